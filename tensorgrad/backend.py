@@ -1,0 +1,162 @@
+"""Arrays and devices. The only module that imports cupy at top level.
+
+The type of an array is its device: `type(a) is numpy.ndarray` is the CPU, anything else is
+CuPy on the GPU that holds it. Nothing here remembers a "current" backend.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.dtypes import Dtype
+from tensorgrad.errors import DeviceError
+
+try:
+    import cupy
+except ImportError:
+    cupy = None
+
+Array = Any  # numpy.ndarray | cupy.ndarray
+Shape = tuple[int, ...]
+
+
+def is_numpy(array: Array) -> bool:
+    """Whether the array lives on the CPU."""
+    return type(array) is np.ndarray
+
+
+def is_array(value: object) -> bool:
+    """Whether the value is a NumPy or CuPy array."""
+    return isinstance(value, np.ndarray) or (cupy is not None and isinstance(value, cupy.ndarray))
+
+
+def namespace(array: Array) -> Any:
+    """Return the module, numpy or cupy, whose functions take this array."""
+    return np if type(array) is np.ndarray else cupy
+
+
+@cache
+def gpu_count() -> int:
+    """Return the number of usable GPUs; 0 without CuPy or without a driver."""
+    if cupy is None:
+        return 0
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0
+
+
+def device_of(array: Array) -> str:
+    """Return "cpu" or "cuda:N"."""
+    return "cpu" if type(array) is np.ndarray else f"cuda:{array.device.id}"
+
+
+def gpu_index(device: str) -> int | None:
+    """Return None for "cpu", N for "cuda:N", the current GPU for "cuda".
+
+    Raises:
+        DeviceError: the name is none of these, or there is no such GPU here.
+    """
+    if device == "cpu":
+        return None
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or (number and not number.isdigit()):
+        raise DeviceError(f"device: got {device!r}, expected 'cpu', 'cuda' or 'cuda:N'")
+    count = gpu_count()
+    if count == 0:
+        missing = "CuPy is not installed" if cupy is None else "no GPU was found"
+        raise DeviceError(f"device: got {device!r}, but {missing}; expected 'cpu'")
+    index = int(number) if number else int(cupy.cuda.Device().id)
+    if index >= count:
+        raise DeviceError(f"device: got {device!r}, expected cuda:0 to cuda:{count - 1}")
+    return index
+
+
+def to_device(array: Array, device: str) -> Array:
+    """Return the array on `device`: itself when it is there already, else a copy."""
+    index = gpu_index(device)
+    if index is None:
+        return array if is_numpy(array) else cupy.asnumpy(array)
+    if not is_numpy(array) and array.device.id == index:
+        return array
+    with cupy.cuda.Device(index):
+        return cupy.asarray(array)
+
+
+def to_numpy(array: Array) -> np.ndarray[Any, Any]:
+    """Return the array on the CPU."""
+    return array if is_numpy(array) else cupy.asnumpy(array)
+
+
+def empty(shape: Shape, dtype: Dtype, like: Array) -> Array:
+    """Return an uninitialised array on the device of `like`."""
+    return namespace(like).empty(shape, dtype)
+
+
+def empty_like(array: Array) -> Array:
+    """Return an uninitialised C-contiguous array of the same shape, dtype and device."""
+    return namespace(array).empty(array.shape, array.dtype)
+
+
+def asarray_like(value: Any, like: Array) -> Array:
+    """Return the value as an array on the device of `like`, dtype kept."""
+    return namespace(like).asarray(value)
+
+
+def contiguous(array: Array) -> Array:
+    """Return the array in C order, itself when it is so already."""
+    return array if array.flags.c_contiguous else namespace(array).ascontiguousarray(array)
+
+
+def threads() -> int:
+    """Return how many threads the NumPy path may use: OMP_NUM_THREADS, else the usable cores."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return int(limit) if limit.isdigit() and int(limit) > 0 else len(os.sched_getaffinity(0))
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Return the worker threads of one process (threads do not survive a fork)."""
+    return ThreadPoolExecutor(threads(), thread_name_prefix="tensorgrad")
+
+
+def parallel_blocks(function: Callable[[slice], None], length: int, block: int) -> None:
+    """Call `function` on slices of at most `block` that cover [0, length), on all cores.
+
+    Blocks that fit the cache keep the temporaries of a NumPy expression out of memory. What
+    `function` writes must depend on its slice alone, so the result is the same for any number
+    of threads.
+    """
+
+    def run(begin: int, end: int) -> None:
+        for start in range(begin, end, block):
+            function(slice(start, min(start + block, end)))
+
+    workers = min(threads(), -(-length // block))
+    if workers <= 1:
+        run(0, length)
+        return
+    per_worker = -(-length // (block * workers)) * block
+    others = [
+        _pool(os.getpid()).submit(run, start, min(start + per_worker, length))
+        for start in range(per_worker, length, per_worker)
+    ]
+    run(0, per_worker)
+    for future in others:
+        future.result()
+
+
+def same_device(op: str, names: Sequence[str], arrays: Sequence[Array]) -> None:
+    """Raise DeviceError unless all arrays live on the device of the first."""
+    first = device_of(arrays[0])
+    for name, array in zip(names[1:], arrays[1:], strict=True):
+        if device_of(array) != first:
+            raise DeviceError(
+                f"{op}: {name} is on {device_of(array)}, expected {first} like {names[0]}"
+            )

@@ -1,0 +1,81 @@
+"""Element types. A dtype is NumPy's own object; bfloat16 comes from ml_dtypes.
+
+Promotion follows NumPy: `result_type` decides, a Python scalar takes the dtype of the array
+beside it. Only creation differs: what has no dtype of its own (`zeros(3)`, `tensor([1.0])`)
+is float32, not float64.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from tensorgrad.errors import DtypeError
+
+Dtype = np.dtype
+DtypeLike = str | type | np.dtype
+
+float64 = np.dtype("float64")
+float32 = np.dtype("float32")
+float16 = np.dtype("float16")
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+int64 = np.dtype("int64")
+int32 = np.dtype("int32")
+int16 = np.dtype("int16")
+int8 = np.dtype("int8")
+uint64 = np.dtype("uint64")
+uint32 = np.dtype("uint32")
+uint16 = np.dtype("uint16")
+uint8 = np.dtype("uint8")
+bool_ = np.dtype("bool")
+
+FLOATS = (float64, float32, float16, bfloat16)
+INTEGERS = (int64, int32, int16, int8, uint64, uint32, uint16, uint8)
+_BY_NAME = {str(dtype): dtype for dtype in (*FLOATS, *INTEGERS, bool_)}
+_C_NAMES = {
+    float64: "double",
+    float32: "float",
+    float16: "__half",
+    bfloat16: "__nv_bfloat16",
+    int64: "long long",
+    int32: "int",
+    int16: "short",
+    int8: "signed char",
+    uint64: "unsigned long long",
+    uint32: "unsigned int",
+    uint16: "unsigned short",
+    uint8: "unsigned char",
+    bool_: "bool",
+}
+
+
+def as_dtype(dtype: DtypeLike) -> Dtype:
+    """Return the dtype that a name ("bfloat16"), a Python type or a NumPy dtype stands for.
+
+    Raises:
+        DtypeError: the library has no such dtype.
+    """
+    if isinstance(dtype, str) and dtype in _BY_NAME:
+        return _BY_NAME[dtype]
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise DtypeError(f"dtype: got {dtype!r}, expected one of {', '.join(_BY_NAME)}") from error
+    if found not in _C_NAMES:
+        raise DtypeError(f"dtype: got {found}, expected one of {', '.join(_BY_NAME)}")
+    return found
+
+
+def is_float(dtype: Dtype) -> bool:
+    """Whether values of this dtype can carry a gradient."""
+    return dtype.kind == "f" or dtype is bfloat16 or dtype == bfloat16
+
+
+def compute_dtype(dtype: Dtype) -> Dtype:
+    """Return the dtype that arithmetic is done in: float32 for 16-bit floats, else `dtype`."""
+    return float32 if dtype.itemsize == 2 and is_float(dtype) else dtype
+
+
+def c_name(dtype: Dtype) -> str:
+    """Return the CUDA C++ type of one element."""
+    return _C_NAMES[dtype]
