@@ -117,7 +117,10 @@ def contiguous(array: Array) -> Array:
 def threads() -> int:
     """Return how many threads the NumPy path may use: OMP_NUM_THREADS, else the usable cores."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    return int(limit) if limit.isdigit() and int(limit) > 0 else len(os.sched_getaffinity(0))
+    if limit.isdigit() and int(limit) > 0:
+        return int(limit)
+    usable = getattr(os, "sched_getaffinity", None)  # Linux alone tells which cores are ours
+    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 @cache
