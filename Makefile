@@ -1,0 +1,65 @@
+# Two commands: `make train` trains a small GPT-2 here, `make test` checks everything.
+# Both install what they need into $(VENV) first; a second run finds it there.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test lint types install clean distclean
+
+VENV ?= .venv
+ARGS ?=
+bin := $(VENV)/bin
+
+# The first interpreter that runs, is new enough and can make environments; PYTHON=... to choose.
+usable := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+python = $(or $(shell for p in $(PYTHON) $(if $(PYTHON),,python3 python3.14 python3.13 python3.12 \
+	python3.11 python); do $$p -c '$(usable)' >/dev/null 2>&1 && command -v $$p && break; done),\
+	$(error No Python 3.11 or later with venv was found ($(or $(PYTHON),tried python3 and \
+	python3.11 to 3.14)); install one (on Debian with python3-venv) or say make PYTHON=/path/to/python))
+
+# The driver says which CUDA it can run; without a GPU this is empty.
+cuda = $(addprefix $(comma)cuda,$(shell nvidia-smi 2>/dev/null | sed -n \
+	's/.*CUDA[A-Za-z ]*Version: *\([0-9]*\).*/\1/p' | awk '$$1 >= 13 { print 13 } $$1 == 12 { print 12 }'))
+comma := ,
+
+help: ## show this list (default)
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@echo 'Options: ARGS="--steps 100" for make train, PYTHON=python3.12, VENV=.venv'
+
+train: extras = plot$(cuda)
+train: install ## train a small GPT-2 with the defaults (ARGS="--help" lists its options)
+	@$(bin)/python examples/train_gpt2.py $(ARGS)
+
+test: lint types ## install everything, then lint, types and all tests
+	@echo 'tests (pytest)'
+	@$(bin)/python -m pytest -q $(ARGS)
+
+lint: install ## check style and format with ruff
+	@echo 'lint (ruff)'
+	@$(bin)/ruff check -q .
+	@$(bin)/ruff format -q --check .
+
+types: install ## check types with mypy --strict
+	@echo 'types (mypy)'
+	@$(bin)/mypy tensorgrad examples tests
+
+# A stamp for each set of extras, older than pyproject.toml when that has changed.
+extras = dev$(cuda)
+install:
+	@$(MAKE) -s $(VENV)/.installed-$(extras)
+
+$(VENV)/.created:
+	@echo 'creating $(VENV) with $(python)'
+	@$(python) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml $(VENV)/.created
+	@echo 'installing tensorgrad[$*] into $(VENV)'
+	@$(bin)/python -m pip install -qq --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+clean: ## remove build products and caches (runs/ stays)
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove $(VENV)
+	rm -rf $(VENV)

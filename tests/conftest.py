@@ -1,0 +1,34 @@
+"""What every test may use: devices, and the reasons for which tests are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tensorgrad import backend
+from tests import ranks
+
+
+def _no_gpu() -> str | None:
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed (pip install tensorgrad[cuda13])"
+    if backend.gpu_count() == 0:
+        return "no GPU was found"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, and say why."""
+    reasons = {"gpu": _no_gpu(), "mpi": ranks.missing()}
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason is not None and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Name each device in turn; the GPU is skipped where there is none."""
+    name: str = request.param
+    return name

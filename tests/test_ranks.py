@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.mpi
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_ranks_run_the_script_with_its_arguments_and_one_thread(tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "hello.py",
+        "import os, sys\n"
+        "from mpi4py import MPI\n"
+        "import tensorgrad\n"
+        "world = MPI.COMM_WORLD\n"
+        "print(f'{world.rank}/{world.size} {sys.argv[1]} {os.environ[\"OMP_NUM_THREADS\"]}')\n",
+    )
+    out = run_ranks(script, 2, ["hello"]).stdout
+    assert sorted(out.splitlines()) == ["0/2 hello 1", "1/2 hello 1"]
+
+
+def test_a_failing_rank_fails_the_test_with_its_output(tmp_path: Path) -> None:
+    script = write(tmp_path / "fails.py", "raise SystemExit('a rank says no')\n")
+    with pytest.raises(AssertionError, match="a rank says no"):
+        run_ranks(script, 2)
+    assert run_ranks(script, 2, check=False).returncode != 0
+
+
+def test_ranks_that_hang_are_all_killed(tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "hangs.py",
+        "import os, pathlib, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(tmp_path)!r}, f'{{os.getpid()}}.pid').touch()\n"
+        "print('still here', flush=True)\n"
+        "time.sleep(60)\n",
+    )
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match=r"did not end in 1\.5 s\n(still here\n){2}"):
+        run_ranks(script, 2, timeout=1.5)
+    assert time.monotonic() - start < 15
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    assert len(pids) == 2
+    states = subprocess.run(
+        ["ps", "-o", "stat=", "-p", ",".join(map(str, pids))], capture_output=True, text=True
+    ).stdout.split()
+    assert all(state.startswith("Z") for state in states)  # not all containers bury their dead
