@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT, Source, examples, imports, library, module_names
+
+# What a part may import: the parts of lower layers, and parts of its own layer in one direction.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "dtypes", "backend"),
+    ("kernels",),
+    ("core",),  # tensor, autograd, ops and what stands beside them
+    ("nn", "optim"),
+    ("models", "data"),
+    ("train", "parallel"),
+    ("tensorgrad",),  # the root, which exports them all
+    ("examples",),
+)
+LAYER_OF = {part: number for number, layer in enumerate(LAYERS) for part in layer}
+
+RUN_TIME = {"numpy", "ml_dtypes", "tqdm", "safetensors", "tokenizers"}
+ONLY_IN = {
+    "mpi4py": {"tensorgrad.parallel.comm"},
+    "cupy.cuda.nccl": {"tensorgrad.parallel.comm"},
+    "cupyx.distributed": set(),
+    "torch": set(),
+    "triton": set(),
+    "transformers": set(),
+    "pickle": set(),  # whoever loads a pickle runs its code
+}
+MOST_LINES = 500
+EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+NAMES = [source.module for source in library()]
+
+
+def part(module: str) -> str:
+    """Name the part of the design that a module belongs to."""
+    if module.startswith("examples"):
+        return "examples"
+    first = module.split(".")[1] if "." in module else "tensorgrad"
+    return first if first in LAYER_OF else "core"
+
+
+def edges() -> Iterator[tuple[str, str, str]]:
+    """Yield (importing part, imported part, place) of every import inside the project."""
+    for source in (*library(), *examples()):
+        for found in imports(source):
+            if found.name.split(".")[0] in {"tensorgrad", "examples"}:
+                yield part(source.module), part(found.name), f"{source}:{found.line}"
+
+
+def of(module: str) -> Source:
+    return next(source for source in library() if source.module == module)
+
+
+def test_the_parts_are_found() -> None:
+    assert {"tensorgrad.backend", "tensorgrad.models", "tensorgrad.parallel"} <= module_names()
+    assert not any(name.startswith("tensorgrad.models.models") for name in module_names())
+    assert any(upper == "tensorgrad" or lower == "errors" for upper, lower, _ in edges())
+
+
+def test_imports_go_down() -> None:
+    wrong = [
+        f"{place}: {upper} imports {lower}"
+        for upper, lower, place in edges()
+        if LAYER_OF[lower] > LAYER_OF[upper]
+    ]
+    assert wrong == []
+
+
+def test_parts_of_one_layer_do_not_import_each_other_both_ways() -> None:
+    beside: dict[tuple[str, str], str] = {}
+    for upper, lower, place in edges():
+        if upper != lower and LAYER_OF[upper] == LAYER_OF[lower]:
+            beside[upper, lower] = place
+    wrong = [
+        f"{place}: {upper} imports {lower} and {lower} imports {upper}"
+        for (upper, lower), place in beside.items()
+        if (lower, upper) in beside
+    ]
+    assert wrong == []
+
+
+def test_imports_are_absolute() -> None:
+    wrong = [
+        f"{source}:{found.line}: {found.name}"
+        for source in (*library(), *examples())
+        for found in imports(source)
+        if found.name.startswith((".", "models", "parallel", "tests"))
+    ]
+    assert wrong == []
+
+
+def test_each_optional_dependency_stays_where_it_belongs() -> None:
+    wrong = [
+        f"{source}:{found.line}: {found.name}"
+        for source in library()
+        for found in imports(source)
+        for package, places in ONLY_IN.items()
+        if f"{found.name}.".startswith(f"{package}.") and source.module not in places
+    ]
+    wrong += [
+        f"{source}:{node.lineno}: .nccl"
+        for source in library()
+        if source.module not in ONLY_IN["cupy.cuda.nccl"]
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and node.attr == "nccl"
+    ]
+    assert wrong == []
+
+
+def test_importing_a_module_needs_only_the_run_time_dependencies() -> None:
+    allowed = RUN_TIME | {"tensorgrad"} | sys.stdlib_module_names
+    wrong = [
+        f"{source}:{found.line}: {found.name}"
+        for source in library()
+        for found in imports(source)
+        if found.at_top
+        and found.name.split(".")[0] not in allowed
+        and (source.module, found.name) != ("tensorgrad.backend", "cupy")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_public_parts_of_a_module_are_documented(module: str) -> None:
+    source = of(module)
+    assert [f"{source}: {name}" for name in _undocumented(source.tree, "module")] == []
+
+
+def _undocumented(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[str]:
+    if ast.get_docstring(node) is None:
+        yield name
+    if isinstance(node, ast.Module | ast.ClassDef):
+        for child in node.body:
+            if (
+                isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and not child.name.startswith("_")
+                and not _is_overload(child)
+            ):
+                yield from _undocumented(child, child.name)
+
+
+def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(isinstance(d, ast.Name) and d.id == "overload" for d in node.decorator_list)
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_library_prints_nothing(module: str) -> None:
+    source = of(module)
+    if any(
+        isinstance(node, ast.Compare) and ast.unparse(node) == "__name__ == '__main__'"
+        for node in ast.walk(source.tree)
+    ):
+        pytest.skip("a command")
+    lines = [
+        f"{source}:{node.lineno}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+    assert lines == []
+
+
+def written_by_hand() -> list[Path]:
+    folders = ("tensorgrad", "models", "parallel", "examples", "tests")
+    return sorted(
+        path
+        for folder in folders
+        for suffix in (".py", ".cu", ".cuh")
+        for path in (ROOT / folder).rglob(f"*{suffix}")
+    )
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    assert len(written_by_hand()) > 10
+    wrong = {
+        str(path.relative_to(ROOT)): lines
+        for path in written_by_hand()
+        if (lines := path.read_text(encoding="utf-8").count("\n")) > MOST_LINES
+    }
+    assert wrong == {}
+
+
+def test_names_of_files_say_what_is_in_them() -> None:
+    assert [str(path) for path in written_by_hand() if path.stem in EMPTY_NAMES] == []

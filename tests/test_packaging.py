@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.source_tree import FOLDERS, ROOT, library, module_names
+
+OPTIONAL = (
+    "cuda",
+    "cupy",
+    "cupyx",
+    "datasets",
+    "matplotlib",
+    "mpi4py",
+    "nvmath",
+    "sacrebleu",
+    "torch",
+    "transformers",
+    "triton",
+)
+NOT_SOURCE = tuple(
+    [
+        ".git",
+        ".venv*",
+        ".*_cache",
+        ".hypothesis",
+        "__pycache__",
+        "*.egg-info",
+        "build",
+        "dist",
+        "runs",
+    ]
+)
+DATA = {"tensorgrad": ("py.typed",), "tensorgrad.kernels": ("*.cu", "*.cuh", "tuned.json")}
+
+
+def python(*args: str, cwd: Path, paths: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with nothing of this checkout on its path but `paths`."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if paths:
+        variables["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=cwd,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def succeed(*args: str, cwd: Path, paths: Sequence[Path] = ()) -> str:
+    result = python(*args, cwd=cwd, paths=paths)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def packages_on_disk() -> set[str]:
+    return {s.module for s in library() if s.path.name == "__init__.py"}
+
+
+def expected_in_wheel() -> set[str]:
+    """Name the files of the package as a wheel holds them."""
+    files = set()
+    for source in library():
+        init = "/__init__" if source.path.name == "__init__.py" else ""
+        files.add(source.module.replace(".", "/") + init + ".py")
+    for package, patterns in DATA.items():
+        folder = package.replace(".", "/")
+        files |= {
+            f"{folder}/{p.name}" for pattern in patterns for p in (ROOT / folder).glob(pattern)
+        }
+    return files
+
+
+def wheel_files(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return [name for name in archive.namelist() if ".dist-info/" not in name]
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the sources, so that builds leave nothing in the checkout and find nothing old."""
+    copy = tmp_path_factory.mktemp("source") / "tensorgrad"
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_SOURCE))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def without_links(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the sources as an archive without symbolic links unpacks: small text files instead."""
+    copy = tmp_path_factory.mktemp("archive") / "tensorgrad"
+    shutil.copytree(checkout, copy, symlinks=True)
+    for name in ("models", "parallel"):
+        link = copy / "tensorgrad" / name
+        link.unlink(missing_ok=True)
+        link.write_text(f"../{name}")
+    return copy
+
+
+def build_wheel(source: Path, target: Path) -> Path:
+    succeed(
+        *("-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"),
+        *("-w", str(target), str(source)),
+        cwd=target,
+    )
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("sdist")
+    succeed(
+        *("-m", "build", "-q", "--sdist", "--no-isolation", "-o", str(target), str(checkout)),
+        cwd=target,
+    )
+    (archive,) = target.glob("*.tar.gz")
+    return archive
+
+
+def test_the_package_list_matches_the_disk() -> None:
+    assert set(project()["tool"]["setuptools"]["packages"]) == packages_on_disk()
+    homeless = {
+        str(source)
+        for source in library()
+        if source.path.name != "__init__.py"
+        and source.module.rpartition(".")[0] not in packages_on_disk()
+    }
+    assert homeless == set(), "folders without __init__.py"
+
+
+def test_the_folders_of_the_root_are_mapped() -> None:
+    mapped = {package: folder for package, folder in FOLDERS.items() if package != folder}
+    assert project()["tool"]["setuptools"]["package-dir"] == mapped
+    for package, folder in mapped.items():
+        link = ROOT / package.replace(".", "/")
+        if link.is_symlink():
+            assert os.readlink(link) == f"../{folder}"
+
+
+def test_a_wheel_holds_each_file_once_and_nothing_else(wheel: Path) -> None:
+    files = wheel_files(wheel)
+    assert len(files) == len(set(files))
+    assert set(files) == expected_in_wheel()
+
+
+def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(name).decode()
+        assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
+    always = [
+        line.split()[1].split(">")[0]
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist:") and "extra ==" not in line
+    ]
+    assert sorted(always) == ["ml-dtypes", "numpy", "safetensors", "tokenizers", "tqdm"]
+    for extra in ("cuda13", "cuda12", "mpi", "text", "plot", "dev"):
+        assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_an_sdist_holds_everything_and_builds_the_same_wheel(
+    sdist: Path, wheel: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    wanted = {
+        str(path.relative_to(ROOT))
+        for folder in (".ci", "docs", "examples", "models", "parallel", "tensorgrad", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    wanted = {
+        name
+        for name in wanted
+        if not name.startswith(("tensorgrad/models/", "tensorgrad/parallel/"))
+    }
+    wanted |= {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "Makefile",
+    }
+    assert wanted - files == set()
+    assert not any(name.startswith(("tensorgrad/models/", "runs/")) for name in files)
+    target = tmp_path / "wheel"
+    target.mkdir()
+    assert set(wheel_files(build_wheel(unpacked, target))) == set(wheel_files(wheel))
+    succeed("-c", "import tensorgrad.models, tensorgrad.parallel", cwd=unpacked, paths=[unpacked])
+
+
+def test_an_archive_without_links_builds_the_same_wheel(
+    without_links: Path, wheel: Path, tmp_path: Path
+) -> None:
+    assert set(wheel_files(build_wheel(without_links, tmp_path))) == set(wheel_files(wheel))
+
+
+@pytest.mark.parametrize("kind", ["checkout", "without_links"])
+def test_it_works_uninstalled_with_the_root_on_the_path(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    root: Path = request.getfixturevalue(kind)
+    script = "import tensorgrad.models, tensorgrad.parallel; print(tensorgrad.models.__file__)"
+    found = Path(succeed("-S", "-c", script, cwd=tmp_path, paths=[root, *site_packages()]).strip())
+    assert found.resolve() == root / "models/__init__.py"
+
+
+@pytest.mark.parametrize("kind", ["checkout", "without_links"])
+@pytest.mark.parametrize("editable", [False, True], ids=["copied", "editable"])
+def test_pip_installs_it(
+    kind: str, editable: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    root: Path = request.getfixturevalue(kind)
+    how = ["-e"] if editable else []
+    succeed(
+        *("-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--no-index"),
+        *("--ignore-installed", "--no-warn-script-location", "--prefix", str(tmp_path)),
+        *(*how, str(root)),
+        cwd=tmp_path,
+    )
+    (installed,) = tmp_path.rglob("site-packages")
+    script = (
+        "import site, sys, json; site.addsitedir(sys.argv[1]);"
+        "import tensorgrad.models, tensorgrad.parallel;"
+        "print(json.dumps([tensorgrad.__file__, tensorgrad.models.__file__]))"
+    )
+    found = json.loads(
+        succeed("-S", "-c", script, str(installed), cwd=tmp_path, paths=site_packages())
+    )
+    places = [Path(file).resolve() for file in found]
+    if editable:
+        assert places == [root / "tensorgrad/__init__.py", root / "models/__init__.py"]
+    else:
+        package = installed / "tensorgrad"
+        assert places == [package / "__init__.py", package / "models/__init__.py"]
+        assert not (installed / "models").exists()
+
+
+def site_packages() -> list[Path]:
+    """Return the folders of the run-time dependencies."""
+    return [Path(np.__file__).parent.parent]
+
+
+@pytest.mark.parametrize("name", ["models", "parallel"])
+def test_a_bare_import_says_what_to_import(name: str) -> None:
+    result = python("-c", f"import {name}", cwd=ROOT)
+    assert result.returncode == 1
+    assert "ImportError" in result.stderr.splitlines()[-1]
+    assert f"from tensorgrad import {name}" in result.stderr.splitlines()[-1]
+
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+BLOCKED = set(sys.argv[1].split())
+sys.meta_path.insert(0, Block())
+"""
+
+
+def test_every_module_imports_without_the_optional_dependencies(tmp_path: Path) -> None:
+    names = sorted(name for name in module_names() if not name.endswith("__main__"))
+    script = BLOCK + "import importlib\nfor name in sys.argv[2:]: importlib.import_module(name)\n"
+    succeed("-W", "error", "-c", script, " ".join(OPTIONAL), *names, cwd=tmp_path, paths=[ROOT])
+
+
+def test_importing_the_library_loads_no_optional_dependency(tmp_path: Path) -> None:
+    script = "import json, sys, tensorgrad; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(json.loads(succeed("-c", script, cwd=tmp_path, paths=[ROOT])))
+    assert loaded & (set(OPTIONAL) - {"cupy", "cupyx", "cuda"}) == set()  # backend takes CuPy
+
+
+def test_the_blocker_blocks(tmp_path: Path) -> None:
+    assert importlib.util.find_spec("matplotlib") is not None
+    result = python("-c", BLOCK + "import matplotlib\n", "matplotlib", cwd=tmp_path)
+    assert "No module named 'matplotlib'" in result.stderr
