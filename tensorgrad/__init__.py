@@ -1,9 +1,9 @@
-"""NumPy-style arrays with automatic differentiation, on the CPU and on NVIDIA GPUs."""
+"""A NumPy-style array library with automatic differentiation, on NumPy and CuPy."""
 
-from __future__ import annotations
+from tensorgrad import ops
+from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.ops import *
+from tensorgrad.tensor import Tensor
 
-from pathlib import Path
-
-if not Path(__file__).with_name("models").is_dir():
-    # A checkout or archive without symbolic links: the folders of the root hold these packages.
-    __path__.append(str(Path(__file__).parent.parent))
+__all__ = ["Tensor", "grad", "no_grad", "on_grad_ready", "value_and_grad"]
+__all__ += ops.__all__

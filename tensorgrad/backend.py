@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.dtypes import Dtype
+from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.errors import DeviceError
 
 try:
-    import cupy
+    import cupy as cupy
 except ImportError:
     cupy = None
 
@@ -107,6 +107,46 @@ def empty_like(array: Array) -> Array:
 def asarray_like(value: Any, like: Array) -> Array:
     """Return the value as an array on the device of `like`, dtype kept."""
     return namespace(like).asarray(value)
+
+
+def byte_bounds(array: Array) -> tuple[int, int]:
+    """Return the addresses of the first byte of the array and of the one past its last."""
+    if is_numpy(array):
+        return np.lib.array_utils.byte_bounds(array)
+    first = last = int(array.data.ptr)
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            first += (length - 1) * stride
+        else:
+            last += (length - 1) * stride
+    return first, last + int(array.itemsize)
+
+
+def add_into(total: Array, array: Array) -> None:
+    """Add an array to another in place; 16-bit types add in float32 and round once."""
+    if is_numpy(total):
+        np.add(total, array, out=total, casting="unsafe")
+    else:
+        _add_into_kernel(c_name(compute_dtype(total.dtype)))(array, total)
+
+
+@cache
+def _add_into_kernel(compute: str) -> Any:
+    return cupy.ElementwiseKernel(
+        "X x", "Y y", f"y = Y({compute}(y) + {compute}(x))", f"add_into_{compute}"
+    )
+
+
+def sum_to_shape(dy: Array, shape: Shape) -> Array:
+    """Return the gradient of broadcasting `shape` to the shape of dy: the sum over what it added.
+
+    16-bit types are summed in float32 and stay float32.
+    """
+    extra = dy.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, n in enumerate(shape) if n == 1 and dy.shape[i + extra] != 1
+    )
+    return dy.sum(axes, dtype=compute_dtype(dy.dtype), keepdims=True).reshape(shape)
 
 
 def contiguous(array: Array) -> Array:

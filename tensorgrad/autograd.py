@@ -1,0 +1,385 @@
+"""Automatic differentiation: what an op records, and the walk back over the record.
+
+An op computes an array and calls `record`. When an input needs a gradient, the result gets a
+`Node`: the op's backward function, the arrays it saved, and one edge per input. An edge is the
+input's own node, the input itself where it is a leaf, or None where no gradient is wanted. So
+the graph holds what backward needs and nothing else: an intermediate array that no op saved is
+freed as soon as the user lets go of it.
+
+`_walk` counts how often each node is used, then visits a node once all its users have been
+visited. It never recurses, adds contributions in an order that depends on the graph alone, and
+drops saved arrays as it passes. Gradients on the way are read-only: they may be shared.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tensorgrad.backend import (
+    Array,
+    Shape,
+    add_into,
+    byte_bounds,
+    is_array,
+    namespace,
+    sum_to_shape,
+)
+from tensorgrad.dtypes import Dtype
+from tensorgrad.errors import GradError, ShapeError
+from tensorgrad.tensor import Tensor
+
+Backward = Callable[[Array, tuple[Any, ...], tuple[bool, ...]], "Sequence[Array | None]"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Mode(threading.local):
+    """What holds for the current thread."""
+
+    grad_enabled = True
+    inside_grad = False
+
+
+mode = _Mode()
+_NDARRAY = np.ndarray
+
+
+class Node:
+    """One recorded op. `saved` is None once a walk has passed and freed it."""
+
+    __slots__ = ("backward", "dtype", "edges", "name", "saved", "shape", "tick")
+
+    def __init__(
+        self,
+        name: str,
+        edges: tuple[Node | Tensor | None, ...],
+        backward: Backward,
+        saved: tuple[Any, ...] | None,
+        data: Array,
+    ) -> None:
+        self.name = name
+        self.edges = edges
+        self.backward = backward
+        self.saved = saved
+        self.dtype: Dtype = data.dtype
+        self.shape: Shape = data.shape
+        self.tick = _assigned.tick
+
+
+Edge = Node | Tensor
+
+
+def record(
+    name: str,
+    data: Array,
+    inputs: Sequence[Tensor],
+    backward: Backward,
+    saved: tuple[Any, ...],
+) -> Tensor:
+    """Wrap `data`; remember how to differentiate it when any input needs a gradient.
+
+    Args:
+        name: the op, for error messages.
+        data: the result.
+        inputs: the tensors that it depends on.
+        backward: `backward(dy, saved, needs)` returns one gradient (or None) per input. `dy` has
+            the shape and dtype of `data` and must not be modified. Where the op broadcast an
+            input, the gradient may come in the broadcast shape: the walk sums it down. Where it
+            has another float dtype than the input, the walk casts it.
+        saved: what backward needs, most of all arrays; freed as the walk passes.
+    """
+    if type(data) is not _NDARRAY and isinstance(data, np.generic):
+        data = np.asarray(data)  # NumPy turns 0-d results into scalars
+    if mode.grad_enabled:
+        for tensor in inputs:
+            if tensor.requires_grad:
+                edges = tuple([(t.node or t) if t.requires_grad else None for t in inputs])
+                return Tensor(data, True, Node(name, edges, backward, saved, data))
+    return Tensor(data)
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Record nothing inside the `with` block, in this thread."""
+    before = mode.grad_enabled
+    mode.grad_enabled = False
+    try:
+        yield
+    finally:
+        mode.grad_enabled = before
+
+
+def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
+    """Add d(root)/d(leaf), weighted by `dy`, to the `grad` of every leaf that wants one.
+
+    A leaf whose `grad` is an array already gets the sum in place, in that array's dtype; so a
+    gradient buffer cut into views collects all gradients. Otherwise `grad` becomes a new array.
+
+    Args:
+        root: any shape; with more than one element `dy` must be given.
+        dy: the shape of `root`; default 1.
+        retain_graph: keep the saved arrays, so that backward can run again.
+
+    Raises:
+        GradError: nothing to differentiate, the graph was freed, or an array it saved was
+            assigned to since.
+        ShapeError: `dy` has another shape than `root`.
+    """
+    _walk(root, _seed("backward", root, dy), _deliver, retain_graph)
+
+
+def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], None]:
+    """Call `hook(leaf)` in each backward as soon as the leaf's gradient is complete.
+
+    Returns:
+        A function that removes the hook.
+
+    Raises:
+        GradError: `leaf` is the result of an op or wants no gradient.
+    """
+    if leaf.node is not None or not leaf.requires_grad:
+        raise GradError("on_grad_ready: got a tensor that is no leaf, expected one that holds grad")
+    leaf.hooks = [*(leaf.hooks or []), hook]
+
+    def remove() -> None:
+        leaf.hooks = [other for other in leaf.hooks or [] if other is not hook] or None
+
+    return remove
+
+
+def value_and_grad(
+    f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0
+) -> Callable[..., tuple[Tensor, Any]]:
+    """Return a function that computes f and its gradient for the arguments in `argnums`.
+
+    Gradients come back as tensors and no `.grad` is touched: `f` is treated as a function of
+    those arguments alone. A gradient is zero where f does not depend on the argument.
+
+    Raises:
+        GradError: f returns no scalar, or gradients are nested (second derivatives).
+    """
+    wanted = (argnums,) if isinstance(argnums, int) else argnums
+
+    @wraps(f)
+    def with_grad(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        if mode.inside_grad:
+            raise GradError("grad: got a nested call, expected one level: second derivatives "
+                            "are not supported")  # fmt: skip
+        leaves = {i: Tensor(args[i].data, requires_grad=True) for i in wanted}
+        mode.inside_grad, before = True, mode.grad_enabled
+        mode.grad_enabled = True
+        try:
+            y = f(*[leaves.get(i, arg) for i, arg in enumerate(args)], **kwargs)
+        finally:
+            mode.inside_grad, mode.grad_enabled = False, before
+        if not isinstance(y, Tensor) or y.data.size != 1:
+            got = y.shape if isinstance(y, Tensor) else type(y).__name__
+            raise GradError(
+                f"grad: {getattr(f, '__name__', 'f')} returned {got}, expected a scalar"
+            )
+        found = gradients(y, _seed("grad", y, None), list(leaves.values()))
+        zeros = [namespace(t.data).zeros_like(t.data) for t in leaves.values()]
+        grads = tuple(Tensor(z if g is None else g) for g, z in zip(found, zeros, strict=True))
+        return y.detach(), grads[0] if isinstance(argnums, int) else grads
+
+    return with_grad
+
+
+def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+    """Return the function that computes the gradient of f; see `value_and_grad`."""
+    both = value_and_grad(f, argnums)
+
+    @wraps(f)
+    def only_grad(*args: Any, **kwargs: Any) -> Any:
+        return both(*args, **kwargs)[1]
+
+    return only_grad
+
+
+def gradients(root: Tensor, dy: Array, leaves: Sequence[Tensor]) -> list[Array | None]:
+    """Return d(root)/d(leaf) for each of `leaves` without touching any `grad`."""
+    found: dict[Tensor, Array] = {}
+
+    def keep(leaf: Tensor, dx: Array | None) -> None:
+        if dx is not None:
+            found[leaf] = dx
+
+    if root.requires_grad:
+        _walk(root, dy, keep, retain_graph=False)
+    return [_cast(found[t], t.data.dtype) if t in found else None for t in leaves]
+
+
+def leaves_of(root: Tensor) -> list[Tensor]:
+    """Return the leaves that want a gradient of `root`, in a fixed order."""
+    uses = _count_uses(root.node or root) if root.requires_grad else {}
+    return [edge for edge in uses if isinstance(edge, Tensor)]
+
+
+def _seed(op: str, root: Tensor, dy: Any) -> Array:
+    """Return the gradient to start with, checked."""
+    if not root.requires_grad:
+        raise GradError(f"{op}: the tensor does not depend on anything that requires a gradient")
+    if dy is None:
+        if root.data.size != 1:
+            raise GradError(f"{op}: dy is missing; only a scalar starts at 1, got {root.shape}")
+        return namespace(root.data).ones_like(root.data)
+    dy = dy.data if isinstance(dy, Tensor) else namespace(root.data).asarray(dy)
+    if dy.shape != root.data.shape:
+        raise ShapeError(f"{op}: dy has shape {dy.shape}, expected {root.data.shape}")
+    return _cast(dy, root.data.dtype)
+
+
+def _walk(
+    root: Tensor,
+    dy: Array,
+    deliver: Callable[[Tensor, Array | None], None],
+    retain_graph: bool,
+) -> None:
+    """Visit every node after all its users; hand each leaf its complete gradient."""
+    start: Edge = root.node or root
+    waiting = _count_uses(start)
+    grads: dict[Edge, Array] = {start: dy}
+    ready = [start]
+    found: Sequence[Array | None]
+    dx: Array | None
+    del dy
+    while ready:
+        found = dx = ()  # drop what the last node left, so that memory falls as the walk goes on
+        edge = ready.pop()
+        grad = grads.pop(edge, None)
+        if type(edge) is not Node:
+            deliver(edge, grad)  # type: ignore[arg-type]  # an edge is a Node or a leaf Tensor
+            continue
+        node, edges = edge, edge.edges
+        found = (None,) * len(edges) if grad is None else _call_backward(node, grad)
+        if not retain_graph:
+            node.saved, node.edges = None, ()
+        for target, dx in zip(edges, found, strict=True):
+            if target is None:
+                continue
+            if dx is not None:
+                if dx.dtype is not target.dtype or dx.shape != target.shape or dx.ndim == 0:
+                    dx = _fit(dx, target)
+                other = grads.get(target)
+                grads[target] = dx if other is None else other + dx
+            waiting[target] -= 1
+            if not waiting[target]:
+                ready.append(target)
+
+
+def _fit(dx: Array, target: Edge) -> Array:
+    """Return a gradient in the shape of its input and, but for leaves, in its dtype.
+
+    A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too.
+    """
+    if isinstance(dx, np.generic):
+        dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
+    if dx.shape != target.shape:
+        dx = sum_to_shape(dx, target.shape)
+    return _cast(dx, target.dtype) if type(target) is Node else dx
+
+
+def _count_uses(start: Edge) -> dict[Edge, int]:
+    """Return how many recorded ops use each node and leaf below `start`."""
+    uses: dict[Edge, int] = {start: 0}
+    stack = [start]
+    while stack:
+        edge = stack.pop()
+        if type(edge) is Node:
+            for target in edge.edges:
+                if target is None:
+                    continue
+                if target in uses:
+                    uses[target] += 1
+                else:
+                    uses[target] = 1
+                    stack.append(target)
+    return uses
+
+
+def _call_backward(node: Node, dy: Array) -> Sequence[Array | None]:
+    """Run one node's backward on what it saved."""
+    if node.saved is None:
+        raise GradError(
+            f"backward: the graph of {node.name} was freed by an earlier backward; "
+            "pass retain_graph=True to that one"
+        )
+    if node.tick != _assigned.tick:
+        _assigned.check(node)
+    return node.backward(dy, node.saved, tuple([e is not None for e in node.edges]))
+
+
+def _deliver(leaf: Tensor, dx: Array | None) -> None:
+    """Add a complete gradient to the leaf and tell those who wait for it."""
+    if dx is not None:
+        if leaf.grad is None:
+            leaf.grad = dx.astype(leaf.data.dtype)  # a copy: dx may be shared
+        else:
+            add_into(leaf.grad, dx)
+    for hook in leaf.hooks or ():
+        hook(leaf)
+
+
+def _cast(array: Array, dtype: Dtype) -> Array:
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+class _Assignments:
+    """Which memory was assigned to, and when; so that backward never uses overwritten arrays.
+
+    `tick` counts assignments. A node remembers the tick it was recorded at; only when the count
+    has moved since does the walk compare the node's saved arrays with what was assigned.
+    """
+
+    def __init__(self) -> None:
+        self.tick = 0
+        self.log: list[tuple[int, tuple[int, int], weakref.ref[Any]]] = []
+
+    def note(self, array: Array) -> None:
+        """Remember that the elements of `array` changed."""
+        owner = array
+        while getattr(owner, "base", None) is not None and is_array(owner.base):
+            owner = owner.base
+        self.tick += 1
+        self.log = [entry for entry in self.log if entry[2]() is not None]
+        self.log.append((self.tick, byte_bounds(array), weakref.ref(owner)))
+
+    def check(self, node: Node) -> None:
+        """Raise GradError when an array that the node saved was assigned to since."""
+        recent = [
+            bounds for tick, bounds, owner in self.log if tick > node.tick and owner() is not None
+        ]
+        for saved in node.saved or ():
+            if is_array(saved) and saved.size:
+                begin, end = byte_bounds(saved)
+                if any(low < end and begin < high for low, high in recent):
+                    raise GradError(
+                        f"backward: {node.name} needs an array of shape {saved.shape} that was "
+                        "assigned to after the op ran; assign to a copy instead"
+                    )
+
+
+_assigned = _Assignments()
+
+
+def assign(tensor: Tensor, key: Any, value: Any) -> None:
+    """Carry out `tensor[key] = value`.
+
+    Raises:
+        GradError: the tensor is part of a graph (and gradients are enabled).
+    """
+    if tensor.requires_grad and mode.grad_enabled:
+        kind = "is the result of an op" if tensor.node is not None else "requires a gradient"
+        raise GradError(
+            f"assignment: the tensor of shape {tensor.shape} {kind}; assign to a copy, "
+            "use where(), or assign under no_grad()"
+        )
+    tensor.data[key] = value
+    if tensor.data.size:
+        _assigned.note(tensor.data)

@@ -1,0 +1,1 @@
+"""CUDA sources and what compiles and loads them."""

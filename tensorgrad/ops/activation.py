@@ -1,0 +1,80 @@
+"""Activation functions, as rows of the elementwise table (see `row.py`).
+
+Backward recomputes from x rather than keep a second array. Tests: tests/ops/test_activation.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.row import Row
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "gelu",
+    "relu",
+    "sigmoid",
+    "silu",
+    "softplus",
+]
+
+RELU = Row("relu", "x", "maximum(x, 0)", "where(y > 0, dy, 0)")
+
+
+def relu(x: Any) -> Tensor:
+    """Return max(x, 0); the gradient at 0 is 0."""
+    return RELU(x)
+
+
+SIGMOID = Row("sigmoid", "x", "sigmoid(x)", "dy * y * (1 - y)")
+
+
+def sigmoid(x: Any) -> Tensor:
+    """Return 1 / (1 + exp(-x))."""
+    return SIGMOID(x)
+
+
+SILU = Row("silu", "x", "x * sigmoid(x)", "dy * sigmoid(x) * (1 + x - x * sigmoid(x))")
+
+
+def silu(x: Any) -> Tensor:
+    """Return x * sigmoid(x).
+
+    Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2 (there called SiL).
+    """
+    return SILU(x)
+
+
+SOFTPLUS = Row("softplus", "x", "softplus(x)", "dy * sigmoid(x)")
+
+
+def softplus(x: Any) -> Tensor:
+    """Return log(1 + exp(x))."""
+    return SOFTPLUS(x)
+
+
+GELU_TANH = Row("gelu", "x", "gelu_tanh(x)", "dy * gelu_tanh_slope(x)")
+GELU_ERF = Row(
+    "gelu",
+    "x",
+    "0.5 * x * (1 + erf(x * 0.7071067811865476))",
+    "dy * (0.5 + 0.5 * erf(x * 0.7071067811865476) + 0.3989422804014327 * x * exp(-0.5 * x * x))",
+)
+
+
+def gelu(x: Any, approximate: str = "tanh") -> Tensor:
+    """Return x times the normal distribution's probability of being below x.
+
+    "tanh": x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), as in GPT-2.
+    "none": x/2 * (1 + erf(x / sqrt(2))), exact.
+
+    Raises:
+        ArgumentError: another name for `approximate`.
+    Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2.
+    """
+    if approximate == "tanh":
+        return GELU_TANH(x)
+    if approximate == "none":
+        return GELU_ERF(x)
+    raise ArgumentError(f"gelu: approximate is {approximate!r}, expected 'tanh' or 'none'")

@@ -1,0 +1,55 @@
+"""Activation functions against NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, ops
+from tensorgrad.errors import ArgumentError
+from tests.opcheck import Case, check
+
+SHAPES: list[tuple[int, ...]] = [(), (7,), (33, 31), (129, 257)]
+erf = np.vectorize(math.erf, otypes=[float])
+FUNCTIONS = [
+    (ops.relu, lambda x: np.maximum(x, 0)),
+    (ops.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    (ops.silu, lambda x: x / (1 + np.exp(-x))),
+    (ops.softplus, lambda x: np.log1p(np.exp(x))),
+    (ops.gelu, lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+]
+CASES = [
+    *(Case(f, [s], ref) for f, ref in FUNCTIONS for s in SHAPES),
+    Case(
+        lambda x: ops.gelu(x, approximate="none"),
+        [(33, 31)],
+        lambda x: x / 2 * (1 + erf(x / math.sqrt(2))),
+        name="gelu-none",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+def test_no_overflow_far_from_zero() -> None:
+    x = Tensor(np.array([-1e4, -100.0, 100.0, 1e4], "float32"), requires_grad=True)
+    for f, expected in (
+        (ops.sigmoid, [0, math.exp(-100), 1, 1]),
+        (ops.softplus, [0, math.exp(-100), 100, 1e4]),
+        (ops.gelu, [0, 0, 100, 1e4]),
+        (ops.silu, [0, -100 * math.exp(-100), 100, 1e4]),
+    ):
+        y = f(x)
+        np.testing.assert_allclose(y.numpy(), expected, rtol=1e-5, atol=1e-35)
+        y.backward(np.ones(4, "float32"))
+    assert np.isfinite(x.grad).all()  # type: ignore[arg-type]
+
+
+def test_gelu_names_its_argument() -> None:
+    with pytest.raises(ArgumentError, match="gelu: approximate is 'fast', expected 'tanh' or"):
+        ops.gelu(Tensor(np.ones(2)), approximate="fast")

@@ -1,0 +1,172 @@
+"""Map and zip against NumPy."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad
+from tensorgrad import Tensor, ops
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tests.opcheck import Case, check
+
+ANY = (-3.0, 3.0)
+POSITIVE = (0.3, 3.0)
+SHAPES: list[tuple[int, ...]] = [(), (1,), (3, 5), (33, 31), (0, 4)]
+MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
+    (ops.negative, np.negative, ANY, True),
+    (ops.abs, np.abs, POSITIVE, True),
+    (ops.sign, np.sign, ANY, False),
+    (ops.exp, np.exp, ANY, True),
+    (ops.expm1, np.expm1, ANY, True),
+    (ops.log, np.log, POSITIVE, True),
+    (ops.log1p, np.log1p, POSITIVE, True),
+    (ops.sqrt, np.sqrt, POSITIVE, True),
+    (ops.rsqrt, lambda x: 1 / np.sqrt(x), POSITIVE, True),
+    (ops.reciprocal, lambda x: 1 / x, POSITIVE, True),
+    (ops.square, np.square, ANY, True),
+    (ops.sin, np.sin, ANY, True),
+    (ops.cos, np.cos, ANY, True),
+    (ops.tanh, np.tanh, ANY, True),
+    (ops.erf, np.vectorize(math.erf, otypes=[float]), ANY, True),
+    (ops.floor, np.floor, ANY, False),
+    (ops.ceil, np.ceil, ANY, False),
+    (ops.round, np.rint, ANY, False),
+    (ops.isnan, np.isnan, ANY, False),
+    (ops.isinf, np.isinf, ANY, False),
+    (ops.isfinite, np.isfinite, ANY, False),
+    (ops.logical_not, np.logical_not, ANY, False),
+]
+ZIPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
+    (ops.add, np.add, ANY, True),
+    (ops.subtract, np.subtract, ANY, True),
+    (ops.multiply, np.multiply, ANY, True),
+    (ops.divide, np.divide, POSITIVE, True),
+    (ops.power, np.power, POSITIVE, True),
+    (ops.maximum, np.maximum, ANY, True),
+    (ops.minimum, np.minimum, ANY, True),
+    (ops.equal, np.equal, ANY, False),
+    (ops.not_equal, np.not_equal, ANY, False),
+    (ops.less, np.less, ANY, False),
+    (ops.less_equal, np.less_equal, ANY, False),
+    (ops.greater, np.greater, ANY, False),
+    (ops.greater_equal, np.greater_equal, ANY, False),
+    (ops.logical_and, np.logical_and, ANY, False),
+    (ops.logical_or, np.logical_or, ANY, False),
+    (ops.logical_xor, np.logical_xor, ANY, False),
+]
+PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((3, 5), (3, 5)),
+    ((3, 5), (5,)),
+    ((3, 1), (1, 5)),
+    ((), (2, 3)),
+    ((2, 0), (2, 1)),
+]
+CASES = [
+    *(Case(f, [s], ref, domain, gradient=g) for f, ref, domain, g in MAPS for s in SHAPES),
+    *(Case(f, [*p], ref, domain, gradient=g) for f, ref, domain, g in ZIPS for p in PAIRS),
+    Case(ops.where, [np.arange(15).reshape(3, 5) % 2 == 0, (3, 5), (5,)], np.where),
+    Case(ops.where, [np.array([True, False]), (1, 2), (3, 1)], np.where),
+    Case(ops.clip, [(4, 7), (7,), (4, 1)], lambda x, a, b: np.clip(x, a, b)),
+    Case(lambda x: ops.clip(x, -0.5, 0.5), [(4, 7)], lambda x: np.clip(x, -0.5, 0.5), name="clip"),
+    Case(lambda x: ops.clip(x, low=0.1), [(4, 7)], lambda x: np.maximum(x, 0.1), name="clip"),
+    Case(lambda x: ops.clip(x, high=0.1), [(4, 7)], lambda x: np.minimum(x, 0.1), name="clip"),
+    Case(lambda x: ops.power(x, 3), [(4, 7)], lambda x: x**3, name="power"),
+    Case(lambda x: ops.power(2.0, x), [(4, 7)], lambda x: 2.0**x, name="power"),
+    Case(ops.add, [(257, 129), (257, 129)], np.add, name="add-large"),
+    Case(ops.exp, [(65, 1023)], np.exp, name="exp-large"),
+]
+BINARY_OPERATORS = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow,
+    operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("op", BINARY_OPERATORS)
+@pytest.mark.parametrize("other", [2, 1.5, np.float32(3), np.arange(1.0, 7).reshape(2, 3)])
+def test_operators_follow_numpy_on_both_sides(op: Any, other: Any) -> None:
+    x = np.linspace(0.5, 2, 6, dtype="float32").reshape(2, 3)
+    for got, expected in (
+        (op(Tensor(x), other), op(x, other)),
+        (op(other, Tensor(x)), op(other, x)),
+    ):
+        assert isinstance(got, Tensor)
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got.numpy(), expected, rtol=2e-7)
+
+
+@pytest.mark.parametrize("a", ["float64", "float32", "float16", "int64", "int8", "uint8", "bool"])
+@pytest.mark.parametrize("b", ["float64", "float32", "float16", "int64", "int8", "uint8", "bool"])
+def test_promotion_is_numpys(a: str, b: str) -> None:
+    x, y = np.ones(3, a), np.ones(3, b)
+    for ours, numpys in ((ops.add, np.add), (ops.multiply, np.multiply), (ops.divide, np.divide)):
+        assert ours(Tensor(x), Tensor(y)).dtype == numpys(x, y).dtype
+    assert ops.add(Tensor(x), 1).dtype == np.add(x, 1).dtype
+    assert ops.multiply(Tensor(x), 0.5).dtype == np.multiply(x, 0.5).dtype
+
+
+def test_bfloat16_promotion() -> None:
+    x = Tensor(np.ones(3, tensorgrad.dtypes.bfloat16))
+    assert (x + x).dtype == tensorgrad.dtypes.bfloat16
+    assert (x * 2.5).dtype == tensorgrad.dtypes.bfloat16
+    assert (x + Tensor(np.ones(3, "float32"))).dtype == np.float32
+    assert ops.exp(x).dtype == tensorgrad.dtypes.bfloat16
+    assert (x > 0).dtype == np.bool_
+
+
+def test_sixteen_bits_round_once() -> None:
+    x = np.float16([0.1, 1.3, -2.7])
+    wide = ops.gelu(Tensor(x.astype("float32"))).numpy()
+    np.testing.assert_array_equal(ops.gelu(Tensor(x)).numpy(), wide.astype("float16"))
+
+
+def test_special_values() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
+    assert ops.isnan(Tensor(x)).tolist() == [True, False, False, False, False]
+    assert ops.isinf(Tensor(x)).tolist() == [False, True, True, False, False]
+    assert ops.isfinite(Tensor(x)).tolist() == [False, False, False, True, True]
+    np.testing.assert_array_equal(ops.maximum(Tensor(x), 1.0).numpy(), np.maximum(x, 1.0))
+    np.testing.assert_array_equal(ops.erf(Tensor(x)).numpy(), [np.nan, 1, -1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("op", "a", "b", "expected"),
+    [
+        (ops.maximum, 2.0, 2.0, (0.5, 0.5)),
+        (ops.minimum, 2.0, 2.0, (0.5, 0.5)),
+        (ops.power, 0.0, 2.0, (0.0, 0.0)),
+        (ops.power, 0.0, 0.0, (0.0, 0.0)),
+        (ops.power, -2.0, 3.0, (12.0, 0.0)),
+    ],
+)
+def test_gradients_at_corners(op: Any, a: float, b: float, expected: tuple[float, float]) -> None:
+    x, y = Tensor(np.array(a), True), Tensor(np.array(b), True)
+    op(x, y).backward()
+    assert (float(x.grad), float(y.grad)) == expected  # type: ignore[arg-type]
+
+
+def test_gradient_at_kinks() -> None:
+    x = Tensor(np.array([-1.0, 0.0, 1.0, 2.0]), True)
+    (ops.abs(x) + ops.clip(x, -1, 1)).sum().backward()
+    np.testing.assert_array_equal(x.grad, [-1 + 1, 0 + 1, 1 + 1, 1 + 0])
+
+
+def test_inputs_that_do_not_fit() -> None:
+    x, y = Tensor(np.ones((2, 3))), Tensor(np.ones((4,)))
+    with pytest.raises(ShapeError, match=r"add: a has shape \(2, 3\), b has shape \(4,\)"):
+        x + y
+    with pytest.raises(DtypeError, match="add: got a str, expected a tensor, array or number"):
+        x + "one"
+    with pytest.raises(DtypeError, match="negative: x has dtype bool"):
+        ops.negative(Tensor(np.array([True])))
+    with pytest.raises(ArgumentError, match="clip: low and high are None"):
+        ops.clip(x)
