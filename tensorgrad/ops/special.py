@@ -18,7 +18,7 @@ _ERF_TAYLOR = [
     2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1))
     for n in range(17, -1, -1)
 ]
-# x * exp(x^2) * erfc(x) for 1 <= x <= 6.5 as a polynomial of u = 2.290909090909091 * t + -0.01818181818181818,
+# x * exp(x^2) * erfc(x) for 1 <= x <= 6.5 as a polynomial of u = 2.2909... * t - 0.01818...,
 # t = (x - 2.5) / (x + 2.5), which runs over [-1, 1]: interpolated at the 19 Chebyshev points
 _ERFC_POLYNOMIAL = [
     8.034967907120344e-14,
