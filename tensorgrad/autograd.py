@@ -35,7 +35,7 @@ from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import GradError, ShapeError
 from tensorgrad.tensor import Tensor
 
-Backward = Callable[[Array, tuple[Any, ...], tuple[bool, ...]], "Sequence[Array | None]"]
+Backward = Callable[[Array, tuple[Any, ...], Sequence[bool]], "Sequence[Array | None]"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -58,7 +58,7 @@ class Node:
     def __init__(
         self,
         name: str,
-        edges: tuple[Node | Tensor | None, ...],
+        edges: Sequence[Node | Tensor | None],
         backward: Backward,
         saved: tuple[Any, ...] | None,
         data: Array,
@@ -99,7 +99,7 @@ def record(
     if mode.grad_enabled:
         for tensor in inputs:
             if tensor.requires_grad:
-                edges = tuple([(t.node or t) if t.requires_grad else None for t in inputs])
+                edges = [(t.node or t) if t.requires_grad else None for t in inputs]
                 return Tensor(data, True, Node(name, edges, backward, saved, data))
     return Tensor(data)
 
@@ -179,10 +179,8 @@ def value_and_grad(
         finally:
             mode.inside_grad, mode.grad_enabled = False, before
         if not isinstance(y, Tensor) or y.data.size != 1:
-            got = y.shape if isinstance(y, Tensor) else type(y).__name__
-            raise GradError(
-                f"grad: {getattr(f, '__name__', 'f')} returned {got}, expected a scalar"
-            )
+            got = f"shape {y.shape}" if isinstance(y, Tensor) else type(y).__name__
+            raise GradError(f"grad: the function returned {got}, expected a scalar tensor")
         found = gradients(y, _seed("grad", y, None), list(leaves.values()))
         zeros = [namespace(t.data).zeros_like(t.data) for t in leaves.values()]
         grads = tuple(Tensor(z if g is None else g) for g, z in zip(found, zeros, strict=True))
@@ -243,34 +241,83 @@ def _walk(
 ) -> None:
     """Visit every node after all its users; hand each leaf its complete gradient."""
     start: Edge = root.node or root
-    waiting = _count_uses(start)
-    grads: dict[Edge, Array] = {start: dy}
-    ready = [start]
+    shared = _Shared(start)
+    ready: list[tuple[Edge, Array | None]] = [(start, dy)]
     found: Sequence[Array | None]
-    dx: Array | None
     del dy
     while ready:
-        found = dx = ()  # drop what the last node left, so that memory falls as the walk goes on
-        edge = ready.pop()
-        grad = grads.pop(edge, None)
+        edge, dx = ready.pop()
         if type(edge) is not Node:
-            deliver(edge, grad)  # type: ignore[arg-type]  # an edge is a Node or a leaf Tensor
+            deliver(edge, dx)  # type: ignore[arg-type]  # an edge is a Node or a leaf Tensor
             continue
-        node, edges = edge, edge.edges
-        found = (None,) * len(edges) if grad is None else _call_backward(node, grad)
+        edges, saved = edge.edges, edge.saved
+        if saved is None or edge.tick != _assigned.tick:
+            _check_saved(edge)
+        if dx is None:
+            found = [None] * len(edges)
+        else:
+            found = edge.backward(dx, saved or (), [e is not None for e in edges])
         if not retain_graph:
-            node.saved, node.edges = None, ()
+            edge.saved, edge.edges = None, ()
         for target, dx in zip(edges, found, strict=True):
             if target is None:
                 continue
-            if dx is not None:
-                if dx.dtype is not target.dtype or dx.shape != target.shape or dx.ndim == 0:
-                    dx = _fit(dx, target)
-                other = grads.get(target)
-                grads[target] = dx if other is None else other + dx
-            waiting[target] -= 1
-            if not waiting[target]:
-                ready.append(target)
+            if dx is not None and (
+                dx.dtype is not target.dtype or dx.shape != target.shape or not dx.shape
+            ):
+                dx = _fit(dx, target)
+            if target not in shared.waiting:
+                ready.append((target, dx))
+            elif shared.add(target, dx):
+                ready.append((target, shared.sums.pop(target, None)))
+        found = saved = ()  # so that memory falls before the next backward runs
+
+
+class _Shared:
+    """The nodes and leaves that several ops use: uses to come, and the sum so far."""
+
+    def __init__(self, start: Edge) -> None:
+        self.waiting: dict[Edge, int] = {}
+        self.sums: dict[Edge, Array] = {}
+        for edge, uses in _count_uses(start).items():
+            if uses > 1:
+                self.waiting[edge] = uses
+
+    def add(self, target: Edge, dx: Array | None) -> bool:
+        """Add a contribution; return whether it was the last."""
+        if dx is not None:
+            other = self.sums.get(target)
+            self.sums[target] = dx if other is None else other + dx
+        self.waiting[target] -= 1
+        return not self.waiting[target]
+
+
+def _count_uses(start: Edge) -> dict[Edge, int]:
+    """Return how many recorded ops use each node and leaf below `start`."""
+    uses: dict[Edge, int] = {start: 0}
+    stack = [start]
+    while stack:
+        edge = stack.pop()
+        if type(edge) is Node:
+            for target in edge.edges:
+                if target is None:
+                    continue
+                if target in uses:
+                    uses[target] += 1
+                else:
+                    uses[target] = 1
+                    stack.append(target)
+    return uses
+
+
+def _check_saved(node: Node) -> None:
+    """Raise when what the node saved was freed or overwritten."""
+    if node.saved is None:
+        raise GradError(
+            f"backward: the graph of {node.name} was freed by an earlier backward; "
+            "pass retain_graph=True to that one"
+        )
+    _assigned.check(node)
 
 
 def _fit(dx: Array, target: Edge) -> Array:
@@ -301,18 +348,6 @@ def _count_uses(start: Edge) -> dict[Edge, int]:
                     uses[target] = 1
                     stack.append(target)
     return uses
-
-
-def _call_backward(node: Node, dy: Array) -> Sequence[Array | None]:
-    """Run one node's backward on what it saved."""
-    if node.saved is None:
-        raise GradError(
-            f"backward: the graph of {node.name} was freed by an earlier backward; "
-            "pass retain_graph=True to that one"
-        )
-    if node.tick != _assigned.tick:
-        _assigned.check(node)
-    return node.backward(dy, node.saved, tuple([e is not None for e in node.edges]))
 
 
 def _deliver(leaf: Tensor, dx: Array | None) -> None:

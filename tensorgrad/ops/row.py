@@ -62,7 +62,6 @@ _FUNCTIONS: dict[str, Any] = {
 _DEVICE_FUNCTIONS = (Path(kernels.__file__).parent / "elementwise.cuh").read_text()
 _NDARRAY = np.ndarray
 _SCALARS = frozenset((bool, int, float))
-_CONSTANT = Tensor(np.zeros(()))  # stands for a Python number among a node's inputs
 _BLOCK = 16384  # elements: a few float32 temporaries of this length stay in the L2 cache
 
 
@@ -89,25 +88,18 @@ class Row:
         self._keep = _python(f"({''.join(n + ', ' for n in self.saved)})", [*self.operands, "y"])
         self._gradients = [_python(g, ["dy", *self.saved]) if g else None for g in gradients]
         self._differentiable = any(gradients)
+        self._leading = 1 if self.operands[0] == "c" else 0
 
     def __call__(self, *operands: Any) -> Tensor:
         """Return the result, broadcast as NumPy does, in the dtype that NumPy promotes to."""
-        arrays: list[Any] = []
-        inputs: list[Tensor] = []
-        direct = True  # whether the NumPy expression can run on the arrays as they are
-        for operand in operands:
-            if isinstance(operand, Tensor):
-                array = operand.data
-                inputs.append(operand)
-                if type(array) is not _NDARRAY or array.itemsize == 2 or array.size > _BLOCK:
-                    direct = False
-            else:
-                array = _plain_operand(self.name, operand)
-                inputs.append(_CONSTANT)
-                direct = direct and type(array) in _SCALARS
-            arrays.append(array)
+        inputs = [t if isinstance(t, Tensor) else _constant(self.name, t) for t in operands]
+        arrays = [t.data for t in inputs]
+        first = arrays[self._leading]
         try:
-            y = self._value(*arrays) if direct else self._forward(arrays)
+            if type(first) is _NDARRAY and first.size <= _BLOCK and first.itemsize != 2:
+                y = self._value(*arrays)
+            else:
+                y = self._forward(arrays)
         except (ValueError, TypeError) as error:
             self._explain(arrays, error)
             raise
@@ -124,13 +116,17 @@ class Row:
         return _forward_numpy(self._value, arrays)
 
     def _backward(
-        self, dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+        self, dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
     ) -> list[Array | None]:
         if type(dy) is not _NDARRAY:
             return self._backward_cuda(dy, saved, needs)
-        evaluate = _direct if dy.size <= _BLOCK else _blocked
+        if dy.size <= _BLOCK:
+            return [
+                gradient(dy, *saved) if need and gradient else None
+                for gradient, need in zip(self._gradients, needs)  # noqa: B905  # as many
+            ]
         return [
-            evaluate(gradient, (dy, *saved)) if need and gradient else None
+            _blocked(gradient, (dy, *saved)) if need and gradient else None
             for gradient, need in zip(self._gradients, needs, strict=True)
         ]
 
@@ -146,7 +142,7 @@ class Row:
         return y
 
     def _backward_cuda(
-        self, dy: Array, values: tuple[Any, ...], needs: tuple[bool, ...]
+        self, dy: Array, values: tuple[Any, ...], needs: Sequence[bool]
     ) -> list[Array | None]:
         wanted = [bool(need and g) for need, g in zip(needs, self.gradients, strict=True)]
         expressions = tuple(
@@ -169,6 +165,8 @@ class Row:
         named = [
             (n, a) for n, a in zip(self.operands, arrays, strict=True) if type(a) not in _SCALARS
         ]
+        if len({backend.is_numpy(a) for _, a in named if backend.is_array(a)}) > 1:
+            backend.same_device(self.name, *zip(*named, strict=True))
         try:
             np.broadcast_shapes(*[a.shape for _, a in named])
         except ValueError:
@@ -191,10 +189,6 @@ def _forward_numpy(function: Callable[..., Array], arrays: Sequence[Any]) -> Arr
 
 def _widen(array: Any) -> Any:
     return array if type(array) in _SCALARS else array.astype(compute_dtype(array.dtype))
-
-
-def _direct(function: Callable[..., Array], arrays: Sequence[Any]) -> Array:
-    return function(*arrays)
 
 
 def _blocked(function: Callable[..., Array], arrays: Sequence[Any]) -> Array:
@@ -222,10 +216,20 @@ def _blocked(function: Callable[..., Array], arrays: Sequence[Any]) -> Array:
     return y
 
 
-def _plain_operand(op: str, operand: Any) -> Any:
-    """Return an operand that is no tensor: a Python number, a NumPy scalar or an array."""
+class _Constant:
+    """An operand that is no tensor: a Python number, a NumPy scalar or an array."""
+
+    __slots__ = ("data",)
+    requires_grad = False
+    node = None
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+
+def _constant(op: str, operand: Any) -> Any:
     if type(operand) in _SCALARS or isinstance(operand, np.generic) or backend.is_array(operand):
-        return operand
+        return _Constant(operand)
     raise DtypeError(f"{op}: got a {type(operand).__name__}, expected a tensor, array or number")
 
 

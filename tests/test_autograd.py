@@ -1,0 +1,331 @@
+"""The graph walk: values, order, memory, errors."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad
+from tensorgrad import Tensor, autograd, ops
+from tensorgrad.autograd import record
+from tensorgrad.dtypes import bfloat16
+from tensorgrad.errors import DtypeError, GradError, ShapeError
+
+Values = np.ndarray[Any, Any]
+
+
+def leaf(*values: float) -> Tensor:
+    return Tensor(np.array(values), requires_grad=True)
+
+
+def ones(tensor: Tensor) -> Values:
+    return np.ones(tensor.shape)
+
+
+def test_diamond_adds_both_paths_once() -> None:
+    x = leaf(3.0)
+    y = x * x
+    z = y * 2 + ops.exp(y) * 0
+    z.backward()
+    np.testing.assert_allclose(x.grad, [12.0])  # type: ignore[arg-type]
+
+
+def test_uneven_paths_wait_for_the_last_user() -> None:
+    x = leaf(0.5)
+    shared = ops.exp(x)
+    deep = shared
+    for _ in range(10):
+        deep = deep * 1.5
+    (deep + shared).backward()
+    np.testing.assert_allclose(x.grad, np.exp([0.5]) * (1.5**10 + 1))  # type: ignore[arg-type]
+
+
+def test_grad_adds_up_over_backwards_and_keeps_its_buffer() -> None:
+    x = leaf(1.0, 2.0)
+    buffer = np.zeros(2)
+    x.grad = buffer
+    (x * 3).backward([1, 1])
+    (x * 4).backward([1, 1])
+    assert x.grad is buffer
+    np.testing.assert_array_equal(buffer, [7, 7])
+
+
+def test_sixteen_bit_leaf_adds_into_a_float32_gradient() -> None:
+    x = Tensor(np.ones(4, bfloat16), requires_grad=True)
+    x.grad = np.zeros(4, "float32")
+    for _ in range(300):
+        (x * 1.0).backward(np.ones(4))
+    np.testing.assert_array_equal(x.grad, np.full(4, 300, "float32"))
+
+
+def test_gradients_do_not_share_memory() -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    dy = np.ones(1)
+    (x + y).backward(dy)
+    x.grad += 5  # type: ignore[operator]
+    np.testing.assert_array_equal(y.grad, [1.0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(dy, [1.0])
+
+
+def test_mixed_dtypes_give_each_leaf_its_own() -> None:
+    x, y = Tensor(np.ones(2, "float32"), True), Tensor(np.ones(2, "float64"), True)
+    (x * y).backward(np.ones(2))
+    assert x.grad is not None
+    assert y.grad is not None
+    assert (x.grad.dtype, y.grad.dtype) == (np.float32, np.float64)
+
+
+def test_broadcast_is_summed_down() -> None:
+    x, y = Tensor(np.ones((1, 3)), True), Tensor(np.array(2.0), True)
+    (x * y + Tensor(np.zeros((4, 2, 3)))).backward(np.ones((4, 2, 3)))
+    np.testing.assert_array_equal(x.grad, np.full((1, 3), 16.0))  # type: ignore[arg-type]
+    assert y.grad is not None
+    assert y.grad.shape == ()
+    assert float(y.grad) == 24.0
+
+
+def test_a_chain_of_100_000_ops() -> None:
+    x = leaf(1.0)
+    y = x
+    for _ in range(100_000):
+        y = y + 0.0
+    y.backward()
+    np.testing.assert_array_equal(x.grad, [1.0])  # type: ignore[arg-type]
+
+
+def test_a_long_graph_can_be_dropped_without_backward() -> None:
+    y = leaf(1.0)
+    for _ in range(100_000):
+        y = y + 0.0
+    del y
+    gc.collect()
+
+
+def test_saved_arrays_are_freed_during_the_walk() -> None:
+    """When the walk reaches the first op, no later op's saved array is alive."""
+    alive: list[weakref.ref[Values]] = []
+    at_the_start: list[int] = []
+
+    def first(dy: Values, saved: Any, needs: Any) -> tuple[Values]:
+        at_the_start.append(sum(ref() is not None for ref in alive))
+        return (dy,)
+
+    x = leaf(1.0)
+    y = record("first", x.data.copy(), (x,), first, ())
+    for _ in range(20):
+        y = ops.exp(y * 0.1)
+        alive.append(weakref.ref(y.data))
+    y.backward()
+    assert at_the_start == [1]  # only y's own, which the variable still holds
+
+
+def test_intermediates_that_nothing_saved_are_freed_at_once() -> None:
+    x = leaf(1.0)
+    middle = x + 1.0
+    ref = weakref.ref(middle.data)
+    y = middle + 1.0
+    del middle
+    assert ref() is None
+    y.backward()
+    np.testing.assert_array_equal(x.grad, [1.0])  # type: ignore[arg-type]
+
+
+def test_no_grad_records_nothing_and_is_per_thread() -> None:
+    x = leaf(1.0)
+    inside: list[bool] = []
+    with tensorgrad.no_grad():
+        assert not (x * 2).requires_grad
+        thread = threading.Thread(target=lambda: inside.append((x * 2).requires_grad))
+        thread.start()
+        thread.join()
+    assert inside == [True]
+    assert (x * 2).requires_grad
+
+
+def test_detach_cuts_the_graph() -> None:
+    x = leaf(2.0)
+    y = x * 3
+    (y.detach() * x).backward()
+    np.testing.assert_array_equal(x.grad, [6.0])  # type: ignore[arg-type]
+
+
+def test_second_backward_needs_retain_graph() -> None:
+    x = leaf(2.0)
+    y = x * x
+    y.backward(retain_graph=True)
+    y.backward()
+    np.testing.assert_array_equal(x.grad, [8.0])  # type: ignore[arg-type]
+    with pytest.raises(GradError, match="graph of multiply was freed"):
+        y.backward()
+
+
+def test_backward_names_what_is_wrong() -> None:
+    x = leaf(1.0, 2.0)
+    with pytest.raises(GradError, match=r"dy is missing; only a scalar starts at 1, got \(2,\)"):
+        (x * 2).backward()
+    with pytest.raises(ShapeError, match=r"dy has shape \(3,\), expected \(2,\)"):
+        (x * 2).backward(np.ones(3))
+    with pytest.raises(GradError, match="does not depend on anything"):
+        Tensor(np.ones(1)).backward()
+    with pytest.raises(DtypeError, match="got dtype int64 with requires_grad, expected a float"):
+        Tensor(np.arange(3), requires_grad=True)
+
+
+def test_hooks_run_once_the_gradient_is_complete() -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    seen: list[tuple[str, float]] = []
+    tensorgrad.on_grad_ready(x, lambda t: seen.append(("x", float(t.grad[0]))))  # type: ignore[index]
+    remove = tensorgrad.on_grad_ready(y, lambda t: seen.append(("y", float(t.grad[0]))))  # type: ignore[index]
+    (x * y + x * 2 + y * 0.5).backward()
+    assert sorted(seen) == [("x", 4.0), ("y", 1.5)]
+    remove()
+    (x * y).backward()
+    assert len(seen) == 3
+    with pytest.raises(GradError, match="no leaf"):
+        tensorgrad.on_grad_ready(x * 2, print)
+
+
+def test_hooks_come_as_early_as_the_graph_allows() -> None:
+    """The gradient of the last layer's weight is announced before the first layer is visited."""
+    order: list[str] = []
+
+    def note(dy: Values, saved: Any, needs: Any) -> tuple[Values]:
+        order.append("first layer")
+        return (dy,)
+
+    x, w = leaf(1.0), leaf(2.0)
+    tensorgrad.on_grad_ready(w, lambda t: order.append("w"))
+    (record("first", x.data, (x,), note, ()) * w).backward()
+    assert order == ["w", "first layer"]
+
+
+def test_grad_and_value_and_grad() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return x * x * y
+
+    x, y = Tensor(np.array([3.0])), Tensor(np.array([2.0]))
+    value, (dx, dy) = tensorgrad.value_and_grad(f, argnums=(0, 1))(x, y)
+    assert (value.item(), dx.item(), dy.item()) == (18.0, 12.0, 9.0)
+    assert tensorgrad.grad(f)(x, y).item() == 12.0
+    assert tensorgrad.grad(lambda x, y: y * 1.0 + x * 0.0)(x, y).item() == 0.0
+    with tensorgrad.no_grad():
+        assert tensorgrad.grad(f)(x, y).item() == 12.0
+    assert x.grad is None
+    assert not x.requires_grad
+
+
+def test_functional_gradients_leave_other_leaves_alone() -> None:
+    w = leaf(5.0)
+    assert tensorgrad.grad(lambda x: x * w)(Tensor(np.array([1.0]))).item() == 5.0
+    assert w.grad is None
+
+
+def test_second_derivatives_say_so() -> None:
+    x = Tensor(np.array([1.0]))
+    with pytest.raises(GradError, match="second derivatives are not supported"):
+        tensorgrad.grad(lambda x: tensorgrad.grad(lambda y: y * y)(x))(x)
+    assert tensorgrad.grad(lambda x: x * x)(x).item() == 2.0  # the flag was put back
+    with pytest.raises(GradError, match=r"returned shape \(2,\), expected a scalar"):
+        tensorgrad.grad(lambda x: x)(Tensor(np.ones(2)))
+
+
+def test_assignment_to_what_the_graph_needs() -> None:
+    x, w = Tensor(np.ones(3)), leaf(1.0, 2.0, 3.0)
+    with pytest.raises(GradError, match="requires a gradient; assign to a copy"):
+        w[0] = 5.0
+    y = x * w
+    with pytest.raises(GradError, match="is the result of an op"):
+        y[0] = 5.0
+    x[1] = 7.0
+    with pytest.raises(GradError, match="multiply needs an array of shape .3,. that was assigned"):
+        y.backward(np.ones(3))
+
+
+def test_assignment_through_a_view_is_seen() -> None:
+    base = np.ones(6)
+    x, view, w = Tensor(base), Tensor(base[2:4]), Tensor(np.ones(6), True)
+    y = x * w
+    view[0] = 3.0
+    with pytest.raises(GradError, match="was assigned to"):
+        y.backward(np.ones(6))
+
+
+def test_assignment_elsewhere_or_before_is_fine() -> None:
+    base = np.ones(6)
+    x, other = Tensor(base[:3]), Tensor(base[3:])
+    w = Tensor(np.ones(3), True)
+    x[0] = 2.0
+    y = x * w
+    other[0] = 9.0
+    y.backward(np.ones(3))
+    np.testing.assert_array_equal(w.grad, [2.0, 1.0, 1.0])  # type: ignore[arg-type]
+    with tensorgrad.no_grad():
+        w[0] = 4.0
+    assert w.data[0] == 4.0
+
+
+def test_walk_is_deterministic() -> None:
+    def run() -> bytes:
+        x = Tensor(np.linspace(-1, 1, 1000, dtype="float32"), True)
+        y = ops.exp(x) * x + ops.tanh(x) * 3 + x
+        (y * x + y).backward(np.linspace(0, 1, 1000, dtype="float32"))
+        assert x.grad is not None
+        return bytes(x.grad.tobytes())
+
+    assert run() == run()
+
+
+def count_opcodes(f: Callable[[], object]) -> int:
+    """Return how many bytecodes of the library run in f()."""
+    count = 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal count
+        if "tensorgrad" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        f()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("f", "forward", "backward"),
+    [
+        (lambda x, y: ops.add(x, y), 260, 350),
+        (lambda x, y: ops.multiply(x, y), 260, 350),
+        (lambda x, y: ops.tanh(x), 220, 250),
+    ],
+)
+def test_framework_cost_of_one_op_stays_small(
+    f: Callable[[Tensor, Tensor], Tensor], forward: int, backward: int
+) -> None:
+    """At some 5 ns a bytecode 350 are below 2 us; examples/bench/overhead.py takes the time."""
+    weight = leaf(1.0)
+
+    def chain(length: int) -> Tensor:
+        x = leaf(0.0)
+        for _ in range(length):
+            x = f(x, weight)
+        return x
+
+    chain(1).backward()
+    results = [chain(10), chain(20)]
+    forwards = [count_opcodes(lambda n=n: chain(n)) for n in (10, 20)]  # type: ignore[misc]
+    backwards = [count_opcodes(lambda y=y: autograd.backward(y)) for y in results]  # type: ignore[misc]
+    assert (forwards[1] - forwards[0]) / 10 <= forward
+    assert (backwards[1] - backwards[0]) / 10 <= backward
