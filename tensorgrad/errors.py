@@ -15,6 +15,10 @@ class ArgumentError(TensorgradError, ValueError):
     """An argument or option has a value outside its range."""
 
 
+class OutOfRangeError(ArgumentError, IndexError):
+    """An index points outside its axis."""
+
+
 class ShapeError(TensorgradError, ValueError):
     """Shapes do not fit together."""
 

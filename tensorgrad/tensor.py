@@ -145,7 +145,7 @@ class Tensor:
         return ops.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        autograd.assign(self, ops.plain_key(key), ops.plain(value))
+        autograd.assign(self, ops.indexing.plain_key(key), ops.indexing.plain(value))
 
     __hash__ = object.__hash__
 
@@ -233,9 +233,9 @@ class Tensor:
     def __invert__(self) -> Tensor:
         return ops.logical_not(self)
 
-    def astype(self, dtype: DtypeLike) -> Tensor:
+    def astype(self, dtype: DtypeLike, copy: bool = True) -> Tensor:
         """Return the values as `dtype`; see `ops.astype`."""
-        return ops.astype(self, dtype)
+        return ops.astype(self, dtype, copy)
 
     def exp(self) -> Tensor:
         """Return e**x."""

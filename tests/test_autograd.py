@@ -245,8 +245,6 @@ def test_assignment_to_what_the_graph_needs() -> None:
         y[0] = 5.0
     x[1] = 7.0
     with pytest.raises(GradError, match=r"multiply needs an array of shape \(3,\) that was"):
-        GradError, match=r"multiply needs an array of shape \(3,\) that was assigned"
-    ):
         y.backward(np.ones(3))
 
 

@@ -1,0 +1,307 @@
+"""Making tensors: from values, and filled by rule. Tests: tests/ops/test_creation.py.
+
+What has no dtype of its own is float32 (Python floats, `zeros(3)`); Python ints are int64, bools
+bool, and arrays keep theirs. `device` is "cpu", "cuda" or "cuda:N".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import DtypeLike, as_dtype, bool_, float32, float64, int64
+from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.ops.elementwise import where
+from tensorgrad.ops.operand import shape_of, tensor_of
+from tensorgrad.ops.shape import astype, to
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "arange",
+    "asarray",
+    "empty",
+    "empty_like",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "tensor",
+    "tril",
+    "triu",
+    "zeros",
+    "zeros_like",
+]
+
+Shapes = int | Sequence[int]
+
+
+def tensor(
+    value: Any,
+    dtype: DtypeLike | None = None,
+    device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a new tensor with a copy of the value, outside any graph.
+
+    Args:
+        value: a number, nested lists of numbers, an array or a tensor.
+        dtype: default: the value's own; of Python numbers float32, int64 or bool.
+        device: default: where the value is; the CPU for numbers and lists.
+        requires_grad: whether backward shall compute its gradient.
+
+    Raises:
+        ShapeError: nested lists of unequal length.
+        DtypeError: the library has no such dtype, or lists hold tensors (stack them instead).
+    """
+    array = value.data if isinstance(value, Tensor) else _array("tensor", value, dtype)
+    target = array.dtype if dtype is None else as_dtype(dtype)
+    if device is not None and device != backend.device_of(array):
+        array = backend.to_device(array, device)
+    return Tensor(array.astype(target), requires_grad)
+
+
+def asarray(value: Any, dtype: DtypeLike | None = None, device: str | None = None) -> Tensor:
+    """Return the value as a tensor that shares its memory where dtype and device allow.
+
+    A tensor is returned as it is, or converted so that its gradient flows back. Arguments and
+    errors are those of `tensor`.
+    """
+    x = value if isinstance(value, Tensor) else Tensor(_array("asarray", value, dtype))
+    if dtype is not None:
+        x = astype(x, dtype, copy=False)
+    return x if device is None else to(x, device)
+
+
+def _array(op: str, value: Any, dtype: DtypeLike | None) -> Array:
+    """Return the value as an array; what has no dtype of its own gets the library's default."""
+    if isinstance(value, np.ndarray):
+        value = np.asarray(value)
+    elif not backend.is_array(value):
+        owns_dtype = False
+        for leaf in _leaves(value):
+            if isinstance(leaf, Tensor) or backend.is_array(leaf):
+                raise DtypeError(
+                    f"{op}: value holds a {type(leaf).__name__}, expected numbers; "
+                    "use stack() or concatenate()"
+                )
+            owns_dtype = owns_dtype or isinstance(leaf, np.generic)
+        try:
+            value = np.asarray(value, None if dtype is None else as_dtype(dtype))
+        except (ValueError, TypeError) as error:
+            raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
+        except OverflowError as error:
+            raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
+        if dtype is None and value.dtype == float64 and not owns_dtype:
+            value = value.astype(float32)
+    as_dtype(value.dtype)
+    return value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _build(device: str, make: Callable[[Any], Array]) -> Array:
+    """Return make(numpy) or, on the GPU that `device` names, make(cupy)."""
+    index = backend.gpu_index(device)
+    if index is None:
+        return make(np)
+    with backend.cupy.cuda.Device(index):
+        return make(backend.cupy)
+
+
+def zeros(
+    shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
+) -> Tensor:
+    """Return a tensor of zeros."""
+    lengths, dtype = shape_of("zeros", shape), as_dtype(dtype)
+    return Tensor(_build(device, lambda xp: xp.zeros(lengths, dtype)), requires_grad)
+
+
+def ones(
+    shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
+) -> Tensor:
+    """Return a tensor of ones."""
+    lengths, dtype = shape_of("ones", shape), as_dtype(dtype)
+    return Tensor(_build(device, lambda xp: xp.ones(lengths, dtype)), requires_grad)
+
+
+def empty(
+    shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
+) -> Tensor:
+    """Return a tensor whose values are whatever the memory held."""
+    lengths, dtype = shape_of("empty", shape), as_dtype(dtype)
+    return Tensor(_build(device, lambda xp: xp.empty(lengths, dtype)), requires_grad)
+
+
+def full(
+    shape: Shapes,
+    value: Any,
+    dtype: DtypeLike | None = None,
+    device: str = "cpu",
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a tensor filled with one number; its dtype by default."""
+    lengths = shape_of("full", shape)
+    fill = backend.to_numpy(_array("full", value, dtype))
+    if fill.shape != ():
+        raise ShapeError(f"full: value has shape {fill.shape}, expected one number")
+    target = fill.dtype if dtype is None else as_dtype(dtype)
+    return Tensor(_build(device, lambda xp: xp.full(lengths, fill.item(), target)), requires_grad)
+
+
+def zeros_like(x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False) -> Tensor:
+    """Return zeros with the shape, dtype and device of x."""
+    return full_like(x, 0, dtype, requires_grad)
+
+
+def ones_like(x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False) -> Tensor:
+    """Return ones with the shape, dtype and device of x."""
+    return full_like(x, 1, dtype, requires_grad)
+
+
+def empty_like(x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False) -> Tensor:
+    """Return a tensor with the shape, dtype and device of x and whatever the memory held."""
+    x = tensor_of("empty_like", "x", x)
+    return empty(x.shape, x.dtype if dtype is None else dtype, x.device, requires_grad)
+
+
+def full_like(
+    x: Any, value: Any, dtype: DtypeLike | None = None, requires_grad: bool = False
+) -> Tensor:
+    """Return a tensor filled with one number, with the shape, dtype and device of x."""
+    x = tensor_of("full_like", "x", x)
+    return full(x.shape, value, x.dtype if dtype is None else dtype, x.device, requires_grad)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    dtype: DtypeLike | None = None,
+    device: str = "cpu",
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return start, start + step, ... below `stop`; arange(n) counts from 0.
+
+    The dtype is int64 where all are integers, else float32.
+
+    Raises:
+        ArgumentError: step is 0.
+    """
+    if stop is None:
+        start, stop = 0, start
+    if step == 0:
+        raise ArgumentError("arange: step is 0, expected another number")
+    integers = all(isinstance(n, (int, np.integer)) for n in (start, stop, step))
+    target = as_dtype(dtype) if dtype is not None else int64 if integers else float32
+    wide = int64 if integers else float64
+    data = _build(device, lambda xp: xp.arange(start, stop, step, wide).astype(target, copy=False))
+    return Tensor(data, requires_grad)
+
+
+def linspace(
+    start: float,
+    stop: float,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: DtypeLike = float32,
+    device: str = "cpu",
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return `num` evenly spaced numbers from start to stop, or to just before it.
+
+    Raises:
+        ArgumentError: num is negative.
+    """
+    if num < 0:
+        raise ArgumentError(f"linspace: num is {num}, expected 0 or more")
+    target = as_dtype(dtype)
+    data = _build(device, lambda xp: xp.linspace(start, stop, num, endpoint).astype(target))
+    return Tensor(data, requires_grad)
+
+
+def eye(
+    rows: int,
+    columns: int | None = None,
+    k: int = 0,
+    dtype: DtypeLike = float32,
+    device: str = "cpu",
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a matrix with ones on the k-th diagonal above the main one and zeros elsewhere."""
+    lengths = shape_of("eye", (rows, rows if columns is None else columns))
+    target = as_dtype(dtype)
+    data = _build(device, lambda xp: _below(xp, lengths, k) & ~_below(xp, lengths, k - 1))
+    return Tensor(data.astype(target), requires_grad)
+
+
+def tril(x: Any, k: int = 0) -> Tensor:
+    """Return x with zeros above the k-th diagonal of its last two axes.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+    """
+    return _triangle("tril", x, k, lower=True)
+
+
+def triu(x: Any, k: int = 0) -> Tensor:
+    """Return x with zeros below the k-th diagonal of its last two axes.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+    """
+    return _triangle("triu", x, k, lower=False)
+
+
+def _triangle(op: str, x: Any, k: int, lower: bool) -> Tensor:
+    x = tensor_of(op, "x", x)
+    if x.ndim < 2:
+        raise ShapeError(f"{op}: x has shape {x.shape}, expected two axes or more")
+    xp = backend.namespace(x.data)
+    keep = _below(xp, x.shape[-2:], k) if lower else ~_below(xp, x.shape[-2:], k - 1)
+    return where(keep, x, x.dtype == bool_ and False)
+
+
+def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
+    """Return where a matrix lies on or below its k-th diagonal."""
+    return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
+
+
+def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tensor:
+    """Return for each index i a row of zeros with a one in place i.
+
+    Args:
+        indices: integers from 0 to num_classes - 1, any shape.
+        num_classes: the length of the rows.
+        dtype: of the result.
+
+    Returns:
+        (*indices.shape, num_classes).
+
+    Raises:
+        OutOfRangeError: an index has no place (on the GPU its row is all zeros instead).
+        DtypeError: the indices are no integers.
+    """
+    places = asarray(indices).data
+    if places.dtype.kind not in "iu":
+        raise DtypeError(f"one_hot: indices has dtype {places.dtype}, expected integers")
+    if backend.is_numpy(places):
+        outside = (places < 0) | (places >= num_classes)
+        if outside.any():
+            raise OutOfRangeError(
+                f"one_hot: indices has {places[outside][0]}, expected 0 to {num_classes - 1}"
+            )
+    classes = backend.namespace(places).arange(num_classes)
+    return Tensor((places[..., None] == classes).astype(as_dtype(dtype)))

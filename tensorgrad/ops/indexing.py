@@ -1,0 +1,344 @@
+"""Picking elements: NumPy's indexing, take, and their gradients. Tests: tests/ops/test_indexing.py.
+
+The gradient of picking is adding back: dx starts at 0 and every element of dy is added where it
+was taken from, so an element that was picked twice gets the sum. Equal inputs give equal bits on
+both devices: on the GPU the places are sorted and each is summed by one thread, without atomics.
+
+On the CPU an index outside its axis raises. On the GPU that would mean waiting for the device, so
+there it wraps around, as it does in CuPy.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.autograd import mode, record
+from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace
+from tensorgrad.dtypes import compute_dtype
+from tensorgrad.errors import DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.ops.operand import axis_index, tensor_of
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "getitem",
+    "take",
+    "take_along_axis",
+]
+
+_WIDE = 32  # from this row length on, adding whole rows beats adding single elements
+
+
+def getitem(x: Any, key: Any) -> Tensor:
+    """Return x[key]: a view for integers, slices, `...` and None; a copy for index arrays.
+
+    Args:
+        x: any shape and dtype.
+        key: all that NumPy takes; index arrays and masks may be tensors too.
+
+    Raises:
+        OutOfRangeError: an index lies outside its axis (not checked on the GPU for arrays).
+        ShapeError: too many indices, a mask of another shape, or index arrays that do not
+            broadcast.
+        DtypeError: an index is neither an integer, bool, slice, None nor `...`.
+    """
+    x = tensor_of("getitem", "x", x)
+    key = plain_key(key)
+    try:
+        y = x.data[key]
+    except (IndexError, ValueError, TypeError) as error:
+        raise _explained(x.data.shape, key, error) from error
+    if _is_basic(key):
+        return record("getitem", y, (x,), _view_backward, (x.data.shape, key))
+    arrays = key if isinstance(key, tuple) else (key,)  # saved one by one: assignment is noticed
+    return record("getitem", y, (x,), _getitem_backward, (x.data.shape, *arrays))
+
+
+def _view_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    shape, key = saved
+    dx = namespace(dy).zeros(shape, dy.dtype)
+    dx[key] = dy
+    return (dx,)
+
+
+def _getitem_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    shape, *parts = saved
+    key = tuple(parts)
+    xp = namespace(dy)
+    if not any(is_array(part) and part.dtype.kind in "iu" for part in key):
+        dx = xp.zeros(shape, dy.dtype)  # only masks: no element was picked twice
+        dx[key] = dy
+        return (dx,)
+    if len(key) == 1:
+        return (_add_back(shape, key[0], dy),)
+    size = int(np.prod(shape))
+    places = xp.arange(size).reshape(shape)[key]
+    return (_add_back((size,), places, dy).reshape(shape),)
+
+
+def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
+    """Return the slices of x at `indices` along an axis; axis None picks from the flattened x.
+
+    Args:
+        x: any shape and dtype.
+        indices: integers of any shape; it replaces the axis in the result's shape.
+        axis: the axis to pick along.
+
+    Raises:
+        OutOfRangeError: an index lies outside the axis (not checked on the GPU).
+        DtypeError: the indices are no integers.
+    """
+    x = tensor_of("take", "x", x)
+    data = x.data
+    places = _index_array("take", indices, data)
+    if axis is None:
+        data, axis = data.reshape(-1), 0
+    axis = axis_index("take", axis, data.ndim)
+    if is_numpy(data):
+        _check_range("take", places, axis, data.shape[axis])
+    y = data.take(places, axis)
+    return record("take", y, (x,), _take_backward, (x.data.shape, data.shape, axis, places))
+
+
+def _take_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    own, shape, axis, places = saved
+    outer, inner = shape[:axis], shape[axis + 1 :]
+    dy = dy.reshape((int(np.prod(outer)), places.size, *inner)).swapaxes(0, 1)
+    dx = _add_back((shape[axis], *dy.shape[1:]), places.reshape(-1), dy)
+    return (dx.swapaxes(0, 1).reshape(own),)
+
+
+def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
+    """Return x[..., indices[..., j, ...], ...]: for each line along the axis its own picks.
+
+    Args:
+        x: any shape and dtype.
+        indices: integers; the number of axes of x; other axes broadcast against those of x.
+        axis: the axis to pick along; None picks from the flattened x with 1-D indices.
+
+    Raises:
+        OutOfRangeError: an index lies outside the axis (not checked on the GPU).
+        ShapeError: the indices do not fit the shape of x.
+        DtypeError: the indices are no integers.
+    """
+    x = tensor_of("take_along_axis", "x", x)
+    data = x.data
+    picks = _index_array("take_along_axis", indices, data)
+    if axis is None:
+        data, axis = data.reshape(-1), 0
+    if picks.ndim != data.ndim:
+        raise ShapeError(
+            f"take_along_axis: indices has {picks.ndim} axes, expected {data.ndim} as x"
+        )
+    axis = axis_index("take_along_axis", axis, data.ndim)
+    if is_numpy(data):
+        _check_range("take_along_axis", picks, axis, data.shape[axis])
+    key = _lines(data.shape, picks, axis)
+    try:
+        y = data[key]
+    except IndexError as error:
+        raise ShapeError(
+            f"take_along_axis: indices has shape {picks.shape}, expected {data.shape} "
+            f"but for axis {axis}"
+        ) from error
+    return record(
+        "take_along_axis", y, (x,), _along_backward, (x.data.shape, data.shape, axis, picks)
+    )
+
+
+def _along_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    own, shape, axis, picks = saved
+    size = int(np.prod(shape))
+    places = namespace(dy).arange(size).reshape(shape)[_lines(shape, picks, axis)]
+    return (_add_back((size,), places, dy).reshape(own),)
+
+
+def _lines(shape: Shape, picks: Array, axis: int) -> tuple[Array, ...]:
+    """Return the index arrays that pick along one axis and keep the place in all others."""
+    xp = namespace(picks)
+    key = [
+        xp.arange(n).reshape([-1 if j == i else 1 for j in range(len(shape))])
+        for i, n in enumerate(shape)
+    ]
+    key[axis] = picks
+    return tuple(key)
+
+
+def add_rows(total: Array, rows: Array, values: Array) -> None:
+    """Carry out total[rows[i]] += values[i] for every i, in order, in the dtype of `total`.
+
+    Args:
+        total: (n, C), C-contiguous, float32 or float64.
+        rows: (m,) integers from -n to n - 1; may repeat.
+        values: (m, C), any float dtype.
+    """
+    if rows.size == 0 or total.size == 0:
+        return
+    rows = rows.astype(np.int64, copy=False)
+    rows = namespace(rows).where(rows < 0, rows + total.shape[0], rows)
+    if not is_numpy(total):
+        _add_rows_cuda(total, rows, values)
+        return
+    values = values.astype(total.dtype, copy=False)
+    width = total.shape[1]
+    if width < _WIDE:
+        places = rows if width == 1 else rows[:, None] * width + np.arange(width)
+        np.add.at(total.reshape(-1), places.reshape(-1), values.reshape(-1))
+        return
+    order = np.argsort(rows, kind="stable")
+    rows, values = rows[order], values[order]
+    starts = np.flatnonzero(np.diff(rows, prepend=-1)).tolist()
+    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+        row = total[rows[start]]
+        row += values[start:stop].sum(0)
+
+
+def _add_rows_cuda(total: Array, rows: Array, values: Array) -> None:
+    order = rows.argsort()
+    _add_rows_kernel()(
+        rows[order], order, backend.contiguous(values), total.shape[1], total, size=values.size
+    )
+
+
+@cache
+def _add_rows_kernel() -> Any:
+    """Sum each run of equal rows in one thread a column: the order of addition is fixed."""
+    return backend.cupy.ElementwiseKernel(
+        "raw int64 rows, raw int64 order, raw X values, int64 width",
+        "raw Y total",
+        """
+        long long first = i / width, column = i % width, row = rows[first];
+        if (first == 0 || rows[first - 1] != row) {
+            Y sum = 0;
+            for (long long j = first; j < rows.size() && rows[j] == row; ++j)
+                sum += Y(values[order[j] * width + column]);
+            total[row * width + column] += sum;
+        }
+        """,
+        "add_rows",
+    )
+
+
+def _add_back(shape: Shape, rows: Array, dy: Array) -> Array:
+    """Return zeros of `shape` with dy[i] added at [rows[i]], in the compute dtype of dy."""
+    dx = namespace(dy).zeros(shape, compute_dtype(dy.dtype))
+    if dx.size:
+        add_rows(dx.reshape(shape[0], -1), rows.reshape(-1), dy.reshape(rows.size, -1))
+    return dx
+
+
+def plain(value: Any) -> Any:
+    """Return a value to assign as an array.
+
+    Raises:
+        GradError: it is a tensor whose gradient would be lost.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if value.requires_grad and mode.grad_enabled:
+        raise GradError(
+            "assignment: the value requires a gradient, which would be lost; use where() or "
+            "concatenate(), or assign value.detach()"
+        )
+    return value.data
+
+
+def plain_key(key: Any) -> Any:
+    """Return an index with its tensors turned into arrays, and its lists too."""
+    if isinstance(key, tuple):
+        return tuple([plain_key(part) for part in key])
+    if isinstance(key, Tensor):
+        return key.data
+    if isinstance(key, list):
+        index = np.asarray([plain_key(part) for part in key])
+        return index.astype(np.int64) if index.size == 0 else index
+    return key
+
+
+def _is_basic(key: Any) -> bool:
+    """Whether indexing gives a view."""
+    if type(key) is tuple:
+        return all(_is_basic(part) for part in key)
+    kind = type(key)
+    return kind is int or kind is slice or key is None or key is ... or isinstance(key, np.integer)
+
+
+def _index_array(op: str, indices: Any, like: Array) -> Array:
+    """Return indices as an integer array on the device of the array they index."""
+    if isinstance(indices, Tensor):
+        indices = indices.data
+    elif not is_array(indices):
+        indices = np.asarray(indices)
+        if indices.size == 0:
+            indices = indices.astype(np.int64)
+    if indices.dtype.kind not in "iu":
+        raise DtypeError(f"{op}: indices has dtype {indices.dtype}, expected integers")
+    return indices if is_numpy(indices) is is_numpy(like) else backend.asarray_like(indices, like)
+
+
+def _check_range(op: str, indices: Array, axis: int, size: int) -> None:
+    """Raise OutOfRangeError for the first index outside its axis."""
+    outside = (indices < -size) | (indices >= size)
+    if outside.any():
+        raise OutOfRangeError(
+            f"{op}: indices has {indices[outside][0]}, expected {-size} to {size - 1} "
+            f"(axis {axis} has length {size})"
+        )
+
+
+def _explained(shape: Shape, key: Any, error: Exception) -> Exception:
+    """Return the error that says which part of the key does not fit which axis."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    for part in parts:
+        if is_array(part):
+            if part.dtype.kind not in "iub":
+                return DtypeError(
+                    f"getitem: the index has dtype {part.dtype}, expected integers or bool"
+                )
+        elif not _is_basic(part) and not isinstance(part, (bool, np.bool_)):
+            return DtypeError(
+                f"getitem: the index is a {type(part).__name__}, expected an integer, slice, "
+                "None, ..., integer array or mask"
+            )
+    used = sum([_axes_used(part) for part in parts])
+    if used > len(shape):
+        return ShapeError(
+            f"getitem: the index has {used} axes, expected at most {len(shape)} (x is {shape})"
+        )
+    axis = 0
+    for part in parts:
+        count = len(shape) - used if part is ... else _axes_used(part)
+        own = shape[axis : axis + count]
+        axis += count
+        if is_array(part) and part.dtype.kind == "b":
+            if part.shape != own:
+                return ShapeError(
+                    f"getitem: the mask has shape {part.shape}, expected {own} (x is {shape})"
+                )
+        elif count == 1 and part is not ... and not isinstance(part, slice):
+            size = own[0]
+            for index in np.asarray(part).reshape(-1).tolist():
+                if not -size <= index < size:
+                    return OutOfRangeError(
+                        f"getitem: got index {index} for axis {axis - 1}, expected {-size} to "
+                        f"{size - 1} (x is {shape})"
+                    )
+    return ShapeError(f"getitem: {error} (x is {shape})")
+
+
+def _axes_used(part: Any) -> int:
+    """Return how many axes of x one part of an index consumes."""
+    if part is None or part is ... or isinstance(part, (bool, np.bool_)):
+        return 0
+    return int(part.ndim) if is_array(part) and part.dtype.kind == "b" else 1

@@ -1,0 +1,160 @@
+"""Matrix products: matmul, linear, einsum and their kin. Tests: tests/ops/test_matmul.py.
+
+16-bit operands are multiplied and summed in float32 and rounded once. Gradients of 16-bit
+operands come in float32: the walk rounds them, but for leaves with a float32 gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.autograd import record
+from tensorgrad.backend import Array, is_numpy, namespace, same_device
+from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.errors import ShapeError
+from tensorgrad.ops.operand import float_operand, promoted, tensor_of, widened
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "linear",
+    "matmul",
+]
+
+
+def matmul(a: Any, b: Any) -> Tensor:
+    """Return the matrix product over the last axis of a and the second-to-last of b.
+
+    y[..., i, j] = sum_k a[..., i, k] b[..., k, j]
+
+    Args:
+        a: (..., M, K), or (K,), which counts as one row that the result lacks.
+        b: (..., K, N), or (K,), which counts as one column that the result lacks. The leading
+            axes of a and b broadcast.
+
+    Returns:
+        (..., M, N) in the dtype that NumPy promotes to.
+
+    Raises:
+        ShapeError: an operand has no axes, K differs, or the leading axes do not broadcast.
+        DtypeError: NumPy has no common dtype for them.
+    """
+    a, b = tensor_of("matmul", "a", a), tensor_of("matmul", "b", b)
+    x, z = a.data, b.data
+    same_device("matmul", ("a", "b"), (x, z))
+    if not x.ndim or not z.ndim:
+        raise ShapeError(f"matmul: a has shape {x.shape}, b {z.shape}, expected an axis or more")
+    if x.shape[-1] != z.shape[-min(z.ndim, 2)]:
+        raise ShapeError(
+            f"matmul: b has shape {z.shape}, expected {x.shape[-1]} in axis {-min(z.ndim, 2)} "
+            f"as a has shape {x.shape}"
+        )
+    dtype = promoted("matmul", ("a", "b"), (x, z))
+    try:
+        y = product(x, z, dtype)
+    except ValueError as error:
+        raise ShapeError(
+            f"matmul: a has shape {x.shape}, b {z.shape}, expected leading axes that broadcast"
+        ) from error
+    return record("matmul", y, (a, b), _matmul_backward, (x, z))
+
+
+def _matmul_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    a, b = saved
+    wide = compute_dtype(dy.dtype)
+    if a.ndim == 1 and b.ndim == 1:
+        dy = dy.reshape(1, 1)
+    elif a.ndim == 1:
+        dy = dy[..., None, :]
+    elif b.ndim == 1:
+        dy = dy[..., None]
+    rows = a[None] if a.ndim == 1 else a
+    columns = b[:, None] if b.ndim == 1 else b
+    da = db = None
+    if needs[0]:
+        da = product(dy, columns.swapaxes(-1, -2), wide)
+        da = da[..., 0, :] if a.ndim == 1 else da
+    if needs[1]:
+        if columns.ndim == 2 and rows.ndim > 2:  # one product sums over the leading axes too
+            rows, dy = rows.reshape(-1, rows.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        db = product(rows.swapaxes(-1, -2), dy, wide)
+        db = db[..., 0] if b.ndim == 1 else db
+    return da, db
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
+    """Return y = x W^T + b as one matrix product over all rows of x.
+
+    Args:
+        x: (..., in), any float dtype.
+        weight: (out, in).
+        bias: (out,) or None; added before the result is rounded.
+
+    Returns:
+        (..., out), in the dtype that x and weight promote to.
+
+    Raises:
+        ShapeError: weight is not (out, in) or bias not (out,).
+        DtypeError: an operand holds no floats.
+    """
+    x, weight = tensor_of("linear", "x", x), tensor_of("linear", "weight", weight)
+    a, w = x.data, weight.data
+    if w.ndim != 2 or not a.ndim or a.shape[-1] != w.shape[1]:
+        width = a.shape[-1] if a.ndim else "in"
+        raise ShapeError(
+            f"linear: weight has shape {w.shape}, expected (out, {width}) as x has shape {a.shape}"
+        )
+    inputs: tuple[Tensor, ...] = (x, weight)
+    if bias is not None:
+        bias = tensor_of("linear", "bias", bias)
+        if bias.data.shape != w.shape[:1]:
+            raise ShapeError(
+                f"linear: bias has shape {bias.shape}, expected {w.shape[:1]} (out of weight)"
+            )
+        inputs = (x, weight, bias)
+    names = ("x", "weight", "bias")[: len(inputs)]
+    for name, operand in zip(names, inputs, strict=True):
+        float_operand("linear", name, operand)
+    same_device("linear", names, [t.data for t in inputs])
+    dtype = promoted("linear", names[:2], (a, w))
+    rows = a.reshape(-1, w.shape[1])
+    y = product(rows, w.T, dtype if bias is None else compute_dtype(dtype))
+    if bias is not None:
+        y += bias.data
+        y = y.astype(dtype, copy=False)
+    y = y.reshape(*a.shape[:-1], w.shape[0])
+    return record("linear", y, inputs, _linear_backward, (a, w))
+
+
+def _linear_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> list[Array | None]:
+    x, weight = saved
+    wide = compute_dtype(dy.dtype)
+    rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    dx = product(dy_rows, weight, dy.dtype).reshape(x.shape) if needs[0] else None
+    dweight = product(dy_rows.T, rows, wide) if needs[1] else None
+    if len(needs) == 2:
+        return [dx, dweight]
+    return [dx, dweight, dy_rows.sum(0, dtype=wide) if needs[2] else None]
+
+
+def product(a: Array, b: Array, dtype: Dtype) -> Array:
+    """Return the matrix product of arrays by NumPy's rules, computed wide and rounded to `dtype`.
+
+    Where b is one matrix, the leading axes of a are rows of one product.
+    """
+    if is_numpy(a) or dtype.itemsize != 2 or a.ndim != 2 or b.ndim != 2:
+        a, b = widened(a), widened(b)
+    if b.ndim == 2 and a.ndim > 2:
+        y = _multiply(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+    else:
+        y = _multiply(a, b)
+    return y if y.dtype == dtype else y.astype(dtype)
+
+
+def _multiply(a: Array, b: Array) -> Array:
+    return np.asarray(np.matmul(a, b)) if is_numpy(a) else namespace(a).matmul(a, b)

@@ -1,0 +1,100 @@
+"""What ops accept as operands, axes and shapes, with errors that name the argument."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype, compute_dtype, float32, is_float
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.tensor import Tensor
+
+
+def tensor_of(op: str, name: str, value: Any) -> Tensor:
+    """Return the operand as a tensor; an array is wrapped, a Python number becomes 0-d."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return Tensor(np.asarray(value))  # without its subclass, which would pass for CuPy's
+    if backend.is_array(value):
+        return Tensor(value)
+    if isinstance(value, (bool, int, float, np.generic)):
+        return Tensor(np.asarray(value, float32 if type(value) is float else None))
+    raise DtypeError(
+        f"{op}: {name} is a {type(value).__name__}, expected a tensor, array or number"
+    )
+
+
+def tensors_of(op: str, values: Any) -> list[Tensor]:
+    """Return a sequence of operands as tensors on one device."""
+    if isinstance(values, Tensor) or backend.is_array(values):
+        kind = type(values).__name__
+        raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them")
+    tensors = [tensor_of(op, f"tensors[{i}]", value) for i, value in enumerate(values)]
+    if not tensors:
+        raise ArgumentError(f"{op}: tensors is empty, expected at least one")
+    names = [f"tensors[{i}]" for i in range(len(tensors))]
+    backend.same_device(op, names, [t.data for t in tensors])
+    return tensors
+
+
+def axis_index(op: str, axis: Any, ndim: int, name: str = "axis") -> int:
+    """Return the axis counted from the front."""
+    try:
+        index = operator.index(axis)
+    except TypeError as error:
+        raise ArgumentError(f"{op}: {name} is {axis!r}, expected an integer") from error
+    if not -ndim <= index < ndim:
+        expected = f"{-ndim} to {ndim - 1}" if ndim else "none: it has no axes"
+        raise ArgumentError(f"{op}: {name} is {index}, expected {expected}")
+    return index % ndim
+
+
+def axis_tuple(op: str, axis: Any, ndim: int, name: str = "axis") -> tuple[int, ...]:
+    """Return one axis, several axes or all of them (None), counted from the front."""
+    if axis is None:
+        return tuple(range(ndim))
+    if not isinstance(axis, (tuple, list)):
+        return (axis_index(op, axis, ndim, name),)
+    axes = tuple([axis_index(op, one, ndim, name) for one in axis])
+    if len(set(axes)) != len(axes):
+        raise ArgumentError(f"{op}: {name} is {tuple(axis)}, expected each axis once")
+    return axes
+
+
+def shape_of(op: str, shape: Any) -> Shape:
+    """Return a shape given as one length or as a sequence of lengths."""
+    lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    try:
+        checked = tuple([operator.index(length) for length in lengths])
+    except TypeError as error:
+        raise ShapeError(f"{op}: shape is {shape!r}, expected integers") from error
+    if any(length < 0 for length in checked):
+        raise ShapeError(f"{op}: shape is {checked}, expected lengths of 0 or more")
+    return checked
+
+
+def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
+    """Return the dtype that NumPy promotes the arrays to."""
+    try:
+        return np.result_type(*[array.dtype for array in arrays])
+    except TypeError as error:
+        got = ", ".join(f"{n} has dtype {a.dtype}" for n, a in zip(names, arrays, strict=True))
+        raise DtypeError(f"{op}: {got}, expected dtypes with a common one") from error
+
+
+def float_operand(op: str, name: str, tensor: Tensor) -> None:
+    """Raise DtypeError unless the tensor holds floats."""
+    if not is_float(tensor.data.dtype):
+        raise DtypeError(f"{op}: {name} has dtype {tensor.data.dtype}, expected a float")
+
+
+def widened(array: Array) -> Array:
+    """Return 16-bit floats as float32, anything else as it is."""
+    dtype = compute_dtype(array.dtype)
+    return array if dtype is array.dtype else array.astype(dtype, copy=False)

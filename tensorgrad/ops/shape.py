@@ -1,0 +1,492 @@
+"""Ops that move, view or copy elements and compute nothing. Tests: tests/ops/test_shape.py.
+
+Names, argument forms and meanings are NumPy's. What is a view in NumPy is a view here. One body
+serves both array types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.autograd import record
+from tensorgrad.backend import Array, namespace
+from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.ops.indexing import take
+from tensorgrad.ops.operand import (
+    axis_index,
+    axis_tuple,
+    promoted,
+    shape_of,
+    tensor_of,
+    tensors_of,
+)
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "astype",
+    "broadcast_to",
+    "concatenate",
+    "expand_dims",
+    "flip",
+    "moveaxis",
+    "pad",
+    "ravel",
+    "repeat",
+    "reshape",
+    "roll",
+    "split",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "tile",
+    "to",
+    "transpose",
+]
+
+
+def astype(x: Any, dtype: DtypeLike, copy: bool = True) -> Tensor:
+    """Return the values as `dtype`; between float types the gradient flows back.
+
+    Args:
+        x: any shape and dtype.
+        dtype: a name, Python type or NumPy dtype.
+        copy: False returns x itself where it has the dtype already.
+
+    Raises:
+        DtypeError: the library has no such dtype.
+    """
+    given = tensor_of("astype", "x", x)
+    target = as_dtype(dtype)
+    if not copy and given.data.dtype == target:
+        return given
+    y = given.data.astype(target)
+    return record("astype", y, (given,), _pass_backward, ()) if is_float(target) else Tensor(y)
+
+
+def _pass_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    """Hand dy on: the walk gives it the shape and dtype of the input."""
+    return (dy,)
+
+
+def to(x: Any, device: str) -> Tensor:
+    """Return x on "cpu", "cuda" or "cuda:N": x itself when it is there; the gradient flows back.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    given = tensor_of("to", "x", x)
+    y = backend.to_device(given.data, device)
+    if y is given.data:
+        return given
+    return record("to", y, (given,), _to_backward, (given.device,))
+
+
+def _to_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    (device,) = saved
+    return (backend.to_device(dy, device),)
+
+
+def reshape(x: Any, shape: int | Sequence[int]) -> Tensor:
+    """Return the elements, in C order, in another shape; one length may be -1.
+
+    Raises:
+        ShapeError: the shape has another number of elements.
+    """
+    x = tensor_of("reshape", "x", x)
+    try:
+        y = x.data.reshape(shape)
+    except (ValueError, TypeError) as error:
+        raise ShapeError(
+            f"reshape: x has shape {x.shape}, expected {x.size} elements, shape is {shape}"
+        ) from error
+    return record("reshape", y, (x,), _reshape_backward, (x.data.shape,))
+
+
+def ravel(x: Any) -> Tensor:
+    """Return the elements, in C order, in one axis."""
+    x = tensor_of("ravel", "x", x)
+    return record("ravel", x.data.reshape(-1), (x,), _reshape_backward, (x.data.shape,))
+
+
+def _reshape_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    (shape,) = saved
+    return (dy.reshape(shape),)
+
+
+def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
+    """Return a view with the axes in another order; reversed by default.
+
+    Raises:
+        ArgumentError: `axes` does not name each axis once.
+    """
+    x = tensor_of("transpose", "x", x)
+    ndim = x.data.ndim
+    if axes is None:
+        return _permute("transpose", x, tuple(range(ndim))[::-1])
+    order = axis_tuple("transpose", axes if isinstance(axes, int) else tuple(axes), ndim, "axes")
+    if len(order) != ndim:
+        raise ArgumentError(f"transpose: axes is {axes}, expected all {ndim} axes of x")
+    return _permute("transpose", x, order)
+
+
+def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
+    """Return a view with two axes exchanged.
+
+    Raises:
+        ArgumentError: x has no such axis.
+    """
+    x = tensor_of("swapaxes", "x", x)
+    ndim = x.data.ndim
+    one = axis_index("swapaxes", axis1, ndim, "axis1")
+    two = axis_index("swapaxes", axis2, ndim, "axis2")
+    order = list(range(ndim))
+    order[one], order[two] = two, one
+    return _permute("swapaxes", x, tuple(order))
+
+
+def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """Return a view with some axes moved to other places, the others in their old order.
+
+    Raises:
+        ArgumentError: an axis does not exist, or source and destination differ in number.
+    """
+    x = tensor_of("moveaxis", "x", x)
+    ndim = x.data.ndim
+    sources = axis_tuple("moveaxis", source, ndim, "source")
+    places = axis_tuple("moveaxis", destination, ndim, "destination")
+    if len(sources) != len(places):
+        raise ArgumentError(
+            f"moveaxis: destination has {len(places)} axes, expected {len(sources)} like source"
+        )
+    order = [axis for axis in range(ndim) if axis not in sources]
+    for place, axis in sorted(zip(places, sources, strict=True)):
+        order.insert(place, axis)
+    return _permute("moveaxis", x, tuple(order))
+
+
+def _permute(op: str, x: Tensor, order: tuple[int, ...]) -> Tensor:
+    return record(op, x.data.transpose(order), (x,), _permute_backward, (order,))
+
+
+def _permute_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    (order,) = saved
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return (dy.transpose(back),)
+
+
+def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
+    """Return a view with axes of length 1 inserted, so that they stand at `axis` in the result.
+
+    Raises:
+        ArgumentError: the result has no such axis, or one is named twice.
+    """
+    x = tensor_of("expand_dims", "x", x)
+    count = len(axis) if isinstance(axis, (tuple, list)) else 1
+    axes = axis_tuple("expand_dims", axis, x.data.ndim + count)
+    lengths = iter(x.data.shape)
+    shape = tuple([1 if i in axes else next(lengths) for i in range(x.data.ndim + count)])
+    return record("expand_dims", x.data.reshape(shape), (x,), _reshape_backward, (x.data.shape,))
+
+
+def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return a view without the axes of length 1, all of them or those named.
+
+    Raises:
+        ShapeError: a named axis is longer.
+    """
+    x = tensor_of("squeeze", "x", x)
+    shape = x.data.shape
+    if axis is None:
+        axes = tuple([i for i, length in enumerate(shape) if length == 1])
+    else:
+        axes = axis_tuple("squeeze", axis, x.data.ndim)
+    for i in axes:
+        if shape[i] != 1:
+            raise ShapeError(f"squeeze: axis {i} of x has length {shape[i]}, expected 1")
+    return record("squeeze", x.data.squeeze(axes), (x,), _reshape_backward, (shape,))
+
+
+def broadcast_to(x: Any, shape: int | Sequence[int]) -> Tensor:
+    """Return a read-only view of x repeated to `shape` by NumPy's broadcasting rules.
+
+    Raises:
+        ShapeError: x does not broadcast to the shape.
+    """
+    x = tensor_of("broadcast_to", "x", x)
+    target = shape_of("broadcast_to", shape)
+    try:
+        y = namespace(x.data).broadcast_to(x.data, target)
+    except ValueError as error:
+        raise ShapeError(
+            f"broadcast_to: x has shape {x.shape}, expected one that broadcasts to {target}"
+        ) from error
+    return record("broadcast_to", y, (x,), _pass_backward, ())
+
+
+def concatenate(tensors: Sequence[Any], axis: int | None = 0) -> Tensor:
+    """Join tensors along an existing axis; with axis None they are flattened first.
+
+    Raises:
+        ShapeError: shapes differ in another axis than this one.
+        DtypeError: NumPy has no common dtype for them.
+    """
+    parts = tensors_of("concatenate", tensors)
+    if axis is None:
+        parts, axis = [ravel(part) for part in parts], 0
+    arrays = [part.data for part in parts]
+    first = arrays[0].shape
+    axis = axis_index("concatenate", axis, len(first))
+    for i, array in enumerate(arrays):
+        if array.shape[:axis] != first[:axis] or array.shape[axis + 1 :] != first[axis + 1 :]:
+            expected = str((*first[:axis], "any", *first[axis + 1 :])).replace("'", "")
+            raise ShapeError(
+                f"concatenate: tensors[{i}] has shape {array.shape}, expected {expected}"
+            )
+    return _join("concatenate", parts, axis)
+
+
+def _join(op: str, parts: list[Tensor], axis: int) -> Tensor:
+    arrays = [part.data for part in parts]
+    dtype = promoted(op, [f"tensors[{i}]" for i in range(len(arrays))], arrays)
+    arrays = [a if a.dtype == dtype else a.astype(dtype) for a in arrays]
+    y = namespace(arrays[0]).concatenate(arrays, axis)
+    lengths = tuple([a.shape[axis] for a in arrays])
+    return record(op, y, parts, _concatenate_backward, (axis, lengths))
+
+
+def _concatenate_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> list[Array | None]:
+    axis, lengths = saved
+    before = (slice(None),) * axis
+    grads: list[Array | None] = []
+    start = 0
+    for length, need in zip(lengths, needs, strict=True):
+        grads.append(dy[(*before, slice(start, start + length))] if need else None)
+        start += length
+    return grads
+
+
+def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    """Join tensors of one shape along a new axis, which stands at `axis` in the result.
+
+    Raises:
+        ShapeError: the shapes differ.
+        DtypeError: NumPy has no common dtype for them.
+    """
+    parts = tensors_of("stack", tensors)
+    shape = parts[0].data.shape
+    for i, part in enumerate(parts):
+        if part.data.shape != shape:
+            raise ShapeError(f"stack: tensors[{i}] has shape {part.shape}, expected {shape}")
+    axis = axis_index("stack", axis, len(shape) + 1)
+    return _join("stack", [expand_dims(part, axis) for part in parts], axis)
+
+
+def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    """Cut x along an axis; returns views.
+
+    Args:
+        x: any shape and dtype.
+        indices_or_sections: the number of equal parts, or the positions to cut at.
+        axis: the axis to cut.
+
+    Raises:
+        ArgumentError: the axis does not divide into that many equal parts.
+    """
+    x = tensor_of("split", "x", x)
+    axis = axis_index("split", axis, x.data.ndim)
+    length = x.data.shape[axis]
+    if isinstance(indices_or_sections, (int, np.integer)):
+        sections = int(indices_or_sections)
+        if sections < 1 or length % sections:
+            raise ArgumentError(
+                f"split: axis {axis} of x has length {length}, expected a multiple of {sections}"
+            )
+        cuts = [length // sections * i for i in range(1, sections)]
+    else:
+        cuts = [int(cut) for cut in indices_or_sections]
+    before = (slice(None),) * axis
+    pieces = [slice(*pair) for pair in zip([0, *cuts], [*cuts, None], strict=True)]
+    return [x[(*before, piece)] for piece in pieces]
+
+
+def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
+    """Repeat each element (axis None: of the flattened x) or each slice along an axis.
+
+    Args:
+        x: any shape and dtype.
+        repeats: how often, one number for all or a sequence with one for each.
+        axis: the axis to repeat along.
+
+    Raises:
+        ArgumentError: a number is negative.
+        ShapeError: the sequence has another length than the axis.
+    """
+    x = tensor_of("repeat", "x", x)
+    if axis is None:
+        x, axis = ravel(x), 0
+    axis = axis_index("repeat", axis, x.data.ndim)
+    length = x.data.shape[axis]
+    counts = np.asarray(repeats)
+    if counts.dtype.kind not in "iu" or (counts < 0).any():
+        raise ArgumentError(f"repeat: repeats is {repeats!r}, expected integers of 0 or more")
+    if counts.size == 1:
+        count = int(counts.reshape(()))
+        y = namespace(x.data).repeat(x.data, count, axis)
+        return record("repeat", y, (x,), _repeat_backward, (axis, count, x.data.shape))
+    if counts.shape != (length,):
+        raise ShapeError(
+            f"repeat: repeats has shape {counts.shape}, expected ({length},), axis {axis} of x"
+        )
+    return take(x, np.repeat(np.arange(length), counts), axis)
+
+
+def _repeat_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    axis, count, shape = saved
+    copies = dy.reshape(*shape[: axis + 1], count, *shape[axis + 1 :])
+    return (copies.sum(axis + 1, dtype=compute_dtype(dy.dtype)),)
+
+
+def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
+    """Repeat all of x `reps` times along each axis, new axes first.
+
+    Raises:
+        ShapeError: a number is negative.
+    """
+    x = tensor_of("tile", "x", x)
+    counts = shape_of("tile", reps)
+    ndim = max(len(counts), x.data.ndim)
+    counts = (1,) * (ndim - len(counts)) + counts
+    shape = (1,) * (ndim - x.data.ndim) + x.data.shape
+    y = namespace(x.data).tile(x.data, counts)
+    return record("tile", y, (x,), _tile_backward, (counts, shape, x.data.shape))
+
+
+def _tile_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    counts, shape, own = saved
+    copies = dy.reshape([length for pair in zip(counts, shape, strict=True) for length in pair])
+    every_other = tuple(range(0, copies.ndim, 2))
+    return (copies.sum(every_other, dtype=compute_dtype(dy.dtype)).reshape(own),)
+
+
+PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
+
+
+def pad(x: Any, pad_width: Any, mode: PadMode = "constant", constant_values: float = 0) -> Tensor:
+    """Add elements before and after each axis.
+
+    Args:
+        x: any shape and dtype.
+        pad_width: n for all sides, (before, after) for all axes, or one such pair for each axis.
+        mode: "constant", or "edge", "reflect", "symmetric", "wrap" as in NumPy.
+        constant_values: the number to fill with, in mode "constant".
+
+    Raises:
+        ArgumentError: a width is negative or no integer, or the mode is unknown.
+        ShapeError: pad_width does not fit the number of axes.
+    """
+    y = tensor_of("pad", "x", x)
+    widths = _pad_pairs(pad_width, y.data.ndim)
+    if mode == "constant":
+        return _pad_constant(y, widths, constant_values)
+    if mode not in get_args(PadMode):
+        raise ArgumentError(f"pad: mode is {mode!r}, expected one of {get_args(PadMode)}")
+    for axis, width in enumerate(widths):
+        if width != (0, 0):
+            if y.data.shape[axis] == 0:
+                raise ShapeError(f"pad: axis {axis} of x is empty, expected elements to {mode}")
+            y = take(y, np.pad(np.arange(y.data.shape[axis]), width, mode), axis)
+    return y
+
+
+def _pad_pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
+    """Return (before, after) for each axis."""
+    widths = np.asarray(pad_width)
+    if widths.size and (widths.dtype.kind not in "iu" or (widths < 0).any()):
+        raise ArgumentError(f"pad: pad_width is {pad_width!r}, expected integers of 0 or more")
+    try:
+        pairs = np.broadcast_to(widths, (ndim, 2)).tolist()
+    except ValueError as error:
+        raise ShapeError(
+            f"pad: pad_width is {pad_width!r}, expected n, (before, after) or {ndim} such pairs"
+        ) from error
+    return [(before, after) for before, after in pairs]
+
+
+def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Tensor:
+    data = x.data
+    lengths = [b + n + a for (b, a), n in zip(widths, data.shape, strict=True)]
+    inner = tuple([slice(b, b + n) for (b, _), n in zip(widths, data.shape, strict=True)])
+    y = namespace(data).full(lengths, value, data.dtype)
+    y[inner] = data
+    return record("pad", y, (x,), _pad_backward, (inner,))
+
+
+def _pad_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    (inner,) = saved
+    return (dy[inner],)
+
+
+def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return a view with the order of elements reversed along an axis, several or all."""
+    x = tensor_of("flip", "x", x)
+    axes = axis_tuple("flip", axis, x.data.ndim)
+    key = tuple([slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)])
+    return record("flip", x.data[(*key, ...)], (x,), _flip_backward, (key,))
+
+
+def _flip_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    (key,) = saved
+    return (dy[(*key, ...)],)
+
+
+def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+    """Move elements along an axis; those that leave at one end come back at the other.
+
+    Args:
+        x: any shape and dtype.
+        shift: by how many places, one number or one for each axis.
+        axis: an axis or several; None rolls the flattened x and restores its shape.
+
+    Raises:
+        ArgumentError: shift and axis are sequences of different length.
+    """
+    x = tensor_of("roll", "x", x)
+    if axis is not None:
+        axis = axis_tuple("roll", axis, x.data.ndim)
+        if isinstance(shift, int):
+            shift = (shift,) * len(axis)
+        elif len(shift) != len(axis):
+            raise ArgumentError(f"roll: shift is {shift}, expected {len(axis)} numbers as in axis")
+    y = namespace(x.data).roll(x.data, shift, axis)
+    back = -shift if isinstance(shift, int) else tuple([-one for one in shift])
+    return record("roll", y, (x,), _roll_backward, (back, axis))
+
+
+def _roll_backward(
+    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    back, axis = saved
+    return (namespace(dy).roll(dy, back, axis),)
