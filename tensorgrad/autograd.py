@@ -47,7 +47,6 @@ class _Mode(threading.local):
 
 
 mode = _Mode()
-_NDARRAY = np.ndarray
 
 
 class Node:
@@ -94,7 +93,7 @@ def record(
             has another float dtype than the input, the walk casts it.
         saved: what backward needs, most of all arrays; freed as the walk passes.
     """
-    if type(data) is not _NDARRAY and isinstance(data, np.generic):
+    if isinstance(data, np.generic):
         data = np.asarray(data)  # NumPy turns 0-d results into scalars
     if mode.grad_enabled:
         for tensor in inputs:

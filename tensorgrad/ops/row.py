@@ -88,12 +88,17 @@ class Row:
         self._keep = _python(f"({''.join(n + ', ' for n in self.saved)})", [*self.operands, "y"])
         self._gradients = [_python(g, ["dy", *self.saved]) if g else None for g in gradients]
         self._differentiable = any(gradients)
+        self._bound_backward = self._backward
         self._leading = 1 if self.operands[0] == "c" else 0
 
     def __call__(self, *operands: Any) -> Tensor:
         """Return the result, broadcast as NumPy does, in the dtype that NumPy promotes to."""
-        inputs = [t if isinstance(t, Tensor) else _constant(self.name, t) for t in operands]
-        arrays = [t.data for t in inputs]
+        inputs = []
+        arrays = []
+        for operand in operands:
+            tensor = operand if isinstance(operand, Tensor) else _constant(self.name, operand)
+            inputs.append(tensor)
+            arrays.append(tensor.data)
         first = arrays[self._leading]
         try:
             if type(first) is _NDARRAY and first.size <= _BLOCK and first.itemsize != 2:
@@ -107,7 +112,8 @@ class Row:
             y = np.asarray(y)  # 0-d results come as scalars
         if not self._differentiable:
             return Tensor(y)
-        return record(self.name, y, inputs, self._backward, self._keep(*arrays, y))
+        saved = self._keep(*arrays, y) if self.saved else ()
+        return record(self.name, y, inputs, self._bound_backward, saved)
 
     def _forward(self, arrays: list[Any]) -> Array:
         for array in arrays:
