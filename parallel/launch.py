@@ -1,0 +1,85 @@
+"""What a rank must know and do before it talks: who started it, which code it runs, how it fails.
+
+Nothing here imports mpi4py, so a program that runs alone needs none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+import tensorgrad
+
+# MPICH, Intel MPI, Slurm with pmi2; Open MPI; MVAPICH.
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+
+
+def launched_ranks() -> int:
+    """Return how many ranks the launcher (mpirun, srun) says it started; 1 without a launcher."""
+    for name in _SIZE_VARIABLES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    if "PMIX_RANK" in os.environ:  # srun --mpi=pmix names the size only in Slurm's own variable
+        return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    return 1
+
+
+def program_facts() -> dict[str, str]:
+    """Return what must be the same on all ranks for their results to be the same."""
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "the code of tensorgrad": _code_digest(),
+    }
+
+
+def _code_digest() -> str:
+    """Digest every source file of the package: other hosts may have another checkout."""
+    root = Path(tensorgrad.__file__).parent
+    files = [
+        Path(folder, name)
+        for folder, _, names in os.walk(root, followlinks=True)  # models and parallel are links
+        for name in names
+        if name.endswith((".py", ".cu", ".cuh", ".json"))
+    ]
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def end_all_ranks_on_error(rank: int, size: int, abort: Callable[[int], None]) -> None:
+    """From now on an uncaught exception, in any thread, ends the whole job.
+
+    Without this the other ranks wait for the lost one in their next collective, for ever.
+    """
+
+    def report_and_abort(
+        kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An error that all ranks meet is shown once: rank 0 ends the job while the others wait.
+        time.sleep(0.25 * min(rank, 8))
+        lines = traceback.format_exception(kind, error, trace)
+        title = f"rank {rank} of {size}: uncaught {kind.__name__}, all ranks end\n"
+        sys.stdout.flush()
+        sys.stderr.write(title + "".join(lines))
+        sys.stderr.flush()
+        abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        if not issubclass(args.exc_type, SystemExit):  # as Python does: it ends the thread alone
+            report_and_abort(args.exc_type, args.exc_value, args.exc_traceback)
+
+    sys.excepthook = report_and_abort
+    threading.excepthook = in_thread

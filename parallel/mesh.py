@@ -1,0 +1,118 @@
+"""Which rank does which part of the work: a mesh of data x pipeline x tensor parallel ranks.
+
+Plain data that is computed from sizes alone, so it can be tested and planned anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorgrad.errors import ArgumentError
+
+AXES = ("dp", "pp", "tp")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A dp x pp x tp mesh and the place of one rank in it.
+
+    rank = (pp_rank * dp + dp_rank) * tp + tp_rank
+
+    Ranks of one host have consecutive numbers, so tensor parallel ranks, which talk most, are
+    next to each other, and pipeline stages, which talk least, are furthest apart.
+
+    Args:
+        dp: ranks that share the batch: each has the same parameters and other data.
+        pp: pipeline stages: each has some of the layers.
+        tp: ranks that share each layer.
+        rank: this rank, 0 to dp * pp * tp - 1.
+    Raises:
+        ArgumentError: a size is below 1, or there is no such rank.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the sizes and the rank."""
+        for axis in AXES:
+            if getattr(self, axis) < 1:
+                raise ArgumentError(f"Mesh: {axis} is {getattr(self, axis)}, expected 1 or more")
+        if not 0 <= self.rank < self.size:
+            raise ArgumentError(f"Mesh: rank is {self.rank}, expected 0 to {self.size - 1}")
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.pp * self.tp
+
+    @property
+    def dp_rank(self) -> int:
+        """Which part of the batch this rank has."""
+        return self.rank // self.tp % self.dp
+
+    @property
+    def pp_rank(self) -> int:
+        """Which pipeline stage this rank is."""
+        return self.rank // (self.tp * self.dp)
+
+    @property
+    def tp_rank(self) -> int:
+        """Which part of each layer this rank has."""
+        return self.rank % self.tp
+
+    def rank_at(self, dp_rank: int, pp_rank: int, tp_rank: int) -> int:
+        """Return the rank at these coordinates.
+
+        Raises:
+            ArgumentError: a coordinate is outside the mesh.
+        """
+        for axis, place in zip(AXES, (dp_rank, pp_rank, tp_rank), strict=True):
+            size = getattr(self, axis)
+            if not 0 <= place < size:
+                raise ArgumentError(f"rank_at: {axis}_rank is {place}, expected 0 to {size - 1}")
+        return (pp_rank * self.dp + dp_rank) * self.tp + tp_rank
+
+    def line(self, axis: str) -> tuple[int, ...]:
+        """Return the ranks that differ from this one along one axis alone, in order, it included.
+
+        Args:
+            axis: "dp": the ranks that average gradients with this one; "pp": the stages of its
+                pipeline; "tp": the ranks that share its layers.
+        Raises:
+            ArgumentError: there is no such axis.
+        """
+        if axis not in AXES:
+            raise ArgumentError(f"line: axis is {axis!r}, expected one of {', '.join(AXES)}")
+        step = {"tp": 1, "dp": self.tp, "pp": self.tp * self.dp}[axis]
+        size = getattr(self, axis)
+        first = self.rank - step * (self.rank // step % size)
+        return tuple(range(first, first + step * size, step))
+
+
+def make_mesh(
+    ranks: int, rank: int = 0, *, dp: int | None = None, pp: int = 1, tp: int = 1
+) -> Mesh:
+    """Return the mesh of all ranks.
+
+    Args:
+        ranks: number of ranks.
+        rank: this rank.
+        dp, pp, tp: sizes; dp is by default what pp and tp leave.
+    Raises:
+        ArgumentError: the sizes do not multiply to the number of ranks.
+    """
+    if dp is None:
+        if pp < 1 or tp < 1 or ranks % (pp * tp):
+            raise ArgumentError(
+                f"make_mesh: pp * tp is {pp} * {tp}, expected a divisor of the {ranks} ranks"
+            )
+        dp = ranks // (pp * tp)
+    if dp * pp * tp != ranks:
+        raise ArgumentError(
+            f"make_mesh: dp * pp * tp is {dp} * {pp} * {tp} = {dp * pp * tp}, "
+            f"expected the number of ranks, {ranks}"
+        )
+    return Mesh(dp, pp, tp, rank)

@@ -1,0 +1,78 @@
+"""Ranks that fail in the way that the command line names; run by test_faults.py."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import numpy as np
+
+from tensorgrad import parallel
+from tensorgrad.parallel import Comm, comm
+
+
+def one_raises(world: Comm) -> None:
+    if world.rank == 1:
+        print("last words of rank 1")
+        raise ValueError("boom")
+    world.all_reduce(np.ones(1000))
+
+
+def all_raise(world: Comm) -> None:
+    raise ValueError(f"boom {world.rank}")
+
+
+def thread_raises(world: Comm) -> None:
+    def fail() -> None:
+        raise ValueError("boom")
+
+    if world.rank == 1:
+        threading.Thread(target=fail).start()
+        time.sleep(60)
+    world.barrier()
+
+
+def thread_exits(world: Comm) -> None:
+    thread = threading.Thread(target=sys.exit, args=(3,))
+    thread.start()
+    thread.join()
+    world.barrier()
+
+
+def interrupted(world: Comm) -> None:
+    if world.rank == 1:
+        raise KeyboardInterrupt
+    world.barrier()
+
+
+def ends_early(world: Comm) -> None:
+    for _ in range(3 - world.rank):
+        world.all_reduce(np.ones(3))
+
+
+def exits_early(world: Comm) -> None:
+    if world.rank == 1:
+        sys.exit(3)
+    world.broadcast(np.ones(3))
+
+
+def another_version(world: Comm) -> None:
+    facts = {"python": "3.11.4" if world.rank else "3.12.1", "numpy": "2.0.0"}
+    world.agree("start", facts)
+
+
+def aborts(world: Comm) -> None:
+    if world.rank == 1:
+        world.abort(7)
+    world.barrier()
+
+
+def disagree(world: Comm) -> None:
+    world.all_reduce(np.ones(3 + world.rank))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](comm.world())
+    if parallel.world().rank == 0:
+        print("the end")
