@@ -18,7 +18,7 @@ from types import TracebackType
 
 import numpy as np
 
-import tensorgrad
+from tensorgrad import errors
 
 # MPICH, Intel MPI, Slurm with pmi2; Open MPI; MVAPICH.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -46,7 +46,7 @@ def program_facts() -> dict[str, str]:
 
 def _code_digest() -> str:
     """Digest every source file of the package: other hosts may have another checkout."""
-    root = Path(tensorgrad.__file__).parent
+    root = Path(errors.__file__).parent
     files = [
         Path(folder, name)
         for folder, _, names in os.walk(root, followlinks=True)  # models and parallel are links
