@@ -1,0 +1,296 @@
+"""From a template in a .cu file to a function on the current GPU.
+
+A kernel is named by its file and one instantiation of a template, `load("reduce.cu",
+"reduce_rows_warp<Sum<float>>")`. It is compiled alone, on first use, by NVRTC; the machine code
+is kept on disk, the loaded function in memory. Comments at the start of a line tell all
+there is to know about how a file is compiled:
+
+    // options: -fmad=false                  further compiler options
+    // arch: sm_90a                          the only GPU that the file is for; any GPU without it
+    // where: FLOAT = float | double         a name for a choice
+    // instantiate: name<{FLOAT}, {4 | 8}>   what may be loaded, here four kernels
+
+A line that begins with `//` and two spaces or more continues the one above.
+
+`python -m tensorgrad.kernels.compile` checks every listed instantiation without a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensorgrad import backend
+from tensorgrad.errors import KernelError
+
+FOLDER = Path(__file__).parent
+OPTIONS = ("-std=c++17", "-DNDEBUG")  # with assert on, ptxas serializes wgmma
+_INCLUDE = re.compile(r'^\s*#include "([^"]+)"\s*$')
+_DIRECTIVE = re.compile(r"^// (options|arch|where|instantiate): (.+(?:\n//  .+)*)", re.MULTILINE)
+_CHOICE = re.compile(r"\{([^{}]*)\}")
+
+Kernel = Any  # cupy.cuda.Function: kernel(grid, block, args, shared_mem=0)
+_kernels: dict[tuple[str, str, int], Kernel] = {}
+
+
+class Source(NamedTuple):
+    """A .cu file, ready to compile."""
+
+    name: str
+    text: str
+    options: tuple[str, ...]
+    arch: str | None
+    kernels: tuple[str, ...]
+
+
+class Binary(NamedTuple):
+    """Machine code, the linker name of each kernel in it, and what the compiler said."""
+
+    image: bytes
+    symbols: dict[str, str]
+    log: str
+
+
+def load(file: str, kernel: str) -> Kernel:
+    """Return one instantiation of a template of a .cu file, for the current GPU.
+
+    Args:
+        file: name in this folder, such as "reduce.cu".
+        kernel: instantiation as the file lists it, such as "reduce_rows_warp<Sum<float>>".
+
+    Returns:
+        A callable (grid, block, arguments, bytes of dynamic shared memory = 0) that launches on
+        the current stream. Up to the chip's limit of shared memory is allowed.
+
+    Raises:
+        KernelError: the file does not list the kernel, it does not compile (the message has file,
+            line and the compiler's log), or it is for another GPU.
+    """
+    try:
+        return _kernels[file, kernel, backend.cupy.cuda.runtime.getDevice()]
+    except KeyError:
+        return _load(file, kernel, _binary(file, kernel, _gpu_target()))
+
+
+def compile_all(kernels: Iterable[tuple[str, str]]) -> None:
+    """Make (file, kernel) pairs ready on the current GPU, compiling on all cores at once.
+
+    Raises:
+        KernelError: as `load`.
+    """
+    pairs = list(kernels)
+    target = _gpu_target()
+    with ThreadPoolExecutor(backend.threads()) as pool:  # NVRTC releases the GIL and is parallel
+        binaries = list(pool.map(lambda pair: _binary(pair[0], pair[1], target), pairs))
+    for (file, kernel), binary in zip(pairs, binaries, strict=True):
+        _load(file, kernel, binary)
+
+
+def inline(path: Path, seen: set[Path] | None = None) -> str:
+    """Return the text of `path` with every quoted #include replaced by that file, once each.
+
+    The text is then all that the disk cache needs as its key, and #line keeps the compiler's
+    messages about the files that a human edits.
+    """
+    seen = set() if seen is None else seen
+    if path in seen:
+        return ""
+    seen.add(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise KernelError(
+            f"kernels: got file {path.name!r}, expected one in {path.parent}: {error}"
+        ) from error
+    lines = [f'#line 1 "{path.name}"']
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _INCLUDE.match(line):
+            lines += [inline(path.parent / match[1], seen), f'#line {number + 1} "{path.name}"']
+        else:
+            lines.append("" if line == "#pragma once" else line)  # which inlining has seen to
+    return "\n".join(lines)
+
+
+def read(path: Path) -> Source:
+    """Return a .cu file with its includes inlined and its directives parsed."""
+    text = inline(path)
+    options: list[str] = []
+    arch: str | None = None
+    choices: dict[str, list[str]] = {}
+    kernels: list[str] = []
+    for kind, value in _DIRECTIVE.findall(path.read_text(encoding="utf-8")):
+        value = " ".join(value.replace("\n//", " ").split())
+        if kind == "options":
+            options += value.split()
+        elif kind == "arch":
+            arch = value
+        elif kind == "where":
+            name, _, choice = value.partition(" = ")
+            choices[name] = expand("{" + choice + "}", choices)
+        else:
+            kernels += expand(value, choices)
+    return Source(path.name, text, (*OPTIONS, *options), arch, tuple(kernels))
+
+
+def expand(pattern: str, choices: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+    """Return what a pattern stands for: "f<{a | b}, 4>" is "f<a, 4>" and "f<b, 4>"."""
+    match = _CHOICE.search(pattern)
+    if match is None:
+        return [_canonical(pattern)]
+    named = (choices or {}).get(match[1], None)
+    options = [option.strip() for option in match[1].split("|")] if named is None else named
+    start, end = match.span()
+    found = (expand(pattern[:start] + option + pattern[end:], choices) for option in options)
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+
+
+def build(
+    source: Source, kernels: Sequence[str], target: str, options: Sequence[str] = ()
+) -> Binary:
+    """Compile instantiations for a target such as "sm_90". Needs NVRTC, but no GPU.
+
+    Raises:
+        KernelError: NVRTC is missing, or the source does not compile.
+    """
+    compiler = nvrtc()
+    arguments = [*source.options, *options, f"-arch={target}", *(f"-I{f}" for f in _headers())]
+    program = compiler.createProgram(source.text, source.name, [], [])
+    try:
+        for kernel in kernels:
+            compiler.addNameExpression(program, kernel)
+        try:
+            compiler.compileProgram(program, arguments)
+        except compiler.NVRTCError as error:
+            log = compiler.getProgramLog(program).strip("\0\n")
+            names = ", ".join(kernels)
+            raise KernelError(
+                f"{source.name}: {names} for {target} got {error}, expected to compile:\n{log}"
+            ) from error
+        image = (compiler.getCUBIN if target.startswith("sm_") else compiler.getPTX)(program)
+        symbols = {kernel: compiler.getLoweredName(program, kernel) for kernel in kernels}
+        return Binary(image, symbols, compiler.getProgramLog(program).strip("\0\n"))
+    finally:
+        compiler.destroyProgram(program)
+
+
+def _load(file: str, kernel: str, binary: Binary) -> Kernel:
+    """Load machine code into the current GPU and remember the function."""
+    cupy = backend.cupy
+    device = cupy.cuda.runtime.getDevice()
+    module = cupy.cuda.function.Module()
+    try:
+        module.load(binary.image)
+        function = module.get_function(binary.symbols[kernel])
+    except cupy.cuda.driver.CUDADriverError as error:
+        raise KernelError(
+            f"{file}: {kernel} got {error}, expected to load on GPU {device}"
+        ) from error
+    driver, runtime = cupy.cuda.driver, cupy.cuda.runtime
+    static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
+    limit = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device)
+    driver.funcSetAttribute(
+        function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - static
+    )
+    _kernels[file, kernel, device] = function
+    return function
+
+
+def _binary(file: str, kernel: str, target: str) -> Binary:
+    """Return the machine code of one kernel, from the disk cache when it is there."""
+    source = _read(file)
+    if _canonical(kernel) not in source.kernels:
+        raise KernelError(
+            f"{file}: got kernel {kernel!r}, expected one that an `// instantiate:` line lists"
+        )
+    if source.arch is not None:
+        if source.arch.removesuffix("a") != target:
+            raise KernelError(f"{file}: the GPU is {target}, expected {source.arch}")
+        target = source.arch
+    key = repr((source.text, source.options, kernel, target, nvrtc().getVersion()))
+    path = _cache_folder() / hashlib.sha256(key.encode()).hexdigest()[:32]
+    binary = _read_cache(path, kernel)
+    if binary is None:
+        binary = build(source, (kernel,), target)
+        _write_cache(path, binary.symbols[kernel], binary.image)
+    return binary
+
+
+@cache
+def _read(file: str) -> Source:
+    """Read a file of this folder once a process."""
+    return read(FOLDER / file)
+
+
+def _read_cache(path: Path, kernel: str) -> Binary | None:
+    """Return what `_write_cache` wrote; None where it is missing or damaged."""
+    try:
+        digest, symbol, image = path.read_bytes().split(b"\n", 2)
+    except (OSError, ValueError):
+        return None
+    if hashlib.sha256(symbol + image).hexdigest().encode() != digest:
+        return None
+    return Binary(image, {kernel: symbol.decode()}, "")
+
+
+def _write_cache(path: Path, symbol: str, image: bytes) -> None:
+    """Keep machine code on disk. Several processes may write the same file at once."""
+    digest = hashlib.sha256(symbol.encode() + image).hexdigest()
+    own = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own.write_bytes(f"{digest}\n{symbol}\n".encode() + image)
+        own.replace(path)
+    except OSError:  # a full or read-only disk costs a compilation next time, nothing else
+        with suppress(OSError):
+            own.unlink()
+
+
+def _cache_folder() -> Path:
+    """Return the folder of the disk cache, in `~/.cache` unless XDG says otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensorgrad/kernels"
+
+
+def _gpu_target() -> str:
+    """Return what to compile for: machine code of the current GPU, or PTX if it is too new."""
+    device = int(backend.cupy.cuda.Device().compute_capability)
+    supported = nvrtc().getSupportedArchs()
+    if device in supported:
+        return f"sm_{device}"
+    return f"compute_{max((arch for arch in supported if arch < device), default=min(supported))}"
+
+
+@cache
+def nvrtc() -> Any:
+    """Return CuPy's binding of NVRTC once it is known to work."""
+    if backend.cupy is None:
+        raise KernelError("kernels: CuPy is missing, expected tensorgrad[cuda13] to be installed")
+    nvrtc = backend.cupy.cuda.nvrtc
+    try:
+        nvrtc.getVersion()
+    except RuntimeError as error:  # the library is loaded by the first call
+        raise KernelError(
+            "kernels: NVRTC is missing, expected tensorgrad[cuda13] or a CUDA toolkit"
+        ) from error
+    return nvrtc
+
+
+@cache
+def _headers() -> tuple[str, ...]:
+    """Return the folders of CUDA's own headers."""
+    from cuda import pathfinder  # comes with CuPy
+
+    found = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl"))
+    return tuple(folder for folder in found if folder is not None)
+
+
+def _canonical(kernel: str) -> str:
+    """Return the name with one space after each comma."""
+    return re.sub(r"\s*,\s*", ", ", kernel.strip())

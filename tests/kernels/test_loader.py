@@ -1,0 +1,236 @@
+"""The loader and the compile check. What needs NVRTC is skipped where it is missing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import backend
+from tensorgrad.errors import KernelError
+from tensorgrad.kernels import compile as check
+from tensorgrad.kernels import loader
+
+SCALE = """// options: -fmad=false
+// where: TYPE = float | double
+// instantiate: scale<{TYPE}, {2 |
+//     3}>
+#include "factor.cuh"
+
+template <typename T, int N>
+__global__ void scale(T* y, const T* x) {
+    extern __shared__ double memory[];
+    T* shared = reinterpret_cast<T*>(memory);
+    shared[threadIdx.x] = x[threadIdx.x] * T(factor(N));
+    y[threadIdx.x] = shared[threadIdx.x];
+}
+"""
+FACTOR = """#pragma once
+__device__ inline int factor(int n) { return n * n; }
+"""
+
+
+def missing_nvrtc() -> str | None:
+    try:
+        loader.nvrtc()
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+needs_nvrtc = pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of kernels of its own, and an empty disk cache."""
+    (tmp_path / "scale.cu").write_text(SCALE)
+    (tmp_path / "factor.cuh").write_text(FACTOR)
+    monkeypatch.setattr(loader, "FOLDER", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(loader, "_kernels", {})
+    loader._read.cache_clear()
+    yield tmp_path
+    loader._read.cache_clear()
+
+
+def test_includes_are_inlined_once_with_their_lines(folder: Path) -> None:
+    (folder / "two.cu").write_text('#include "factor.cuh"\nint a;\n#include "factor.cuh"\nint b;\n')
+    lines = loader.inline(folder / "two.cu").splitlines()
+    assert sum("factor(int n)" in line for line in lines) == 1
+    assert lines[0] == '#line 1 "two.cu"'
+    assert lines[1] == '#line 1 "factor.cuh"'
+    assert lines[lines.index("int a;") - 1] == '#line 2 "two.cu"'
+    assert lines[lines.index("int b;") - 1] == '#line 4 "two.cu"'
+
+
+def test_directives(folder: Path) -> None:
+    source = loader.read(folder / "scale.cu")
+    assert source.options == (*loader.OPTIONS, "-fmad=false")
+    assert source.arch is None
+    assert source.kernels == tuple(f"scale<{t}, {n}>" for t in ("float", "double") for n in (2, 3))
+
+
+def test_choices_nest() -> None:
+    assert loader.expand("f<{A<{x | y}> | B<x,y>}>") == ["f<A<x>>", "f<B<x, y>>", "f<A<y>>"]
+
+
+def test_every_kernel_file_lists_templates_that_it_has() -> None:
+    files = sorted(loader.FOLDER.glob("*.cu"))
+    assert files
+    for file in files:
+        source = loader.read(file)
+        templates = set(re.findall(r"(\w+)\(", source.text))
+        assert source.kernels, f"{file.name} lists no kernel"
+        for kernel in source.kernels:
+            assert kernel.split("<")[0] in templates, f"{file.name} has no {kernel}"
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / "bad.cu").write_text('#include "other.cuh"\n')
+    with pytest.raises(KernelError, match=r"got file 'other\.cuh', expected one in"):
+        loader.read(folder / "bad.cu")
+
+
+def test_a_kernel_that_is_not_listed(folder: Path) -> None:
+    with pytest.raises(KernelError, match=r"scale\.cu: got kernel 'scale<int, 2>', expected"):
+        loader._binary("scale.cu", "scale<int, 2>", "sm_80")
+
+
+def test_a_file_for_another_gpu(folder: Path) -> None:
+    (folder / "hopper.cu").write_text(
+        "// arch: sm_90a\n// instantiate: f\n__global__ void f() {}\n"
+    )
+    with pytest.raises(KernelError, match=r"hopper\.cu: the GPU is sm_80, expected sm_90a"):
+        loader._binary("hopper.cu", "f", "sm_80")
+
+
+def test_the_disk_cache_survives_damage(folder: Path) -> None:
+    path = folder / "cache" / "entry"
+    loader._write_cache(path, "_Z5scale", b"machine\ncode")
+    found = loader._read_cache(path, "scale")
+    assert found == loader.Binary(b"machine\ncode", {"scale": "_Z5scale"}, "")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert loader._read_cache(path, "scale") is None
+    path.write_bytes(b"")
+    assert loader._read_cache(path, "scale") is None
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(folder: Path) -> None:
+    (folder / "file").write_text("")
+    loader._write_cache(folder / "file" / "entry", "symbol", b"code")
+
+
+@needs_nvrtc
+def test_compile_errors_name_file_and_line(folder: Path) -> None:
+    (folder / "factor.cuh").write_text("#pragma once\n\nint factor(int n) { return n * m; }\n")
+    source = loader.read(folder / "scale.cu")
+    with pytest.raises(KernelError, match=r"scale\.cu: scale<float, 2> for sm_80 got") as caught:
+        loader.build(source, ["scale<float, 2>"], "sm_80")
+    assert 'factor.cuh(3): error: identifier "m" is undefined' in str(caught.value)
+
+
+@needs_nvrtc
+def test_the_disk_cache_knows_edited_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loader._binary("scale.cu", "scale<float, 2>", "sm_80")
+    monkeypatch.setattr(loader, "build", lambda *_: pytest.fail("compiled again"))
+    assert loader._binary("scale.cu", "scale<float, 2>", "sm_80").image == first.image
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr(loader, "FOLDER", folder)
+    (folder / "factor.cuh").write_text(FACTOR.replace("n * n", "n + n + 1"))
+    loader._read.cache_clear()
+    assert loader._binary("scale.cu", "scale<float, 2>", "sm_80").image != first.image
+
+
+def compilers() -> list[Any]:
+    nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+    return [
+        pytest.param(check._nvrtc, marks=needs_nvrtc, id="nvrtc"),
+        pytest.param(check._nvcc, marks=nvcc, id="nvcc"),
+    ]
+
+
+@pytest.mark.parametrize("compiler", compilers())
+def test_the_check_reports_registers_and_spills(folder: Path, compiler: Any) -> None:
+    source = loader.read(folder / "scale.cu")
+    report = check._report(compiler, source, source.kernels, "sm_80")
+    assert report.errors == []
+    assert len(report.usage) == 4
+    assert all(usage.registers > 0 and usage.spills == 0 for usage in report.usage.values())
+    (folder / "spill.cu").write_text("""// instantiate: spill<100>
+template <int N> __global__ void __launch_bounds__(1024, 2) spill(float* x) {
+    float a[N];
+    for (int i = 0; i < N; ++i) a[i] = x[i];
+    for (int i = 0; i < N; ++i) a[i] *= a[(i + 7) % N] + a[N - 1 - i];
+    for (int i = 0; i < N; ++i) x[i] = a[i] + a[(3 * i) % N];
+}
+""")
+    source = loader.read(folder / "spill.cu")
+    errors = check._report(compiler, source, source.kernels, "sm_80").errors
+    assert len(errors) == 1
+    assert re.search(r"spill\.cu: spill<100> for sm_80 spills \d+ bytes", errors[0])
+
+
+@pytest.mark.parametrize("compiler", compilers())
+def test_the_check_reports_code_that_does_not_compile(folder: Path, compiler: Any) -> None:
+    (folder / "factor.cuh").write_text("")
+    source = loader.read(folder / "scale.cu")
+    report = check._report(compiler, source, source.kernels, "sm_80")
+    assert "factor" in report.errors[0]
+
+
+def test_the_check_sees_serialized_wgmma() -> None:
+    log = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are\n"
+    source = loader.Source("hopper.cu", "", (), "sm_90a", ())
+    report = check._report(lambda *_: (log, {}), source, (), "sm_90a")
+    assert len(report.errors) == 1
+    assert "C7510" in report.errors[0]
+
+
+def test_the_command_says_when_there_is_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise KernelError("kernels: NVRTC is missing")
+
+    monkeypatch.setattr(loader, "nvrtc", missing)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert check.main([]) == 1
+    assert "NVRTC is missing; nvcc is not on the PATH either" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_kernels_launch_and_are_kept(folder: Path) -> None:
+    cupy = backend.cupy
+    x = cupy.arange(64, dtype="float32")
+    for n in (2, 3):
+        y = cupy.zeros_like(x)
+        kernel = loader.load("scale.cu", f"scale<float, {n}>")
+        kernel((1,), (64,), (y, x), 64 * 4)
+        np.testing.assert_array_equal(cupy.asnumpy(y), np.arange(64) * n * n)
+        assert loader.load("scale.cu", f"scale<float, {n}>") is kernel
+
+
+@pytest.mark.gpu
+def test_all_shared_memory_may_be_used(folder: Path) -> None:
+    cupy = backend.cupy
+    runtime = cupy.cuda.runtime
+    limit = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, 0)
+    x, y = cupy.ones(32, "float64"), cupy.zeros(32, "float64")
+    loader.load("scale.cu", "scale<double, 2>")((1,), (32,), (y, x), limit)
+    assert float(y.sum()) == 32 * 4
+
+
+@pytest.mark.gpu
+def test_kernels_compile_together(folder: Path) -> None:
+    source = loader.read(folder / "scale.cu")
+    loader.compile_all([("scale.cu", kernel) for kernel in source.kernels])
+    assert {kernel for _, kernel, _ in loader._kernels} == set(source.kernels)
+    assert len(list((folder / "cache" / "tensorgrad" / "kernels").iterdir())) == 4
