@@ -240,7 +240,8 @@ def _walk(
 ) -> None:
     """Visit every node after all its users; hand each leaf its complete gradient."""
     start: Edge = root.node or root
-    shared = _Shared(start)
+    waiting = {edge: uses for edge, uses in _count_uses(start).items() if uses > 1}
+    sums: dict[Edge, Array | None] = {}
     ready: list[tuple[Edge, Array | None]] = [(start, dy)]
     found: Sequence[Array | None]
     del dy
@@ -265,30 +266,17 @@ def _walk(
                 dx.dtype is not target.dtype or dx.shape != target.shape or not dx.shape
             ):
                 dx = _fit(dx, target)
-            if target not in shared.waiting:
-                ready.append((target, dx))
-            elif shared.add(target, dx):
-                ready.append((target, shared.sums.pop(target, None)))
+            if target in waiting:  # used several times: add up until the last contribution
+                other = sums.get(target)
+                if other is not None:
+                    dx = other if dx is None else other + dx
+                uses = waiting[target] - 1
+                if uses:
+                    waiting[target], sums[target] = uses, dx
+                    continue
+                sums.pop(target, None)
+            ready.append((target, dx))
         found = saved = ()  # so that memory falls before the next backward runs
-
-
-class _Shared:
-    """The nodes and leaves that several ops use: uses to come, and the sum so far."""
-
-    def __init__(self, start: Edge) -> None:
-        self.waiting: dict[Edge, int] = {}
-        self.sums: dict[Edge, Array] = {}
-        for edge, uses in _count_uses(start).items():
-            if uses > 1:
-                self.waiting[edge] = uses
-
-    def add(self, target: Edge, dx: Array | None) -> bool:
-        """Add a contribution; return whether it was the last."""
-        if dx is not None:
-            other = self.sums.get(target)
-            self.sums[target] = dx if other is None else other + dx
-        self.waiting[target] -= 1
-        return not self.waiting[target]
 
 
 def _count_uses(start: Edge) -> dict[Edge, int]:
