@@ -44,6 +44,7 @@ class _Mode(threading.local):
 
     grad_enabled = True
     inside_grad = False
+    autocast: Dtype | None = None  # what matrix products cast their operands to; see amp.py
 
 
 mode = _Mode()

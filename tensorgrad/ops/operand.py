@@ -67,15 +67,15 @@ def axis_tuple(op: str, axis: Any, ndim: int, name: str = "axis") -> tuple[int, 
     return axes
 
 
-def shape_of(op: str, shape: Any) -> Shape:
+def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
     """Return a shape given as one length or as a sequence of lengths."""
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     try:
         checked = tuple([operator.index(length) for length in lengths])
     except TypeError as error:
-        raise ShapeError(f"{op}: shape is {shape!r}, expected integers") from error
+        raise ShapeError(f"{op}: {name} is {shape!r}, expected integers") from error
     if any(length < 0 for length in checked):
-        raise ShapeError(f"{op}: shape is {checked}, expected lengths of 0 or more")
+        raise ShapeError(f"{op}: {name} is {checked}, expected 0 or more")
     return checked
 
 
