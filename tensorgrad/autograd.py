@@ -320,24 +320,6 @@ def _fit(dx: Array, target: Edge) -> Array:
     return _cast(dx, target.dtype) if type(target) is Node else dx
 
 
-def _count_uses(start: Edge) -> dict[Edge, int]:
-    """Return how many recorded ops use each node and leaf below `start`."""
-    uses: dict[Edge, int] = {start: 0}
-    stack = [start]
-    while stack:
-        edge = stack.pop()
-        if type(edge) is Node:
-            for target in edge.edges:
-                if target is None:
-                    continue
-                if target in uses:
-                    uses[target] += 1
-                else:
-                    uses[target] = 1
-                    stack.append(target)
-    return uses
-
-
 def _deliver(leaf: Tensor, dx: Array | None) -> None:
     """Add a complete gradient to the leaf and tell those who wait for it."""
     if dx is not None:
@@ -369,15 +351,20 @@ class _Assignments:
         owner = array
         while getattr(owner, "base", None) is not None and is_array(owner.base):
             owner = owner.base
+        bounds = byte_bounds(array)
         self.tick += 1
-        self.log = [entry for entry in self.log if entry[2]() is not None]
-        self.log.append((self.tick, byte_bounds(array), weakref.ref(owner)))
+        self.log = [
+            entry for entry in self.log if entry[2]() is not None and entry[1] != bounds
+        ]  # one entry for memory that is assigned to again and again, as optimizers do
+        self.log.append((self.tick, bounds, weakref.ref(owner)))
 
     def check(self, node: Node) -> None:
         """Raise GradError when an array that the node saved was assigned to since."""
         recent = [
             bounds for tick, bounds, owner in self.log if tick > node.tick and owner() is not None
         ]
+        if not recent:
+            return
         for saved in node.saved or ():
             if is_array(saved) and saved.size:
                 begin, end = byte_bounds(saved)
@@ -404,5 +391,10 @@ def assign(tensor: Tensor, key: Any, value: Any) -> None:
             "use where(), or assign under no_grad()"
         )
     tensor.data[key] = value
-    if tensor.data.size:
-        _assigned.note(tensor.data)
+    mark_assigned(tensor.data)
+
+
+def mark_assigned(array: Array) -> None:
+    """Say that elements of an array changed, so that no graph that saved them is used on."""
+    if array.size:
+        _assigned.note(array)
