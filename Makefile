@@ -16,9 +16,11 @@ python = $(or $(shell for p in $(PYTHON) $(if $(PYTHON),,python3 python3.14 pyth
 	$(error No Python 3.11 or later with venv was found ($(or $(PYTHON),tried python3 and \
 	python3.11 to 3.14)); install one (on Debian with python3-venv) or say make PYTHON=/path/to/python))
 
-# The driver says which CUDA it can run; without a GPU this is empty.
+# The newest CUDA that the driver runs decides; without a GPU this is empty.
 cuda = $(addprefix $(comma)cuda,$(shell nvidia-smi 2>/dev/null | sed -n \
-	's/.*CUDA[A-Za-z ]*Version: *\([0-9]*\).*/\1/p' | awk '$$1 >= 13 { print 13 } $$1 == 12 { print 12 }'))
+	's/.*CUDA[A-Za-z ]*Version: *\([0-9][0-9]*\).*/\1/p' | awk '\
+	$$1 >= 13 { print 13 } $$1 == 12 { print 12 } \
+	$$1 < 12 { print "the GPU is left out: its driver is older than CUDA 12" >"/dev/stderr" }'))
 comma := ,
 
 help: ## show this list (default)
