@@ -1,0 +1,159 @@
+"""What the documents say runs: every Python block, every command, every link.
+
+A block opened with ```python runs as it stands. ```python gpu is skipped without a GPU, and
+```python mpi runs on two ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.source_tree import ROOT, module_names
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+SHELL = {"sh", "bash", "shell", "console"}
+MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi}
+MADE_BY_RUNNING = ("runs/", ".venv")
+
+
+def blocks(document: Path) -> Iterator[tuple[int, list[str], str]]:
+    """Yield (line, words after the fence, text) of every fenced block."""
+    text = document.read_text(encoding="utf-8")
+    for match in FENCE.finditer(text):
+        yield text.count("\n", 0, match.start()) + 1, match[2].split(), match[3]
+
+
+def python_blocks() -> Iterator[object]:
+    for document in DOCUMENTS:
+        for line, words, text in blocks(document):
+            if words[:1] == ["python"]:
+                marks = [MARKS[word] for word in words[1:]]
+                name = f"{document.relative_to(ROOT)}:{line}"
+                yield pytest.param(text, "mpi" in words, id=name, marks=marks)
+
+
+def commands() -> Iterator[object]:
+    for document in DOCUMENTS:
+        for line, words, text in blocks(document):
+            if words and words[0] in SHELL:
+                for number, command in enumerate(text.replace("\\\n", " ").splitlines(), line + 1):
+                    parts = shlex.split(command.removeprefix("$ "), comments=True)
+                    if parts:
+                        name = f"{document.relative_to(ROOT)}:{number}"
+                        yield pytest.param(parts, id=name)
+
+
+@pytest.mark.parametrize(("text", "on_ranks"), list(python_blocks()))
+def test_a_python_block_runs(text: str, on_ranks: bool, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(text, encoding="utf-8")
+    if on_ranks:
+        run_ranks(script, 2)
+        return
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("parts", list(commands()))
+def test_a_command_names_what_exists(parts: list[str]) -> None:
+    assert list(problems(parts)) == []
+
+
+def problems(parts: list[str]) -> Iterator[str]:
+    """Yield what a command line names that this repository does not have."""
+    if parts[0] == "make":
+        yield from (
+            f"make {target}"
+            for target in parts[1:]
+            if "=" not in target and target not in make_targets()
+        )
+    if "-m" in parts:
+        module = parts[parts.index("-m") + 1]
+        if module.startswith("tensorgrad") and module not in module_names():
+            yield f"python -m {module}"
+    for word in parts:
+        for extra in re.findall(r"(?:tensorgrad|\.)\[([a-z0-9,]+)\]", word):
+            yield from (f"extra {name}" for name in extra.split(",") if name not in extras())
+        if is_path(word) and not (ROOT / word).exists():
+            yield f"file {word}"
+    yield from unknown_options(parts)
+
+
+def is_path(word: str) -> bool:
+    looks = re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", word) is not None
+    inside = "/" in word or word.endswith((".py", ".md", ".toml"))
+    return looks and inside and not word.startswith(MADE_BY_RUNNING)
+
+
+def unknown_options(parts: list[str]) -> Iterator[str]:
+    script = next((p for p in parts if p.startswith("examples/") and p.endswith(".py")), None)
+    if script is None or not (ROOT / script).exists():
+        return
+    for word in parts[parts.index(script) + 1 :]:
+        if word.startswith("--"):
+            option = word.partition("=")[0]
+            if not re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_of(script)):
+                yield f"{script} {option}"
+
+
+@cache
+def help_of(script: str) -> str:
+    return subprocess.run(
+        [sys.executable, script, "--help"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+@cache
+def make_targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z]+):(?!=)", makefile, re.MULTILINE))
+
+
+@cache
+def extras() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(document: Path) -> None:
+    links = LINK.findall(document.read_text(encoding="utf-8"))
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_the_checks_would_notice() -> None:
+    assert list(problems(["make", "trian"])) == ["make trian"]
+    assert list(problems(["python", "examples/nothing.py"])) == ["file examples/nothing.py"]
+    assert list(problems(["pip", "install", ".[nothing,mpi]"])) == ["extra nothing"]
+    assert list(problems(["python", "-m", "tensorgrad.nothing"])) == [
+        "python -m tensorgrad.nothing"
+    ]
+    assert list(problems(["make", "train", "ARGS=--steps 10"])) == []
+    assert len(list(python_blocks())) > 0
+    assert len(list(commands())) > 2
