@@ -44,6 +44,7 @@ class _Mode(threading.local):
 
     grad_enabled = True
     inside_grad = False
+    autocast: Dtype | None = None  # what matrix products cast their operands to; see amp.py
 
 
 mode = _Mode()
@@ -240,7 +241,8 @@ def _walk(
 ) -> None:
     """Visit every node after all its users; hand each leaf its complete gradient."""
     start: Edge = root.node or root
-    shared = _Shared(start)
+    waiting = {edge: uses for edge, uses in _count_uses(start).items() if uses > 1}
+    sums: dict[Edge, Array | None] = {}
     ready: list[tuple[Edge, Array | None]] = [(start, dy)]
     found: Sequence[Array | None]
     del dy
@@ -265,30 +267,17 @@ def _walk(
                 dx.dtype is not target.dtype or dx.shape != target.shape or not dx.shape
             ):
                 dx = _fit(dx, target)
-            if target not in shared.waiting:
-                ready.append((target, dx))
-            elif shared.add(target, dx):
-                ready.append((target, shared.sums.pop(target, None)))
+            if target in waiting:  # used several times: add up until the last contribution
+                other = sums.get(target)
+                if other is not None:
+                    dx = other if dx is None else other + dx
+                uses = waiting[target] - 1
+                if uses:
+                    waiting[target], sums[target] = uses, dx
+                    continue
+                sums.pop(target, None)
+            ready.append((target, dx))
         found = saved = ()  # so that memory falls before the next backward runs
-
-
-class _Shared:
-    """The nodes and leaves that several ops use: uses to come, and the sum so far."""
-
-    def __init__(self, start: Edge) -> None:
-        self.waiting: dict[Edge, int] = {}
-        self.sums: dict[Edge, Array] = {}
-        for edge, uses in _count_uses(start).items():
-            if uses > 1:
-                self.waiting[edge] = uses
-
-    def add(self, target: Edge, dx: Array | None) -> bool:
-        """Add a contribution; return whether it was the last."""
-        if dx is not None:
-            other = self.sums.get(target)
-            self.sums[target] = dx if other is None else other + dx
-        self.waiting[target] -= 1
-        return not self.waiting[target]
 
 
 def _count_uses(start: Edge) -> dict[Edge, int]:
@@ -331,24 +320,6 @@ def _fit(dx: Array, target: Edge) -> Array:
     return _cast(dx, target.dtype) if type(target) is Node else dx
 
 
-def _count_uses(start: Edge) -> dict[Edge, int]:
-    """Return how many recorded ops use each node and leaf below `start`."""
-    uses: dict[Edge, int] = {start: 0}
-    stack = [start]
-    while stack:
-        edge = stack.pop()
-        if type(edge) is Node:
-            for target in edge.edges:
-                if target is None:
-                    continue
-                if target in uses:
-                    uses[target] += 1
-                else:
-                    uses[target] = 1
-                    stack.append(target)
-    return uses
-
-
 def _deliver(leaf: Tensor, dx: Array | None) -> None:
     """Add a complete gradient to the leaf and tell those who wait for it."""
     if dx is not None:
@@ -380,15 +351,20 @@ class _Assignments:
         owner = array
         while getattr(owner, "base", None) is not None and is_array(owner.base):
             owner = owner.base
+        bounds = byte_bounds(array)
         self.tick += 1
-        self.log = [entry for entry in self.log if entry[2]() is not None]
-        self.log.append((self.tick, byte_bounds(array), weakref.ref(owner)))
+        self.log = [
+            entry for entry in self.log if entry[2]() is not None and entry[1] != bounds
+        ]  # one entry for memory that is assigned to again and again, as optimizers do
+        self.log.append((self.tick, bounds, weakref.ref(owner)))
 
     def check(self, node: Node) -> None:
         """Raise GradError when an array that the node saved was assigned to since."""
         recent = [
             bounds for tick, bounds, owner in self.log if tick > node.tick and owner() is not None
         ]
+        if not recent:
+            return
         for saved in node.saved or ():
             if is_array(saved) and saved.size:
                 begin, end = byte_bounds(saved)
@@ -415,5 +391,10 @@ def assign(tensor: Tensor, key: Any, value: Any) -> None:
             "use where(), or assign under no_grad()"
         )
     tensor.data[key] = value
-    if tensor.data.size:
-        _assigned.note(tensor.data)
+    mark_assigned(tensor.data)
+
+
+def mark_assigned(array: Array) -> None:
+    """Say that elements of an array changed, so that no graph that saved them is used on."""
+    if array.size:
+        _assigned.note(array)

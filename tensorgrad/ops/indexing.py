@@ -10,6 +10,7 @@ there it wraps around, as it does in CuPy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -58,7 +59,7 @@ def getitem(x: Any, key: Any) -> Tensor:
 
 
 def _view_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     shape, key = saved
     dx = namespace(dy).zeros(shape, dy.dtype)
@@ -67,7 +68,7 @@ def _view_backward(
 
 
 def _getitem_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     shape, *parts = saved
     key = tuple(parts)
@@ -108,7 +109,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
 
 
 def _take_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     own, shape, axis, places = saved
     outer, inner = shape[:axis], shape[axis + 1 :]
@@ -156,7 +157,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
 
 
 def _along_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     own, shape, axis, picks = saved
     size = int(np.prod(shape))

@@ -6,11 +6,13 @@ operands come in float32: the walk rounds them, but for leaves with a float32 gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tensorgrad.autograd import record
+from tensorgrad.amp import cast_operands
+from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, is_numpy, namespace, same_device
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ShapeError
@@ -41,6 +43,8 @@ def matmul(a: Any, b: Any) -> Tensor:
         DtypeError: NumPy has no common dtype for them.
     """
     a, b = tensor_of("matmul", "a", a), tensor_of("matmul", "b", b)
+    if mode.autocast is not None:
+        a, b = cast_operands(a, b)
     x, z = a.data, b.data
     same_device("matmul", ("a", "b"), (x, z))
     if not x.ndim or not z.ndim:
@@ -61,7 +65,7 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 def _matmul_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     a, b = saved
     wide = compute_dtype(dy.dtype)
@@ -101,6 +105,8 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
         DtypeError: an operand holds no floats.
     """
     x, weight = tensor_of("linear", "x", x), tensor_of("linear", "weight", weight)
+    if mode.autocast is not None:
+        x, weight = cast_operands(x, weight)
     a, w = x.data, weight.data
     if w.ndim != 2 or not a.ndim or a.shape[-1] != w.shape[1]:
         width = a.shape[-1] if a.ndim else "in"
@@ -130,7 +136,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 def _linear_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> list[Array | None]:
     x, weight = saved
     wide = compute_dtype(dy.dtype)

@@ -67,15 +67,15 @@ def axis_tuple(op: str, axis: Any, ndim: int, name: str = "axis") -> tuple[int, 
     return axes
 
 
-def shape_of(op: str, shape: Any) -> Shape:
+def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
     """Return a shape given as one length or as a sequence of lengths."""
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     try:
         checked = tuple([operator.index(length) for length in lengths])
     except TypeError as error:
-        raise ShapeError(f"{op}: shape is {shape!r}, expected integers") from error
+        raise ShapeError(f"{op}: {name} is {shape!r}, expected integers") from error
     if any(length < 0 for length in checked):
-        raise ShapeError(f"{op}: shape is {checked}, expected lengths of 0 or more")
+        raise ShapeError(f"{op}: {name} is {checked}, expected 0 or more")
     return checked
 
 
@@ -98,3 +98,29 @@ def widened(array: Array) -> Array:
     """Return 16-bit floats as float32, anything else as it is."""
     dtype = compute_dtype(array.dtype)
     return array if dtype is array.dtype else array.astype(dtype, copy=False)
+
+
+def float_tensor(op: str, name: str, value: Any) -> Tensor:
+    """Return the operand as a tensor of floats."""
+    tensor = tensor_of(op, name, value)
+    float_operand(op, name, tensor)
+    return tensor
+
+
+def integer_array(op: str, name: str, value: Any) -> Array:
+    """Return the integers of a tensor, an array or (nested lists of) Python numbers."""
+    array = value.data if isinstance(value, Tensor) else value
+    if not backend.is_array(array):
+        array = np.asarray(array)
+        if not array.size:
+            array = array.astype(np.int64)  # NumPy makes an empty list float64
+    if array.dtype.kind not in "iu":
+        raise DtypeError(f"{op}: {name} has dtype {array.dtype}, expected integers")
+    return array
+
+
+def probability(op: str, name: str, value: float) -> float:
+    """Return the value, which must lie in [0, 1)."""
+    if not 0 <= value < 1:
+        raise ArgumentError(f"{op}: {name} is {value}, expected 0 <= {name} < 1")
+    return float(value)

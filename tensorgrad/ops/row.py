@@ -277,8 +277,8 @@ def _kernel(name: str, operands: tuple[str, ...], expressions: tuple[str, ...], 
     ]
     stores = [f"out{i} = {cuda_expression(e)};" for i, e in enumerate(expressions)]
     return backend.cupy.ElementwiseKernel(
-        ", ".join(f"T{i} {n}_" for i, n in enumerate(operands)),
-        ", ".join(f"Y{i} out{i}" for i in range(len(expressions))),
+        ", ".join(f"{t} {n}_" for t, n in zip("PQRST", operands, strict=False)),
+        ", ".join(f"{t} out{i}" for t, i in zip("XYZ", range(len(expressions)), strict=False)),
         f"typedef {c_name(c)} C; {' '.join(loads)} {' '.join(stores)}",
         f"{name}_{c.name}",
         preamble=_DEVICE_FUNCTIONS,

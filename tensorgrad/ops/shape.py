@@ -69,7 +69,7 @@ def astype(x: Any, dtype: DtypeLike, copy: bool = True) -> Tensor:
 
 
 def _pass_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     """Hand dy on: the walk gives it the shape and dtype of the input."""
     return (dy,)
@@ -89,7 +89,7 @@ def to(x: Any, device: str) -> Tensor:
 
 
 def _to_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     (device,) = saved
     return (backend.to_device(dy, device),)
@@ -118,7 +118,7 @@ def ravel(x: Any) -> Tensor:
 
 
 def _reshape_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     (shape,) = saved
     return (dy.reshape(shape),)
@@ -180,7 +180,7 @@ def _permute(op: str, x: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _permute_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     (order,) = saved
     back = sorted(range(len(order)), key=order.__getitem__)
@@ -268,7 +268,7 @@ def _join(op: str, parts: list[Tensor], axis: int) -> Tensor:
 
 
 def _concatenate_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> list[Array | None]:
     axis, lengths = saved
     before = (slice(None),) * axis
@@ -356,7 +356,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
 
 
 def _repeat_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     axis, count, shape = saved
     copies = dy.reshape(*shape[: axis + 1], count, *shape[axis + 1 :])
@@ -370,7 +370,7 @@ def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
         ShapeError: a number is negative.
     """
     x = tensor_of("tile", "x", x)
-    counts = shape_of("tile", reps)
+    counts = shape_of("tile", reps, "reps")
     ndim = max(len(counts), x.data.ndim)
     counts = (1,) * (ndim - len(counts)) + counts
     shape = (1,) * (ndim - x.data.ndim) + x.data.shape
@@ -379,7 +379,7 @@ def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
 
 
 def _tile_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     counts, shape, own = saved
     copies = dy.reshape([length for pair in zip(counts, shape, strict=True) for length in pair])
@@ -441,7 +441,7 @@ def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Ten
 
 
 def _pad_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     (inner,) = saved
     return (dy[inner],)
@@ -456,7 +456,7 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
 
 
 def _flip_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     (key,) = saved
     return (dy[(*key, ...)],)
@@ -486,7 +486,7 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
 
 
 def _roll_backward(
-    dy: Array, saved: tuple[Any, ...], needs: tuple[bool, ...]
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     back, axis = saved
     return (namespace(dy).roll(dy, back, axis),)

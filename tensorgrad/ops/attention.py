@@ -1,0 +1,437 @@
+"""Scaled dot-product attention as one op. Tests: tests/ops/test_attention.py.
+
+Neither pass keeps the (Tq, Tk) matrix of weights: forward keeps its result and one number a row,
+the logarithm of the sum of exponentials, from which backward computes the weights again. On the
+CPU the matrix exists a block of queries at a time, in the cache, and under a causal mask a block
+meets only the keys it may see. Scores, weights and sums are float32 for 16-bit inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.autograd import record
+from tensorgrad.backend import Array, Shape
+from tensorgrad.errors import DtypeError, GradError, ShapeError
+from tensorgrad.ops.operand import float_tensor, probability, tensor_of, widened
+from tensorgrad.tensor import Tensor
+
+__all__ = ["attention", "attention_packed"]
+
+_BLOCK = 32768  # scores a block of queries: they and a temporary stay in the L2 cache
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Who attends to whom, and how strongly; equal in forward and backward."""
+
+    scale: float
+    causal: bool
+    bias: Array | None  # (B, H, Tq, Tk), mostly of stride 0: added to the scores, -inf forbids
+    keep: Array | None  # (B, H, Tq, Tk), bool: which weights dropout spares
+    kept: float  # the probability of being spared
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return for each query the mean of the values, weighted by how its key fits.
+
+    y = softmax(scale * q k^T + mask) v
+
+    Args:
+        q: (B, H, Tq, D), any float dtype. Views with strides are read in place.
+        k: (B, Hkv, Tk, D), dtype of q. H is a multiple of Hkv: query head h reads key head
+            h // (H / Hkv) (grouped-query attention).
+        v: (B, Hkv, Tk, D), dtype of q.
+        mask: broadcastable to (B, H, Tq, Tk); bool, True where a query may attend, or float,
+            added to the scores. A query that may attend to nothing (False or -inf everywhere)
+            gives zeros and no gradient.
+        causal: query i attends to the keys up to i + Tk - Tq: the last query sees all keys, as
+            when k and v come from a cache that holds earlier steps too.
+        scale: of the scores; default 1 / sqrt(D).
+        dropout: probability with which a weight is set to 0; the others grow by
+            1 / (1 - dropout). Applied whenever it is above 0.
+
+    Returns:
+        (B, H, Tq, D), dtype of q, in the memory order of (B, Tq, H, D).
+
+    Raises:
+        ShapeError: the shapes do not fit as above.
+        DtypeError: q, k, v are not floats of one dtype, or mask is neither bool nor float.
+        DeviceError: the arguments are on different devices.
+        GradError: mask requires a gradient.
+        ArgumentError: dropout outside [0, 1).
+    Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; grouped queries: Ainslie et al. 2023,
+        arXiv:2305.13245; without the matrix of weights: Dao 2023, arXiv:2307.08691.
+    """
+    op = "attention"
+    q, k, v = float_tensor(op, "q", q), float_tensor(op, "k", k), float_tensor(op, "v", v)
+    backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))
+    if q.ndim != 4:
+        raise ShapeError(f"{op}: q has shape {q.shape}, expected (B, H, Tq, D)")
+    batch, heads, _, width = q.shape
+    if k.ndim != 4 or (k.shape[0], k.shape[3]) != (batch, width):
+        raise ShapeError(f"{op}: k has shape {k.shape}, expected ({batch}, Hkv, Tk, {width})")
+    if v.shape != k.shape:
+        raise ShapeError(f"{op}: v has shape {v.shape}, expected {k.shape} like k")
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise DtypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {q.dtype} like q")
+    _check_heads(op, heads, k.shape[1])
+    y, saved = _forward(op, (q.data, k.data, v.data), mask, causal, scale, dropout)
+    return record(op, y, (q, k, v), _backward, (q.data, k.data, v.data, *saved))
+
+
+def attention_packed(
+    qkv: Any,
+    heads: int,
+    kv_heads: int | None = None,
+    mask: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return the attention of a sequence to itself, from one projection of it.
+
+    The last axis of qkv holds the queries of all heads, then their keys, then their values. They
+    are read where they lie, and their gradients are written into one array of the same layout.
+
+    Args:
+        qkv: (B, T, (heads + 2 * kv_heads) * D), any float dtype.
+        heads: the number of query heads, H.
+        kv_heads: the number of key and value heads; default H. It divides H.
+        mask, causal, scale, dropout: as in `attention`.
+
+    Returns:
+        (B, T, H * D), dtype of qkv.
+
+    Raises:
+        ShapeError, ArgumentError, DtypeError, DeviceError, GradError: as in `attention`.
+    """
+    op = "attention_packed"
+    qkv = float_tensor(op, "qkv", qkv)
+    kv_heads = heads if kv_heads is None else kv_heads
+    _check_heads(op, heads, kv_heads)
+    parts = heads + 2 * kv_heads
+    if qkv.ndim != 3 or not qkv.shape[2] or qkv.shape[2] % parts:
+        raise ShapeError(
+            f"{op}: qkv has shape {qkv.shape}, expected (B, T, {parts} * D) for {heads} heads "
+            f"and {kv_heads} heads of keys and values"
+        )
+    views = _unpack(qkv.data, heads, kv_heads)
+    y, saved = _forward(op, views, mask, causal, scale, dropout)
+    batch, length = qkv.shape[:2]
+    y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
+    return record(op, y, (qkv,), _backward_packed, (qkv.data, heads, kv_heads, *saved))
+
+
+def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None, ...]:
+    q, k, v, y, logsumexp, rule = saved
+    backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
+    dtype = widened(q[:0]).dtype
+    dq, dk, dv = (backend.empty(a.shape, dtype, like=a) for a in (q, k, v))
+    backward(dy, (q, k, v), y, logsumexp, rule, (dq, dk, dv))
+    return dq, dk, dv
+
+
+def _backward_packed(
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
+) -> tuple[Array | None, ...]:
+    qkv, heads, kv_heads, y, logsumexp, rule = saved
+    backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
+    dqkv = backend.empty(qkv.shape, widened(qkv[:0]).dtype, like=qkv)
+    dy = dy.reshape(*dy.shape[:2], heads, y.shape[3]).swapaxes(1, 2)
+    views, gradients = _unpack(qkv, heads, kv_heads), _unpack(dqkv, heads, kv_heads)
+    backward(dy, views, y, logsumexp, rule, gradients)
+    return (dqkv,)
+
+
+def _check_heads(op: str, heads: int, kv_heads: int) -> None:
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ShapeError(
+            f"{op}: got {heads} query heads and {kv_heads} heads of keys and values, expected a "
+            "multiple"
+        )
+
+
+def _unpack(qkv: Array, heads: int, kv_heads: int) -> tuple[Array, Array, Array]:
+    """Return views (B, heads, T, D) of the queries, keys and values."""
+    batch, length, channels = qkv.shape
+    parts = heads + 2 * kv_heads
+    each = qkv.reshape(batch, length, parts, channels // parts).swapaxes(1, 2)
+    return each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
+
+
+def _forward(
+    op: str,
+    arrays: tuple[Array, Array, Array],
+    mask: Any,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
+) -> tuple[Array, tuple[Array, Array, _Rule]]:
+    """Return the result and what backward needs beside q, k and v."""
+    q, k, _ = arrays
+    if not q.shape[3]:
+        raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
+    probability(op, "dropout", dropout)
+    shape = (*q.shape[:3], k.shape[2])
+    rule = _Rule(
+        scale=1 / math.sqrt(q.shape[3]) if scale is None else float(scale),
+        causal=causal,
+        bias=None if mask is None else _bias(op, mask, shape, q),
+        keep=None,
+        kept=1 - dropout,
+    )
+    forward = _forward_numpy if type(q) is np.ndarray else _forward_cuda
+    y, logsumexp = forward(arrays, rule)
+    return y, (y, logsumexp, rule)
+
+
+def _bias(op: str, mask: Any, shape: Shape, q: Array) -> Array:
+    """Return the mask as what is added to the scores, broadcast without copying."""
+    mask = tensor_of(op, "mask", mask)
+    if mask.requires_grad:
+        raise GradError(f"{op}: mask requires a gradient, expected one that does not")
+    backend.same_device(op, ("q", "mask"), (q, mask.data))
+    dtype = widened(q[:0]).dtype
+    if mask.dtype == np.bool_:
+        xp = backend.namespace(q)
+        bias = xp.where(mask.data, dtype.type(0), dtype.type(-np.inf))
+    else:
+        bias = float_tensor(op, "mask", mask).data.astype(dtype, copy=False)
+    try:
+        return backend.namespace(q).broadcast_to(bias, shape)
+    except ValueError as error:
+        raise ShapeError(
+            f"{op}: mask has shape {mask.shape}, expected one that broadcasts to {shape}"
+        ) from error
+
+
+def _empty_result(q: Array, dtype: Any) -> Array:
+    """Return room for (B, H, T, D) in the memory order of (B, T, H, D)."""
+    batch, heads, length, width = q.shape
+    return backend.empty((batch, length, heads, width), dtype, like=q).swapaxes(1, 2)
+
+
+def _forward_numpy(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Array, Array]:
+    q, k, v = arrays
+    dtype = widened(q[:0]).dtype
+    logsumexp = np.empty(q.shape[:3], dtype)
+    y = _empty_result(q, q.dtype)
+    blocks = _Blocks(q.shape, k.shape, rule)
+
+    def run(pieces: slice) -> None:
+        for index in range(pieces.start, pieces.stop):
+            b, group, heads = blocks.group(index)
+            keys, values = _contiguous(k[b, group], dtype), _contiguous(v[b, group], dtype)
+            for rows, seen in blocks.queries():
+                queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype)
+                weights, total, largest = _weights(queries, keys[:seen], rule, b, heads, rows)
+                if rule.keep is not None:
+                    weights *= rule.keep[b, heads, rows, :seen]
+                mixed = _flat(weights) @ values[:seen]
+                nothing = total == 0  # no key to attend to
+                total[nothing] = 1
+                mixed = mixed.reshape(queries.shape)
+                mixed *= (1 / (total * rule.kept))[..., None]
+                y[b, heads, rows] = mixed
+                largest[nothing] = np.inf  # so that backward finds weights of 0
+                logsumexp[b, heads, rows] = np.log(total) + largest
+
+    backend.parallel_blocks(run, blocks.count, 1)
+    return y, logsumexp
+
+
+def _weights(
+    queries: Array, keys: Array, rule: _Rule, b: int, heads: slice, rows: slice
+) -> tuple[Array, Array, Array]:
+    """Return exp(score - largest score), the sum and the largest score of each row."""
+    scores = _scores(queries, keys, rule, b, heads, rows)
+    if not len(keys):
+        nothing = np.zeros(queries.shape[:2], queries.dtype)
+        return scores, nothing, nothing.copy()
+    largest = scores.max(-1)
+    largest[largest == -np.inf] = 0
+    scores -= largest[..., None]
+    np.exp(scores, out=scores)
+    return scores, scores.sum(-1), largest
+
+
+def _scores(queries: Array, keys: Array, rule: _Rule, b: int, heads: slice, rows: slice) -> Array:
+    """Return the scores of some queries (heads, rows, D), already scaled; -inf where forbidden."""
+    group, count, _ = queries.shape
+    scores = (_flat(queries) @ keys.T).reshape(group, count, len(keys))
+    seen = len(keys)
+    if rule.bias is not None:
+        scores += rule.bias[b, heads, rows, :seen]
+    if rule.causal and count > 1:
+        first = max(seen - count, 0)  # keys before it are seen by every row of the block
+        corner = scores[..., first:]
+        later = np.arange(corner.shape[-1]) > np.arange(count)[:, None] + (seen - count - first)
+        corner[:, later] = -np.inf
+    return scores
+
+
+def _backward_numpy(
+    dy: Array,
+    arrays: tuple[Array, Array, Array],
+    y: Array,
+    logsumexp: Array,
+    rule: _Rule,
+    gradients: tuple[Array, Array, Array],
+) -> None:
+    q, k, v = arrays
+    dq, dk, dv = gradients
+    dtype = logsumexp.dtype
+    blocks = _Blocks(q.shape, k.shape, rule)
+
+    def run(pieces: slice) -> None:
+        for index in range(pieces.start, pieces.stop):
+            b, group, heads = blocks.group(index)
+            keys, values = _contiguous(k[b, group], dtype), _contiguous(v[b, group], dtype)
+            dkeys, dvalues = np.zeros_like(keys), np.zeros_like(values)
+            for rows, seen in blocks.queries():
+                queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype)
+                weights = _scores(queries, keys[:seen], rule, b, heads, rows)
+                weights -= logsumexp[b, heads, rows, None]
+                np.exp(weights, out=weights)
+                dmixed = _contiguous(dy[b, heads, rows], dtype)
+                delta = np.vecdot(dmixed, y[b, heads, rows].astype(dtype, copy=False))
+                dmixed = _flat(dmixed)
+                dweights = (dmixed @ values[:seen].T).reshape(weights.shape)
+                if rule.keep is None:
+                    dvalues[:seen] += _flat(weights).T @ dmixed
+                else:
+                    keep = rule.keep[b, heads, rows, :seen] * dtype.type(1 / rule.kept)
+                    dvalues[:seen] += _flat(weights * keep).T @ dmixed
+                    dweights *= keep
+                dweights -= delta[..., None]
+                dweights *= weights  # now the gradient of the scores
+                dscores = _flat(dweights)
+                dqueries = (dscores @ keys[:seen]).reshape(queries.shape)
+                dqueries *= rule.scale
+                dq[b, heads, rows] = dqueries
+                dkeys[:seen] += dscores.T @ _flat(queries)
+            dk[b, group], dv[b, group] = dkeys, dvalues
+
+    backend.parallel_blocks(run, blocks.count, 1)
+
+
+class _Blocks:
+    """How the CPU cuts the work: a (sequence, key head) pair at a time, then rows of queries."""
+
+    def __init__(self, q_shape: Shape, k_shape: Shape, rule: _Rule) -> None:
+        batch, heads, self.tq, _ = q_shape
+        _, self.kv_heads, self.tk, _ = k_shape
+        self.count = batch * self.kv_heads
+        self.heads_each = heads // self.kv_heads
+        self.rows = max(16, _BLOCK // max(1, self.heads_each * self.tk))
+        self.causal = rule.causal
+
+    def group(self, index: int) -> tuple[int, int, slice]:
+        """Return the sequence, the key head and its query heads."""
+        b, group = divmod(index, self.kv_heads)
+        return b, group, slice(group * self.heads_each, (group + 1) * self.heads_each)
+
+    def queries(self) -> list[tuple[slice, int]]:
+        """Return blocks of queries, each with the number of keys that its last one may see."""
+        blocks = []
+        for first in range(0, self.tq, self.rows):
+            last = min(first + self.rows, self.tq)
+            seen = min(max(last + self.tk - self.tq, 0), self.tk) if self.causal else self.tk
+            blocks.append((slice(first, last), seen))
+        return blocks
+
+
+def _flat(array: Array) -> Array:
+    """Return (heads, rows, n) as (heads * rows, n)."""
+    return array.reshape(array.shape[0] * array.shape[1], array.shape[2])
+
+
+def _contiguous(array: Array, dtype: Any) -> Array:
+    return np.ascontiguousarray(array, dtype)
+
+
+def _forward_cuda(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Array, Array]:
+    cupy = backend.cupy
+    q, _, v = arrays
+    y = _empty_result(q, q.dtype)
+    if not y.size or not v.size:
+        y[...] = 0
+        return y, cupy.full(q.shape[:3], cupy.inf, widened(q[:0]).dtype)
+    scores = _scores_cuda(arrays, rule)
+    largest = scores.max(-1, keepdims=True)
+    largest = cupy.where(largest == -cupy.inf, scores.dtype.type(0), largest)
+    weights = cupy.exp(scores - largest)
+    total = weights.sum(-1, keepdims=True)
+    nothing = total == 0
+    weights /= cupy.where(nothing, scores.dtype.type(1), total)
+    logsumexp = cupy.where(nothing, scores.dtype.type(np.inf), cupy.log(total) + largest)
+    if rule.keep is not None:
+        weights *= rule.keep.reshape(weights.shape) * weights.dtype.type(1 / rule.kept)
+    y[...] = cupy.matmul(weights, widened(v)[:, :, None]).reshape(q.shape)
+    return y, logsumexp.reshape(q.shape[:3])
+
+
+def _scores_cuda(arrays: tuple[Array, Array, Array], rule: _Rule) -> Array:
+    """Return all scores, (B, Hkv, H / Hkv, Tq, Tk)."""
+    cupy = backend.cupy
+    q, k, _ = arrays
+    batch, heads, tq, width = q.shape
+    kv_heads, tk = k.shape[1:3]
+    queries = (widened(q) * widened(q[:0]).dtype.type(rule.scale)).reshape(
+        batch, kv_heads, heads // kv_heads, tq, width
+    )
+    scores = cupy.matmul(queries, widened(k)[:, :, None].swapaxes(-1, -2))
+    if rule.bias is not None:
+        scores += rule.bias.reshape(scores.shape)
+    if rule.causal:
+        later = cupy.arange(tk) > cupy.arange(tq)[:, None] + (tk - tq)
+        scores = cupy.where(later, scores.dtype.type(-np.inf), scores)
+    return scores
+
+
+def _backward_cuda(
+    dy: Array,
+    arrays: tuple[Array, Array, Array],
+    y: Array,
+    logsumexp: Array,
+    rule: _Rule,
+    gradients: tuple[Array, Array, Array],
+) -> None:
+    cupy = backend.cupy
+    q, k, v = arrays
+    dq, dk, dv = gradients
+    if not q.size or not k.size:
+        for gradient in gradients:
+            gradient[...] = 0
+        return
+    batch, heads, tq, width = q.shape
+    kv_heads = k.shape[1]
+    grouped = (batch, kv_heads, heads // kv_heads, tq, width)
+    dy, y = widened(dy).reshape(grouped), widened(y).reshape(grouped)
+    weights = cupy.exp(_scores_cuda(arrays, rule) - logsumexp.reshape(grouped[:4])[..., None])
+    dweights = cupy.matmul(dy, widened(v)[:, :, None].swapaxes(-1, -2))
+    kept = weights
+    if rule.keep is not None:
+        keep = rule.keep.reshape(weights.shape) * weights.dtype.type(1 / rule.kept)
+        kept = weights * keep
+        dweights *= keep
+    dv[...] = cupy.matmul(kept.swapaxes(-1, -2), dy).sum(2)
+    dscores = weights * (dweights - (dy * y).sum(-1, keepdims=True))
+    dq[...] = cupy.matmul(dscores, widened(k)[:, :, None]).reshape(q.shape) * rule.scale
+    dk[...] = cupy.matmul(dscores.swapaxes(-1, -2), widened(q).reshape(grouped)).sum(2) * rule.scale

@@ -1,0 +1,22 @@
+"""Optimizers over flat buffers, clipping, schedules of the learning rate, loss scaling."""
+
+from tensorgrad.optim import schedule
+from tensorgrad.optim.adamw import Adam, AdamW
+from tensorgrad.optim.clip import clip_grad_norm, grad_norm
+from tensorgrad.optim.flat import FlatParameters, decays_matrices
+from tensorgrad.optim.optimizer import Optimizer
+from tensorgrad.optim.scaler import LossScaler
+from tensorgrad.optim.sgd import SGD
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "FlatParameters",
+    "LossScaler",
+    "Optimizer",
+    "clip_grad_norm",
+    "decays_matrices",
+    "grad_norm",
+    "schedule",
+]

@@ -1,0 +1,130 @@
+"""Adam and AdamW. Device functions: kernels/optim.cuh. Tests: tests/optim/test_adamw.py."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tensorgrad.backend import Array
+from tensorgrad.optim.flat import FlatParameters, NamedParameters
+from tensorgrad.optim.optimizer import (
+    DECAY,
+    EPS,
+    LR,
+    SIZE,
+    STEPS,
+    Optimizer,
+    check_range,
+    prepare_kernel,
+)
+
+
+class Adam(Optimizer):
+    """Adam, with weight decay added to the gradient (L2).
+
+    g = grad + weight_decay * p
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g^2
+    p = p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    Args:
+        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        lr: learning rate.
+        betas: beta1 and beta2, each in [0, 1).
+        eps: added to the root.
+        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+
+    Raises:
+        ArgumentError: an option is outside its range.
+
+    Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1.
+    """
+
+    _decoupled = False
+
+    def __init__(
+        self,
+        parameters: FlatParameters | NamedParameters,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        name = type(self).__name__
+        for i, beta in enumerate(betas, 1):
+            check_range(name, f"beta{i}", beta, 1.0)
+        check_range(name, "eps", eps)
+        check_range(name, "weight_decay", weight_decay)
+        super().__init__(parameters, lr, ("m", "v"))
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+
+    def _prepare_numpy(self) -> None:
+        hyper, (beta1, beta2) = self.hyper, self.betas
+        root = math.sqrt(1 - beta2 ** hyper[STEPS])
+        hyper[SIZE] = hyper[LR] * root / (1 - beta1 ** hyper[STEPS])
+        hyper[EPS] = self.eps * root
+        hyper[DECAY] = 1 - hyper[LR] * self.weight_decay
+
+    def _update_numpy(self, p: Array, g: Array, *states: Array, decays: bool) -> None:
+        m, v = states
+        beta1, beta2 = self.betas
+        t = np.empty_like(p)
+        if decays and self.weight_decay:
+            if self._decoupled:
+                p *= float(self.hyper[DECAY])
+            else:
+                g = g + self.weight_decay * p
+        m *= beta1
+        m += np.multiply(g, 1 - beta1, out=t)
+        v *= beta2
+        np.multiply(g, g, out=t)
+        t *= 1 - beta2
+        v += t
+        np.sqrt(v, out=t)
+        t += float(self.hyper[EPS])
+        np.divide(m, t, out=t)
+        t *= float(self.hyper[SIZE])
+        p -= t
+
+    def _step_cuda(self) -> None:
+        prepare = prepare_kernel("prepare_adam(hyper, s0, s1, s2, s3)", 4)
+        prepare(*self.betas, self.eps, self.weight_decay, self.hyper, size=1)
+        decay = (
+            "decays ? C(hyper[DECAY]) : C(1), C(0)"
+            if self._decoupled
+            else "C(1), decays ? s2 : C(0)"
+        )
+        call = f"adam(p, m, v, gradient, hyper, s0, s1, {decay})"
+        self._launch_update(call, *self.betas, self.weight_decay)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay.
+
+    p = p * (1 - lr * weight_decay), then Adam's update without weight decay
+
+    Args:
+        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        lr: learning rate.
+        betas: beta1 and beta2, each in [0, 1).
+        eps: added to the root.
+        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+
+    Raises:
+        ArgumentError: an option is outside its range.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 2.
+    """
+
+    _decoupled = True
+
+    def __init__(
+        self,
+        parameters: FlatParameters | NamedParameters,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(parameters, lr, betas, eps, weight_decay)

@@ -1,0 +1,283 @@
+"""What all optimizers share: a step over flat buffers, its scalars, and its state by name.
+
+A step is one pass: every block of the buffers is scaled, decayed and updated while it is in the
+cache. What changes from step to step (learning rate, count, factor of the gradient) lives in a
+small array on the device, so that on the GPU nothing waits for the host.
+Tests: tests/optim/test_optimizer.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensorgrad import autograd, backend, kernels
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name, float64
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.optim.clip import check_max_norm, clip_factor, sum_of_squares
+from tensorgrad.optim.flat import FlatParameters, NamedParameters
+
+if TYPE_CHECKING:
+    from tensorgrad.optim.scaler import LossScaler
+
+# Places in `Optimizer.hyper`: what the user sets, then what the device derives from it. A factor
+# of 0 means that the step is skipped. kernels/optim.cuh has the same list.
+LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
+
+_BLOCK = 16384  # elements: parameters, gradient, state and a temporary of this length fit the L2
+_DEVICE_FUNCTIONS = (Path(kernels.__file__).parent / "optim.cuh").read_text(encoding="utf-8")
+
+
+class Optimizer:
+    """Base of SGD, Adam and AdamW.
+
+    A subclass names its state buffers and says how one block of them is updated.
+
+    Args:
+        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        lr: learning rate.
+        states: names of the state buffers. For 16-bit parameters there is also "master", a
+            float32 copy that the update is applied to; the parameters are that copy rounded.
+
+    Attributes:
+        flat: the parameters and their gradients.
+        state: name -> buffer, laid out like `flat.grad`.
+        hyper: the scalars of a step, float64, on the device of the parameters.
+
+    Raises:
+        ArgumentError: `lr` is negative or not finite; see also FlatParameters.
+    """
+
+    def __init__(
+        self, parameters: FlatParameters | NamedParameters, lr: float, states: tuple[str, ...]
+    ) -> None:
+        if not isinstance(parameters, FlatParameters):
+            parameters = FlatParameters(parameters)
+        self.flat = parameters
+        self.hyper: Array = backend.empty((_END,), float64, like=parameters.data)
+        self.hyper.fill(0)
+        self.lr = lr
+        self.state: dict[str, Array] = {}
+        if parameters.data.dtype != parameters.grad.dtype:
+            self.state["master"] = parameters.data.astype(parameters.grad.dtype)
+        for name in states:
+            self.state[name] = backend.empty_like(parameters.grad)
+            self.state[name].fill(0)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        """Set it, without waiting for the device."""
+        check_range(type(self).__name__, "lr", value)
+        self._lr = float(value)
+        self._set(LR, self._lr)
+
+    def zero_grad(self) -> None:
+        """Set all gradients to 0."""
+        self.flat.zero_grad()
+
+    def step(self, max_norm: float | None = None, scaler: LossScaler | None = None) -> Array | None:
+        """Update the parameters by their gradients.
+
+        With `max_norm` or `scaler` the norm of all gradients is measured first. A step whose norm
+        is not finite is skipped: parameters, state and the count of steps stay as they are.
+
+        Args:
+            max_norm: scale the gradients in passing so that their norm is at most this; inf only
+                measures. The gradient buffer itself stays as it is.
+            scaler: what scaled the loss; the gradients are unscaled in passing, and the scaler
+                learns whether they were finite.
+
+        Returns:
+            The norm before clipping, a 0-d float64 array on the device; None if not measured.
+
+        Raises:
+            ArgumentError: `max_norm` is not positive, or the data or grad of a parameter is no
+                longer the view of the flat buffer.
+        """
+        name = type(self).__name__
+        self.flat.check(f"{name}.step")
+        norm = None
+        if max_norm is None and scaler is None:
+            self._set(FACTOR, 1.0)
+        else:
+            limit = math.inf if max_norm is None else max_norm
+            check_max_norm(f"{name}.step", limit)
+            scale = None if scaler is None else scaler.scale_on(self.hyper)
+            norm, factor = clip_factor(sum_of_squares(self.flat.grad), limit, scale)
+            self.hyper[FACTOR : FACTOR + 1] = factor
+        if backend.is_numpy(self.hyper):
+            self._step_numpy()
+        else:
+            self._step_cuda()
+        if scaler is not None:
+            scaler.update(self.hyper[FACTOR : FACTOR + 1])
+        autograd.mark_assigned(self.flat.data)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state by parameter name, for a checkpoint.
+
+        Returns:
+            "<state>/<parameter>" -> array with the shape of the parameter, a view of the live
+            state; "step" (how many were not skipped) and "lr" as Python numbers.
+        """
+        found: dict[str, Any] = {"step": int(self.hyper[STEPS]), "lr": self.lr}
+        found.update(self._state_views())
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that `state_dict` gave; nothing changes when it does not fit.
+
+        Raises:
+            CheckpointError: an entry is missing, unknown, or of another shape or dtype.
+        """
+        views = self._state_views()
+        op = f"{type(self).__name__}.load_state_dict"
+        missing = [name for name in ("step", "lr", *views) if name not in state]
+        unknown = [name for name in state if name not in views and name not in ("step", "lr")]
+        if missing or unknown:
+            problem = f"lacks {missing[0]}" if missing else f"has an unknown {unknown[0]}"
+            raise CheckpointError(
+                f"{op}: state {problem} ({len(missing)} missing, {len(unknown)} unknown), "
+                f"expected the {len(views) + 2} entries of this optimizer"
+            )
+        for name, view in views.items():
+            array = state[name]
+            got = (getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__))
+            if got != (view.shape, view.dtype):
+                raise CheckpointError(
+                    f"{op}: {name} has shape {got[0]} and dtype {got[1]}, expected {view.shape} "
+                    f"and {view.dtype}"
+                )
+        step, lr = state["step"], state["lr"]
+        if not isinstance(step, int) or step < 0:
+            raise CheckpointError(f"{op}: step is {step!r}, expected a whole number from 0")
+        if not isinstance(lr, int | float) or not 0 <= lr < math.inf:
+            raise CheckpointError(f"{op}: lr is {lr!r}, expected a finite number from 0")
+        for name, view in views.items():
+            view[...] = backend.asarray_like(state[name], view)
+        self.lr = lr
+        self._set(STEPS, float(step))
+
+    def _state_views(self) -> dict[str, Array]:
+        return {
+            f"{kind}/{name}": view
+            for kind, buffer in self.state.items()
+            for name, view in self.flat.views(buffer).items()
+        }
+
+    def _set(self, place: int, value: float) -> None:
+        """Write one scalar without waiting for the device."""
+        self.hyper[place : place + 1].fill(value)
+
+    def _step_numpy(self) -> None:
+        factor = float(self.hyper[FACTOR])
+        if factor == 0:
+            return
+        self.hyper[STEPS] += 1
+        self._prepare_numpy()
+        data, grad = self.flat.data, self.flat.grad
+        master = self.state.get("master")
+        states = [buffer for name, buffer in self.state.items() if name != "master"]
+
+        def update(begin: int, end: int, decays: bool) -> None:
+            def run(block: slice) -> None:
+                piece = slice(begin + block.start, begin + block.stop)
+                gradient = grad[piece] if factor == 1 else grad[piece] * factor
+                blocks = [buffer[piece] for buffer in states]
+                if master is None:
+                    self._update_numpy(data[piece], gradient, *blocks, decays=decays)
+                    return
+                _take_over(data[piece], master[piece])
+                self._update_numpy(master[piece], gradient, *blocks, decays=decays)
+                data[piece] = master[piece]
+
+            backend.parallel_blocks(run, end - begin, _BLOCK)
+
+        update(0, self.flat.decayed, decays=True)
+        update(self.flat.decayed, self.flat.size, decays=False)
+
+    def _prepare_numpy(self) -> None:
+        """Derive the scalars of this step in `hyper`."""
+        raise NotImplementedError
+
+    def _update_numpy(self, p: Array, g: Array, *states: Array, decays: bool) -> None:
+        """Update one block in place; `g` must be left as it is."""
+        raise NotImplementedError
+
+    def _step_cuda(self) -> None:
+        """Do the same with two kernels: one thread that prepares, then all elements."""
+        raise NotImplementedError
+
+    def _launch_update(self, call: str, *scalars: float) -> None:
+        """Run `call`, a call of a device function, on every element.
+
+        The call may name p, gradient, the state buffers, `hyper` (a pointer), `decays` (whether
+        weight decay applies to the element) and s0, s1, ... (the scalars).
+        """
+        flat, master = self.flat, self.state.get("master")
+        names = tuple(name for name in self.state if name != "master")
+        kernel = _update_kernel(call, names, len(scalars), flat.data.dtype, flat.grad.dtype)
+        weights = (flat.data,) if master is None else (flat.data, master)
+        kernel(
+            flat.grad,
+            self.hyper,
+            np.int64(flat.decayed),
+            *[flat.grad.dtype.type(scalar) for scalar in scalars],
+            *weights,
+            *[self.state[name] for name in names],
+        )
+
+
+def check_range(op: str, name: str, value: float, end: float = math.inf) -> None:
+    """Raise ArgumentError unless 0 <= value < end."""
+    if not 0 <= value < end:
+        limit = "finite" if end == math.inf else f"below {end:g}"
+        raise ArgumentError(f"{op}: {name} is {value}, expected a number from 0, {limit}")
+
+
+def _take_over(parameters: Array, master: Array) -> None:
+    """Copy 16-bit parameters that are not their rounded master copy: they were assigned to."""
+    changed = master.astype(parameters.dtype).view("uint16") != parameters.view("uint16")
+    if changed.any():
+        np.copyto(master, parameters, casting="unsafe", where=changed)
+
+
+@cache
+def prepare_kernel(call: str, scalars: int) -> Any:
+    """Return the kernel of one thread that derives the scalars of a step."""
+    return backend.cupy.ElementwiseKernel(
+        ", ".join(f"float64 s{i}" for i in range(scalars)),
+        "raw float64 hyper_",
+        f"double* hyper = &hyper_[0]; {call};",
+        call.partition("(")[0],
+        preamble=_DEVICE_FUNCTIONS,
+    )
+
+
+@cache
+def _update_kernel(call: str, states: tuple[str, ...], scalars: int, t: Any, c: Any) -> Any:
+    inputs = ["C gradient", "raw float64 hyper_", "int64 decayed"]
+    inputs += [f"C s{i}" for i in range(scalars)]
+    weights = ["C p"] if t == c else ["T parameter", "C p"]
+    before = "" if t == c else "take_over(parameter, p);"
+    after = "" if t == c else "parameter = T(p);"
+    return backend.cupy.ElementwiseKernel(
+        ", ".join(inputs),
+        ", ".join([*weights, *[f"C {name}" for name in states]]),
+        f"const double* hyper = &hyper_[0]; const bool decays = i < decayed;"
+        f"if (hyper[FACTOR] != 0) {{ {before} {call}; {after} }}",
+        f"{call.partition('(')[0]}_{c_name(t)}",
+        preamble=_DEVICE_FUNCTIONS,
+    )

@@ -1,0 +1,134 @@
+"""Dynamic loss scaling for float16. Tests: tests/optim/test_scaler.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend, ops
+from tensorgrad.backend import Array, is_numpy
+from tensorgrad.dtypes import compute_dtype
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.optim.optimizer import check_range
+from tensorgrad.tensor import Tensor
+
+_SCALE, _STREAK = 0, 1
+_LEAST, _MOST = 2.0**-126, 2.0**127  # so that the scale stays a normal float32
+
+
+class LossScaler:
+    """Keeps gradients in the range of float16 by multiplying the loss.
+
+    After a step with gradients that are not finite, which is skipped, scale *= backoff. After
+    `interval` finite steps in a row, scale *= growth.
+
+        scaler.scale(loss).backward()
+        optimizer.step(max_norm=1.0, scaler=scaler)
+
+    The scale lives on the device of the loss; nothing waits for it.
+
+    Args:
+        scale: what to start with.
+        growth: at least 1.
+        backoff: above 0, below 1.
+        interval: finite steps between two growths.
+
+    Raises:
+        ArgumentError: an option is outside its range.
+
+    Source: Micikevicius et al. 2017, arXiv:1710.03740, section 3.2.
+    """
+
+    def __init__(
+        self,
+        scale: float = 65536.0,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        interval: int = 2000,
+    ) -> None:
+        check_range("LossScaler", "scale", scale)
+        for name, value, good, expected in (
+            ("scale", scale, scale > 0, "a number above 0"),
+            ("growth", growth, 1 <= growth < math.inf, "a number from 1"),
+            ("backoff", backoff, 0 < backoff < 1, "a number between 0 and 1"),
+            ("interval", interval, interval >= 1, "at least 1"),
+        ):
+            if not good:
+                raise ArgumentError(f"LossScaler: {name} is {value}, expected {expected}")
+        self.growth, self.backoff, self.interval = growth, backoff, interval
+        self._state: Array = np.array([scale, 0.0])
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss times the scale, in float32 at least."""
+        scale = self.scale_on(loss.data).astype(compute_dtype(loss.dtype))
+        return ops.multiply(loss, Tensor(scale))
+
+    def scale_on(self, like: Array) -> Array:
+        """Return the scale as a 0-d float64 array on the device of `like`, where it stays."""
+        if is_numpy(self._state) != is_numpy(like):
+            self._state = backend.to_device(self._state, backend.device_of(like))
+        return self._state[_SCALE : _SCALE + 1].reshape(())
+
+    def update(self, factor: Array) -> None:
+        """Adapt the scale to a step; `Optimizer.step` does so.
+
+        Args:
+            factor: what the gradients were multiplied with, one element; 0 if not finite.
+        """
+        if not is_numpy(factor):
+            kernel = _update_kernel()
+            kernel(factor, self.growth, self.backoff, np.int64(self.interval), self._state, size=1)
+            return
+        state = self._state
+        if factor[0] == 0:
+            state[:] = max(state[_SCALE] * self.backoff, _LEAST), 0
+        elif state[_STREAK] + 1 < self.interval:
+            state[_STREAK] += 1
+        else:
+            state[:] = min(state[_SCALE] * self.growth, _MOST), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"scale": ..., "streak": finite steps since the scale changed}."""
+        scale, streak = backend.to_numpy(self._state).tolist()
+        return {"scale": scale, "streak": int(streak)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that `state_dict` gave; nothing changes when it does not fit.
+
+        Raises:
+            CheckpointError: an entry is missing, unknown or outside its range.
+        """
+        scale, streak = state.get("scale"), state.get("streak")
+        if (
+            set(state) != {"scale", "streak"}
+            or not isinstance(scale, int | float)
+            or not 0 < scale < math.inf
+            or not isinstance(streak, int)
+            or streak < 0
+        ):
+            raise CheckpointError(
+                f"LossScaler.load_state_dict: got {dict(state)}, expected a scale above 0 and a "
+                "streak from 0"
+            )
+        self._state[0:1].fill(scale)
+        self._state[1:2].fill(streak)
+
+
+@cache
+def _update_kernel() -> Any:
+    return backend.cupy.ElementwiseKernel(
+        "raw float64 factor, float64 growth, float64 backoff, int64 interval",
+        "raw float64 state",
+        f"""
+        const bool finite = factor[0] != 0;
+        const bool grows = finite && state[1] + 1 >= interval;
+        if (!finite) state[0] = max(state[0] * backoff, {_LEAST!r});
+        if (grows) state[0] = min(state[0] * growth, {_MOST!r});
+        state[1] = finite && !grows ? state[1] + 1 : 0;
+        """,
+        "update_loss_scale",
+    )

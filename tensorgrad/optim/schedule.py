@@ -1,0 +1,111 @@
+"""Learning rates as functions of the step, counted from 0. Tests: tests/optim/test_schedule.py.
+
+    optimizer.lr = schedule.cosine(step, lr=6e-4, steps=10_000, warmup=500)
+
+All warm up alike: lr * (step + 1) / warmup while step < warmup, so that the first step moves and
+step `warmup` has the full rate.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tensorgrad.errors import ArgumentError
+
+
+def constant(step: int, lr: float, warmup: int = 0) -> float:
+    """Return `lr` after the warm-up.
+
+    Args:
+        step: from 0.
+        lr: learning rate after the warm-up.
+        warmup: steps of linear warm-up.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+    """
+    _check("constant", step, warmup)
+    return _warm(step, lr, warmup) if step < warmup else lr
+
+
+def linear(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0.0) -> float:
+    """Return a rate that falls on a line from `lr` at the end of the warm-up to `minimum`.
+
+    lr + (minimum - lr) * min(1, (step - warmup) / (steps - warmup))
+
+    Args:
+        step: from 0.
+        lr: the highest rate.
+        steps: where the rate reaches `minimum`, to stay there.
+        warmup: steps of linear warm-up.
+        minimum: the rate at the end.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+    """
+    _check("linear", step, warmup, steps)
+    if step < warmup:
+        return _warm(step, lr, warmup)
+    return lr + (minimum - lr) * _progress(step, steps, warmup)
+
+
+def cosine(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0.0) -> float:
+    """Return a rate that falls on half a cosine from `lr` to `minimum`.
+
+    minimum + (lr - minimum) * (1 + cos(pi * min(1, (step - warmup) / (steps - warmup)))) / 2
+
+    Args:
+        step: from 0.
+        lr: the highest rate.
+        steps: where the rate reaches `minimum`, to stay there.
+        warmup: steps of linear warm-up.
+        minimum: the rate at the end.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+
+    Source: Loshchilov and Hutter 2016, arXiv:1608.03983, eq. 5, without restarts.
+    """
+    _check("cosine", step, warmup, steps)
+    if step < warmup:
+        return _warm(step, lr, warmup)
+    share = (1 + math.cos(math.pi * _progress(step, steps, warmup))) / 2
+    return minimum + (lr - minimum) * share
+
+
+def inverse_square_root(step: int, lr: float, warmup: int) -> float:
+    """Return a rate that falls with the root of the step after the warm-up.
+
+    lr * sqrt(warmup / (step + 1))
+
+    Args:
+        step: from 0.
+        lr: the highest rate, reached at the end of the warm-up.
+        warmup: steps of linear warm-up, at least 1: it sets the unit of time.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 3, lr = (C * warmup)^(-1/2).
+    """
+    _check("inverse_square_root", step, warmup)
+    if warmup < 1:
+        raise ArgumentError(f"inverse_square_root: warmup is {warmup}, expected at least 1")
+    return _warm(step, lr, warmup) if step < warmup else lr * math.sqrt(warmup / (step + 1))
+
+
+def _warm(step: int, lr: float, warmup: int) -> float:
+    return lr * (step + 1) / warmup
+
+
+def _progress(step: int, steps: int, warmup: int) -> float:
+    return min(1.0, (step - warmup) / (steps - warmup))
+
+
+def _check(name: str, step: int, warmup: int, steps: int | None = None) -> None:
+    if step < 0:
+        raise ArgumentError(f"{name}: step is {step}, expected a number from 0")
+    if warmup < 0:
+        raise ArgumentError(f"{name}: warmup is {warmup}, expected a number from 0")
+    if steps is not None and steps <= warmup:
+        raise ArgumentError(f"{name}: steps is {steps}, expected more than warmup, {warmup}")

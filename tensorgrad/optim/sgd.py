@@ -1,0 +1,96 @@
+"""Stochastic gradient descent. Device functions: kernels/optim.cuh.
+
+Tests: tests/optim/test_sgd.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensorgrad.backend import Array
+from tensorgrad.errors import ArgumentError
+from tensorgrad.optim.flat import FlatParameters, NamedParameters
+from tensorgrad.optim.optimizer import (
+    GAIN,
+    LR,
+    SIZE,
+    STEPS,
+    Optimizer,
+    check_range,
+    prepare_kernel,
+)
+
+
+class SGD(Optimizer):
+    """Gradient descent with momentum, as PyTorch defines it.
+
+    g = grad + weight_decay * p
+    m = momentum * m + (1 - dampening) * g, but m = g in the first step
+    p = p - lr * m, or with Nesterov's momentum p = p - lr * (g + momentum * m)
+
+    Args:
+        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        lr: learning rate.
+        momentum: 0 keeps no state.
+        dampening: part of the gradient that does not enter the momentum.
+        nesterov: whether to look ahead; needs momentum and no dampening.
+        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+
+    Raises:
+        ArgumentError: an option is outside its range.
+
+    Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep
+        learning", eq. 3 and 4, with the learning rate outside the momentum.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters | NamedParameters,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+    ) -> None:
+        for name, value in (("momentum", momentum), ("weight_decay", weight_decay)):
+            check_range("SGD", name, value)
+        if nesterov and (momentum == 0 or dampening != 0):
+            raise ArgumentError(
+                f"SGD: nesterov with momentum {momentum} and dampening {dampening}, expected "
+                "momentum above 0 and dampening 0"
+            )
+        super().__init__(parameters, lr, ("momentum",) if momentum else ())
+        self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
+        self.weight_decay = weight_decay
+
+    def _prepare_numpy(self) -> None:
+        self.hyper[SIZE] = self.hyper[LR]
+        self.hyper[GAIN] = 1 if self.hyper[STEPS] == 1 else 1 - self.dampening
+
+    def _update_numpy(self, p: Array, g: Array, *states: Array, decays: bool) -> None:
+        size = float(self.hyper[SIZE])
+        if decays and self.weight_decay:
+            g = g + self.weight_decay * p
+        if not self.momentum:
+            p -= g * size
+            return
+        (m,) = states
+        t = np.multiply(g, float(self.hyper[GAIN]))
+        m *= self.momentum
+        m += t
+        if self.nesterov:
+            np.multiply(m, self.momentum, out=t)
+            t += g
+            t *= size
+        else:
+            np.multiply(m, size, out=t)
+        p -= t
+
+    def _step_cuda(self) -> None:
+        prepare_kernel("prepare_sgd(hyper, s0)", 1)(self.dampening, self.hyper, size=1)
+        if not self.momentum:
+            call = "sgd(p, gradient, hyper, decays ? s1 : C(0))"
+        else:
+            kind = "sgd_nesterov" if self.nesterov else "sgd_momentum"
+            call = f"{kind}(p, momentum, gradient, hyper, s0, decays ? s1 : C(0))"
+        self._launch_update(call, self.momentum, self.weight_decay)

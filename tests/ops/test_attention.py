@@ -1,0 +1,174 @@
+"""Attention against a plain NumPy reference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, ops
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tests.opcheck import Case, check
+
+RNG = np.random.default_rng(11)
+
+
+def reference(
+    q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, scale: float | None = None
+) -> Any:
+    heads, tq, width = q.shape[1:]
+    tk = k.shape[2]
+    k, v = (np.repeat(a, heads // a.shape[1], axis=1) for a in (k, v))
+    scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(width) if scale is None else scale)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    if causal:
+        scores = np.where(np.tril(np.ones((tq, tk), bool), tk - tq), scores, -np.inf)
+    largest = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(largest == -np.inf, 0, largest))
+    total = weights.sum(-1, keepdims=True)
+    return weights / np.where(total == 0, 1, total) @ v
+
+
+def packed_reference(qkv: Any, heads: int, kv_heads: int, **options: Any) -> Any:
+    batch, length, channels = qkv.shape
+    width = channels // (heads + 2 * kv_heads)
+    each = qkv.reshape(batch, length, heads + 2 * kv_heads, width)
+    each = each.swapaxes(1, 2)
+    q, k, v = np.split(each, [heads, heads + kv_heads], axis=1)
+    return reference(q, k, v, **options).swapaxes(1, 2).reshape(batch, length, heads * width)
+
+
+def case(
+    q: tuple[int, int, int, int], kv_heads: int = 0, tk: int | None = None, **options: Any
+) -> Case:
+    batch, heads, tq, width = q
+    kv = (batch, kv_heads or heads, tq if tk is None else tk, width)
+    return Case(
+        lambda q, k, v: ops.attention(q, k, v, **options),
+        [q, kv, kv],
+        lambda q, k, v: reference(q, k, v, **options),
+        terms=max(1, tq, kv[2]) * width,
+        name="attention-" + "-".join(options),
+    )
+
+
+def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **options: Any) -> Case:
+    return Case(
+        lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **options),
+        [shape],
+        lambda qkv: packed_reference(qkv, heads, kv_heads, **options),
+        terms=shape[1] * 8,
+        name="attention_packed-" + "-".join(options),
+    )
+
+
+def masked(shape: tuple[int, ...], seed: int = 0) -> Any:
+    """Return a mask that forbids a third of all, and one row altogether."""
+    mask = np.random.default_rng(seed).random(shape) > 0.33
+    mask[..., 0, :] = False
+    return mask
+
+
+PADDING = np.arange(33) < np.array([33, 5])[:, None, None, None]
+ADDED = np.where(masked((3, 31, 33)), RNG.standard_normal((3, 31, 33)), -np.inf)
+CASES = [
+    case((2, 3, 5, 4)),
+    case((2, 3, 5, 4), causal=True),
+    case((1, 2, 129, 33), causal=True),
+    case((1, 1, 300, 8), causal=True),
+    case((1, 1, 1, 1)),
+    case((2, 6, 33, 8), kv_heads=2, causal=True),
+    case((1, 4, 257, 16), kv_heads=1, causal=True),
+    case((2, 3, 1, 4), tk=17, causal=True),
+    case((2, 3, 7, 4), tk=17, causal=True),
+    case((2, 3, 17, 4), tk=7, causal=True),
+    case((2, 3, 7, 4), tk=17, scale=0.3),
+    case((2, 3, 31, 4), tk=33, mask=PADDING),
+    case((2, 3, 31, 4), tk=33, mask=PADDING, causal=True),
+    case((2, 3, 31, 4), tk=33, mask=ADDED),
+    case((2, 6, 31, 4), kv_heads=2, tk=33, mask=masked((2, 6, 31, 33)), causal=True),
+    case((2, 3, 9, 4), mask=np.array(False)),
+    case((0, 3, 5, 4)),
+    case((2, 3, 0, 4)),
+    case((2, 3, 5, 4), tk=0),
+    packed_case((2, 5, 3 * 12), 3, 3),
+    packed_case((2, 129, 3 * 12), 3, 3, causal=True),
+    packed_case((2, 33, 8 * 4), 4, 2, causal=True, mask=PADDING),
+    packed_case((0, 5, 36), 3, 3),
+    packed_case((2, 0, 36), 3, 3),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+def test_rows_with_nothing_to_attend_to_give_zeros_and_no_gradient() -> None:
+    q, k, v = (Tensor(RNG.standard_normal((1, 1, 3, 4)), requires_grad=True) for _ in range(3))
+    mask = np.array([[True, True, True], [False, False, False], [True, False, True]])
+    y = ops.attention(q, k, v, mask)
+    y.backward(np.ones(y.shape))
+    assert np.isfinite(y.numpy()).all()
+    np.testing.assert_array_equal(y.numpy()[0, 0, 1], np.zeros(4))
+    for tensor in (q, k, v):
+        assert tensor.grad is not None
+        assert np.isfinite(tensor.grad).all()
+    assert q.grad is not None
+    np.testing.assert_array_equal(q.grad[0, 0, 1], np.zeros(4))
+
+
+def test_forbidden_keys_may_hold_anything_finite() -> None:
+    q, k, v = (RNG.standard_normal((1, 1, 2, 4)).astype("float32") for _ in range(3))
+    mask = np.array([True, False])
+    expected = ops.attention(Tensor(q), Tensor(k), Tensor(v), mask).numpy()
+    k[:, :, 1], v[:, :, 1] = 1e30, -1e30
+    got = ops.attention(Tensor(q), Tensor(k), Tensor(v), mask).numpy()
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    q = Tensor(np.full((1, 1, 2, 4), 1e4, "float32"), requires_grad=True)
+    y = ops.attention(q, q, q)
+    y.backward(np.ones(y.shape, "float32"))
+    np.testing.assert_array_equal(y.numpy(), q.numpy())
+    assert q.grad is not None
+    assert np.isfinite(q.grad).all()
+
+
+def test_the_result_is_laid_out_for_the_projection_that_follows() -> None:
+    q = Tensor(np.ones((2, 3, 5, 4)))
+    y = ops.attention(q, q, q).numpy().swapaxes(1, 2)
+    assert y.flags.c_contiguous
+
+
+def test_arguments_that_do_not_fit() -> None:
+    def tensor(*shape: int, dtype: str = "float32") -> Tensor:
+        return Tensor(np.ones(shape, dtype))
+
+    q = tensor(2, 4, 5, 8)
+    with pytest.raises(ShapeError, match=r"q has shape \(4, 5, 8\), expected \(B, H, Tq, D\)"):
+        ops.attention(tensor(4, 5, 8), q, q)
+    with pytest.raises(ShapeError, match=r"k has shape \(2, 4, 5, 7\), expected \(2, Hkv, Tk, 8"):
+        ops.attention(q, tensor(2, 4, 5, 7), q)
+    with pytest.raises(ShapeError, match=r"v has shape \(2, 4, 6, 8\), expected \(2, 4, 5, 8\)"):
+        ops.attention(q, q, tensor(2, 4, 6, 8))
+    with pytest.raises(ShapeError, match="got 4 query heads and 3 heads of keys and values"):
+        ops.attention(q, tensor(2, 3, 5, 8), tensor(2, 3, 5, 8))
+    with pytest.raises(ShapeError, match="expected heads of width 1 or more"):
+        ops.attention(tensor(2, 4, 5, 0), tensor(2, 4, 5, 0), tensor(2, 4, 5, 0))
+    with pytest.raises(ShapeError, match=r"mask has shape \(5, 6\), expected one that broadcasts"):
+        ops.attention(q, q, q, np.ones((5, 6), bool))
+    with pytest.raises(DtypeError, match="mask has dtype int64, expected a float"):
+        ops.attention(q, q, q, np.ones((5, 5), "int64"))
+    with pytest.raises(DtypeError, match="k has dtype float64, expected float32 like q"):
+        ops.attention(q, tensor(2, 4, 5, 8, dtype="float64"), q)
+    with pytest.raises(GradError, match="mask requires a gradient"):
+        ops.attention(q, q, q, Tensor(np.zeros((5, 5)), requires_grad=True))
+    with pytest.raises(ArgumentError, match=r"dropout is 1\.0, expected 0 <= dropout < 1"):
+        ops.attention(q, q, q, dropout=1.0)
+    with pytest.raises(ShapeError, match=r"qkv has shape \(2, 5, 35\), expected \(B, T, 9 \* D\)"):
+        ops.attention_packed(tensor(2, 5, 35), 3)

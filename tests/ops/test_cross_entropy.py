@@ -1,0 +1,129 @@
+"""Cross entropy against its definition in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, ops
+from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tests.opcheck import Case, check
+
+RNG = np.random.default_rng(5)
+
+
+def reference(
+    logits: Any,
+    targets: Any,
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Any:
+    vocabulary = logits.shape[-1]
+    logits = logits - logits.max(-1, keepdims=True)
+    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    counted = np.full(targets.shape, True) if ignore_index is None else targets != ignore_index
+    wanted = np.eye(vocabulary)[np.where(counted, targets, 0)] * (1 - label_smoothing)
+    losses = -((wanted + label_smoothing / vocabulary) * log_probabilities).sum(-1) * counted
+    if reduction == "none":
+        return losses
+    return losses.sum() / (max(counted.sum(), 1) if reduction == "mean" else 1)
+
+
+def case(shape: tuple[int, ...], targets: Any = None, **options: Any) -> Case:
+    vocabulary = shape[-1]
+    if targets is None:
+        targets = RNG.integers(0, vocabulary, shape[:-1])
+    function: Callable[..., Any] = lambda x, t: ops.cross_entropy(x, t, **options)  # noqa: E731
+    return Case(
+        function,
+        [shape, targets],
+        lambda x, t: reference(x, t, **options),
+        terms=int(np.prod(shape)),
+        name="cross_entropy-" + "-".join(f"{k}={v}" for k, v in options.items()),
+    )
+
+
+SOME_IGNORED = np.array([[3, -100, 0], [-100, -100, 10]])
+CASES = [
+    *(case(s) for s in ((4,), (3, 1), (2, 3, 5), (33, 31), (65, 1025), (0, 4))),
+    *(case((2, 3, 11), SOME_IGNORED, reduction=r) for r in ("mean", "sum", "none")),
+    *(
+        case((2, 3, 11), SOME_IGNORED, reduction=r, label_smoothing=s)
+        for r in ("mean", "none")
+        for s in (0.1, 1.0)
+    ),
+    case((2, 3, 11), np.array([[3, 7, 0], [7, 7, 10]], "uint16"), ignore_index=7),
+    case((2, 3, 11), np.array([[3, 7, 0], [7, 7, 10]], "int32"), ignore_index=None),
+    case((2, 3), np.array([-100, -100])),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_the_definition(case: Case) -> None:
+    check(case)
+
+
+def test_sixteen_bit_logits_have_a_float32_loss() -> None:
+    logits = Tensor(np.zeros((2, 8), "float16"), requires_grad=True)
+    loss = ops.cross_entropy(logits, np.array([1, 2]))
+    assert loss.dtype == np.float32
+    assert loss.item() == pytest.approx(np.log(8), rel=1e-6)
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.dtype == np.float16
+
+
+def test_large_logits_do_not_overflow() -> None:
+    logits = Tensor(np.array([[1e38, -1e38, 0]], "float32"), requires_grad=True)
+    loss = ops.cross_entropy(logits, np.array([0]))
+    loss.backward()
+    assert loss.item() == 0
+    np.testing.assert_array_equal(logits.grad, [[0, 0, 0]])
+
+
+def test_ignored_examples_may_hold_anything() -> None:
+    logits = Tensor(np.array([[0.0, 0.0], [np.nan, 1.0]]), requires_grad=True)
+    loss = ops.cross_entropy(logits, np.array([1, -100]))
+    loss.backward()
+    assert loss.item() == pytest.approx(np.log(2))
+    np.testing.assert_array_equal(logits.grad, [[0.5, -0.5], [0, 0]])
+
+
+def test_nothing_to_learn_from_is_a_loss_of_zero() -> None:
+    logits = Tensor(np.ones((2, 3)), requires_grad=True)
+    loss = ops.cross_entropy(logits, np.array([-100, -100]))
+    loss.backward()
+    assert loss.item() == 0
+    np.testing.assert_array_equal(logits.grad, np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("bad", [11, -1])
+def test_targets_outside_are_named(bad: int) -> None:
+    targets = np.zeros((2, 3), "int64")
+    targets[1, 2] = bad
+    message = rf"targets\[1, 2\] is {bad}, expected 0 to 10 \(a vocabulary of 11\)"
+    with pytest.raises(OutOfRangeError, match=message):
+        ops.cross_entropy(Tensor(np.zeros((2, 3, 11))), targets)
+
+
+def test_the_padding_value_of_another_data_set_is_named() -> None:
+    with pytest.raises(OutOfRangeError, match=r"targets\[0\] is -100, expected 0 to 2"):
+        ops.cross_entropy(Tensor(np.zeros((1, 3))), np.array([-100]), ignore_index=None)
+
+
+def test_arguments_that_do_not_fit() -> None:
+    logits, targets = Tensor(np.zeros((2, 3))), np.array([0, 1])
+    with pytest.raises(ShapeError, match=r"targets have shape \(3,\), expected \(2,\)"):
+        ops.cross_entropy(logits, np.zeros(3, "int64"))
+    with pytest.raises(ShapeError, match=r"logits have shape \(2, 0\), expected \(..., V\)"):
+        ops.cross_entropy(Tensor(np.zeros((2, 0))), targets)
+    with pytest.raises(DtypeError, match="targets has dtype float64, expected integers"):
+        ops.cross_entropy(logits, np.zeros(2))
+    with pytest.raises(ArgumentError, match=r"label_smoothing is 1\.5, expected 0 to 1"):
+        ops.cross_entropy(logits, targets, label_smoothing=1.5)
+    with pytest.raises(ArgumentError, match="reduction is 'max', expected one of"):
+        ops.cross_entropy(logits, targets, reduction="max")

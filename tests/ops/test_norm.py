@@ -1,0 +1,83 @@
+"""layer_norm and rms_norm against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, ops
+from tensorgrad.errors import DtypeError, ShapeError
+from tests.opcheck import Case, check
+
+SHAPES: list[tuple[int, ...]] = [(7,), (3, 31), (2, 33, 5), (70, 1023), (0, 4), (3, 0)]
+
+
+def layer_norm(x: Any, weight: Any = 1, bias: Any = 0) -> Any:
+    if not x.size:
+        return x
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(var + 1e-5) * weight + bias
+
+
+def rms_norm(x: Any, weight: Any = 1) -> Any:
+    if not x.size:
+        return x
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+
+
+def layer_norm_without_weight(x: Tensor, bias: Tensor) -> Tensor:
+    return ops.layer_norm(x, None, bias)
+
+
+CASES = [
+    *(
+        Case(ops.layer_norm, [s, s[-1:], s[-1:]], layer_norm, terms=int(np.prod(s)), slack=2)
+        for s in SHAPES
+    ),
+    *(Case(ops.rms_norm, [s, s[-1:]], rms_norm, terms=int(np.prod(s)), slack=2) for s in SHAPES),
+    Case(ops.layer_norm, [(4, 9)], layer_norm, terms=9, slack=2),
+    Case(ops.layer_norm, [(4, 9), (9,)], layer_norm, terms=36, slack=2),
+    Case(ops.rms_norm, [(4, 9)], rms_norm, terms=9, slack=2),
+    Case(
+        layer_norm_without_weight, [(4, 9), (9,)], lambda x, b: layer_norm(x, 1, b),
+        terms=36, slack=2, name="layer_norm-bias",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+def test_a_large_mean_does_not_cancel_the_variance() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 512)).astype("float32")
+    far = ops.layer_norm(Tensor(x + np.float32(4096))).numpy()
+    np.testing.assert_allclose(far, layer_norm((x + np.float32(4096)).astype(float)), atol=5e-4)
+
+
+def test_parameters_may_be_wider_than_x() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype("float16")
+    weight = Tensor(np.linspace(0, 1, 8, dtype="float32"), requires_grad=True)
+    y = ops.layer_norm(Tensor(x), weight)
+    assert y.dtype == np.float16
+    y.backward(np.ones((3, 8), "float16"))
+    assert weight.grad is not None
+    assert weight.grad.dtype == np.float32
+
+
+def test_arguments_that_do_not_fit() -> None:
+    x = Tensor(np.ones((2, 4)))
+    message = r"layer_norm: weight has shape \(3,\), expected \(4,\) \(last axis of x\)"
+    with pytest.raises(ShapeError, match=message):
+        ops.layer_norm(x, Tensor(np.ones(3)))
+    with pytest.raises(ShapeError, match=r"layer_norm: bias has shape \(2, 4\), expected \(4,\)"):
+        ops.layer_norm(x, None, x)
+    with pytest.raises(ShapeError, match=r"rms_norm: x has shape \(\), expected \(..., C\)"):
+        ops.rms_norm(Tensor(np.ones(())))
+    with pytest.raises(DtypeError, match="rms_norm: weight has dtype int64, expected a float"):
+        ops.rms_norm(x, Tensor(np.arange(4)))
+    with pytest.raises(DtypeError, match="layer_norm: x is a list, expected a tensor"):
+        ops.layer_norm([1.0, 2.0])

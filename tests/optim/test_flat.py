@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, backend, dtypes
+from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
+from tensorgrad.optim import SGD, AdamW, FlatParameters
+from tensorgrad.optim.flat import ALIGNMENT
+from tests.optim import toy
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS, ids=str)
+def test_values_survive_and_become_views(dtype: Any, device: str) -> None:
+    tensors = toy.parameters(dtype, device)
+    before = toy.values(tensors)
+    flat = FlatParameters(tensors.items())
+    assert (flat.data.dtype, flat.grad.dtype) == (dtype, dtypes.compute_dtype(dtype))
+    flat.data[:] = flat.data + flat.data.dtype.type(1)
+    flat.grad += flat.grad.dtype.type(2)
+    for name, tensor in tensors.items():
+        assert tensor.shape == toy.SHAPES[name]
+        expected = before[name] + before[name].dtype.type(1)
+        np.testing.assert_array_equal(tensor.numpy(), expected)
+        assert tensor.grad is not None
+        assert (backend.to_numpy(tensor.grad) == 2).all()
+    flat.zero_grad()
+    assert not backend.to_numpy(flat.grad).any()
+
+
+def test_the_layout_is_aligned_and_grouped_by_decay() -> None:
+    flat = FlatParameters(toy.parameters().items(), multiple=96)
+    assert flat.size % ALIGNMENT == 0
+    assert flat.size % 96 == 0
+    assert flat.size == flat.data.size == flat.grad.size
+    taken = np.zeros(flat.size, int)
+    for name, slot in flat.slots.items():
+        assert slot.offset % ALIGNMENT == 0
+        assert slot.shape == toy.SHAPES[name]
+        taken[slot.piece] += 1
+        decays = len(slot.shape) >= 2
+        assert (slot.piece.stop <= flat.decayed) if decays else (slot.offset >= flat.decayed)
+    assert taken.max() == 1
+    assert not flat.data[taken == 0].any(), "the gaps hold something"
+    assert list(flat.slots)[:2] == ["wte", "h.0.weight"]
+    cut = flat.views(np.arange(flat.size))
+    assert cut["h.0.bias"].tolist() == list(range(flat.size))[flat.slots["h.0.bias"].piece]
+
+
+def test_a_rule_chooses_what_decays() -> None:
+    flat = FlatParameters(toy.parameters().items(), decay=lambda name, _: name == "h.0.bias")
+    assert next(iter(flat.slots)) == "h.0.bias"
+    assert flat.decayed == -(-257 // ALIGNMENT) * ALIGNMENT
+
+
+def test_backward_adds_into_the_buffer(device: str) -> None:
+    tensors = toy.parameters(dtypes.bfloat16, device)
+    flat = FlatParameters(tensors.items())
+    for _ in range(300):  # in bfloat16, 256 + 1 is 256
+        toy.total(*tensors.values()).backward()
+    used = sum(t.size for t in tensors.values())
+    assert float(flat.grad.sum()) == 300 * used
+    flat.check("test")
+
+
+def test_a_gradient_that_is_there_already_is_kept() -> None:
+    tensors = toy.parameters()
+    tensors["wte"].grad = np.full((37, 11), 3.0, np.float32)
+    flat = FlatParameters(tensors.items())
+    assert flat.grad.sum() == 3 * 37 * 11
+
+
+def test_tied_parameters_are_taken_once() -> None:
+    tensors = toy.parameters()
+    flat = FlatParameters([*tensors.items(), ("lm_head.weight", tensors["wte"])])
+    assert flat.slots == FlatParameters(toy.parameters().items()).slots
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    tensors = toy.parameters()
+    tensors["wte"].requires_grad = False
+    data = tensors["wte"].data
+    flat = FlatParameters(tensors.items())
+    assert "wte" not in flat.slots
+    assert tensors["wte"].data is data
+
+
+def ones(dtype: Any = np.float32) -> Tensor:
+    return Tensor(np.ones(3, dtype), requires_grad=True)
+
+
+def twins() -> list[tuple[str, Tensor]]:
+    array = np.ones(3, np.float32)
+    return [("a", Tensor(array, True)), ("b", Tensor(array, True))]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        (lambda: [], ArgumentError, "got no parameter that requires a gradient"),
+        (lambda: [("a", ones().detach())], ArgumentError, "got no parameter"),
+        (lambda: [ones()], ArgumentError, r"has a Tensor, expected pairs \(name, tensor\)"),
+        (lambda: [("a", np.ones(3))], ArgumentError, "expected pairs"),
+        (lambda: [("a", ones() * 2)], ArgumentError, "a is the result of an op"),
+        (lambda: [("a", ones()), ("a", ones())], ArgumentError, "a names two parameters"),
+        (twins, ArgumentError, "b shares its memory with a"),
+        (
+            lambda: [("a", ones()), ("b", ones(np.float64))],
+            DtypeError,
+            "b has dtype float64, expected float32 like a",
+        ),
+    ],
+)
+def test_wrong_parameters_are_named(pairs: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        FlatParameters(pairs())
+
+
+@pytest.mark.gpu
+def test_parameters_of_two_devices_are_refused() -> None:
+    pairs = [("a", ones()), ("b", Tensor(backend.to_device(np.ones(3, "f"), "cuda"), True))]
+    with pytest.raises(DeviceError, match="b is on cuda:0, expected cpu like a"):
+        FlatParameters(pairs)
+
+
+def test_a_wrong_multiple_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="multiple is 0"):
+        FlatParameters(toy.parameters().items(), multiple=0)
+
+
+def test_a_replaced_array_is_noticed_at_the_next_step() -> None:
+    tensors = toy.parameters()
+    optimizer = SGD(tensors.items())
+    optimizer.step()
+    view = tensors["norm"].data
+    tensors["norm"].data = view.copy()
+    with pytest.raises(ArgumentError, match="the data of norm was replaced"):
+        optimizer.step()
+    tensors["norm"].data = view
+    optimizer.step()
+    tensors["wte"].grad = None
+    with pytest.raises(ArgumentError, match="the grad of wte was replaced"):
+        optimizer.step()
+
+
+def test_a_second_optimizer_takes_the_parameters_from_the_first() -> None:
+    tensors = toy.parameters()
+    first = SGD(tensors.items())
+    second = AdamW(tensors.items())
+    second.step()
+    with pytest.raises(ArgumentError, match="was replaced"):
+        first.step()

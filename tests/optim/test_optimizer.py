@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, autograd, backend, dtypes
+from tensorgrad.errors import ArgumentError, CheckpointError, GradError
+from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, Optimizer
+from tests.optim import toy
+
+Make = Callable[..., Optimizer]
+KINDS: dict[str, Make] = {
+    "sgd": lambda p: SGD(p, lr=0.1, weight_decay=0.1),
+    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.1),
+    "nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": lambda p: Adam(p, lr=0.1, weight_decay=0.1),
+    "adamw": lambda p: AdamW(p, lr=0.1, weight_decay=0.1),
+}
+HALVES = [dtypes.float16, dtypes.bfloat16]
+
+
+@pytest.fixture(params=list(KINDS.values()), ids=list(KINDS))
+def make(request: pytest.FixtureRequest) -> Make:
+    kind: Make = request.param
+    return kind
+
+
+def run(make: Make, steps: int, dtype: Any = np.float32, device: str = "cpu", **kwargs: Any) -> Any:
+    tensors = toy.parameters(dtype, device)
+    optimizer = make(tensors.items())
+    proceed(optimizer, tensors, range(steps), **kwargs)
+    return optimizer
+
+
+def proceed(optimizer: Optimizer, tensors: dict[str, Tensor], steps: range, **kwargs: Any) -> None:
+    for step in steps:
+        toy.set_gradients(tensors, step)
+        optimizer.step(**kwargs)
+
+
+def everything(optimizer: Optimizer) -> list[Any]:
+    return [optimizer.flat.data, *optimizer.state.values()]
+
+
+def test_equal_runs_give_equal_bits(make: Make, device: str) -> None:
+    one, two = (run(make, 4, device=device, max_norm=1.0) for _ in range(2))
+    assert toy.same_bits(everything(one), everything(two))
+
+
+def test_the_number_of_threads_changes_no_bit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "threads", lambda: 2)
+    one = run(make, 3, max_norm=1.0)
+    monkeypatch.setattr(backend, "threads", lambda: 1)
+    two = run(make, 3, max_norm=1.0)
+    assert toy.same_bits(everything(one), everything(two))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", dtypes.FLOATS, ids=str)
+def test_both_devices_agree(make: Make, dtype: Any) -> None:
+    cpu, gpu = (run(make, 5, dtype, device, max_norm=1.0) for device in ("cpu", "cuda"))
+    pairs = [(cpu.state[name], gpu.state[name]) for name in cpu.state]
+    if dtype.itemsize > 2:
+        pairs.append((cpu.flat.data, gpu.flat.data))
+    tolerance = 1e-12 if dtype.itemsize == 8 else 1e-5
+    for one, two in pairs:
+        np.testing.assert_allclose(backend.to_numpy(two), one, rtol=tolerance, atol=tolerance)
+
+
+def test_gaps_stay_zero(make: Make, device: str) -> None:
+    optimizer = run(make, 3, device=device)
+    gaps = np.ones(optimizer.flat.size, bool)
+    for slot in optimizer.flat.slots.values():
+        gaps[slot.piece] = False
+    assert gaps.any()
+    for buffer in everything(optimizer):
+        assert not backend.to_numpy(buffer)[gaps].any()
+
+
+def test_decay_spares_biases_and_gains(make: Make, device: str) -> None:
+    tensors = toy.parameters(device=device)
+    before = toy.values(tensors)
+    make(tensors.items()).step()  # with gradients of 0
+    for name, tensor in tensors.items():
+        assert (tensor.numpy() != before[name]).any() == (name in ("wte", "h.0.weight")), name
+
+
+def test_clipping_in_the_step_equals_smaller_gradients(make: Make, device: str) -> None:
+    tensors = toy.parameters(np.float64, device)
+    clipped = make(tensors.items())
+    toy.set_gradients(tensors, 0)
+    gradients = clipped.flat.grad.copy()
+    norm = clipped.step(max_norm=0.5)
+    assert toy.same_bits([gradients], [clipped.flat.grad])
+    others = toy.parameters(np.float64, device)
+    scaled = make(others.items())
+    toy.set_gradients(others, 0)
+    expected = math.sqrt(sum((g**2).sum() for g in toy.gradients().values()))
+    assert norm is not None
+    assert norm.shape == ()
+    assert float(norm) == pytest.approx(expected, rel=1e-12)
+    scaled.flat.grad *= 0.5 / (expected + 1e-6)
+    assert scaled.step() is None
+    for name in tensors:
+        np.testing.assert_allclose(
+            tensors[name].numpy(), others[name].numpy(), rtol=1e-11, atol=1e-12
+        )
+
+
+def test_a_norm_within_the_limit_changes_nothing(make: Make) -> None:
+    free, measured = run(make, 2), run(make, 2, max_norm=math.inf)
+    assert toy.same_bits(everything(free), everything(measured))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 1e30])
+def test_a_step_without_finite_norm_is_skipped(make: Make, bad: float, device: str) -> None:
+    tensors = toy.parameters(device=device)
+    optimizer = make(tensors.items())
+    proceed(optimizer, tensors, range(1), max_norm=1.0)
+    before = [a.copy() for a in everything(optimizer)]
+    optimizer.flat.grad[5] = bad
+    norm = optimizer.step(max_norm=1.0)
+    assert norm is not None
+    assert not np.isfinite(float(norm))
+    assert toy.same_bits(before, everything(optimizer))
+    assert optimizer.state_dict()["step"] == 1
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_master_weights_collect_what_16_bits_would_lose(dtype: Any, device: str) -> None:
+    tensor = Tensor(backend.to_device(np.ones((3, 5), dtype), device), requires_grad=True)
+    optimizer = SGD([("w", tensor)], lr=1e-5)
+    optimizer.flat.grad.fill(1)
+    for _ in range(2000):  # 1 - 1e-5 is 1 in 16 bits
+        optimizer.step()
+    assert tensor.dtype == dtype
+    np.testing.assert_allclose(tensor.numpy().astype(float), 0.98, rtol=2.0**-8)
+    master = backend.to_numpy(optimizer.state["master"])[:15]
+    np.testing.assert_allclose(master, 0.98, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_16_bit_parameters_are_the_rounded_master(make: Make, dtype: Any, device: str) -> None:
+    optimizer = run(make, 3, dtype, device)
+    master = backend.to_numpy(optimizer.state["master"])
+    assert toy.same_bits([master.astype(dtype)], [optimizer.flat.data])
+    exact = run(make, 3, np.float32, device)
+    off = np.abs(master - backend.to_numpy(exact.flat.data)) > 0.05
+    assert off.mean() < 1e-3  # Adam turns a tiny change of a tiny gradient into a whole step
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_16_bit_parameters_that_were_assigned_to_are_taken_over(dtype: Any, device: str) -> None:
+    tensors = toy.parameters(dtype, device)
+    optimizer = SGD(tensors.items(), lr=1.0)
+    proceed(optimizer, tensors, range(1))
+    tensors["h.0.bias"].data[:] = 7
+    optimizer.zero_grad()
+    optimizer.step()
+    assert (tensors["h.0.bias"].numpy() == 7).all()
+    views = optimizer.flat.views(optimizer.state["master"])
+    assert (backend.to_numpy(views["h.0.bias"]) == 7).all()
+    rest = backend.to_numpy(views["wte"])
+    assert (rest != rest.astype(dtype).astype(np.float32)).any(), "the rest lost precision"
+
+
+def test_a_graph_from_before_the_step_is_not_used_after_it() -> None:
+    tensor = Tensor(np.ones((2, 2)), requires_grad=True)
+    optimizer = SGD([("w", tensor)])
+    loss = toy.total(tensor * tensor)
+    optimizer.step()
+    with pytest.raises(GradError, match="assigned to after"):
+        loss.backward()
+    for _ in range(50):
+        optimizer.step()
+        toy.total(tensor * tensor).backward()
+    assert len(autograd._assigned.log) < 40, "steps pile up in the log"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, *HALVES], ids=str)
+def test_a_saved_state_continues_to_the_same_bits(make: Make, dtype: Any, device: str) -> None:
+    whole = run(make, 6, dtype, device, max_norm=1.0)
+    half = run(make, 3, dtype, device, max_norm=1.0)
+    saved = {
+        name: backend.to_numpy(value).copy() if backend.is_array(value) else value
+        for name, value in half.state_dict().items()
+    }
+    tensors = toy.parameters(dtype, device, seed=5)
+    resumed = make(tensors.items())
+    for name, view in half.flat.views(half.flat.data).items():
+        tensors[name].data[...] = view
+    resumed.load_state_dict(saved)
+    proceed(resumed, tensors, range(3, 6), max_norm=1.0)
+    assert toy.same_bits(everything(whole), everything(resumed))
+
+
+def test_a_saved_state_does_not_depend_on_the_layout(make: Make, device: str) -> None:
+    one = run(make, 3, device=device)
+    tensors = toy.parameters(device=device, seed=5)
+    other = make(FlatParameters(reversed(tensors.items()), multiple=1024))
+    for name, view in one.flat.views(one.flat.data).items():
+        tensors[name].data[...] = view
+    other.load_state_dict(one.state_dict())
+    assert other.flat.slots != one.flat.slots
+    proceed(other, tensors, range(3, 5))
+    whole = run(make, 5, device=device)
+    for name, view in whole.flat.views(whole.flat.data).items():
+        assert toy.same_bits([view], [tensors[name].data])
+
+
+def test_the_state_is_named_by_parameter() -> None:
+    tensors = toy.parameters(dtypes.bfloat16)
+    state = AdamW(tensors.items(), lr=0.25).state_dict()
+    arrays = {f"{kind}/{name}" for kind in ("master", "m", "v") for name in toy.SHAPES}
+    assert set(state) == {"step", "lr"} | arrays
+    assert (state["step"], state["lr"]) == (0, 0.25)
+    assert state["v/wte"].shape == (37, 11)
+    assert state["v/wte"].dtype == np.float32
+
+
+BAD_STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "missing": (lambda s: s.pop("m/wte"), r"state lacks m/wte \(1 missing, 0 unknown\)"),
+    "unknown": (lambda s: s.update(other=1), "has an unknown other"),
+    "shape": (lambda s: s.update({"v/norm": np.ones(2, "f")}), r"v/norm has shape \(2,\)"),
+    "dtype": (lambda s: s.update({"v/norm": np.ones(1)}), "dtype float64, expected .* float32"),
+    "no array": (lambda s: s.update({"v/norm": 3}), "v/norm has shape None and dtype int"),
+    "step": (lambda s: s.update(step=-1), "step is -1"),
+    "lr": (lambda s: s.update(lr=math.nan), "lr is nan"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD_STATES.values(), ids=BAD_STATES)
+def test_a_state_that_does_not_fit_changes_nothing(
+    damage: Callable[[dict[str, Any]], Any], message: str, device: str
+) -> None:
+    optimizer = run(KINDS["adamw"], 2, device=device)
+    state = run(KINDS["adamw"], 4, device=device).state_dict()
+    damage(state)
+    before = [a.copy() for a in (optimizer.hyper, *optimizer.state.values())]
+    with pytest.raises(CheckpointError, match=message):
+        optimizer.load_state_dict(state)
+    assert toy.same_bits(before, [optimizer.hyper, *optimizer.state.values()])
+
+
+@pytest.mark.parametrize(
+    ("make_wrong", "message"),
+    [
+        (lambda p: SGD(p, lr=-1.0), "SGD: lr is -1.0"),
+        (lambda p: AdamW(p, lr=math.nan), "AdamW: lr is nan"),
+        (lambda p: AdamW(p, betas=(1.0, 0.9)), "AdamW: beta1 is 1.0, expected .* below 1"),
+        (lambda p: Adam(p, betas=(0.9, -0.1)), "Adam: beta2 is -0.1"),
+        (lambda p: Adam(p, eps=-1e-8), "Adam: eps is -1e-08"),
+        (lambda p: AdamW(p, weight_decay=-0.1), "weight_decay is -0.1"),
+        (lambda p: SGD(p, momentum=-0.1), "momentum is -0.1"),
+        (lambda p: SGD(p, nesterov=True), "nesterov with momentum 0.0"),
+        (lambda p: SGD(p).step(max_norm=0.0), r"SGD\.step: max_norm is 0.0"),
+        (lambda p: SGD(p).step(max_norm=math.nan), r"SGD\.step: max_norm is nan"),
+        (lambda p: setattr(SGD(p), "lr", math.inf), "lr is inf"),
+    ],
+)
+def test_wrong_options_are_named(make_wrong: Make, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make_wrong(toy.parameters().items())

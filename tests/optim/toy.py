@@ -1,0 +1,78 @@
+"""Small parameters and losses to try optimizers on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import Tensor, backend
+from tensorgrad.autograd import record
+
+# odd sizes, a scalar, an empty array, and one that spans several blocks of the NumPy path
+SHAPES = {
+    "wte": (37, 11),
+    "scale": (),
+    "h.0.weight": (150, 257),
+    "h.0.bias": (257,),
+    "empty": (0, 4),
+    "norm": (1,),
+}
+
+
+def parameters(
+    dtype: Any = np.float32,
+    device: str = "cpu",
+    seed: int = 0,
+    shapes: dict[str, tuple[int, ...]] = SHAPES,
+) -> dict[str, Tensor]:
+    """Return parameters with normal random values."""
+    rng = np.random.default_rng(seed)
+    arrays = {name: np.asarray(rng.standard_normal(shape)) for name, shape in shapes.items()}
+    return {
+        name: Tensor(backend.to_device(array.astype(dtype), device), requires_grad=True)
+        for name, array in arrays.items()
+    }
+
+
+def gradients(
+    shapes: dict[str, tuple[int, ...]] = SHAPES, step: int = 0
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return random float64 gradients that differ from step to step."""
+    rng = np.random.default_rng([9, step])
+    return {name: np.asarray(rng.standard_normal(shape)) for name, shape in shapes.items()}
+
+
+def set_gradients(tensors: dict[str, Tensor], step: int) -> None:
+    """Write the gradients of a step into the tensors' own arrays."""
+    for name, grad in gradients({n: t.shape for n, t in tensors.items()}, step).items():
+        tensor = tensors[name]
+        assert tensor.grad is not None
+        tensor.grad[...] = backend.asarray_like(grad, tensor.data)
+
+
+def total(*terms: Tensor) -> Tensor:
+    """Return the sum of all elements, in float32 at least."""
+    wide = np.promote_types(terms[0].dtype, np.float32)
+    y = terms[0].data.sum(dtype=wide)
+    for term in terms[1:]:
+        y = y + term.data.sum(dtype=wide)
+
+    def backward(dy: Any, saved: Any, needs: Any) -> list[Any]:
+        return [backend.namespace(dy).broadcast_to(dy, shape) for shape in saved]
+
+    return record("total", y, terms, backward, tuple([t.shape for t in terms]))
+
+
+def values(tensors: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return copies of the values."""
+    return {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}
+
+
+def same_bits(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Whether arrays are equal bit for bit."""
+    return all(
+        backend.to_numpy(a).tobytes() == backend.to_numpy(b).tobytes()
+        for a, b in zip(one, two, strict=True)
+    )
