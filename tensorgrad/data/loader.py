@@ -1,0 +1,212 @@
+"""Batches of token windows, shuffled, where batch number `step` is a pure function of `step`.
+
+An epoch cuts the corpus into windows at a random offset and visits them in a random order. The
+order comes from a formula, not from a stored permutation: any step can be computed at any time,
+by any number of ranks, in constant memory, with the same result on every version of NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.data.tokens import TokenFile, Tokens
+from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
+
+Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
+_Numbers = np.ndarray[Any, np.dtype[np.uint64]]
+
+_ROUNDS = 8
+_AHEAD = 2
+
+
+class TokenLoader:
+    """Windows of a token file for training and evaluation.
+
+    Every rank of a run makes a loader with the same arguments, but for `rank`. The rows of rank
+    r are rows r * B/n to (r + 1) * B/n of the batch that one process alone would get, for any
+    number of ranks n; so a run may go on at any step, and on another number of ranks.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenFile | Tokens,
+        batch: int,
+        context: int,
+        seed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        """Describe the batches; nothing is read yet.
+
+        Args:
+            tokens: (N,), integers.
+            batch: B, rows of a batch on all ranks together; a multiple of `ranks`.
+            context: T, tokens that the model sees at once.
+            seed: chooses the order, 0 to 2^64 - 1.
+            rank: which of the ranks this is.
+            ranks: how many there are.
+        Raises:
+            ArgumentError: an argument is out of its range, or batch is no multiple of ranks.
+            DataError: there are fewer tokens than one window and the token after it.
+            DtypeError, ShapeError: tokens is not an array of integers with one axis.
+        """
+        array = tokens.tokens if isinstance(tokens, TokenFile) else tokens
+        if array.dtype.kind not in "iu":
+            raise DtypeError(f"TokenLoader: tokens has dtype {array.dtype}, expected integers")
+        if array.ndim != 1:
+            raise ShapeError(f"TokenLoader: tokens has shape {array.shape}, expected one axis")
+        for name, value in (("batch", batch), ("context", context), ("ranks", ranks)):
+            if value < 1:
+                raise ArgumentError(f"TokenLoader: {name} has {value}, expected 1 or more")
+        if not 0 <= rank < ranks:
+            raise ArgumentError(f"TokenLoader: rank has {rank}, expected 0 to {ranks - 1}")
+        if not 0 <= seed < 1 << 64:
+            raise ArgumentError(f"TokenLoader: seed has {seed}, expected 0 to 2^64 - 1")
+        if batch % ranks:
+            raise ArgumentError(
+                f"TokenLoader: batch has {batch}, expected a multiple of the {ranks} ranks"
+            )
+        if array.size < context + 1:
+            raise DataError(
+                f"TokenLoader: tokens has {array.size:,} tokens, expected {context + 1:,} or more "
+                f"(context {context:,} and the token after it)"
+            )
+        self._tokens = array
+        self._batch = batch
+        self._context = context
+        self._seed = seed
+        self._rank = rank
+        self._ranks = ranks
+        # One window less than fits leaves room to begin an epoch at any offset below `context`.
+        self._windows = max(1, (array.size - 1) // context - 1)
+        self._offsets = min(context, array.size - self._windows * context)
+
+    @property
+    def windows(self) -> int:
+        """The number of windows in an epoch."""
+        return self._windows
+
+    def epoch(self, step: int) -> float:
+        """Return how many epochs the batches before `step` are."""
+        return step * self._batch / self._windows
+
+    def batch(self, step: int) -> Batch:
+        """Return this rank's part of batch number `step`.
+
+        Args:
+            step: 0 or more.
+        Returns:
+            x and y, both (B / ranks, T) int32; y[i, t] is the token after x[i, t].
+        Raises:
+            ArgumentError: step is negative.
+        """
+        if step < 0:
+            raise ArgumentError(f"TokenLoader.batch: step has {step}, expected 0 or more")
+        rows = self._batch // self._ranks
+        first = step * self._batch + self._rank * rows
+        epoch, position = np.divmod(np.arange(first, first + rows, dtype=np.uint64), self._windows)
+        window = _shuffle(position, self._windows, self._seed, epoch)
+        offset = _hash(_key(self._seed, epoch, _ROUNDS)) % np.uint64(self._offsets)
+        return self._read(offset + window * np.uint64(self._context))
+
+    def iterate(self, start_step: int = 0) -> Iterator[Batch]:
+        """Yield batch(start_step), batch(start_step + 1), ... without end.
+
+        A thread reads two batches ahead. Closing the iterator, or letting go of it, ends the
+        thread; what goes wrong in the thread is raised here.
+        """
+        pool = ThreadPoolExecutor(1, thread_name_prefix="TokenLoader")
+        step = start_step
+        ahead: deque[Future[Batch]] = deque()
+        try:
+            while True:
+                while len(ahead) <= _AHEAD:
+                    ahead.append(pool.submit(self.batch, step))
+                    step += 1
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def evaluation_batches(self, limit: int | None = None) -> Iterator[Batch]:
+        """Yield windows side by side from the first token on, each once, in the file's order.
+
+        The last batch has fewer rows where the number of windows is no multiple of B; a rank
+        then has its part of them, or no such batch. So weight losses by rows. Tokens at the end
+        that fill no window are left out.
+
+        Args:
+            limit: at most so many batches, all of them by default.
+        Yields:
+            x and y as from `batch`, with up to B / ranks rows.
+        Raises:
+            ArgumentError: limit is below 1.
+        """
+        if limit is not None and limit < 1:
+            raise ArgumentError(
+                f"TokenLoader.evaluation_batches: limit has {limit}, expected 1 or more"
+            )
+        windows = (self._tokens.size - 1) // self._context
+        batches = -(-windows // self._batch)
+        for number in range(batches if limit is None else min(limit, batches)):
+            first = number * self._batch
+            rows = min(self._batch, windows - first)
+            begin = first + rows * self._rank // self._ranks
+            end = first + rows * (self._rank + 1) // self._ranks
+            if begin < end:
+                yield self._read(np.arange(begin, end, dtype=np.uint64) * np.uint64(self._context))
+
+    def _read(self, starts: _Numbers) -> Batch:
+        x = np.empty((starts.size, self._context), np.int32)
+        y = np.empty_like(x)
+        for row, start in enumerate(starts.tolist()):
+            x[row] = self._tokens[start : start + self._context]
+            y[row] = self._tokens[start + 1 : start + 1 + self._context]
+        return x, y
+
+
+def _shuffle(position: _Numbers, length: int, seed: int, epoch: _Numbers) -> _Numbers:
+    """Return where a permutation of 0 to length - 1, one for each epoch, takes each position.
+
+    A number is written as (row, column) of a table with just over `length` cells, and row and
+    column are shifted in turn by a hash of the other. Every shift can be undone, so the whole is
+    a permutation of the cells. Who lands in a cell beyond `length` is sent on until he does not.
+
+    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 4 and 5.
+    """
+    rows = math.isqrt(length - 1) + 1
+    columns = -(-length // rows)
+    keys = [_key(seed, epoch, number) for number in range(_ROUNDS)]
+    beyond = np.ones(position.shape, bool)
+    while beyond.any():
+        row, column = np.divmod(position, np.uint64(columns))
+        for number, key in enumerate(keys):
+            if number % 2:
+                row = (row + _hash(column ^ key) % np.uint64(rows)) % np.uint64(rows)
+            else:
+                column = (column + _hash(row ^ key) % np.uint64(columns)) % np.uint64(columns)
+        position = np.where(beyond, row * np.uint64(columns) + column, position)
+        beyond = position >= length
+    return position
+
+
+def _key(seed: int, epoch: _Numbers, number: int) -> _Numbers:
+    """Return the key of a round of an epoch."""
+    key = _hash(np.full(epoch.shape, seed, np.uint64))
+    return _hash(_hash(key + epoch) + np.uint64(number))
+
+
+def _hash(values: _Numbers) -> _Numbers:
+    """Mix the bits of each value; a permutation of the 64-bit numbers.
+
+    Source: Steele et al. 2014, doi:10.1145/2660193.2660195, the output function of SplitMix64.
+    """
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,86 @@
+"""The split of a corpus into training and validation text, the same on every run."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensorgrad.errors import ArgumentError, DataError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which text is for validation: documents with a hash below `threshold`, and no other.
+
+    If whole documents cannot make up the share that was asked for (a single book, say), the
+    last `tail` characters of the document whose hash is `threshold` are for validation too.
+    `documents` and `characters` count the corpus.
+    """
+
+    threshold: int
+    tail: int
+    documents: int
+    characters: int
+
+    def train(self, document: str) -> str:
+        """Return the part of a document that is for training: all, nothing, or its beginning."""
+        return document[: self._cut(document)]
+
+    def validation(self, document: str) -> str:
+        """Return the part of a document that is for validation: the rest."""
+        return document[self._cut(document) :]
+
+    def _cut(self, document: str) -> int:
+        """Return where the validation part begins: at a line, unless the document is one line."""
+        value = _hash(document)
+        if value != self.threshold:
+            return 0 if value < self.threshold else len(document)
+        position = max(len(document) - self.tail, 0)
+        return document.rfind("\n", 0, position) + 1 or position
+
+
+def plan_split(documents: Iterable[str], fraction: float) -> Split:
+    """Choose documents by their hash until they hold `fraction` of all characters.
+
+    Equal documents get the same side, and what is chosen does not depend on the order. A
+    document is cut only where whole ones would come to less than half of what was asked for.
+
+    Args:
+        documents: the corpus; 16 bytes are kept for each.
+        fraction: the share of the characters for validation, between 0 and 1.
+    Returns:
+        The split.
+    Raises:
+        ArgumentError: the fraction is not between 0 and 1.
+        DataError: there are no documents, or only one character.
+    """
+    if not 0 < fraction < 1:
+        raise ArgumentError(f"plan_split: fraction has {fraction}, expected between 0 and 1")
+    hashes, lengths = array("Q"), array("Q")
+    for document in documents:
+        hashes.append(_hash(document))
+        lengths.append(len(document))
+    if not hashes:
+        raise DataError("plan_split: documents has no text, expected some")
+    values = np.frombuffer(hashes, np.uint64)
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    ends = np.cumsum(np.frombuffer(lengths, np.uint64)[order])
+    total = int(ends[-1])
+    if total < 2:
+        raise DataError("plan_split: documents has 1 character, expected 2 or more")
+    wanted = min(max(1, round(total * fraction)), total - 1)
+    boundary = values[np.searchsorted(ends, wanted, side="right")]  # the first that is too much
+    begin, end = np.searchsorted(values, boundary), np.searchsorted(values, boundary, side="right")
+    whole = int(ends[begin - 1]) if begin else 0
+    tail = (wanted - whole) // int(end - begin) if whole < wanted / 2 else 0
+    return Split(int(boundary), tail, len(hashes), total)
+
+
+def _hash(document: str) -> int:
+    data = document.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -1,0 +1,276 @@
+"""Text from files, folders, Hugging Face data sets and Python's own source, as documents."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import importlib
+import lzma
+import os
+import sysconfig
+import zlib
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from tensorgrad.errors import ArgumentError, DataError
+
+END_OF_TEXT = "<|endoftext|>"
+SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
+STDLIB_BYTES = 10_000_000
+LONGEST_DOCUMENT = 1 << 22  # characters
+
+_COMPRESSED = (".gz", ".xz")
+_CHUNK = 1 << 20
+# What is not Python that people write to be read: tests, tables, and packages that are gone
+# from later versions.
+_STDLIB_SKIPPED = {
+    *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo"),
+    *("encodings", "pydoc_data", "ensurepip", "lib2to3", "distutils"),
+}
+
+
+def documents(
+    source: str | os.PathLike[str],
+    *,
+    suffixes: Sequence[str] = SUFFIXES,
+    column: str | None = None,
+) -> Iterator[str]:
+    """Yield the documents of a source, always in the same order.
+
+    Documents without any visible character are left out. One longer than LONGEST_DOCUMENT
+    characters comes as several, cut between lines, so that no source need fit in memory.
+
+    Args:
+        source: one of
+            a text file: documents are separated by `<|endoftext|>`;
+            a folder: every file below it with one of the suffixes, hidden ones left out, sorted;
+            `hf:NAME[:CONFIG][:SPLIT]`: a Hugging Face data set (split "train" if not named;
+            `hf:NAME::SPLIT` names the split alone), which needs the datasets package;
+            `stdlib`: the source of the Python standard library on this machine, without tests,
+            up to STDLIB_BYTES bytes.
+            Files are UTF-8; those that end in .gz or .xz are decompressed.
+        suffixes: which files of a folder, each also with .gz or .xz behind it.
+        column: the text column of a data set; by default "text", or else its only text column.
+    Returns:
+        An iterator over the documents.
+    Raises:
+        ArgumentError: the source has a wrong form.
+        DataError: nothing is there, it cannot be read, it holds no text, or it is not UTF-8
+            (at which byte).
+    """
+    name = os.fspath(source)
+    if name.startswith("hf:"):
+        whole = _dataset_documents(name, column)
+    else:
+        whole = (text for path in _files(name, suffixes) for text in _file_documents(path))
+    pieces = (piece for text in whole for piece in _pieces(text))
+    return _some((piece for piece in pieces if piece and not piece.isspace()), name)
+
+
+def fingerprint(
+    source: str | os.PathLike[str],
+    *,
+    suffixes: Sequence[str] = SUFFIXES,
+    column: str | None = None,
+) -> str:
+    """Return a text that changes when the source does: for files, with a size or a time.
+
+    Args:
+        source, suffixes, column: as for `documents`.
+    Raises:
+        DataError: nothing is there.
+    """
+    name = os.fspath(source)
+    if name.startswith("hf:"):
+        return f"{name} {column}"
+    digest = hashlib.sha256()
+    files = _files(name, suffixes)
+    for path in files:
+        status = path.stat()
+        digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return f"{name} {len(files)} files {digest.hexdigest()}"
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return a whole UTF-8 file, decompressed if it ends in .gz or .xz.
+
+    Raises:
+        DataError: it is missing, damaged or not UTF-8.
+    """
+    return "".join(_chunks(Path(path)))
+
+
+def _some(texts: Iterator[str], name: str) -> Iterator[str]:
+    """Yield the texts; raise DataError if there are none."""
+    text = None
+    for text in texts:
+        yield text
+    if text is None:
+        raise DataError(f"documents: source has {name!r}, which holds no text; expected some")
+
+
+def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files of a source in their order."""
+    if name == "stdlib":
+        return _stdlib_files(Path(sysconfig.get_path("stdlib")))
+    path = Path(name)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(
+            f"documents: source has {name!r}, which does not exist; expected a text file, "
+            "a folder, 'hf:NAME' or 'stdlib'"
+        )
+    if isinstance(suffixes, str) or not all(suffix.startswith(".") for suffix in suffixes):
+        raise ArgumentError(f"documents: suffixes has {suffixes!r}, expected such as ('.txt',)")
+    endings = tuple(suffix + packed for suffix in suffixes for packed in ("", *_COMPRESSED))
+    files = [file for file in _walk(path) if file.name.endswith(endings)]
+    if not files:
+        raise DataError(
+            f"documents: source has {name!r}, a folder without text files; "
+            f"expected names that end in {', '.join(suffixes)}"
+        )
+    return files
+
+
+def _walk(folder: Path, skipped: Set[str] = frozenset()) -> Iterator[Path]:
+    """Yield the files below a folder, sorted, without what is skipped or begins with a dot."""
+    with os.scandir(folder) as entries:
+        kept = [e for e in entries if not (e.name.startswith(".") or e.name in skipped)]
+    for entry in sorted(kept, key=lambda e: e.name):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(folder / entry.name, skipped)
+        elif entry.is_file():
+            yield folder / entry.name
+
+
+def _stdlib_files(folder: Path) -> list[Path]:
+    """Return the modules of the standard library up to STDLIB_BYTES bytes."""
+    files: list[Path] = []
+    size = 0
+    if folder.is_dir():
+        for path in _walk(folder, _STDLIB_SKIPPED):
+            if path.suffix == ".py":
+                size += path.stat().st_size
+                if size > STDLIB_BYTES:
+                    break
+                files.append(path)
+    if not files:
+        raise DataError(
+            f"documents: source has 'stdlib', but {folder} has no Python source; "
+            "expected a text file, a folder or 'hf:NAME' instead"
+        )
+    return files
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return cast(BinaryIO, lzma.open(path, "rb")) if path.suffix == ".xz" else path.open("rb")
+
+
+def _chunks(path: Path) -> Iterator[str]:
+    """Yield the text of a file piece by piece; a byte order mark at its start is dropped."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position = 0
+    try:
+        with _open(path) as file:
+            while True:
+                data = file.read(_CHUNK)
+                position += len(data)
+                text = decoder.decode(data, final=not data)
+                yield text.removeprefix("\ufeff") if position == len(data) else text
+                if not data:
+                    return
+    except UnicodeDecodeError as error:
+        # What the decoder was given last ends at `position`, and begins with bytes kept before.
+        offset = position - len(error.object) + error.start
+        packed = " of the decompressed text" if path.suffix in _COMPRESSED else ""
+        raise DataError(
+            f"documents: {path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
+            f"{offset}{packed} ({error.reason}); expected UTF-8 text"
+        ) from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"documents: cannot read {path}: {reason}") from error
+
+
+def _file_documents(path: Path) -> Iterator[str]:
+    """Yield what stands between the separators; a line end right after one belongs to it."""
+    rest = ""
+    after_separator = False
+    for chunk in _chunks(path):
+        *finished, rest = (rest + chunk).split(END_OF_TEXT)
+        for text in finished:
+            yield _without_line_end(text) if after_separator else text
+            after_separator = True
+        # A long document leaves bit by bit; `rest` may end with a part of a separator.
+        while len(rest) > LONGEST_DOCUMENT + len(END_OF_TEXT):
+            end = _line_end(rest, 0)
+            yield _without_line_end(rest[:end]) if after_separator else rest[:end]
+            after_separator = False
+            rest = rest[end:]
+    yield _without_line_end(rest) if after_separator else rest
+
+
+def _without_line_end(text: str) -> str:
+    return text[2:] if text.startswith("\r\n") else text.removeprefix("\n")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces of at most LONGEST_DOCUMENT characters."""
+    start = 0
+    while len(text) - start > LONGEST_DOCUMENT:
+        end = _line_end(text, start)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _line_end(text: str, start: int) -> int:
+    """Return the end of the last line that ends within LONGEST_DOCUMENT characters of start."""
+    limit = start + LONGEST_DOCUMENT
+    return text.rfind("\n", start, limit) + 1 or limit
+
+
+def _dataset_documents(name: str, column: str | None) -> Iterator[str]:
+    """Return the texts of a Hugging Face data set."""
+    path, *options = name.removeprefix("hf:").split(":")
+    if not path or len(options) > 2:
+        raise ArgumentError(
+            f"documents: source has {name!r}, expected 'hf:NAME', 'hf:NAME:CONFIG', "
+            "'hf:NAME:CONFIG:SPLIT' or 'hf:NAME::SPLIT'"
+        )
+    config, split = (*options, "", "")[:2]
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError(
+            f"documents: source has {name!r}, which needs the datasets package: "
+            "pip install 'tensorgrad[text]'"
+        ) from error
+    try:
+        data = datasets.load_dataset(path, config or None, split=split or "train")
+    except Exception as error:  # network, names, formats: the library raises nearly anything
+        raise DataError(f"documents: cannot load {name!r}: {error}") from error
+    column = _text_column(name, data, column)
+    batches = data.select_columns([column]).iter(batch_size=1000)
+    return (text for batch in batches for text in batch[column] if text)
+
+
+def _text_column(name: str, data: Any, column: str | None) -> str:
+    texts = [
+        key
+        for key, feature in data.features.items()
+        if getattr(feature, "dtype", None) in ("string", "large_string")
+    ]
+    if column is None:
+        column = "text" if "text" in texts or len(texts) != 1 else texts[0]
+    if column not in texts:
+        raise DataError(
+            f"documents: {name!r} has the columns {list(data.features)}, of which {texts} are "
+            f"text; expected {column!r} (name one with column)"
+        )
+    return column

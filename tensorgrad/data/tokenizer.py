@@ -1,0 +1,336 @@
+"""Byte-level BPE: text to token ids and back, without loss."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from tensorgrad.data.text import END_OF_TEXT, read_text
+from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.files import replacing
+
+SMALLEST_VOCABULARY = 257  # the bytes and the end of text
+
+# The BPE cuts text into words first, and always before whitespace that follows a visible
+# character. Cut there, a long text gives the same ids, with less memory and on all cores.
+# (ASCII whitespace alone: Python counts more characters as whitespace than the BPE does.)
+_CUT = re.compile(r"(?<=\S)(?=[ \t\n\r\f\v])")
+_PIECE = 1 << 15  # characters
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _byte_alphabet() -> list[str]:
+    """Return the character that stands for each byte in GPT-2's vocabulary files.
+
+    Visible Latin-1 characters stand for themselves, the other bytes are numbered from U+0100.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+
+
+_ALPHABET = _byte_alphabet()
+_BYTE_OF = {ord(character): byte for byte, character in enumerate(_ALPHABET)}
+
+
+class Tokenizer:
+    """A byte-level BPE vocabulary with GPT-2's rules for cutting text into words.
+
+    Its 256 single bytes are tokens, so any text can be encoded. A special token such as
+    `<|endoftext|>` has an id, but never comes out of `encode`: written in a text, it is text.
+    Make one with `Tokenizer.train`, `Tokenizer.load` or `Tokenizer.from_gpt2`.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, name: str) -> None:
+        """Wrap a tokenizer of the tokenizers library that `name` (for errors) describes.
+
+        Raises:
+            DataError: it is not a byte-level BPE of GPT-2's kind, lacks `<|endoftext|>` or one
+                of the 256 bytes, or its ids have gaps.
+        """
+        state = json.loads(inner.to_str())
+        _check_kind(state, name)
+        ids = inner.get_vocab(with_added_tokens=True)
+        self._special = {t["content"]: int(t["id"]) for t in state["added_tokens"]}
+        missing = [token for token in (END_OF_TEXT, *_ALPHABET) if token not in ids]
+        if missing:
+            raise DataError(
+                f"Tokenizer: {name} lacks {len(missing)} needed tokens, such as {missing[0]!r}; "
+                f"expected {END_OF_TEXT!r} and one token for each of the 256 bytes"
+            )
+        tokens = {index: token for token, index in ids.items()}
+        if sorted(tokens) != list(range(len(ids))):
+            raise DataError(
+                f"Tokenizer: {name} has {len(ids)} tokens with ids up to {max(tokens)}, "
+                f"expected ids 0 to {len(ids) - 1} without gaps"
+            )
+        inner.encode_special_tokens = True
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
+        self._byte_ids = [ids[character] for character in _ALPHABET]
+
+    @classmethod
+    def train(
+        cls, documents: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()
+    ) -> Tokenizer:
+        """Learn a vocabulary from text; the same text gives the same vocabulary.
+
+        Args:
+            documents: the text. Held in memory are only its distinct words.
+            vocab_size: how many tokens to learn, `<|endoftext|>` (id 0), the other special
+                tokens and the 256 bytes included. Little text may give fewer.
+            special_tokens: more tokens that `encode` never produces.
+        Returns:
+            The tokenizer.
+        Raises:
+            ArgumentError: vocab_size leaves no room for the bytes, or a special token is empty
+                or given twice.
+            DataError: the documents hold no text, or half of a surrogate pair.
+        Source: Sennrich et al. 2016, arXiv:1508.07909, section 3.2.
+        """
+        specials = [END_OF_TEXT, *special_tokens]
+        if len(set(specials)) != len(specials) or "" in specials:
+            raise ArgumentError(
+                f"Tokenizer.train: special_tokens has {list(special_tokens)}, "
+                f"expected distinct, not empty, without {END_OF_TEXT!r}"
+            )
+        smallest = SMALLEST_VOCABULARY + len(special_tokens)
+        if not smallest <= vocab_size < 1 << 31:
+            raise ArgumentError(
+                f"Tokenizer.train: vocab_size has {vocab_size}, expected {smallest} or more "
+                f"(256 bytes and {len(specials)} special tokens) and below 2^31"
+            )
+        inner = tokenizers.Tokenizer(models.BPE())
+        _complete(inner)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            show_progress=False,
+            special_tokens=specials,
+            initial_alphabet=_ALPHABET,
+        )
+        texts = filter(None, documents)
+        first = next(texts, None)
+        if first is None:
+            raise DataError("Tokenizer.train: documents has no text, expected some")
+        pieces = (piece for text in itertools.chain([first], texts) for piece in _pieces(text))
+        try:
+            inner.train_from_iterator(pieces, trainer)
+        except UnicodeEncodeError as error:
+            _check_surrogates("Tokenizer.train", [error.object])
+            raise
+        return cls(inner, "the trained vocabulary")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """Read a tokenizer.json that `save` or the tokenizers library wrote.
+
+        Raises:
+            DataError: the file is missing, damaged, or not a byte-level BPE of GPT-2's kind.
+        """
+        text = read_text(path)
+        try:
+            inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing more special
+            raise DataError(f"Tokenizer.load: {path} is not a tokenizer.json: {error}") from error
+        return cls(inner, str(path))
+
+    @classmethod
+    def from_gpt2(
+        cls, vocab_file: str | os.PathLike[str], merges_file: str | os.PathLike[str]
+    ) -> Tokenizer:
+        """Read the two files in which GPT-2's vocabulary is published.
+
+        Args:
+            vocab_file: vocab.json, from token to id.
+            merges_file: merges.txt, one pair a line in order of priority. Either may be .gz.
+        Returns:
+            The tokenizer; `<|endoftext|>` is its special token.
+        Raises:
+            DataError: a file is missing or damaged, or they do not belong together.
+        """
+        try:
+            vocabulary = json.loads(read_text(vocab_file))
+        except json.JSONDecodeError as error:
+            raise DataError(f"Tokenizer.from_gpt2: {vocab_file} is not JSON: {error}") from error
+        lines = read_text(merges_file).splitlines()
+        rules = [line for line in lines if line and not line.startswith("#version")]
+        try:
+            merges = [(left, right) for left, right in (rule.split(" ") for rule in rules)]
+            inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+        except Exception as error:  # the library raises nothing more special
+            raise DataError(
+                f"Tokenizer.from_gpt2: {vocab_file} and {merges_file} do not fit together: {error}"
+            ) from error
+        _complete(inner)
+        if END_OF_TEXT in vocabulary:
+            inner.add_special_tokens([END_OF_TEXT])
+        return cls(inner, str(vocab_file))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a tokenizer.json, which `load` and the tokenizers library read.
+
+        Raises:
+            DataError: the file cannot be written; one that was there is unchanged.
+        """
+        try:
+            with replacing(path) as file:
+                file.write(self.to_json().encode())
+        except OSError as error:
+            raise DataError(f"Tokenizer.save: cannot write {path}: {error.strerror}") from error
+
+    def to_json(self) -> str:
+        """Return what `save` writes; equal tokenizers give equal text."""
+        return self._inner.to_str(pretty=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens; ids are 0 to vocab_size - 1."""
+        return len(self._bytes)
+
+    @property
+    def end_of_text(self) -> int:
+        """The id of `<|endoftext|>`, which ends every document of a token file."""
+        return self._special[END_OF_TEXT]
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The special tokens and their ids."""
+        return dict(self._special)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text.
+
+        Raises:
+            DataError: the text has half of a surrogate pair, which no UTF-8 text has.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, faster than one by one.
+
+        Raises:
+            DataError: a text has half of a surrogate pair, which no UTF-8 text has.
+        """
+        pieces = [(row, piece) for row, text in enumerate(texts) for piece in _pieces(text)]
+        inputs = [piece for _, piece in pieces]
+        try:
+            encodings = self._inner.encode_batch_fast(inputs, add_special_tokens=False)
+        except TypeError:
+            _check_surrogates("Tokenizer.encode", inputs)
+            raise
+        ids: list[list[int]] = [[] for _ in texts]
+        for (row, _), encoding in zip(pieces, encodings, strict=True):
+            ids[row] += encoding.ids
+        return ids
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """Return ids from which `decode_bytes` gives back exactly these bytes, UTF-8 or not."""
+        ids: list[int] = []
+        # "surrogateescape" turns a byte b that is not UTF-8 into U+DC00 + b.
+        pieces = re.split("([\udc80-\udcff]+)", data.decode("utf-8", "surrogateescape"))
+        for position, piece in enumerate(pieces):
+            if position % 2:
+                ids += [self._byte_ids[ord(character) - 0xDC00] for character in piece]
+            else:
+                ids += self.encode(piece)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            DataError: an id is outside the vocabulary.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes of token ids; a token may end inside a character.
+
+        Raises:
+            DataError: an id is outside the vocabulary.
+        """
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        unknown = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if unknown is not None:
+            raise DataError(
+                f"Tokenizer.decode: ids has {unknown}, expected 0 to {self.vocab_size - 1} "
+                f"(a vocabulary of {self.vocab_size})"
+            )
+        return b"".join([self._bytes[i] for i in ids])
+
+    def _bytes_of(self, token: str, name: str) -> bytes:
+        if token in self._special:
+            return token.encode()
+        try:
+            return bytes([_BYTE_OF[ord(character)] for character in token])
+        except KeyError as error:
+            raise DataError(
+                f"Tokenizer: {name} has the token {token!r}, "
+                "expected only the characters that stand for bytes"
+            ) from error
+
+
+def _complete(inner: tokenizers.Tokenizer) -> None:
+    """Set what stands around the BPE: GPT-2's rule for words, and the way back to text."""
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    inner.decoder = decoders.ByteLevel()
+
+
+def _check_kind(state: dict[str, Any], name: str) -> None:
+    """Raise DataError where the tokenizer does not cut and merge as GPT-2's does."""
+    words = state["pre_tokenizer"] or {}
+    model = state["model"]
+    found = {
+        "model": model["type"],
+        "pre_tokenizer": words.get("type"),
+        "add_prefix_space": words.get("add_prefix_space"),
+        "use_regex": words.get("use_regex", True),
+        "normalizer": (state["normalizer"] or {}).get("type"),
+        "dropout": model.get("dropout"),
+        "ignore_merges": bool(model.get("ignore_merges")),
+        "special": all(token["special"] for token in state["added_tokens"]),
+    }
+    expected = {
+        "model": "BPE",
+        "pre_tokenizer": "ByteLevel",
+        "add_prefix_space": False,
+        "use_regex": True,
+        "normalizer": None,
+        "dropout": None,
+        "ignore_merges": False,
+        "special": True,
+    }
+    for key, value in expected.items():
+        if found[key] != value:
+            raise DataError(f"Tokenizer: {name} has {key} {found[key]!r}, expected {value!r}")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces of _PIECE characters or a little more."""
+    start = 0
+    while cut := _CUT.search(text, start + _PIECE):
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
+def _check_surrogates(name: str, texts: Iterable[str]) -> None:
+    """Raise DataError where a text holds half of a surrogate pair, which UTF-8 cannot write."""
+    found = next(filter(None, map(_SURROGATE.search, texts)), None)
+    if found:
+        raise DataError(
+            f"{name}: text has {found.group()!r}, half of a surrogate pair, "
+            "expected text that can be written as UTF-8"
+        )

@@ -1,0 +1,177 @@
+"""Token files: a corpus as one flat .npy array of ids, written as a stream, read in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.errors import DataError
+from tensorgrad.files import replacing
+
+Tokens = np.ndarray[Any, Any]  # (N,), uint16 or uint32
+
+_BATCH_CHARACTERS = 1 << 20
+_CHECKED_TOKENS = 1 << 24
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the type that holds the ids 0 to vocab_size - 1: uint16 or uint32."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def write_tokens(
+    path: str | os.PathLike[str],
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Encode documents into a token file, each followed by the end-of-text token.
+
+    The documents are taken one after the other, so they may be more than fits in memory.
+    The file appears under its name when it is whole, and not before.
+
+    Args:
+        path: the .npy file to write or replace; uint16 up to 65,536 tokens, else uint32.
+        documents: the text.
+        tokenizer: what encodes it.
+        progress: called now and then with the characters read and the tokens written so far.
+    Returns:
+        How many tokens were written.
+    Raises:
+        DataError: there are no documents, or the file cannot be written (a full disk); a file
+            that was there is then unchanged.
+    """
+    dtype = token_dtype(tokenizer.vocab_size)
+    characters = count = 0
+    try:
+        with replacing(path) as file:
+            _write_header(file, dtype, 0)
+            for batch in _batches(documents):
+                ids = chain.from_iterable(
+                    (*text, tokenizer.end_of_text) for text in tokenizer.encode_batch(batch)
+                )
+                array = np.fromiter(ids, dtype)
+                file.write(array.data)
+                count += array.size
+                characters += sum(map(len, batch))
+                if progress:
+                    progress(characters, count)
+            if count == 0:
+                raise DataError("write_tokens: documents has no text, expected some")
+            file.seek(0)
+            _write_header(file, dtype, count)
+    except OSError as error:
+        raise DataError(
+            f"write_tokens: cannot write {path} after {count:,} tokens: {error.strerror}; "
+            "what was there before is unchanged"
+        ) from error
+    return count
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """An open token file; `tokens` reads from the disk what is asked for, when it is asked for."""
+
+    path: Path
+    tokens: Tokens
+    vocab_size: int
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], vocab_size: int, *, check_ids: bool = True
+    ) -> TokenFile:
+        """Map a token file into memory.
+
+        Args:
+            path: a .npy file with one axis, uint16 or uint32.
+            vocab_size: ids must be below it.
+            check_ids: whether to read the whole file for ids outside the vocabulary.
+        Returns:
+            The open file.
+        Raises:
+            DataError: the file is missing, truncated, not such a file, empty, or holds an id
+                outside the vocabulary (at which position).
+        """
+        path = Path(path)
+        dtype, offset, count = _read_header(path)
+        tokens = np.asarray(np.memmap(path, dtype, "r", offset, (count,)))
+        if check_ids:
+            _check_ids(path, tokens, vocab_size)
+        return cls(path, tokens, vocab_size)
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self.tokens.size
+
+
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Group documents, so that a batch is worth encoding at once."""
+    batch: list[str] = []
+    size = 0
+    for text in documents:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int) -> None:
+    """Write the .npy header; NumPy pads it so that it has the same length for every count."""
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _read_header(path: Path) -> tuple[np.dtype[Any], int, int]:
+    """Return dtype, where the tokens begin, and how many they are."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                raise ValueError(f"its format version is {version}, expected (1, 0)")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            offset = file.tell()
+    except OSError as error:
+        raise DataError(f"TokenFile.open: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"TokenFile.open: {path} is not a .npy file: {error}") from error
+    if dtype not in (token_dtype(0), token_dtype(1 << 32)) or len(shape) != 1:
+        raise DataError(
+            f"TokenFile.open: {path} has dtype {dtype} and shape {shape}, "
+            "expected uint16 or uint32 and one axis"
+        )
+    count = shape[0]
+    expected = offset + count * dtype.itemsize
+    if size != expected:
+        raise DataError(
+            f"TokenFile.open: {path} has {size:,} bytes, expected {expected:,} for the "
+            f"{count:,} tokens that its header promises; it is damaged"
+        )
+    if count == 0:
+        raise DataError(f"TokenFile.open: {path} has 0 tokens, expected some")
+    return dtype, offset, count
+
+
+def _check_ids(path: Path, tokens: Tokens, vocab_size: int) -> None:
+    """Raise DataError at the first id outside the vocabulary."""
+    if vocab_size > np.iinfo(tokens.dtype).max:
+        return
+    for start in range(0, tokens.size, _CHECKED_TOKENS):
+        part = tokens[start : start + _CHECKED_TOKENS]
+        if part.max() >= vocab_size:
+            position = int(np.argmax(part >= vocab_size))
+            raise DataError(
+                f"TokenFile.open: {path} has the id {part[position]} at position "
+                f"{start + position:,}, expected 0 to {vocab_size - 1} "
+                f"(a vocabulary of {vocab_size})"
+            )
