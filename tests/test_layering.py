@@ -11,7 +11,7 @@ from tests.source_tree import ROOT, Source, examples, imports, library, module_n
 
 # What a part may import: the parts of lower layers, and parts of its own layer in one direction.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "dtypes", "backend"),
+    ("errors", "dtypes", "backend", "files"),
     ("kernels",),
     ("core",),  # tensor, autograd, ops and what stands beside them
     ("nn", "optim"),

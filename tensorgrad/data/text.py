@@ -118,7 +118,7 @@ def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
     path = Path(name)
     if path.is_file():
         return [path]
-    if not path.is_dir():
+    if not (name and path.is_dir()):
         raise DataError(
             f"documents: source has {name!r}, which does not exist; expected a text file, "
             "a folder, 'hf:NAME' or 'stdlib'"

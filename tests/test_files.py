@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensorgrad.files import replacing
+from tests.disk import full_disk
+from tests.source_tree import ROOT
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_created_and_replaced(tmp_path: Path) -> None:
+    for text in (b"first", b"second"):
+        with replacing(tmp_path / "a") as file:
+            file.write(text)
+        assert (tmp_path / "a").read_bytes() == text
+    assert names(tmp_path) == ["a"]
+
+
+def test_the_old_file_is_there_until_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with replacing(path) as file:
+            file.write(b"new")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("size", [2_000, 3_000_000], ids=["at the end", "in between"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with full_disk(1_000), pytest.raises(OSError, match="too large"), replacing(path) as file:
+        file.write(bytes(size))
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_kill_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    script = (
+        "import os, sys\nfrom tensorgrad.files import replacing\n"
+        "with replacing(sys.argv[1]) as file:\n"
+        "    file.write(bytes(3_000_000))\n    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, check=False)
+    assert done.returncode == -9
+    assert path.read_bytes() == b"old"
+    assert [name for name in names(tmp_path) if not name.endswith(".tmp")] == ["a"]
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "none" / "a"):
+        raise AssertionError("not reached")
+
+
+def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    with replacing(tmp_path / "a"):
+        pass
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "usual").stat().st_mode
