@@ -5,21 +5,15 @@ if __name__ != "tensorgrad.parallel":
 
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.comm import world
-from tensorgrad.parallel.data import (
-    all_reduce_gradients,
-    any_rank,
-    broadcast_parameters,
-    mean_over_ranks,
-)
+from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadcast_parameters
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 
 __all__ = [
     "Comm",
+    "DataParallel",
     "Mesh",
     "all_reduce_gradients",
-    "any_rank",
     "broadcast_parameters",
     "make_mesh",
-    "mean_over_ranks",
     "world",
 ]

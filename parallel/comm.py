@@ -81,7 +81,7 @@ def world() -> Comm:
             "expected `pip install tensorgrad[mpi]` on every host"
         ) from error
     if MPI.COMM_WORLD.Get_size() != started:
-        library = MPI.Get_library_version().splitlines()[0]
+        library = MPI.Get_library_version().splitlines()[0].rstrip("\0")
         raise CommError(
             f"world: the launcher started {started} ranks, but the MPI of mpi4py ({library}) sees "
             f"{MPI.COMM_WORLD.Get_size()}; expected the mpirun that belongs to that MPI"

@@ -10,7 +10,7 @@ Gradients lie in one flat buffer (optim/flat.py), so that a step is one all-redu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -51,28 +51,31 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     comm.all_reduce(grad, "mean")
 
 
-def mean_over_ranks(value: float, comm: Comm, weight: float = 1.0) -> float:
-    """Return the mean of a host number over the ranks, such as a loss to be logged.
-
-    mean = sum_r weight_r * value_r / sum_r weight_r
+class DataParallel:
+    """What a training loop asks of data parallelism (`tensorgrad.train.Ranks`).
 
     Args:
-        value: this rank's number; any, NaN too, where its weight is 0.
         comm: the ranks.
-        weight: how much it counts, such as the number of examples behind it.
-    Returns:
-        the same on every rank; NaN where all weights are 0.
+    Attributes:
+        rank, ranks: this rank, from 0, and how many there are.
+        is_main: whether this rank shows progress and saves: rank 0 does.
     """
-    sums = np.array([weight * value if weight else 0.0, weight], "float64")
-    comm.all_reduce(sums, "sum")
-    return float(sums[0] / sums[1]) if sums[1] else float("nan")
 
+    def __init__(self, comm: Comm) -> None:
+        """Train on the ranks of `comm`."""
+        self._comm = comm
+        self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
 
-def any_rank(flag: bool, comm: Comm) -> bool:
-    """Return on all ranks alike whether the flag is set on any, such as a wish to stop.
+    def reduce_gradients(self, flat_grad: Array) -> None:
+        """Replace the flat gradient buffer on every rank by the mean over the ranks."""
+        all_reduce_gradients(flat_grad, self._comm)
 
-    Ranks that leave a loop after different steps would wait for each other for ever.
-    """
-    flags = np.array([flag])
-    comm.all_reduce(flags, "max")
-    return bool(flags[0])
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over the ranks of some numbers, the same on every rank.
+
+        For what the loop decides and shows: losses, rows, whether any rank was asked to stop.
+        Ranks that leave a loop after different steps would wait for each other for ever.
+        """
+        sums = np.array(values, "float64")
+        self._comm.all_reduce(sums)
+        return [float(each) for each in sums]

@@ -62,7 +62,7 @@ def check_reductions(comm: Comm, device: str) -> None:
             if dtypes.is_float(dtype):
                 mean = ranks.astype("float64").sum(0) / comm.size
                 expected["mean"] = mean.astype(dtypes.compute_dtype(dtype)).astype(dtype)
-            mine = backend.to_device(ranks[comm.rank], device)
+            mine = backend.to_device(ranks[comm.rank, ...], device)
             for op, result in expected.items():
                 for array in layouts(mine):
                     comm.all_reduce(array, op)
@@ -82,14 +82,14 @@ def check_moves(comm: Comm, device: str) -> None:
     for dtype in DTYPES:
         for shape in SHAPES:
             ranks = np.stack([values(rank, shape, dtype) for rank in range(comm.size)])
-            mine = backend.to_device(ranks[comm.rank], device)
+            mine = backend.to_device(ranks[comm.rank, ...], device)
             for array in layouts(mine):
                 same(comm.all_gather(array), ranks)
-                same(array, ranks[comm.rank])
+                same(array, ranks[comm.rank, ...])
             for root in {0, comm.size - 1}:
                 for array in layouts(mine):
                     comm.broadcast(array, root)
-                    same(array, ranks[root])
+                    same(array, ranks[root, ...])
 
 
 def check_what_lies_beside_a_view_stays(comm: Comm, device: str) -> None:
@@ -113,7 +113,7 @@ def check_parts(comm: Comm, device: str) -> None:
 
 def check_long(comm: Comm, device: str, shape: tuple[int, ...], dtype: Any) -> None:
     ranks = np.stack([values(rank, shape, dtype) for rank in range(comm.size)])
-    array = backend.to_device(ranks[comm.rank].copy(), device)
+    array = backend.to_device(ranks[comm.rank, ...].copy(), device)
     same(comm.all_gather(array), ranks)
     comm.all_reduce(array)
     same(array, ranks.astype("float64").sum(0).astype(dtype))
@@ -179,15 +179,13 @@ def check_data_parallel(comm: Comm, device: str) -> None:
     np.testing.assert_allclose(
         backend.to_numpy(grad), np.arange(5) * (comm.size - 1) / 2, rtol=1e-6
     )
-    assert parallel.mean_over_ranks(comm.rank, comm) == (comm.size - 1) / 2
-    weighted = parallel.mean_over_ranks(comm.rank if comm.rank else float("nan"), comm, comm.rank)
-    if comm.size == 1:
-        assert np.isnan(weighted)
-    else:
-        squares = sum(rank**2 for rank in range(comm.size))
-        assert weighted == squares / (comm.size * (comm.size - 1) / 2)
-    assert parallel.any_rank(comm.rank == comm.size - 1, comm)
-    assert not parallel.any_rank(False, comm)
+    ranks = parallel.DataParallel(comm)
+    assert (ranks.rank, ranks.ranks, ranks.is_main) == (comm.rank, comm.size, comm.rank == 0)
+    assert ranks.sum([comm.rank, 0.5]) == [comm.size * (comm.size - 1) / 2, comm.size / 2]
+    assert ranks.sum([]) == []
+    flat = backend.to_device(np.full(4, comm.rank, "float32"), device)
+    ranks.reduce_gradients(flat)
+    same(flat, np.full(4, (comm.size - 1) / 2, "float32"))
 
 
 def check_disagreements(comm: Comm, device: str) -> None:
@@ -195,20 +193,20 @@ def check_disagreements(comm: Comm, device: str) -> None:
     if comm.size == 1:
         return
     odd = comm.rank == 1
-    x = backend.to_device(np.ones(3 + odd, "float32"), device)
+    x = backend.to_device(np.ones(60 + odd, "float32"), device)  # sizes that were not used before
     here = "the CPU" if device == "cpu" else "a GPU"
     fails(
         lambda: comm.all_reduce(x),
-        rf"all_reduce\(sum\): .* \(3,\) on {here} on rank.*float32 \(4,\) on {here} on rank 1",
+        rf"all_reduce\(sum\): .* \(60,\) on {here} on rank.*float32 \(61,\) on {here} on rank 1",
     )
-    fails(lambda: comm.all_gather(x[: 3 - odd]), r"float32 \(2,\) on .* on rank 1")
+    fails(lambda: comm.all_gather(x[: 53 - odd]), r"float32 \(52,\) on .* on rank 1")
     fails(
-        lambda: comm.broadcast(x[:3].astype("float64" if odd else "float32")),
+        lambda: comm.broadcast(x[:53].astype("float64" if odd else "float32")),
         "float64 .* on rank 1",
     )
-    fails(lambda: comm.all_reduce(x[:1], "max" if odd else "sum"), r"all_reduce\(max\) .* rank 1")
-    fails(lambda: comm.broadcast(x[:2], int(odd)), r"broadcast\(root=1\) .* on rank 1")
-    fails(lambda: comm.all_reduce(x[:3]) if odd else comm.barrier(), "barrier on rank")
+    fails(lambda: comm.all_reduce(x[:54], "max" if odd else "sum"), r"all_reduce\(max\) .* rank 1")
+    fails(lambda: comm.broadcast(x[:55], int(odd)), r"broadcast\(root=1\) .* on rank 1")
+    fails(lambda: comm.all_reduce(x[:56]) if odd else comm.barrier(), "barrier on rank")
     fails(lambda: comm.broadcast_object(1) if odd else comm.barrier(), "barrier on rank")
     fails(
         lambda: comm.agree("options", {"lr": 0.1 + odd, "seed": 1, f"only {odd}": 2}),

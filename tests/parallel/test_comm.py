@@ -85,7 +85,7 @@ def test_an_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch, a
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     mpi = types.SimpleNamespace(
         COMM_WORLD=types.SimpleNamespace(Get_size=lambda: 1),
-        Get_library_version=lambda: "MPICH Version: 5.0.2\nMore",
+        Get_library_version=lambda: "MPICH Version: 5.0.2\0\nMore",
     )
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
