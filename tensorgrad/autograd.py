@@ -182,8 +182,10 @@ def value_and_grad(
             got = f"shape {y.shape}" if isinstance(y, Tensor) else type(y).__name__
             raise GradError(f"grad: the function returned {got}, expected a scalar tensor")
         found = gradients(y, _seed("grad", y, None), list(leaves.values()))
-        zeros = [namespace(t.data).zeros_like(t.data) for t in leaves.values()]
-        grads = tuple(Tensor(z if g is None else g) for g, z in zip(found, zeros, strict=True))
+        grads = tuple(
+            Tensor(namespace(t.data).zeros_like(t.data) if g is None else _cast(g, t.data.dtype))
+            for g, t in zip(found, leaves.values(), strict=True)
+        )
         return y.detach(), grads[0] if isinstance(argnums, int) else grads
 
     return with_grad
@@ -200,23 +202,43 @@ def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callab
     return only_grad
 
 
-def gradients(root: Tensor, dy: Array, leaves: Sequence[Tensor]) -> list[Array | None]:
-    """Return d(root)/d(leaf) for each of `leaves` without touching any `grad`."""
-    found: dict[Tensor, Array] = {}
+def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | None]:
+    """Return d(root)/d(edge) for leaves or recorded ops; the walk ends there, no `grad` changes.
 
-    def keep(leaf: Tensor, dx: Array | None) -> None:
-        if dx is not None:
-            found[leaf] = dx
-
+    Gradients of leaves may have a wider dtype than the leaf.
+    """
+    found: dict[Edge, Array | None] = {}
     if root.requires_grad:
-        _walk(root, dy, keep, retain_graph=False)
-    return [_cast(found[t], t.data.dtype) if t in found else None for t in leaves]
+        _walk(root, dy, found.__setitem__, retain_graph=False, ends=frozenset(edges))
+    return [found.get(edge) for edge in edges]
 
 
-def leaves_of(root: Tensor) -> list[Tensor]:
-    """Return the leaves that want a gradient of `root`, in a fixed order."""
-    uses = _count_uses(root.node or root) if root.requires_grad else {}
-    return [edge for edge in uses if isinstance(edge, Tensor)]
+def frontier(root: Tensor, tick: int) -> list[Edge]:
+    """Return the leaves and the ops recorded before `tick` that `root` depends on, in fixed order.
+
+    A tick comes from `next_tick`.
+    """
+    if not root.requires_grad:
+        return []
+    start: Edge = root.node or root
+    seen = {start}
+    stack, found = [start], []
+    while stack:
+        edge = stack.pop()
+        if type(edge) is not Node or edge.tick < tick:
+            found.append(edge)
+            continue
+        for target in edge.edges:
+            if target is not None and target not in seen:
+                seen.add(target)
+                stack.append(target)
+    return found
+
+
+def next_tick() -> int:
+    """Begin a new tick and return it: what is recorded from now on is told from what was before."""
+    _assigned.tick += 1
+    return _assigned.tick
 
 
 def _seed(op: str, root: Tensor, dy: Any) -> Array:
@@ -236,20 +258,21 @@ def _seed(op: str, root: Tensor, dy: Any) -> Array:
 def _walk(
     root: Tensor,
     dy: Array,
-    deliver: Callable[[Tensor, Array | None], None],
+    deliver: Callable[[Any, Array | None], None],
     retain_graph: bool,
+    ends: frozenset[Edge] = frozenset(),
 ) -> None:
-    """Visit every node after all its users; hand each leaf its complete gradient."""
+    """Visit every node after all its users; hand leaves and `ends` their complete gradients."""
     start: Edge = root.node or root
-    waiting = {edge: uses for edge, uses in _count_uses(start).items() if uses > 1}
+    waiting = {edge: uses for edge, uses in _count_uses(start, ends).items() if uses > 1}
     sums: dict[Edge, Array | None] = {}
     ready: list[tuple[Edge, Array | None]] = [(start, dy)]
     found: Sequence[Array | None]
     del dy
     while ready:
         edge, dx = ready.pop()
-        if type(edge) is not Node:
-            deliver(edge, dx)  # type: ignore[arg-type]  # an edge is a Node or a leaf Tensor
+        if type(edge) is not Node or edge in ends:
+            deliver(edge, dx)
             continue
         edges, saved = edge.edges, edge.saved
         if saved is None or edge.tick != _assigned.tick:
@@ -280,13 +303,13 @@ def _walk(
         found = saved = ()  # so that memory falls before the next backward runs
 
 
-def _count_uses(start: Edge) -> dict[Edge, int]:
-    """Return how many recorded ops use each node and leaf below `start`."""
+def _count_uses(start: Edge, ends: frozenset[Edge]) -> dict[Edge, int]:
+    """Return how many recorded ops use each node and leaf between `start` and `ends`."""
     uses: dict[Edge, int] = {start: 0}
     stack = [start]
     while stack:
         edge = stack.pop()
-        if type(edge) is Node:
+        if type(edge) is Node and edge not in ends:
             for target in edge.edges:
                 if target is None:
                     continue

@@ -1,0 +1,97 @@
+"""Gradient checkpointing: keep the inputs of a function, not what it computes on the way.
+
+Forward runs the function once and drops its graph; backward runs it again to have the graph, and
+walks it at once. So the arrays saved inside exist for one call at a time, for the price of one
+more forward. Tests: tests/test_recompute.py.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple
+
+from tensorgrad import autograd
+from tensorgrad.autograd import Edge, Node, mode
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import Dtype
+from tensorgrad.errors import GradError
+from tensorgrad.tensor import Tensor
+
+
+class _Call(NamedTuple):
+    """What it takes to run a function again."""
+
+    f: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: Dtype | None
+    edges: list[Edge]
+
+
+def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return f as a function that saves its arguments alone and runs again in backward.
+
+        y = checkpoint(block)(x)
+
+    Results and gradients have the same bits as without. Tensors that f uses without getting them
+    as arguments (parameters, closures) receive their gradients too. Random draws and autocast are
+    the same in both runs.
+
+    Args:
+        f: returns one tensor, which depends on nothing that changes until backward but the
+            random generator. It may contain checkpointed functions.
+
+    Raises:
+        GradError: when called, f returns something else than a tensor; in backward, it does
+            not give the same again.
+
+    Source: Chen et al. 2016, arXiv:1604.06174.
+    """
+
+    @wraps(f, updated=())
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        tick = autograd.next_tick()
+        y = f(*args, **kwargs)
+        if not isinstance(y, Tensor):
+            raise GradError(f"{_name(f)} returned a {type(y).__name__}, expected one tensor")
+        if not mode.grad_enabled or not y.requires_grad:
+            return y
+        call = _Call(f, args, kwargs, mode.autocast, autograd.frontier(y, tick))
+        # the arrays stand here only for the walk, which refuses those that were assigned to since
+        arrays = [t.data for t in (*args, *kwargs.values(), *call.edges) if isinstance(t, Tensor)]
+        return Tensor(y.data, True, Node(_name(f), call.edges, _backward, (call, *arrays), y.data))
+
+    return run
+
+
+def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> list[Array | None]:
+    call: _Call = saved[0]
+    with _same_conditions(call):
+        tick = autograd.next_tick()
+        y = call.f(*call.args, **call.kwargs)
+        edges = autograd.frontier(y, tick)
+        same = len(edges) == len(call.edges) and all(map(operator.is_, edges, call.edges))
+        if y.dtype != dy.dtype or y.shape != dy.shape or not same:
+            raise GradError(
+                f"{_name(call.f)}: got shape {y.shape}, dtype {y.dtype} or a graph that differs "
+                f"from the first run, expected {dy.shape}, {dy.dtype} and the same parameters"
+            )
+    return autograd.gradients(y, dy, call.edges)
+
+
+@contextmanager
+def _same_conditions(call: _Call) -> Iterator[None]:
+    """Run as in forward: graph on, its autocast."""
+    before = mode.grad_enabled, mode.autocast
+    mode.grad_enabled, mode.autocast = True, call.autocast
+    try:
+        yield
+    finally:
+        mode.grad_enabled, mode.autocast = before
+
+
+def _name(f: Callable[..., Any]) -> str:
+    return f"checkpoint({getattr(f, '__name__', type(f).__name__)})"

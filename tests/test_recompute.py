@@ -1,0 +1,256 @@
+"""Checkpointed functions: same bits, less memory, whatever the function closes over."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad
+from tensorgrad import Tensor, autograd, backend, checkpoint, no_grad, ops
+from tensorgrad.amp import autocast
+from tensorgrad.autograd import record
+from tensorgrad.dtypes import bfloat16, float32
+from tensorgrad.errors import GradError
+
+Function = Callable[..., Tensor]
+
+
+def plain(f: Function) -> Function:
+    return f
+
+
+def normal(*shape: int, seed: int, device: str = "cpu", dtype: Any = float32) -> Tensor:
+    array = np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+    return Tensor(backend.to_device(array, device), requires_grad=True)
+
+
+class Block:
+    """Two layers whose weights are reached through self, not through the arguments."""
+
+    def __init__(self, seed: int, device: str = "cpu", dtype: Any = float32) -> None:
+        self.first = normal(16, 8, seed=seed, device=device, dtype=dtype)
+        self.second = normal(8, 16, seed=seed + 1, device=device, dtype=dtype)
+        self.gain = normal(8, seed=seed + 2, device=device, dtype=dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        hidden = ops.gelu(ops.linear(x, self.first))
+        return x + ops.linear(hidden, self.second) * self.gain
+
+
+def train(wrap: Callable[[Function], Function], device: str, dtype: Any = float32) -> list[bytes]:
+    """Return the bits of the result and of every gradient of a chain of blocks."""
+    blocks = [Block(10 * i, device, dtype) for i in range(4)]
+    x = normal(5, 8, seed=99, device=device, dtype=dtype)
+    y = x
+    for block in blocks:
+        y = wrap(block)(y)
+    y.backward(normal(5, 8, seed=98, device=device, dtype=dtype).data)
+    leaves = [x, *[t for b in blocks for t in (b.first, b.second, b.gain)]]
+    assert all(leaf.grad is not None for leaf in leaves)
+    return [backend.to_numpy(a).tobytes() for a in (y.data, *[leaf.grad for leaf in leaves])]
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+def test_values_and_gradients_have_the_same_bits(device: str, dtype: Any) -> None:
+    assert train(checkpoint, device, dtype) == train(plain, device, dtype)
+
+
+def test_checkpoints_nest(device: str) -> None:
+    def both(f: Function) -> Function:
+        return checkpoint(lambda x: checkpoint(f)(x))
+
+    assert train(both, device) == train(plain, device)
+
+
+def test_autocast_is_restored(device: str) -> None:
+    def cast(wrap: Callable[[Function], Function]) -> Callable[[Function], Function]:
+        def wrapped(f: Function) -> Function:
+            def run(x: Tensor) -> Tensor:
+                with autocast("bfloat16"):
+                    return wrap(f)(x)
+
+            return run
+
+        return wrapped
+
+    assert train(cast(checkpoint), device) == train(cast(plain), device)
+    assert train(cast(plain), device) != train(plain, device)
+
+
+def test_gradients_reach_a_buffer_and_hooks_once() -> None:
+    block, x = Block(0), normal(5, 8, seed=1)
+    seen: list[Tensor] = []
+    buffer = np.zeros((16, 8), np.float32)
+    block.first.grad = buffer
+    autograd.on_grad_ready(block.first, seen.append)
+    y = checkpoint(block)(checkpoint(block)(x))
+    y.backward(np.ones((5, 8), np.float32))
+    assert seen == [block.first]
+    assert block.first.grad is buffer
+    other = Block(0)
+    other(other(normal(5, 8, seed=1))).backward(np.ones((5, 8), np.float32))
+    np.testing.assert_allclose(buffer, other.first.grad, rtol=1e-5)  # type: ignore[arg-type]
+
+
+def test_a_wide_gradient_of_a_16_bit_leaf_stays_wide() -> None:
+    def run(wrap: Callable[[Function], Function]) -> Any:
+        leaf = Tensor(np.ones(3, bfloat16), requires_grad=True)
+        leaf.grad = np.zeros(3, np.float32)
+
+        def backward(dy: Any, saved: Any, needs: Any) -> Any:
+            return (np.full(3, 1 + 2.0**-20, np.float32),)
+
+        y = wrap(lambda x: record("wide", x.data, (x,), backward, ()))(leaf)
+        y.backward(np.ones(3, bfloat16))
+        return leaf.grad
+
+    assert (run(checkpoint) == 1 + 2.0**-20).all()
+    assert (run(plain) == run(checkpoint)).all()
+
+
+def test_a_closure_over_a_result_joins_the_outer_graph() -> None:
+    def run(wrap: Callable[[Function], Function]) -> tuple[Any, Any]:
+        w, x = normal(4, 4, seed=1), normal(3, 4, seed=2)
+        scale = ops.exp(w)  # recorded outside, used inside and outside
+        y = wrap(lambda a: ops.tanh(a @ scale))(x)
+        (y @ scale).backward(np.ones((3, 4), np.float32))
+        assert w.grad is not None
+        return w.grad.tobytes(), x.grad.tobytes()  # type: ignore[union-attr]
+
+    assert run(checkpoint) == run(plain)
+
+
+def test_the_graph_can_be_kept() -> None:
+    x = normal(3, seed=1)
+    y = checkpoint(lambda a: ops.exp(a) * a)(x)
+    y.backward(np.ones(3), retain_graph=True)
+    assert x.grad is not None
+    once = x.grad.copy()
+    y.backward(np.ones(3))
+    np.testing.assert_array_equal(x.grad, 2 * once)
+    with pytest.raises(GradError, match=r"the graph of checkpoint\(<lambda>\) was freed"):
+        y.backward(np.ones(3))
+
+
+def test_functional_gradients_pass_through() -> None:
+    def loss(wrap: Callable[[Function], Function], x: Tensor) -> Tensor:
+        return wrap(lambda a: ops.exp(a) * a)(x)
+
+    value, dx = autograd.value_and_grad(lambda x: loss(checkpoint, x))(normal(1, seed=0))
+    expected = autograd.value_and_grad(lambda x: loss(plain, x))(normal(1, seed=0))
+    np.testing.assert_array_equal(value.numpy(), expected[0].numpy())
+    np.testing.assert_array_equal(dx.numpy(), expected[1].numpy())
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, w: x,
+        lambda x, w: w,
+        lambda x, w: ops.reshape(x, (4,)) * 1,
+        lambda x, w: x * x.detach(),
+    ],
+    ids=["argument", "other argument", "view", "detached"],
+)
+def test_functions_that_do_little(f: Function) -> None:
+    def run(wrap: Callable[[Function], Function]) -> list[Any]:
+        x, w = normal(2, 2, seed=1), normal(2, 2, seed=2)
+        y = wrap(f)(x * 1, w=w * 2)
+        y.backward(np.ones(y.shape))
+        return [None if t.grad is None else t.grad.tolist() for t in (x, w)]
+
+    assert run(checkpoint) == run(plain)
+
+
+def test_without_a_graph_it_is_the_function() -> None:
+    x = normal(3, seed=1)
+    with no_grad():
+        assert checkpoint(ops.exp)(x).node is None
+    assert checkpoint(ops.exp)(x.detach()).node is None
+    assert not checkpoint(ops.exp)(x.detach()).requires_grad
+
+
+def test_it_runs_twice_and_keeps_nothing_in_between() -> None:
+    alive: list[weakref.ref[Any]] = []
+    most = 0
+
+    def forward(x: Tensor) -> Tensor:
+        nonlocal most
+        for _ in range(10):
+            x = ops.tanh(x)
+            alive.append(weakref.ref(x.data))
+        most = max(most, sum(ref() is not None for ref in alive))
+        return x
+
+    def run(wrap: Callable[[Function], Function]) -> int:
+        nonlocal most
+        alive.clear()
+        most = 0
+        x = normal(4, 4, seed=0)
+        y = x
+        for _ in range(10):
+            y = wrap(forward)(y)
+        kept = sum(ref() is not None for ref in alive)
+        y.backward(np.ones((4, 4), np.float32))
+        del y
+        assert sum(ref() is not None for ref in alive) == 0
+        assert len(alive) == (100 if wrap is plain else 200)
+        return kept
+
+    assert run(plain) == 100
+    assert most == 100
+    assert run(checkpoint) == 10  # what passes from one to the next
+    assert most <= 20  # and what is inside one of them
+
+
+def test_a_failure_leaves_the_mode_as_it_was() -> None:
+    calls = 0
+
+    def fails(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ZeroDivisionError
+        return x * x
+
+    with autocast("bfloat16"):
+        y = checkpoint(fails)(normal(3, seed=1))
+    with no_grad():
+        with pytest.raises(ZeroDivisionError):
+            y.backward(np.ones(3))
+        assert not autograd.mode.grad_enabled
+    assert autograd.mode.autocast is None
+
+
+def test_a_function_that_gives_no_tensor_is_refused() -> None:
+    def pair(x: Tensor) -> Any:
+        return x, x
+
+    with pytest.raises(GradError, match=r"checkpoint\(pair\) returned a tuple, expected one tens"):
+        checkpoint(pair)(normal(3, seed=1))
+
+
+def test_a_function_that_changes_its_mind_is_noticed() -> None:
+    weights = [normal(3, seed=1), normal(3, seed=2)]
+    y = checkpoint(lambda x: x * weights[0])(normal(3, seed=3))
+    weights.reverse()
+    with pytest.raises(GradError, match="a graph that differs from the first run"):
+        y.backward(np.ones(3))
+
+
+@pytest.mark.parametrize("which", ["argument", "parameter"])
+def test_an_argument_that_was_assigned_to_is_refused(which: str) -> None:
+    x, w = normal(3, seed=3), normal(3, seed=1)
+    y = checkpoint(lambda a: a * w)(x)
+    with no_grad():
+        (x if which == "argument" else w)[0] = 5.0
+    with pytest.raises(GradError, match="assigned to after the op ran"):
+        y.backward(np.ones(3))
+
+
+def test_it_is_exported() -> None:
+    assert tensorgrad.checkpoint is checkpoint
