@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from tensorgrad.autograd import mode
 from tensorgrad.dtypes import DtypeLike, as_dtype, bfloat16, float16, float64, is_float
 from tensorgrad.errors import DtypeError
+from tensorgrad.ops.shape import astype
 from tensorgrad.tensor import Tensor
 
 
@@ -46,12 +47,9 @@ def cast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     return tuple(
         [
-            ops.astype(t, target, copy=False)
+            astype(t, target, copy=False)
             if is_float(t.data.dtype) and t.data.dtype != float64
             else t
             for t in tensors
         ]
     )
-
-
-from tensorgrad import ops  # noqa: E402  last: the ops that multiply matrices import this module

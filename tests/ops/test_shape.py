@@ -248,7 +248,8 @@ def test_gradients_cross_devices() -> None:
     np.testing.assert_array_equal(x.grad, [3, 3])
 
 
-X = Tensor(np.zeros((2, 3)))
+X: Any = Tensor(np.zeros((2, 3)))
+MIRROR: Any = "mirror"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ X = Tensor(np.zeros((2, 3)))
         (lambda: ops.pad(X, -1), ArgumentError, "pad: pad_width is -1, expected integers"),
         (lambda: ops.pad(X, 0.5), ArgumentError, "pad: pad_width is 0.5, expected integers"),
         (lambda: ops.pad(X, ((1, 1),) * 3), ShapeError, "pad: pad_width is .* or 2 such pairs"),
-        (lambda: ops.pad(X, 1, mode="mirror"), ArgumentError, "pad: mode is 'mirror', expected"),
+        (lambda: ops.pad(X, 1, mode=MIRROR), ArgumentError, "pad: mode is 'mirror', expected"),
         (lambda: ops.pad(ops.zeros((0, 2)), 1, "edge"), ShapeError, "pad: axis 0 of x is empty"),
         (lambda: ops.flip(X, 2), ArgumentError, "flip: axis is 2, expected -2 to 1"),
         (lambda: ops.roll(X, (1, 2), axis=0), ArgumentError, r"roll: shift is \(1, 2\), expected"),
