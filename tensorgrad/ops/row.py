@@ -143,8 +143,10 @@ class Row:
         dtype = _result_dtype(self._value, *[_kind(a) for a in arrays])
         y = backend.empty(np.broadcast_shapes(*[a.shape for a in gpu]), dtype, like=gpu[0])
         compute = _compute_type(dtype, arrays)
-        kernel = _kernel(self.name, tuple(self.operands), (self.value,), compute)
-        kernel(*_kernel_arguments(self.operands, arrays, compute), y)
+        kernel = _kernel(
+            self.name, _declare(self.operands, arrays, compute), (self.value,), compute
+        )
+        kernel(*_typed(arrays, compute), y)
         return y
 
     def _backward_cuda(
@@ -158,8 +160,9 @@ class Row:
         if expressions:
             names = ["dy", *self.saved]
             compute = compute_dtype(dy.dtype)
-            kernel = _kernel(f"{self.name}_backward", tuple(names), expressions, compute)
-            kernel(*_kernel_arguments(names, [dy, *values], compute), *computed)
+            declared = _declare(names, (dy, *values), compute)
+            kernel = _kernel(f"{self.name}_backward", declared, expressions, compute)
+            kernel(*_typed((dy, *values), compute), *computed)
         results = iter(computed)
         return [
             None if not want else dy if g == "dy" else next(results)
@@ -264,20 +267,30 @@ def _compute_type(dtype: Dtype, arrays: list[Any]) -> Dtype:
     return compute_dtype(np.result_type(*[a if type(a) in _SCALARS else a.dtype for a in arrays]))
 
 
-def _kernel_arguments(names: list[str], arrays: list[Any], compute: Dtype) -> list[Any]:
-    """Give Python numbers the type the kernel computes in, so that one kernel serves them all."""
+def _declare(names: list[str], arrays: Sequence[Any], compute: Dtype) -> tuple[str, ...]:
+    """Return the kernel's parameters: arrays of any dtype, numbers in the type it computes in."""
+    return tuple(
+        [
+            f"{letter if backend.is_array(array) else _typed([array], compute)[0].dtype} {name}_"
+            for letter, name, array in zip("PQRST", names, arrays, strict=False)
+        ]
+    )
+
+
+def _typed(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
     return [compute.type(a) if type(a) in _SCALARS else a for a in arrays]
 
 
 @lru_cache(maxsize=4096)
-def _kernel(name: str, operands: tuple[str, ...], expressions: tuple[str, ...], c: Dtype) -> Any:
+def _kernel(name: str, declared: tuple[str, ...], expressions: tuple[str, ...], c: Dtype) -> Any:
     """Return the ElementwiseKernel that computes the expressions of the operands in type `c`."""
+    operands = [parameter.split()[1][:-1] for parameter in declared]
     loads = [
         f"const bool {n} = bool({n}_);" if n == "c" else f"const C {n} = C({n}_);" for n in operands
     ]
     stores = [f"out{i} = {cuda_expression(e)};" for i, e in enumerate(expressions)]
     return backend.cupy.ElementwiseKernel(
-        ", ".join(f"{t} {n}_" for t, n in zip("PQRST", operands, strict=False)),
+        ", ".join(declared),
         ", ".join(f"{t} out{i}" for t, i in zip("XYZ", range(len(expressions)), strict=False)),
         f"typedef {c_name(c)} C; {' '.join(loads)} {' '.join(stores)}",
         f"{name}_{c.name}",
