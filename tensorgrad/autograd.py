@@ -255,6 +255,7 @@ def _seed(op: str, root: Tensor, dy: Any) -> Array:
     return _cast(dy, root.data.dtype)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # inf and NaN reach the gradients, as on the GPU
 def _walk(
     root: Tensor,
     dy: Array,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cache
 from typing import Any
 
@@ -174,7 +175,7 @@ def parallel_blocks(function: Callable[[slice], None], length: int, block: int) 
 
     Blocks that fit the cache keep the temporaries of a NumPy expression out of memory. What
     `function` writes must depend on its slice alone, so the result is the same for any number
-    of threads.
+    of threads. NumPy's errstate holds in the workers as in the caller.
     """
 
     def run(begin: int, end: int) -> None:
@@ -187,7 +188,7 @@ def parallel_blocks(function: Callable[[slice], None], length: int, block: int) 
         return
     per_worker = -(-length // (block * workers)) * block
     others = [
-        _pool(os.getpid()).submit(run, start, min(start + per_worker, length))
+        _pool(os.getpid()).submit(copy_context().run, run, start, min(start + per_worker, length))
         for start in range(per_worker, length, per_worker)
     ]
     run(0, per_worker)

@@ -329,3 +329,11 @@ def test_framework_cost_of_one_op_stays_small(
     backwards = [count_opcodes(lambda y=y: autograd.backward(y)) for y in results]  # type: ignore[misc]
     assert (forwards[1] - forwards[0]) / 10 <= forward
     assert (backwards[1] - backwards[0]) / 10 <= backward
+
+
+@pytest.mark.parametrize("size", [3, 100_000])  # in one piece, and in blocks on several threads
+def test_gradients_that_overflow_are_infinite_without_a_warning(size: int) -> None:
+    x = Tensor(np.ones(size, np.float16), requires_grad=True)
+    ((x * 100.0) * 100.0).backward(np.full(size, 300, np.float16))
+    assert x.grad is not None
+    assert np.isinf(x.grad).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ def parameters(
     dtype: Any = np.float32,
     device: str = "cpu",
     seed: int = 0,
-    shapes: dict[str, tuple[int, ...]] = SHAPES,
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
 ) -> dict[str, Tensor]:
     """Return parameters with normal random values."""
     rng = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ def parameters(
 
 
 def gradients(
-    shapes: dict[str, tuple[int, ...]] = SHAPES, step: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES, step: int = 0
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return random float64 gradients that differ from step to step."""
     rng = np.random.default_rng([9, step])

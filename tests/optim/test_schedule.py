@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.optim import SGD, schedule
+from tests.optim import toy
+
+Schedule = Callable[[int], float]
+ALL: dict[str, Schedule] = {
+    "constant": lambda step: schedule.constant(step, 2.0, warmup=8),
+    "linear": lambda step: schedule.linear(step, 2.0, 48, warmup=8, minimum=0.5),
+    "cosine": lambda step: schedule.cosine(step, 2.0, 48, warmup=8, minimum=0.5),
+    "inverse_square_root": lambda step: schedule.inverse_square_root(step, 2.0, warmup=8),
+}
+
+
+@pytest.mark.parametrize("rate", ALL.values(), ids=ALL)
+def test_all_warm_up_on_a_line_and_never_rise_again(rate: Schedule) -> None:
+    assert [rate(step) for step in range(8)] == [0.25 * (step + 1) for step in range(8)]
+    rates = [rate(step) for step in range(7, 100)]
+    assert all(later <= earlier for earlier, later in pairwise(rates))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("constant", {8: 2.0, 28: 2.0, 1000: 2.0}),
+        ("linear", {8: 2.0, 18: 1.625, 28: 1.25, 48: 0.5, 1000: 0.5}),
+        ("cosine", {8: 2.0, 18: 0.5 + 0.75 * (1 + math.sqrt(0.5)), 28: 1.25, 48: 0.5, 1000: 0.5}),
+        ("inverse_square_root", {7: 2.0, 17: 2 * 2 / 3, 31: 1.0, 799: 0.2}),
+    ],
+)
+def test_rates_after_the_warm_up(name: str, expected: dict[int, float]) -> None:
+    found = {step: ALL[name](step) for step in expected}
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+def test_no_warm_up() -> None:
+    assert schedule.constant(0, 3.0) == 3.0
+    assert schedule.linear(0, 3.0, 10) == schedule.cosine(0, 3.0, 10) == 3.0
+    assert schedule.linear(10, 3.0, 10) == schedule.cosine(10, 3.0, 10) == 0.0
+
+
+def test_rates_may_rise_to_the_end() -> None:
+    assert schedule.linear(5, 1.0, 10, minimum=3.0) == 2.0
+
+
+def test_a_schedule_drives_an_optimizer(device: str) -> None:
+    tensors = toy.parameters(device=device, shapes={"w": (1,)})
+    before = float(tensors["w"].item())
+    optimizer = SGD(tensors.items())
+    optimizer.flat.grad.fill(1)
+    for step in range(12):
+        optimizer.lr = schedule.constant(step, 0.5, warmup=4)
+        optimizer.step()
+    moved = before - float(tensors["w"].item())
+    assert moved == pytest.approx(0.5 * (0.25 + 0.5 + 0.75 + 9), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: schedule.constant(-1, 1.0), "constant: step is -1"),
+        (lambda: schedule.linear(0, 1.0, 10, warmup=-1), "linear: warmup is -1"),
+        (lambda: schedule.cosine(0, 1.0, 10, warmup=10), "cosine: steps is 10, expected more"),
+        (lambda: schedule.inverse_square_root(0, 1.0, 0), "warmup is 0, expected at least 1"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()
