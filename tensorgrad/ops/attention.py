@@ -19,6 +19,7 @@ from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import DtypeError, GradError, ShapeError
+from tensorgrad.ops.dropout import keep_mask
 from tensorgrad.ops.operand import float_tensor, probability, tensor_of, widened
 from tensorgrad.tensor import Tensor
 
@@ -193,7 +194,7 @@ def _forward(
         scale=1 / math.sqrt(q.shape[3]) if scale is None else float(scale),
         causal=causal,
         bias=None if mask is None else _bias(op, mask, shape, q),
-        keep=None,
+        keep=keep_mask(shape, dropout, like=q) if dropout else None,
         kept=1 - dropout,
     )
     forward = _forward_numpy if type(q) is np.ndarray else _forward_cuda

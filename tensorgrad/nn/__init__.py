@@ -1,0 +1,31 @@
+"""Layers, and what they are built with."""
+
+from tensorgrad.nn import functional, init
+from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
+from tensorgrad.nn.container import ModuleList, Sequential
+from tensorgrad.nn.dropout import Dropout
+from tensorgrad.nn.embedding import Embedding
+from tensorgrad.nn.linear import Linear
+from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.nn.norm import LayerNorm, RMSNorm
+from tensorgrad.nn.transformer import FeedForward, SwiGLU, TransformerBlock
+
+__all__ = [
+    "Dropout",
+    "Embedding",
+    "FeedForward",
+    "KeyValueCache",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleList",
+    "MultiHeadAttention",
+    "Parameter",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "Sequential",
+    "SwiGLU",
+    "TransformerBlock",
+    "functional",
+    "init",
+]

@@ -1,0 +1,227 @@
+"""Multi-head attention, rotary positions and the cache for generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend, ops
+from tensorgrad.autograd import mode
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import DtypeLike, as_dtype
+from tensorgrad.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.nn.linear import Linear
+from tensorgrad.nn.module import Module
+from tensorgrad.ops.operand import probability
+from tensorgrad.tensor import Tensor
+
+
+class RotaryEmbedding(Module):
+    """Turn pairs of elements by an angle that grows with the position.
+
+    Pair i of a head turns by position * base^(-2 i / D). The scores of attention then depend on
+    the distance between two steps alone. The angles are computed in float64, so their cosines are
+    exact to float32 whatever the dtype of the model, and there is no longest sequence.
+
+    Args:
+        width: D of a head, even.
+        base: sets the slowest angle; larger for longer sequences.
+        interleaved: pair neighbours (2 i, 2 i + 1), as in the paper; otherwise i and i + D / 2, as
+            in Hugging Face's LLaMA.
+    Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
+    """
+
+    def __init__(self, width: int, base: float = 10000.0, interleaved: bool = False) -> None:
+        if width < 2 or width % 2:
+            raise ArgumentError(f"RotaryEmbedding: width is {width}, expected an even number")
+        self.width = width
+        self.base = base
+        self.interleaved = interleaved
+        self._last: tuple[tuple[int, int, str], Array, Array] | None = None
+
+    def forward(self, x: Any, positions: Any = 0, heads: int | None = None) -> Tensor:
+        """Return x, turned.
+
+        Args:
+            x: (B, T, H, D).
+            positions: of the first step (an integer), or of each: integers, (T,) or (B, T).
+            heads: turn the first so many of the H; default: all.
+        """
+        cos, sin = self._angles(x, positions)
+        return ops.rotary(x, cos, sin, heads, self.interleaved)
+
+    def _angles(self, x: Any, positions: Any) -> tuple[Array, Array]:
+        """Return cosines and sines, (..., T, 1, D / 2), on the device of x."""
+        positions = positions.data if isinstance(positions, Tensor) else positions
+        if np.ndim(positions):
+            xp = backend.namespace(x.data)
+            angles = xp.asarray(positions, np.float64)[..., None, None] * xp.asarray(self._rates())
+            return xp.cos(angles).astype(np.float32), xp.sin(angles).astype(np.float32)
+        start = int(positions)
+        key = (start, x.shape[1], x.device)
+        if self._last is None or self._last[0] != key:
+            steps = np.arange(start, start + x.shape[1], dtype=np.float64)
+            angles = steps[:, None, None] * self._rates()
+            cos, sin = (
+                backend.asarray_like(a.astype(np.float32), like=x.data)
+                for a in (np.cos(angles), np.sin(angles))
+            )
+            self._last = key, cos, sin
+        return self._last[1:]
+
+    def _rates(self) -> Array:
+        """Return by how much each pair turns from one position to the next."""
+        return self.base ** (-2 * np.arange(self.width // 2) / self.width)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.width}, base={self.base}" + (", interleaved=True" * self.interleaved)
+
+
+class KeyValueCache:
+    """Keys and values of the steps so far, for generating one step after another.
+
+    Args:
+        batch: B, the number of sequences.
+        heads: the number of key and value heads.
+        steps: how many steps there is room for.
+        width: D of a head.
+        dtype: of the keys and values.
+        device: "cpu", "cuda" or "cuda:N".
+
+    Attributes:
+        length: the number of steps held; set it back to forget the latest ones.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        steps: int,
+        width: int,
+        dtype: DtypeLike = "float32",
+        device: str = "cpu",
+    ) -> None:
+        shape = (batch, heads, steps, width)
+        self._keys = backend.to_device(np.empty(shape, as_dtype(dtype)), device)
+        self._values = backend.empty_like(self._keys)
+        self.length = 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps there is room for."""
+        return self._keys.shape[2]  # type: ignore[no-any-return]  # an int
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add steps, (B, heads, T, D), and return views of all keys and all values so far.
+
+        Raises:
+            ShapeError: the steps do not fit beside those that are there, or in number.
+            GradError: gradients are enabled and the steps want one; use `no_grad()`.
+        """
+        if mode.grad_enabled and (k.requires_grad or v.requires_grad):
+            raise GradError("cache: the keys require a gradient; generate under no_grad()")
+        first, last = self.length, self.length + k.shape[2]
+        room = (*self._keys.shape[:2], k.shape[2], self._keys.shape[3])
+        if k.shape != room or v.shape != room:
+            raise ShapeError(f"cache: k has shape {k.shape}, v {v.shape}, expected {room}")
+        if last > self.steps:
+            raise ShapeError(
+                f"cache: {first} steps are held and {k.shape[2]} come, expected at most "
+                f"{self.steps}"
+            )
+        self._keys[:, :, first:last] = k.data
+        self._values[:, :, first:last] = v.data
+        self.length = last
+        return Tensor(self._keys[:, :, :last]), Tensor(self._values[:, :, :last])
+
+
+class MultiHeadAttention(Module):
+    """proj(attention(q, k, v)) with q, k, v from one linear layer of x.
+
+    Args:
+        width: C, of x and of the result; a multiple of heads.
+        heads: the number of query heads, H.
+        kv_heads: the number of key and value heads; default H. It divides H (grouped-query
+            attention).
+        bias: of both linear layers.
+        dropout: probability with which an attention weight is dropped in training.
+        causal: whether a step sees only itself and those before.
+        rotary: turns queries and keys by their positions.
+
+    Attributes:
+        qkv: Linear(C, (H + 2 * kv_heads) * D): the queries of all heads, then keys, then values.
+        proj: Linear(C, C).
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        causal: bool = False,
+        rotary: RotaryEmbedding | None = None,
+    ) -> None:
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or width % heads:
+            raise ArgumentError(
+                f"MultiHeadAttention: width is {width}, expected a multiple of {heads} heads"
+            )
+        if kv_heads < 1 or heads % kv_heads:
+            raise ArgumentError(
+                f"MultiHeadAttention: kv_heads is {kv_heads}, expected a divisor of {heads} heads"
+            )
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.dropout = probability("MultiHeadAttention", "dropout", dropout)
+        self.causal = causal
+        self.qkv = Linear(width, (heads + 2 * kv_heads) * (width // heads), bias)
+        self.proj = Linear(width, width, bias)
+        self.rotary = rotary
+
+    def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
+        """Return (B, T, C) for x of that shape.
+
+        Args:
+            x: (B, T, C).
+            mask: who may attend to whom; see `ops.attention`. With a cache its last axis counts
+                all steps, those in the cache first.
+            cache: from `new_cache`: x continues the steps it holds, and is added to them.
+        """
+        batch, length, width = x.shape
+        qkv: Tensor = self.qkv(x)
+        if self.rotary is not None:
+            each = qkv.reshape(batch, length, self.heads + 2 * self.kv_heads, width // self.heads)
+            start = 0 if cache is None else cache.length
+            qkv = self.rotary(each, start, self.heads + self.kv_heads).reshape(qkv.shape)
+        dropout = self.dropout if self.training else 0.0
+        if cache is None:
+            y = ops.attention_packed(
+                qkv, self.heads, self.kv_heads, mask, self.causal, dropout=dropout
+            )
+        else:
+            each = qkv.reshape(batch, length, self.heads + 2 * self.kv_heads, width // self.heads)
+            q, k, v = ops.split(
+                each.swapaxes(1, 2), [self.heads, self.heads + self.kv_heads], axis=1
+            )
+            k, v = cache.append(k, v)
+            y = ops.attention(q, k, v, mask, self.causal, dropout=dropout)
+            y = y.swapaxes(1, 2).reshape(batch, length, width)
+        result: Tensor = self.proj(y)
+        return result
+
+    def new_cache(self, batch: int, steps: int) -> KeyValueCache:
+        """Return an empty cache for `batch` sequences of at most `steps` steps."""
+        weight = self.qkv.weight
+        width = weight.shape[1] // self.heads
+        return KeyValueCache(batch, self.kv_heads, steps, width, weight.dtype, weight.device)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        shared = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
+        dropout = f", dropout={self.dropout}" if self.dropout else ""
+        return f"heads={self.heads}{shared}, causal={self.causal}{dropout}"

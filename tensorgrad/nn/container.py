@@ -1,0 +1,77 @@
+"""Modules that hold others in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, overload
+
+from tensorgrad.errors import DtypeError, OutOfRangeError
+from tensorgrad.nn.module import Module
+
+
+class ModuleList(Module):
+    """A list of modules, which are children named "0", "1" and so on.
+
+    Args:
+        modules: the first members.
+    """
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        self.extend(modules)
+
+    def append(self, module: Module) -> ModuleList:
+        """Add a module at the end; return self."""
+        if not isinstance(module, Module):
+            raise DtypeError(
+                f"{type(self).__name__}: got a {type(module).__name__}, expected a Module"
+            )
+        setattr(self, str(len(self)), module)
+        return self
+
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        """Add modules at the end; return self."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def __len__(self) -> int:
+        return sum(name.isdigit() for name in vars(self))
+
+    def __iter__(self) -> Iterator[Module]:
+        return (vars(self)[str(i)] for i in range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Module]: ...
+    def __getitem__(self, index: int | slice) -> Module | list[Module]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return vars(self)[self._name(index)]  # type: ignore[no-any-return]  # a Module
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        setattr(self, self._name(index), module)
+
+    def _name(self, index: int) -> str:
+        if not -len(self) <= index < len(self):
+            raise OutOfRangeError(
+                f"{type(self).__name__}: index is {index}, expected 0 to {len(self) - 1}"
+            )
+        return str(index % len(self))
+
+
+class Sequential(ModuleList):
+    """Modules that are called one after another, each with the result of the one before.
+
+    Args:
+        modules: in the order of the calls.
+    """
+
+    def __init__(self, *modules: Module) -> None:
+        super().__init__(modules)
+
+    def forward(self, x: Any) -> Any:
+        """Return what the last module makes of x."""
+        for module in self:
+            x = module(x)
+        return x

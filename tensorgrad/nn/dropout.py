@@ -1,0 +1,29 @@
+"""The dropout layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad import ops
+from tensorgrad.nn.module import Module
+from tensorgrad.ops.operand import probability
+from tensorgrad.tensor import Tensor
+
+
+class Dropout(Module):
+    """In training, set elements to 0 with probability p and scale the others by 1 / (1 - p).
+
+    Args:
+        p: in [0, 1).
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = probability("Dropout", "p", p)
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the shape of x; x itself after `eval()` or where p is 0."""
+        return ops.dropout(x, self.p, self.training)
+
+    def extra_repr(self) -> str:
+        """Return the probability."""
+        return str(self.p)

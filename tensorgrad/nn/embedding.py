@@ -1,0 +1,36 @@
+"""The embedding layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import ops
+from tensorgrad.nn import init
+from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.tensor import Tensor
+
+
+class Embedding(Module):
+    """A table with one row for each id.
+
+    Args:
+        vocabulary: the number of ids.
+        width: the length of a row.
+
+    Attributes:
+        weight: (vocabulary, width), at first standard normal, as in PyTorch.
+    """
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        self.weight = Parameter(np.empty((vocabulary, width), np.float32))
+        init.normal_(self.weight)
+
+    def forward(self, ids: Any) -> Tensor:
+        """Return (*ids.shape, width) for integers in [0, vocabulary)."""
+        return ops.embedding(self.weight, ids)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return "{}, {}".format(*self.weight.shape)

@@ -1,0 +1,41 @@
+"""The ops that layers are made of, under the name where PyTorch keeps them."""
+
+from tensorgrad.ops import (
+    attention,
+    attention_packed,
+    cross_entropy,
+    dropout,
+    embedding,
+    gelu,
+    layer_norm,
+    linear,
+    log_softmax,
+    one_hot,
+    relu,
+    rms_norm,
+    rotary,
+    sigmoid,
+    silu,
+    softmax,
+    softplus,
+)
+
+__all__ = [
+    "attention",
+    "attention_packed",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "one_hot",
+    "relu",
+    "rms_norm",
+    "rotary",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+]

@@ -1,0 +1,103 @@
+"""Filling parameters before training, in place. Names and formulas are PyTorch's.
+
+All draw from `tensorgrad.random`, so its seed decides every value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.autograd import assign, no_grad
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.tensor import Tensor
+
+_generator = np.random.default_rng(0)
+
+
+def constant_(tensor: Tensor, value: float) -> Tensor:
+    """Fill with one value; return the tensor."""
+    return _fill(tensor, value)
+
+
+def zeros_(tensor: Tensor) -> Tensor:
+    """Fill with 0; return the tensor."""
+    return _fill(tensor, 0)
+
+
+def ones_(tensor: Tensor) -> Tensor:
+    """Fill with 1; return the tensor."""
+    return _fill(tensor, 1)
+
+
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Fill from the normal distribution with this mean and standard deviation."""
+    return _fill(tensor, _generator.normal(mean, std, tensor.shape))
+
+
+def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Fill from the uniform distribution over [low, high)."""
+    return _fill(tensor, _generator.uniform(low, high, tensor.shape))
+
+
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+    """Fill uniformly with standard deviation gain * sqrt(2 / (fan_in + fan_out)).
+
+    Args:
+        tensor: (out, in), or (out, in, ...) for a kernel.
+        gain: a factor.
+    Source: Glorot & Bengio 2010, "Understanding the difficulty of training deep feedforward
+        neural networks", eq. 16.
+    """
+    bound = math.sqrt(3) * _xavier_std("xavier_uniform_", tensor, gain)
+    return uniform_(tensor, -bound, bound)
+
+
+def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+    """Fill normally with standard deviation gain * sqrt(2 / (fan_in + fan_out))."""
+    return normal_(tensor, 0, _xavier_std("xavier_normal_", tensor, gain))
+
+
+def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Tensor:
+    """Fill uniformly with standard deviation sqrt(2 / ((1 + a^2) * fan)), for (leaky) ReLU.
+
+    Args:
+        tensor: (out, in), or (out, in, ...) for a kernel.
+        a: slope of the leaky ReLU that follows; sqrt(5) gives the default of `Linear`.
+        mode: "fan_in" keeps the variance of the activations, "fan_out" that of the gradients.
+    Source: He et al. 2015, arXiv:1502.01852, eq. 10 and 14.
+    """
+    bound = math.sqrt(3) * _kaiming_std("kaiming_uniform_", tensor, a, mode)
+    return uniform_(tensor, -bound, bound)
+
+
+def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Tensor:
+    """Fill normally with standard deviation sqrt(2 / ((1 + a^2) * fan)), for (leaky) ReLU."""
+    return normal_(tensor, 0, _kaiming_std("kaiming_normal_", tensor, a, mode))
+
+
+def _fill(tensor: Tensor, value: Any) -> Tensor:
+    with no_grad():
+        assign(tensor, ..., value)
+    return tensor
+
+
+def _fans(name: str, tensor: Tensor) -> tuple[int, int]:
+    """Return how many inputs feed one output, and how many outputs one input feeds."""
+    if tensor.ndim < 2:
+        raise ShapeError(f"{name}: tensor has shape {tensor.shape}, expected (out, in, ...)")
+    field = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * field, tensor.shape[0] * field
+
+
+def _xavier_std(name: str, tensor: Tensor, gain: float) -> float:
+    return gain * math.sqrt(2 / max(1, sum(_fans(name, tensor))))
+
+
+def _kaiming_std(name: str, tensor: Tensor, a: float, mode: str) -> float:
+    fan_in, fan_out = _fans(name, tensor)
+    if mode not in ("fan_in", "fan_out"):
+        raise ArgumentError(f"{name}: mode is {mode!r}, expected 'fan_in' or 'fan_out'")
+    return math.sqrt(2 / ((1 + a * a) * max(1, fan_in if mode == "fan_in" else fan_out)))

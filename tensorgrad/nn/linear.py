@@ -1,0 +1,44 @@
+"""The linear layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import ops
+from tensorgrad.nn import init
+from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.tensor import Tensor
+
+
+class Linear(Module):
+    """y = x W^T + b.
+
+    Args:
+        inputs: length of the last axis of x.
+        outputs: length of the last axis of y.
+        bias: whether to add b.
+
+    Attributes:
+        weight: (outputs, inputs), at first uniform in +-1 / sqrt(inputs), as in PyTorch.
+        bias: (outputs,), at first the same; or None.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        self.weight = Parameter(np.empty((outputs, inputs), np.float32))
+        self.bias = Parameter(np.empty(outputs, np.float32)) if bias else None
+        bound = 1 / math.sqrt(max(1, inputs))
+        init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Any) -> Tensor:
+        """Return (..., outputs) for x of shape (..., inputs)."""
+        return ops.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        outputs, inputs = self.weight.shape
+        return f"{inputs}, {outputs}" + ("" if self.bias is not None else ", bias=False")

@@ -1,0 +1,299 @@
+"""Module: a layer or a model, made of parameters, buffers and other modules.
+
+There is no registration and no `__init__` to call: the parameters of a module are those of its
+attributes that are a `Parameter`, and its children those that are a `Module`, in the order in
+which they were first assigned. Names join the attributes with dots: "blocks.0.norm1.weight".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.autograd import assign, no_grad
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, is_float
+from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
+from tensorgrad.tensor import Tensor
+
+_MOST_NAMES = 20  # in one error message
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+
+
+class Parameter(Tensor):
+    """A tensor that training changes: a leaf of every graph, with `requires_grad` set.
+
+    Args:
+        data: an array or a tensor of floats; its memory is kept, not copied.
+        requires_grad: False for a parameter that training leaves as it is.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, data: Array | Tensor, requires_grad: bool = True) -> None:
+        super().__init__(data.data if isinstance(data, Tensor) else data, requires_grad)
+
+
+class Module:
+    """Base of layers and models: define `forward` and assign parameters and modules.
+
+        class Scale(Module):
+            def __init__(self, width: int) -> None:
+                self.factor = Parameter(np.ones(width, "float32"))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x * self.factor
+
+    Attributes:
+        training: whether layers such as Dropout act as in training; see `train` and `eval`.
+    """
+
+    training = True
+    forward: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return `forward(...)`."""
+        return self.forward(*args, **kwargs)
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield this module (named `prefix`) and all below it, each once, parents first."""
+        seen: set[int] = set()
+        for name, module in self._walk(prefix):
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield every parameter once, with its name; a shared one under its first name."""
+        return _once(self._all_parameters())
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield every parameter once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every buffer once, with its name."""
+        return _once((name, buffer) for name, buffer, _ in self._all_buffers())
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield every buffer once."""
+        return (buffer for _, buffer in self.named_buffers())
+
+    def register_buffer(self, name: str, value: Tensor, persistent: bool = True) -> None:
+        """Set an attribute that is no parameter but moves with the module.
+
+        Args:
+            name: of the attribute.
+            value: the tensor.
+            persistent: whether it is part of `state_dict`.
+        """
+        if not name.isidentifier() or hasattr(self, name):
+            raise ArgumentError(
+                f"register_buffer: name is {name!r}, expected an identifier that is not taken"
+            )
+        self.__dict__.setdefault("_buffers", {})[name] = persistent
+        setattr(self, name, value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all parameters and persistent buffers by name, outside any graph.
+
+        The tensors share the module's memory. A parameter that several names share is there once,
+        under the first.
+        """
+        return {names[0]: tensor.detach() for names, tensor in self._state()}
+
+    def load_state_dict(
+        self, state: Mapping[str, Tensor | Array], strict: bool = True
+    ) -> tuple[list[str], list[str]]:
+        """Copy values into the parameters and persistent buffers, or change nothing.
+
+        Values are converted to the dtype and device of the module. A shared parameter may be
+        named by any of its names.
+
+        Args:
+            state: by name, as from `state_dict`.
+            strict: whether each name must be there, and no other.
+
+        Returns:
+            The names that are missing in `state` and those that the module does not have.
+
+        Raises:
+            CheckpointError: names are missing or unexpected (when strict), or a value has another
+                shape or kind of dtype; the message lists them all.
+        """
+        own = self._state()
+        by_name = {name: tensor for names, tensor in own for name in names}
+        arrays = {name: _array_of(state[name]) for name in state if name in by_name}
+        missing = [names[0] for names, _ in own if not any(name in arrays for name in names)]
+        unexpected = [name for name in state if name not in by_name]
+        wrong = [
+            f"{name} is {array.dtype}{list(array.shape)}, "
+            f"expected {by_name[name].dtype}{list(by_name[name].shape)}"
+            for name, array in arrays.items()
+            if not _fits(array, by_name[name])
+        ]
+        torn = [
+            f"{' and '.join(given)} share one parameter but differ"
+            for names, _ in own
+            if len(given := [name for name in names if name in arrays]) > 1
+            and any(not _equal(arrays[given[0]], arrays[name]) for name in given[1:])
+        ]
+        problems = [*_listed("missing", missing), *_listed("unexpected", unexpected)]
+        problems = (problems if strict else []) + _listed("wrong", wrong) + _listed("torn", torn)
+        if problems:
+            raise CheckpointError(f"load_state_dict: {'; '.join(problems)}")
+        with no_grad():
+            for name, array in arrays.items():
+                tensor = by_name[name]
+                assign(tensor, ..., backend.to_device(array, tensor.device))
+        return missing, unexpected
+
+    def train(self, mode: bool = True) -> Self:
+        """Make all modules act as in training (or, if not `mode`, as in use); return self."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Make all modules act as in use: no dropout; return self."""
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Fill the gradients that exist with zeros, in place, as optimizers hold views of them."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad[...] = 0
+
+    def to(self, device: DtypeLike | None = None, dtype: DtypeLike | None = None) -> Self:
+        """Move all parameters and buffers, and convert those that are floats; return self.
+
+        The `Parameter` objects stay the same, their arrays are new: do this before optimizers are
+        made. One argument may be either: `to("cuda")`, `to("bfloat16")`.
+
+        Args:
+            device: "cpu", "cuda" or "cuda:N".
+            dtype: a float dtype.
+
+        Raises:
+            DeviceError: there is no such device here.
+            DtypeError: dtype is no float.
+        """
+        if dtype is None and not _is_device(device):
+            device, dtype = None, device
+        target = None if dtype is None else as_dtype(dtype)
+        if target is not None and not is_float(target):
+            raise DtypeError(f"to: dtype is {target}, expected a float")
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor.data = _moved(tensor.data, device, target)
+            if tensor.grad is not None:
+                tensor.grad = _moved(tensor.grad, device, target)
+        return self
+
+    def apply(self, function: Callable[[Module], object]) -> Self:
+        """Call `function` on every module below this one and then on this one; return self."""
+        for module in reversed(list(self.modules())):
+            function(module)
+        return self
+
+    def extra_repr(self) -> str:
+        """Return what `repr` shows between the brackets before the children."""
+        return ""
+
+    def __repr__(self) -> str:
+        children = [
+            f"({name}): {value!r}".replace("\n", "\n  ") for name, value in self._members(Module)
+        ]
+        if not children:
+            return f"{type(self).__name__}({self.extra_repr()})"
+        lines = "\n  ".join([f"{type(self).__name__}({self.extra_repr()}", *children])
+        return f"{lines}\n)"
+
+    def _members(self, kind: type) -> Iterator[tuple[str, Any]]:
+        """Yield the attributes of one kind; fail where some hide in a list."""
+        for name, value in vars(self).items():
+            if isinstance(value, kind):
+                yield name, value
+            elif isinstance(value, (list, tuple, dict)):
+                inside = value.values() if isinstance(value, dict) else value
+                if any(isinstance(one, (Module, Parameter)) for one in inside):
+                    raise ArgumentError(
+                        f"{type(self).__name__}: {name} is a {type(value).__name__} that holds "
+                        "modules or parameters, expected a ModuleList or one attribute each"
+                    )
+
+    def _walk(self, name: str, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Module]]:
+        """Yield every path to a module, except round in circles."""
+        yield name, self
+        for key, child in self._members(Module):
+            if child is not self and child not in above:
+                yield from child._walk(_join(name, key), (*above, self))
+
+    def _all_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for name, module in self._walk(""):
+            for key, parameter in module._members(Parameter):
+                yield _join(name, key), parameter
+
+    def _all_buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
+        for name, module in self._walk(""):
+            for key, persistent in vars(module).get("_buffers", {}).items():
+                yield _join(name, key), getattr(module, key), persistent
+
+    def _state(self) -> list[tuple[list[str], Tensor]]:
+        """Return the parameters and persistent buffers, each with all its names."""
+        found: dict[int, tuple[list[str], Tensor]] = {}
+        kept = ((name, buffer) for name, buffer, persistent in self._all_buffers() if persistent)
+        for name, tensor in chain[tuple[str, Tensor]](self._all_parameters(), kept):
+            found.setdefault(id(tensor), ([], tensor))[0].append(name)
+        return list(found.values())
+
+
+def _once(named: Iterable[tuple[str, AnyTensor]]) -> Iterator[tuple[str, AnyTensor]]:
+    seen: set[int] = set()
+    for name, tensor in named:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _is_device(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda"))
+
+
+def _moved(array: Array, device: DtypeLike | None, dtype: Dtype | None) -> Array:
+    if dtype is not None and is_float(array.dtype):
+        array = array.astype(dtype, copy=False)
+    return array if device is None else backend.to_device(array, str(device))
+
+
+def _array_of(value: Any) -> Array:
+    value = value.data if isinstance(value, Tensor) else value
+    return value if backend.is_array(value) else np.asarray(value)
+
+
+def _fits(array: Array, tensor: Tensor) -> bool:
+    return array.shape == tensor.shape and is_float(array.dtype) == is_float(tensor.dtype)
+
+
+def _equal(one: Array, other: Array) -> bool:
+    return np.array_equal(backend.to_numpy(one), backend.to_numpy(other))
+
+
+def _listed(kind: str, names: list[str]) -> list[str]:
+    """Return one clause of an error message, or none where there is nothing to tell."""
+    if not names:
+        return []
+    more = len(names) - _MOST_NAMES
+    listed = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return [f"{kind}: {listed}"]

@@ -1,0 +1,63 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import ops
+from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.tensor import Tensor
+
+
+class LayerNorm(Module):
+    """Normalise the last axis to mean 0 and variance 1, then scale and shift.
+
+    Args:
+        width: length of the last axis.
+        eps: added to the variance.
+        bias: whether to shift.
+
+    Attributes:
+        weight: (width,), at first 1.
+        bias: (width,), at first 0; or None.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True) -> None:
+        self.weight = Parameter(np.ones(width, np.float32))
+        self.bias = Parameter(np.zeros(width, np.float32)) if bias else None
+        self.eps = eps
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the shape of x, (..., width)."""
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the size."""
+        bias = "" if self.bias is not None else ", bias=False"
+        return f"{self.weight.size}, eps={self.eps}{bias}"
+
+
+class RMSNorm(Module):
+    """Divide the last axis by its root mean square, then scale.
+
+    Args:
+        width: length of the last axis.
+        eps: added to the mean square.
+
+    Attributes:
+        weight: (width,), at first 1.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        self.weight = Parameter(np.ones(width, np.float32))
+        self.eps = eps
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the shape of x, (..., width)."""
+        return ops.rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the size."""
+        return f"{self.weight.size}, eps={self.eps}"

@@ -1,0 +1,107 @@
+"""Feed-forward layers and the transformer block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorgrad import ops
+from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
+from tensorgrad.nn.dropout import Dropout
+from tensorgrad.nn.linear import Linear
+from tensorgrad.nn.module import Module
+from tensorgrad.nn.norm import LayerNorm
+from tensorgrad.tensor import Tensor
+
+
+class FeedForward(Module):
+    """down(gelu(up(x))), as in GPT-2.
+
+    Args:
+        width: of x and of the result.
+        hidden: width in between; default 4 * width.
+        bias: of both linear layers.
+        approximate: which GELU, "tanh" (as in GPT-2) or "none" (exact).
+    """
+
+    def __init__(
+        self, width: int, hidden: int | None = None, bias: bool = True, approximate: str = "tanh"
+    ) -> None:
+        hidden = 4 * width if hidden is None else hidden
+        self.up = Linear(width, hidden, bias)
+        self.down = Linear(hidden, width, bias)
+        self.approximate = approximate
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the shape of x, (..., width)."""
+        y: Tensor = self.down(ops.gelu(self.up(x), self.approximate))
+        return y
+
+
+class SwiGLU(Module):
+    """down(silu(gate(x)) * up(x)), as in LLaMA.
+
+    Args:
+        width: of x and of the result.
+        hidden: width in between; default 8/3 * width, rounded up to a multiple of 64, which makes
+            about as many parameters as `FeedForward`.
+        bias: of the three linear layers.
+    Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
+    """
+
+    def __init__(self, width: int, hidden: int | None = None, bias: bool = False) -> None:
+        hidden = -(-8 * width // (3 * 64)) * 64 if hidden is None else hidden
+        self.gate = Linear(width, hidden, bias)
+        self.up = Linear(width, hidden, bias)
+        self.down = Linear(hidden, width, bias)
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the shape of x, (..., width)."""
+        y: Tensor = self.down(ops.silu(self.gate(x)) * self.up(x))
+        return y
+
+
+class TransformerBlock(Module):
+    """x + attention(norm1(x)), then that + feed_forward(norm2(that)): pre-norm.
+
+    With the defaults it is the block of GPT-2; with `norm=RMSNorm, feed_forward=SwiGLU,
+    bias=False` and a `rotary` that of LLaMA.
+
+    Args:
+        width: C, of x and of the result.
+        heads: the number of query heads.
+        kv_heads: the number of key and value heads; default: heads.
+        dropout: probability, of the attention weights and of what either branch adds.
+        causal: whether a step sees only itself and those before.
+        bias: of the linear layers.
+        rotary: turns queries and keys by their positions; may be shared by all blocks.
+        norm: makes a normalisation layer from the width.
+        feed_forward: makes a feed-forward layer from the width; default: `FeedForward`.
+    Source: Xiong et al. 2020, arXiv:2002.04745, figure 1 (b).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        dropout: float = 0.0,
+        causal: bool = True,
+        bias: bool = True,
+        rotary: RotaryEmbedding | None = None,
+        norm: Callable[[int], Module] = LayerNorm,
+        feed_forward: Callable[[int], Module] | None = None,
+    ) -> None:
+        self.norm1 = norm(width)
+        self.attention = MultiHeadAttention(width, heads, kv_heads, bias, dropout, causal, rotary)
+        self.norm2 = norm(width)
+        self.feed_forward = (
+            FeedForward(width, bias=bias) if feed_forward is None else feed_forward(width)
+        )
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
+        """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
+        x = x + self.dropout(self.attention(self.norm1(x), mask, cache))
+        y: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
+        return y
