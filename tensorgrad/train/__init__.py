@@ -1,0 +1,1 @@
+"""The training loop: settings, progress, evaluation, checkpoints and logs."""

@@ -1,0 +1,257 @@
+"""Checkpoints of a run: folders that appear whole or not at all, the newest few and the best.
+
+    checkpoints/step-00000500/
+        model.safetensors       parameters and buffers under their names
+        optimizer.safetensors   what the optimizer remembers
+        state.json              step, generator, data position, what the checkpoint belongs to,
+                                metrics, and the size and CRC-32 of the other files
+
+A checkpoint is written into a temporary folder, brought to the disk, and renamed; older ones
+are deleted after that. So a kill or a full disk at any moment leaves every earlier one as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.backend import Array
+from tensorgrad.errors import CheckpointError
+from tensorgrad.files import replacing, sync_folder
+from tensorgrad.weights import load_arrays, save_arrays
+
+_log = logging.getLogger(__name__)
+_FORMAT = 1
+_STATE = "state.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_CHUNK = 1 << 24
+BEST_BY = "validation_loss"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are all there and have the sums that were written down."""
+
+    path: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps were done."""
+        return int(self.state["step"])
+
+    def arrays(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the arrays of NAME.safetensors.
+
+        Raises:
+            CheckpointError: the checkpoint has no such file, or it is damaged.
+        """
+        return load_arrays(self.path / f"{name}.safetensors")
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    arrays: Mapping[str, Mapping[str, Array]],
+    state: Mapping[str, Any],
+    keep: int = 2,
+) -> Path:
+    """Write a checkpoint, then delete all but the newest `keep` and the best.
+
+    The best is the one with the lowest `state["metrics"]["validation_loss"]`.
+
+    Args:
+        folder: where the checkpoints of a run are; created if missing.
+        step: how many optimizer steps were done.
+        arrays: for each file (without ".safetensors") its named arrays.
+        state: anything that JSON can hold.
+        keep: 1 or more.
+    Returns:
+        The checkpoint's folder.
+    Raises:
+        CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
+    """
+    target = folder / f"step-{step:08d}"
+    new = folder / f".{target.name}-{secrets.token_hex(4)}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".step-*.tmp"):  # by a process that was killed
+            shutil.rmtree(left)
+        new.mkdir()
+        files = {}
+        for name, group in arrays.items():
+            path = new / f"{name}.safetensors"
+            save_arrays(path, group)
+            files[path.name] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
+        with replacing(new / _STATE) as file:
+            content = {"format": _FORMAT, "step": step, **state, "files": files}
+            file.write(json.dumps(content, indent=1).encode())
+        if target.exists():  # a damaged one that the run has come to again
+            target.rename(folder / f".{target.name}-{secrets.token_hex(4)}.tmp")
+        new.rename(target)
+        sync_folder(folder)
+    except (OSError, CheckpointError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        others = [path.name for path in list_checkpoints(folder)]
+        kept = f"{folder / others[0]} and earlier ones are unchanged" if others else "none is there"
+        raise CheckpointError(f"save: cannot write {target}: {error}; {kept}") from error
+    _prune(folder, keep)
+    return target
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Open one checkpoint after comparing all its files with the sums that were written down.
+
+    Raises:
+        CheckpointError: it is missing or damaged; the message says which file, and how.
+    """
+    try:
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        version, files, _ = state["format"], state["files"], state["step"]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"load: {path} has no {_STATE}, expected a checkpoint") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"load: {path / _STATE} is damaged: {error!r}") from error
+    if version != _FORMAT:
+        raise CheckpointError(f"load: {path} has format {version}, expected {_FORMAT}")
+    for name, expected in files.items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"load: {file} is missing, expected {expected['bytes']:,} bytes")
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            raise CheckpointError(
+                f"load: {file} has {size:,} bytes, expected {expected['bytes']:,}: it is damaged"
+            )
+        if _crc32(file) != expected["crc32"]:
+            raise CheckpointError(f"load: {file} has another CRC-32 than when it was written")
+    return Checkpoint(path, state)
+
+
+def load_latest(folder: Path) -> Checkpoint | None:
+    """Open the newest checkpoint that is whole, with a warning for each damaged one passed over.
+
+    Going back costs only time: the steps since are done again, with the same result.
+
+    Returns:
+        The checkpoint; None when there is none at all.
+    Raises:
+        CheckpointError: there are checkpoints, and all are damaged.
+    """
+    reasons = []
+    for path in list_checkpoints(folder):
+        try:
+            found = load_checkpoint(path)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            _log.warning("%s; going back to %s", reason, path)
+        return found
+    if reasons:
+        raise CheckpointError(f"load: no checkpoint in {folder} is whole: {'; '.join(reasons)}")
+    return None
+
+
+def load_best(folder: Path) -> Checkpoint:
+    """Open the checkpoint with the lowest validation loss, or the newest where none was measured.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    paths = list_checkpoints(folder)
+    if not paths:
+        raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
+    return load_checkpoint(_best(paths) or paths[0])
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, the newest first, damaged or not."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_step_of, reverse=True)
+
+
+def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where `state[name]` differs from what is expected, naming what does."""
+    found = checkpoint.state.get(name, {})
+    expected = json.loads(json.dumps(expected))  # tuples become lists, as in the file
+    wrong = [
+        f"{key} is {found.get(key)!r} there, expected {expected.get(key)!r}"
+        for key in dict.fromkeys([*expected, *found])
+        if found.get(key) != expected.get(key)
+    ]
+    if wrong:
+        raise CheckpointError(f"load: {checkpoint.path} is of another {name}: {'; '.join(wrong)}")
+
+
+def check_arrays(
+    checkpoint: Checkpoint, found: Mapping[str, Array], expected: Mapping[str, Array]
+) -> None:
+    """Raise CheckpointError where names, shapes or dtypes differ, naming the first few."""
+    wrong = [f"{name} is missing" for name in expected if name not in found]
+    wrong += [f"{name} is not expected" for name in found if name not in expected]
+    wrong += [
+        f"{name} is {_kind(found[name])} there, expected {_kind(expected[name])}"
+        for name in expected
+        if name in found and _kind(found[name]) != _kind(expected[name])
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise CheckpointError(
+            f"load: {checkpoint.path} is of another model: {'; '.join(wrong[:3])}{more}"
+        )
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _crc32(path: Path) -> int:
+    total = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            total = zlib.crc32(chunk, total)
+    return total
+
+
+def _best(paths: list[Path]) -> Path | None:
+    """Return the checkpoint with the lowest validation loss; the earliest of equals."""
+    losses = []
+    for path in paths:
+        try:
+            metrics = json.loads((path / _STATE).read_text(encoding="utf-8"))["metrics"]
+            losses.append((float(metrics[BEST_BY]), _step_of(path), path))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return min(losses)[2] if losses else None
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Delete what is neither among the newest `keep` nor the best."""
+    paths = list_checkpoints(folder)
+    best = _best(paths)
+    for path in paths[keep:]:
+        if path != best:
+            # Renamed first: a folder that is half deleted must not look like a checkpoint.
+            doomed = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
+            os.replace(path, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""Settings of a run: one dataclass gives the command-line options, their help and config.json.
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = option(500, "optimizer steps in all", low=1)
+
+given = vars(parser(Settings, "Train a model.").parse_args())
+settings = Settings(**given)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.files import replacing
+
+FILE = "config.json"
+
+
+class Dataclass(Protocol):
+    """An instance of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Settings = TypeVar("Settings", bound=Dataclass)
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] | None = None,
+    free: bool = False,
+) -> Any:
+    """Declare a field of a settings dataclass.
+
+    Args:
+        default: its value when nothing is said.
+        help: one line, with the unit.
+        low, high: the smallest and the largest value allowed.
+        choices: the only values allowed.
+        free: whether a resumed run may change it, because no weight and no loss depends on it.
+    """
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "free": free}
+    return field(default=default, metadata=metadata)
+
+
+def check(settings: Dataclass) -> None:
+    """Raise ArgumentError where a setting is out of its range, naming it and what is allowed."""
+    for f in fields(settings):
+        value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
+        choices = f.metadata["choices"]
+        if value is None:
+            continue
+        if choices is not None and value not in choices:
+            expected = f"one of {', '.join(choices)}"
+        elif isinstance(value, float) and not math.isfinite(value):
+            expected = "a finite number"
+        elif low is not None and value < low:
+            expected = f"{low:g} or more"
+        elif high is not None and value > high:
+            expected = f"{high:g} or less"
+        else:
+            continue
+        raise ArgumentError(f"{_flag(f.name)}: got {value!r}, expected {expected}")
+
+
+def parser(settings: type[Settings], description: str) -> argparse.ArgumentParser:
+    """Return a parser with an option for every field; it yields only what the user gave."""
+    options = argparse.ArgumentParser(
+        description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False
+    )
+    hints = get_type_hints(settings)
+    for f in fields(settings):
+        kind = _kind(hints[f.name])
+        shown = "none" if f.default is None or f.default == "" else f.default
+        text = f"{f.metadata['help']} (default: {shown})".replace("%", "%%")
+        if kind is bool:
+            options.add_argument(
+                _flag(f.name), action=argparse.BooleanOptionalAction, help=text, dest=f.name
+            )
+            continue
+        options.add_argument(
+            _flag(f.name),
+            type=kind,
+            help=text,
+            dest=f.name,
+            choices=f.metadata["choices"],
+            metavar=None if f.metadata["choices"] else kind.__name__.upper(),
+        )
+    return options
+
+
+def save(settings: Dataclass, folder: Path) -> None:
+    """Write config.json into the folder of a run."""
+    with replacing(folder / FILE) as file:
+        file.write((json.dumps(asdict(settings), indent=2) + "\n").encode())
+
+
+def load(settings: type[Settings], folder: Path) -> Settings:
+    """Return the settings that a run was started with.
+
+    Raises:
+        CheckpointError: there is no config.json, or it is not of these settings.
+    """
+    path = folder / FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found = settings(**values)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"resume: {folder} has no {FILE}, expected the folder of a run"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"resume: {path} cannot be used: {error}") from error
+    return found
+
+
+def resume(saved: Settings, given: Mapping[str, Any], folder: Path) -> Settings:
+    """Return the saved settings with what the user may change and did.
+
+    Raises:
+        ArgumentError: an option contradicts the run.
+    """
+    free = {f.name for f in fields(saved) if f.metadata["free"]}
+    wrong = [
+        f"{_flag(name)} is {getattr(saved, name)!r} there, got {value!r}"
+        for name, value in given.items()
+        if name not in free and getattr(saved, name) != value
+    ]
+    if wrong:
+        raise ArgumentError(
+            f"resume: {folder} was started with other settings: {'; '.join(wrong)}. "
+            "Leave these options out to go on, or start a new run"
+        )
+    changed: Settings = replace(saved, **{k: v for k, v in given.items() if k in free})
+    return changed
+
+
+def _kind(hint: Any) -> Any:
+    """Return the type of a field: int for `int | None`."""
+    if get_origin(hint) in (types.UnionType, Union):
+        (hint,) = (each for each in get_args(hint) if each is not type(None))
+    return hint
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,100 @@
+"""What a run leaves to read: metrics.jsonl, and the loss curve as a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+class MetricsLog:
+    """metrics.jsonl: one JSON object a line, in the order of steps.
+
+    It holds only what a second run with the same settings would measure again: no times. A
+    resumed run first cuts off what lies beyond its checkpoint, so that the file ends up equal
+    to that of a run that was never stopped.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        """Open the file to append; drop lines beyond `step`, and a last line cut short by a kill.
+
+        Args:
+            path: the file, created if missing.
+            step: the step of the checkpoint that the run goes on from; -1 for a new run.
+        """
+        if path.exists():
+            os.truncate(path, _length_until(path, step))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        """Append a record with the key "step"."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a metrics.jsonl; a last line that was cut short is left out."""
+    with path.open("rb") as file:
+        return [record for line in file if (record := _parsed(line)) is not None]
+
+
+def plot_losses(records: Sequence[Record], path: Path) -> bool:
+    """Draw training and validation loss over steps into a PNG.
+
+    Returns:
+        False where matplotlib is not installed: nothing was drawn.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    for key, width in (("loss", 0.7), ("validation_loss", 2.0)):
+        points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), linewidth=width, label=key.replace("_", " "))
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()
+    temporary = path.with_name(f".{path.name}.tmp")
+    FigureCanvasAgg(figure).print_png(str(temporary))
+    os.replace(temporary, path)
+    return True
+
+
+def _length_until(path: Path, step: int) -> int:
+    """Return how many bytes the whole lines up to `step` take."""
+    length = 0
+    with path.open("rb") as file:
+        for line in file:
+            record = _parsed(line)
+            if record is None or record["step"] > step:
+                break
+            length += len(line)
+    return length
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the record on a line; None where a kill cut it short."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(record, dict) and "step" in record and line.endswith(b"\n")
+    return record if whole else None

@@ -1,0 +1,98 @@
+"""What the user sees while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextlib import ExitStack
+from types import TracebackType
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+_log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Loss, learning rate, gradient norm, tokens/s and remaining time of a run.
+
+    On a terminal a tqdm bar on stderr; elsewhere the same as a line of the log, at most every
+    ten seconds.
+    """
+
+    def __init__(self, steps: int, start: int, tokens_per_step: int, shown: bool = True) -> None:
+        """Start the clock.
+
+        Args:
+            steps: where the run ends.
+            start: how many steps were done before.
+            tokens_per_step: on all ranks together.
+            shown: whether to show anything: one rank of a run does.
+        """
+        self._steps = steps
+        self._start = self._step = start
+        self._tokens_per_step = tokens_per_step
+        self._shown = shown
+        self._bar: tqdm | None = None
+        self._began = self._last_line = time.perf_counter()
+        self._paused = 0.0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Progress:
+        if self._shown and sys.stderr.isatty():
+            self._stack.enter_context(logging_redirect_tqdm())
+            self._bar = self._stack.enter_context(
+                tqdm(
+                    total=self._steps,
+                    initial=self._start,
+                    unit="step",
+                    dynamic_ncols=True,
+                    smoothing=0.1,
+                    bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+                )
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The speed since the start, evaluation and checkpoints left out."""
+        seconds = time.perf_counter() - self._began - self._paused
+        return (self._step - self._start) * self._tokens_per_step / max(seconds, 1e-9)
+
+    def pause(self, seconds: float) -> None:
+        """Leave out a time that went into something else than training steps."""
+        self._paused += seconds
+
+    def update(self, step: int, loss: float, lr: float, gradient_norm: float) -> None:
+        """Show what a step measured."""
+        done = step - self._step
+        self._step = step
+        if not self._shown:
+            return
+        speed = f"{self.tokens_per_second:,.0f} tokens/s"
+        if self._bar is not None:
+            self._bar.set_postfix_str(
+                f"loss {loss:.3f}, lr {lr:.1e}, gradient {gradient_norm:.2f}, {speed}", False
+            )
+            self._bar.update(done)
+            return
+        now = time.perf_counter()
+        if now - self._last_line < _SECONDS_BETWEEN_LINES and step < self._steps:
+            return
+        self._last_line = now
+        per_step = (now - self._began) / max(1, step - self._start)
+        left = tqdm.format_interval(per_step * (self._steps - step))
+        _log.info(
+            "step %d/%d  loss %.3f  lr %.1e  gradient %.2f  %s  %s left",
+            step, self._steps, loss, lr, gradient_norm, speed, left,
+        )  # fmt: skip

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tensorgrad.dtypes import bfloat16
+from tensorgrad.errors import CheckpointError
+from tensorgrad.train import checkpoint
+from tensorgrad.train.checkpoint import (
+    Checkpoint,
+    check_arrays,
+    check_same,
+    list_checkpoints,
+    load_best,
+    load_checkpoint,
+    load_latest,
+    save_checkpoint,
+)
+from tensorgrad.weights import load_arrays, load_metadata, save_arrays
+from tests.disk import full_disk
+
+ARRAYS = {
+    "model": {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, bfloat16)},
+    "optimizer": {"m": np.zeros(9, np.float32)},
+}
+
+
+def save(folder: Path, step: int, loss: float | None = None, keep: int = 2) -> Path:
+    metrics = {} if loss is None else {"validation_loss": loss}
+    state: dict[str, Any] = {"metrics": metrics, "data": {"batch": step}}
+    return save_checkpoint(folder, step, ARRAYS, state, keep)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(folder)]
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    found = load_checkpoint(save(tmp_path / "new" / "folder", 7))
+    assert found.step == 7
+    assert found.state["data"] == {"batch": 7}
+    for group, arrays in ARRAYS.items():
+        loaded = found.arrays(group)
+        assert loaded.keys() == arrays.keys()
+        for name, array in arrays.items():
+            assert loaded[name].dtype == array.dtype
+            assert loaded[name].tobytes() == array.tobytes()
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step, loss in enumerate([5.0, 3.0, 4.0, 3.0, 3.5], start=1):
+        save(tmp_path, step, loss)
+    assert names(tmp_path) == ["step-00000005", "step-00000004", "step-00000002"]
+    assert load_best(tmp_path).step == 2
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert found.step == 5
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_without_a_validation_loss_the_newest_is_the_best(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    assert names(tmp_path) == ["step-00000003", "step-00000002"]
+    assert load_best(tmp_path).step == 3
+
+
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
+    assert load_latest(tmp_path / "missing") is None
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        load_best(tmp_path)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 3)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "file", "message"),
+    [
+        (truncate, "model.safetensors", "model.safetensors has .* bytes, expected .* damaged"),
+        (truncate, "optimizer.safetensors", "optimizer.safetensors has .* bytes, expected"),
+        (flip, "model.safetensors", "CRC-32"),
+        (Path.unlink, "optimizer.safetensors", "optimizer.safetensors is missing"),
+        (truncate, "state.json", "state.json is damaged"),
+        (Path.unlink, "state.json", "has no state.json"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Any, file: str, message: str
+) -> None:
+    save(tmp_path, 1)
+    damaged = save(tmp_path, 2)
+    harm(damaged / file)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(damaged)
+    with caplog.at_level(logging.WARNING):
+        found = load_latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert "step-00000002" in caplog.text
+    assert "going back to" in caplog.text
+    save(tmp_path, 2)  # the run comes to the same step again
+    assert load_checkpoint(damaged).step == 2
+
+
+def test_nothing_is_silently_started_anew_when_all_are_damaged(tmp_path: Path) -> None:
+    truncate(save(tmp_path, 1) / "state.json")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+        load_latest(tmp_path)
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | {"format": 99}))
+    with pytest.raises(CheckpointError, match="format 99, expected 1"):
+        load_checkpoint(path)
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    found = Checkpoint(tmp_path, {"model": {"layers": 2, "shape": [1, 2]}})
+    check_same(found, "model", {"layers": 2, "shape": (1, 2)})
+    with pytest.raises(CheckpointError, match="another model: layers is 2 there, expected 3"):
+        check_same(found, "model", {"layers": 3, "shape": (1, 2)})
+    with pytest.raises(CheckpointError, match="vocabulary is None there, expected 5"):
+        check_same(found, "tokenizer", {"vocabulary": 5})
+
+
+def test_arrays_that_differ_are_named(tmp_path: Path) -> None:
+    found = Checkpoint(tmp_path, {})
+    one, two = {"w": np.ones((2, 3))}, {"w": np.ones((2, 4)), "b": np.ones(1)}
+    check_arrays(found, one, one)
+    with pytest.raises(CheckpointError, match=r"b is missing; w is float64\[2, 3\] there"):
+        check_arrays(found, one, two)
+    with pytest.raises(CheckpointError, match="b is not expected"):
+        check_arrays(found, two, one)
+
+
+def test_a_full_disk_leaves_earlier_checkpoints_whole(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    large = {"model": {"a": np.zeros(1 << 20)}}
+    message = r"cannot write .*step-00000001 and earlier"
+    with full_disk(1 << 20), pytest.raises(CheckpointError, match=message):
+        save_checkpoint(tmp_path, 2, large, {}, keep=1)
+    assert names(tmp_path) == ["step-00000001"]
+    assert not list(tmp_path.glob(".*"))
+    assert load_checkpoint(tmp_path / "step-00000001").step == 1
+
+
+def test_a_full_disk_at_any_file_leaves_earlier_checkpoints_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for place in ("save_arrays", "replacing", "_crc32"):
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, place, full)
+            with pytest.raises(CheckpointError, match="No space left"):
+                save(tmp_path, 2)
+        assert names(tmp_path) == ["step-00000001"]
+        assert not list(tmp_path.glob(".*"))
+
+
+def test_a_process_killed_while_it_saves_loses_nothing(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, numpy as np; from pathlib import Path\n"
+        "from tensorgrad.train import checkpoint as c\n"
+        "folder = Path(sys.argv[1])\n"
+        "c.save_checkpoint(folder, 1, {'model': {'a': np.ones(3)}}, {})\n"
+        "c.replacing = lambda path: os.kill(os.getpid(), 9)\n"
+        "c.save_checkpoint(folder, 2, {'model': {'a': np.ones(3)}}, {})\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60)
+    assert result.returncode == -9
+    assert len(list(tmp_path.glob(".step-00000002-*.tmp"))) == 1
+    assert load_latest(tmp_path) == load_checkpoint(tmp_path / "step-00000001")
+    save(tmp_path, 3)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_weights_are_plain_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    arrays = {
+        "strided": np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        "empty": np.zeros((0, 3), np.float16),
+        "scalar": np.asarray(3, np.int64),
+    }
+    save_arrays(path, arrays, {"made": "here"})
+    assert load_metadata(path) == {"made": "here"}
+    for loaded in (load_file(path), load_arrays(path)):
+        assert loaded.keys() == arrays.keys()
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(loaded[name], array, strict=True)
+    with pytest.raises(CheckpointError, match=r"missing\.safetensors does not exist"):
+        load_arrays(tmp_path / "missing.safetensors")
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(CheckpointError, match="damaged or no safetensors file"):
+        load_arrays(path)
+    with pytest.raises(CheckpointError, match="cannot write"):
+        save_arrays(tmp_path / "no" / "folder.safetensors", arrays)

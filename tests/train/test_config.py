@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.train import config
+from tensorgrad.train.config import option
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = option(10, "how many, 100 % of them", low=1)
+    lr: float = option(0.1, "learning rate", low=0, high=1)
+    text: str = option("", "some text", free=True)
+    kind: str = option("a", "which", choices=("a", "b"))
+    limit: int | None = option(None, "at most so many")
+    fast: bool = option(True, "whether to hurry", free=True)
+
+    def __post_init__(self) -> None:
+        config.check(self)
+
+
+def given(*args: str) -> dict[str, object]:
+    return vars(config.parser(Settings, "Try it.").parse_args(args))
+
+
+def test_the_command_line_gives_what_was_said_and_nothing_else() -> None:
+    assert given() == {}
+    assert given("--steps", "3", "--no-fast", "--limit", "4", "--kind", "b") == {
+        "steps": 3,
+        "fast": False,
+        "limit": 4,
+        "kind": "b",
+    }
+
+
+def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        given("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in ("--steps INT how many, 100 % of them (default: 10)", "--kind {a,b}", "--no-fast"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 0}, "--steps: got 0, expected 1 or more"),
+        ({"lr": 2.0}, "--lr: got 2.0, expected 1 or less"),
+        ({"lr": float("nan")}, "--lr: got nan, expected a finite number"),
+        ({"kind": "c"}, "--kind: got 'c', expected one of a, b"),
+    ],
+)
+def test_a_value_out_of_range_is_named(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Settings(**values)  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+def test_settings_are_saved_and_resumed(tmp_path: Path) -> None:
+    settings = Settings(steps=5, text="one")
+    config.save(settings, tmp_path)
+    saved = config.load(Settings, tmp_path)
+    assert saved == settings
+    assert config.resume(saved, {"steps": 5, "text": "two"}, tmp_path) == Settings(5, text="two")
+    with pytest.raises(ArgumentError, match=r"--steps is 5 there, got 6; --lr is 0.1 there"):
+        config.resume(saved, {"steps": 6, "lr": 0.2, "fast": False}, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", '{"unknown": 1}', '{"steps": 0}', "[]"])
+def test_a_config_that_is_not_of_these_settings_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match="cannot be used"):
+        config.load(Settings, tmp_path)
+
+
+def test_a_folder_without_a_config_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        config.load(Settings, tmp_path)

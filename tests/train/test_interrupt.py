@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tensorgrad.train.interrupt import Interrupts
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Interrupts() as interrupts:
+        assert interrupts.received is None
+        os.kill(os.getpid(), number)
+        assert interrupts.received == number.name
+        assert signal.getsignal(number) == before
+    assert signal.getsignal(number) == before
+
+
+def test_the_second_acts_at_once() -> None:
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.received == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_that_was_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts.received is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def run() -> None:
+        with Interrupts() as interrupts:
+            seen.append((interrupts.received, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(None, before)]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
+
+RECORDS = [{"step": 0, "validation_loss": 5.0}] + [
+    {"step": step, "loss": 5.0 / step} for step in range(1, 6)
+]
+
+
+def write(path: Path, step: int, records: list[dict[str, float]]) -> None:
+    log = MetricsLog(path, step)
+    for record in records:
+        log.write(record)
+    log.sync()
+    log.close()
+
+
+def test_a_resumed_log_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    write(whole, -1, RECORDS)
+    write(resumed, -1, RECORDS[:5])
+    with resumed.open("a") as file:
+        file.write('{"step": 5, "lo')  # a kill in the middle of a line
+    assert read_metrics(resumed) == RECORDS[:5]
+    write(resumed, 2, RECORDS[3:])
+    assert resumed.read_bytes() == whole.read_bytes()
+    assert read_metrics(resumed) == RECORDS
+
+
+def test_a_new_run_begins_with_an_empty_log(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, -1, RECORDS)
+    write(path, -1, RECORDS[:1])
+    assert read_metrics(path) == RECORDS[:1]
+
+
+def test_a_line_without_its_end_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}')
+    write(path, 9, [{"step": 2}])
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert plot_losses(RECORDS, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert plot_losses([], tmp_path / "empty.png")
+
+
+def test_without_matplotlib_there_is_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not plot_losses(RECORDS, tmp_path / "loss.png")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import time
+
+import pytest
+
+from tensorgrad.train.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with Progress(10, 4, 1000) as shown:
+        shown.update(6, 2.5, 1e-3, 0.75)
+    text = terminal.getvalue()
+    for part in ("6/10", "loss 2.500", "lr 1.0e-03", "gradient 0.75", "tokens/s"):
+        assert part in text
+
+
+def test_elsewhere_there_are_lines_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    with caplog.at_level(logging.INFO), Progress(100, 0, 1000) as shown:
+        for step in range(1, 51):
+            clock[0] += 1.0
+            shown.update(step, 2.5, 1e-3, 0.75)
+        assert shown.tokens_per_second == pytest.approx(1000)
+        shown.pause(25.0)
+        assert shown.tokens_per_second == pytest.approx(2000)
+    assert [record.getMessage() for record in caplog.records][-1] == (
+        "step 50/100  loss 2.500  lr 1.0e-03  gradient 0.75  1,000 tokens/s  00:50 left"
+    )
+    assert len(caplog.records) == 5
+
+
+def test_the_last_step_has_a_line_always(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), Progress(2, 0, 1) as shown:
+        shown.update(1, 1.0, 1.0, 1.0)
+        shown.update(2, 1.0, 1.0, 1.0)
+    assert [record.getMessage()[:8] for record in caplog.records] == ["step 2/2"]
+
+
+def test_other_ranks_show_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with caplog.at_level(logging.INFO), Progress(2, 0, 1, shown=False) as hidden:
+        hidden.update(2, 1.0, 1.0, 1.0)
+    assert terminal.getvalue() == ""
+    assert caplog.records == []
