@@ -184,8 +184,6 @@ def add_rows(total: Array, rows: Array, values: Array) -> None:
         rows: (m,) integers from -n to n - 1; may repeat.
         values: (m, C), any float dtype.
     """
-    if rows.size == 0 or total.size == 0:
-        return
     rows = rows.astype(np.int64, copy=False)
     rows = namespace(rows).where(rows < 0, rows + total.shape[0], rows)
     if not is_numpy(total):
@@ -234,7 +232,7 @@ def _add_rows_kernel() -> Any:
 def _add_back(shape: Shape, rows: Array, dy: Array) -> Array:
     """Return zeros of `shape` with dy[i] added at [rows[i]], in the compute dtype of dy."""
     dx = namespace(dy).zeros(shape, compute_dtype(dy.dtype))
-    if dx.size:
+    if dx.size and rows.size:
         add_rows(dx.reshape(shape[0], -1), rows.reshape(-1), dy.reshape(rows.size, -1))
     return dx
 

@@ -6,6 +6,7 @@ operands come in float32: the walk rounds them, but for leaves with a float32 gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +84,7 @@ def _matmul_backward(
         da = da[..., 0, :] if a.ndim == 1 else da
     if needs[1]:
         if columns.ndim == 2 and rows.ndim > 2:  # one product sums over the leading axes too
-            rows, dy = rows.reshape(-1, rows.shape[-1]), dy.reshape(-1, dy.shape[-1])
+            rows, dy = _flat(rows), _flat(dy)
         db = product(rows.swapaxes(-1, -2), dy, wide)
         db = db[..., 0] if b.ndim == 1 else db
     return da, db
@@ -126,8 +127,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
         float_operand("linear", name, operand)
     same_device("linear", names, [t.data for t in inputs])
     dtype = promoted("linear", names[:2], (a, w))
-    rows = a.reshape(-1, w.shape[1])
-    y = product(rows, w.T, dtype if bias is None else compute_dtype(dtype))
+    y = product(_flat(a), w.T, dtype if bias is None else compute_dtype(dtype))
     if bias is not None:
         y += bias.data
         y = y.astype(dtype, copy=False)
@@ -140,7 +140,7 @@ def _linear_backward(
 ) -> list[Array | None]:
     x, weight = saved
     wide = compute_dtype(dy.dtype)
-    rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    rows, dy_rows = _flat(x), _flat(dy)
     dx = product(dy_rows, weight, dy.dtype).reshape(x.shape) if needs[0] else None
     dweight = product(dy_rows.T, rows, wide) if needs[1] else None
     if len(needs) == 2:
@@ -156,10 +156,15 @@ def product(a: Array, b: Array, dtype: Dtype) -> Array:
     if is_numpy(a) or dtype.itemsize != 2 or a.ndim != 2 or b.ndim != 2:
         a, b = widened(a), widened(b)
     if b.ndim == 2 and a.ndim > 2:
-        y = _multiply(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+        y = _multiply(_flat(a), b).reshape(*a.shape[:-1], b.shape[-1])
     else:
         y = _multiply(a, b)
     return y if y.dtype == dtype else y.astype(dtype)
+
+
+def _flat(array: Array) -> Array:
+    """Return the array as one matrix, a row for each place in its leading axes."""
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
 def _multiply(a: Array, b: Array) -> Array:

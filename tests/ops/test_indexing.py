@@ -1,0 +1,246 @@
+"""Picking elements and adding gradients back, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import tensorgrad
+from tensorgrad import Tensor, backend, ops
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.ops.indexing import add_rows
+from tests.opcheck import Case, check
+
+I = np.array([2, 0, 2, -1])  # noqa: E741  an index with a repeated and a negative entry
+J = np.array([[1], [2], [1]])
+MASK = np.array([[True, False, True, False], [False] * 4, [True] * 4])
+
+
+def pick(key: Any, shape: tuple[int, ...] = (3, 4, 5)) -> Case:
+    text = " ".join(str(key).split())[:50]
+    return Case(lambda x: x[key], [shape], lambda x: x[key], terms=8, name=f"getitem[{text}]")
+
+
+def take(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
+    return Case(
+        lambda x: ops.take(x, indices, axis),
+        [shape],
+        lambda x: np.take(x, indices, axis),
+        terms=8,
+        name=f"take-axis{axis}",
+    )
+
+
+def along(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
+    return Case(
+        lambda x: ops.take_along_axis(x, indices, axis),
+        [shape],
+        lambda x: np.take_along_axis(x, np.asarray(indices), axis),
+        terms=8,
+        name=f"take_along_axis{axis}",
+    )
+
+
+CASES = [
+    pick(1),
+    pick(np.int64(-1)),
+    pick(slice(1, None)),
+    pick((slice(None), 2)),
+    pick((..., slice(None, None, -2))),
+    pick((1, 2, 3)),
+    pick((None, 1, ..., None)),
+    pick(()),
+    pick(...),
+    pick((), ()),
+    pick((None, ...), ()),
+    pick(slice(5, 2)),
+    pick(I),
+    pick([2, 0, 2, -1]),
+    pick([]),
+    pick([[0, 1], [1, 1]]),
+    pick(I.astype("int8")),
+    pick(np.array([1, 1], "uint32")),
+    pick(np.array(1)),
+    pick((slice(None), I)),
+    pick((I[:3, None], [0, 1])),
+    pick((J, I)),
+    pick((J, slice(1, 3), I)),
+    pick((0, slice(None), I)),
+    pick((..., I, None)),
+    pick((I, I, I)),
+    pick(MASK),
+    pick(np.array([True, False, True])),
+    pick((slice(None), np.array([True, False, True, True]))),
+    pick((np.array([True, False, True]), I[:2])),
+    pick((MASK, 1)),
+    pick((MASK, slice(1, 3))),
+    pick(np.zeros((3, 4, 5), bool)),
+    pick(True),
+    pick(I, (4, 129)),
+    pick(np.repeat(I, 40), (4, 40)),
+    pick(np.repeat(I, 40), (4, 2)),
+    pick(np.zeros((2, 0), int), (4, 2)),
+    pick(np.zeros(3, int), (4, 0)),
+    take((5,), 2, 0),
+    take((3, 4, 5), I, 1),
+    take((3, 4, 5), J - 2, -1),
+    take((3, 4, 5), I, None),
+    take((4, 50), np.repeat(I, 9), 0),
+    take((3, 4), [], 1),
+    take((3, 0), [], 1),
+    take((0, 3), [0, 2, 2], 1),
+    along((3, 4), MASK.astype(int), 1),
+    along((3, 4), [[0, 2, 2, 1]], 0),
+    along((3, 4), [[3], [3], [-4]], -1),
+    along((3, 4), [3, 3, 11, 0], None),
+    along((1, 4), [[3], [3], [-4]], 1),
+    along((2, 3, 4), np.zeros((2, 0, 4), int), 1),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+def picked_gradient(x: np.ndarray[Any, Any], key: Any, dy: Any) -> np.ndarray[Any, Any]:
+    dx = np.zeros_like(x)
+    np.add.at(dx, key, dy)
+    return dx
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_any_key_follows_numpy(data: Any) -> None:
+    shape = data.draw(hnp.array_shapes(min_dims=0, max_dims=4, max_side=4))
+    x = np.arange(float(np.prod(shape))).reshape(shape)
+    keys: list[Any] = [hnp.basic_indices(shape, allow_newaxis=True), hnp.arrays(bool, shape)]
+    if shape:
+        keys.append(hnp.integer_array_indices(shape))
+        keys.append(hnp.arrays(bool, shape[:1]))
+        mixed = [
+            hnp.basic_indices((n,), allow_ellipsis=False)
+            | hnp.integer_array_indices((n,), result_shape=st.just((2,)))
+            for n in shape
+        ]
+        keys.append(st.tuples(*mixed).map(lambda parts: sum(
+            [part if isinstance(part, tuple) else (part,) for part in parts], ())))  # fmt: skip
+    key = data.draw(st.one_of(keys))
+    t = Tensor(x, requires_grad=True)
+    y = t[key]
+    expected = x[key]
+    assert type(y.data) is np.ndarray
+    np.testing.assert_array_equal(y.numpy(), expected)
+    if isinstance(expected, np.ndarray):
+        assert np.shares_memory(y.data, x) == np.shares_memory(expected, x)
+    dy = np.random.default_rng(0).integers(1, 9, expected.shape).astype(float)
+    y.backward(dy)
+    np.testing.assert_array_equal(t.grad, picked_gradient(x, key, dy))
+
+
+def test_tensors_are_indices_too() -> None:
+    x = Tensor(np.arange(12.0).reshape(3, 4), requires_grad=True)
+    rows, columns = Tensor(np.array([2, 2])), Tensor(np.array([0, 3]))
+    np.testing.assert_array_equal(x[rows, columns].numpy(), [8, 11])
+    np.testing.assert_array_equal(x[[rows[0], 1]].numpy(), x.data[[2, 1]])
+    np.testing.assert_array_equal(x[x > 9].numpy(), [10, 11])
+    np.testing.assert_array_equal(x[Tensor(np.array(1))].numpy(), x.data[1])
+    np.testing.assert_array_equal(ops.take(x, rows, 0).numpy(), x.data[[2, 2]])
+
+
+def test_tensors_iterate_over_their_first_axis() -> None:
+    x = Tensor(np.arange(6.0).reshape(3, 2), requires_grad=True)
+    total = sum((i * row for i, row in enumerate(x)), start=Tensor(np.zeros(2)))
+    total.backward(np.ones(2))
+    np.testing.assert_array_equal(x.grad, [[0, 0], [1, 1], [2, 2]])
+
+
+@pytest.mark.parametrize("width", [1, 2, 31, 32, 33, 400])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_adding_rows_adds_in_order(width: int, dtype: str, device: str) -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.integers(-7, 7, 100)
+    values = rng.standard_normal((100, width)).astype(dtype)
+    expected = np.zeros((7, width))
+    np.add.at(expected, rows, values)
+    total, again = [backend.to_device(np.zeros((7, width), "float32"), device) for _ in range(2)]
+    arrays = [backend.to_device(a, device) for a in (rows, values)]
+    add_rows(total, *arrays)
+    add_rows(again, *arrays)
+    np.testing.assert_allclose(backend.to_numpy(total), expected, rtol=1e-5, atol=1e-5)
+    assert backend.to_numpy(total).tobytes() == backend.to_numpy(again).tobytes()
+
+
+def test_repeated_rows_are_summed_in_float32() -> None:
+    x = Tensor(np.zeros((2, 1), "float16"), requires_grad=True)
+    x.grad = np.zeros((2, 1), "float32")
+    ops.take(x, np.zeros(5000, int), 0).backward(np.ones((5000, 1), "float16"))
+    assert x.grad.tolist() == [[5000], [0]]
+    wide = Tensor(np.zeros((2, 64), "float16"), requires_grad=True)
+    wide.grad = np.zeros((2, 64), "float32")
+    wide[np.ones(5000, int)].backward(np.ones((5000, 64), "float16"))
+    assert (wide.grad[1] == 5000).all()
+
+
+def test_assignment_takes_tensors_as_keys_and_values() -> None:
+    x = Tensor(np.zeros((3, 4)))
+    x[Tensor(np.array([0, 2]))] = Tensor(np.ones(4))
+    x[1, Tensor(np.arange(4)) > 2] = 5
+    np.testing.assert_array_equal(x.numpy(), [[1] * 4, [0, 0, 0, 5], [1] * 4])
+    learned = Tensor(np.ones(4), requires_grad=True)
+    with pytest.raises(GradError, match="assignment: the value requires a gradient"):
+        x[0] = learned
+    with tensorgrad.no_grad():
+        x[0] = learned * 2
+    assert x[0].tolist() == [2] * 4
+
+
+def test_an_assigned_index_is_noticed() -> None:
+    index = Tensor(np.array([0, 1]))
+    x = Tensor(np.zeros((3, 4)), requires_grad=True)
+    for y in (x[index], x[:, index], ops.take(x, index, 0)):
+        index[0] = 2
+        with pytest.raises(GradError, match="was assigned to after the op ran"):
+            y.backward(np.ones(y.shape))
+
+
+X: Any = Tensor(np.zeros((3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: X[3], OutOfRangeError, "getitem: got index 3 for axis 0, expected -3 to 2"),
+        (lambda: X[3], IndexError, "getitem"),
+        (lambda: X[0, -5], OutOfRangeError, "getitem: got index -5 for axis 1, expected -4 to 3"),
+        (lambda: X[..., 4], OutOfRangeError, "getitem: got index 4 for axis 1, expected -4 to 3"),
+        (lambda: X[[0, 7]], OutOfRangeError, "getitem: got index 7 for axis 0, expected -3 to 2"),
+        (lambda: X[:, Tensor(np.array([9]))], OutOfRangeError, "got index 9 for axis 1"),
+        (lambda: X[None, 0, 4], OutOfRangeError, "got index 4 for axis 1"),
+        (lambda: X[0, 0, 0], ShapeError, "getitem: the index has 3 axes, expected at most 2"),
+        (lambda: X[np.ones((3, 4), bool), 0], ShapeError, "the index has 3 axes, expected at mos"),
+        (lambda: X[np.ones(4, bool)], ShapeError, r"the mask has shape \(4,\), expected \(3,\)"),
+        (lambda: X[..., 0, np.ones(3, bool)], ShapeError, r"mask has shape \(3,\), expected \(4,"),
+        (lambda: X[[0, 1], [0, 1, 2]], ShapeError, "getitem: .*broadcast"),
+        (lambda: X[..., ...], ShapeError, "getitem: .*ellipsis"),
+        (lambda: X[0.5], DtypeError, "getitem: the index is a float, expected an integer, slice"),
+        (lambda: X["a"], DtypeError, "getitem: the index is a str, expected"),
+        (lambda: X[Tensor(np.array([0.0]))], DtypeError, "the index has dtype float64, expected i"),
+        (lambda: ops.take(X, 4, 1), OutOfRangeError, "take: indices has 4, expected -4 to 3"),
+        (lambda: ops.take(X, [0, -13]), ArgumentError, "take: indices has -13, expected -12 to 11"),
+        (lambda: ops.take(X, [0.5], 1), DtypeError, "take: indices has dtype float64, expected in"),
+        (lambda: ops.take(X, 0, 2), ArgumentError, "take: axis is 2, expected -2 to 1"),
+        (lambda: ops.take_along_axis(X, [0], 0), ShapeError, "indices has 1 axes, expected 2 as x"),
+        (lambda: ops.take_along_axis(X, [[4]], 1), OutOfRangeError, "indices has 4, expected -4"),
+        (lambda: ops.take_along_axis(X, np.zeros((2, 1), int), 1), ShapeError,
+         r"take_along_axis: indices has shape \(2, 1\), expected \(3, 4\) but for axis 1"),
+    ],
+)  # fmt: skip
+def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
