@@ -35,7 +35,7 @@ class Transport(Protocol):
         """Put the bytes of all ranks into `out`, one after the other."""
 
     def close(self) -> None:
-        """Free what the transport holds; every rank does so."""
+        """Finish all transfers, at the end of the program."""
 
 
 class Network(Transport, Protocol):
@@ -232,6 +232,7 @@ class Comm:
             return  # the ranks that are not at their end raise it too: they show it and abort
         if self._gpus is not None:
             self._gpus.close()
+            self._enter("closed")  # a process that is gone cannot help the others to finish
 
     def _enter(self, call: str, array: Array | None = None) -> Transport | None:
         """Check that all ranks have come to this call, and return what carries the array."""

@@ -9,6 +9,7 @@ that no call makes the host wait for the GPU.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import logging
 import os
@@ -230,9 +231,13 @@ class _Nccl:
             self._nccl.allGather(data.data.ptr, out.data.ptr, data.size, _NCCL_BYTE, stream)
 
     def close(self) -> None:
-        """Free the communicator while the driver and the other ranks are still there."""
+        """Finish what was begun, and leave the communicator to the end of the process.
+
+        To destroy it would wait for ever for CUDA graphs that hold captured collectives; CuPy
+        does so when the object goes, which the extra reference prevents.
+        """
         self._stream.synchronize()
-        self._nccl.destroy()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
 
     @contextmanager
     def _ordered(self, op: str, array: Array) -> Iterator[int]:

@@ -51,6 +51,13 @@ def test_ranks_on_gpus(ranks: int) -> None:
     assert (shared in result.stderr) == (gpus < ranks)
 
 
+@pytest.mark.mpi
+@pytest.mark.gpu
+@pytest.mark.skipif(backend.gpu_count() < 2, reason="needs two GPUs")
+def test_gpus_run_on_alone_and_collectives_can_be_captured() -> None:
+    assert run_ranks(PROGRAM.with_name("captured.py"), 2, timeout=60).stdout == "captured\n"
+
+
 def test_the_world_is_made_once() -> None:
     assert parallel.world() is parallel.world()
 
