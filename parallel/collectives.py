@@ -8,6 +8,8 @@ the first time with each shape for CuPy arrays, whose calls must not make the ho
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -18,6 +20,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
 from tensorgrad.parallel.agreement import Json, by_rank, differences, digest, to_json
 
+_log = logging.getLogger(__name__)
 _OPS = ("sum", "mean", "max")
 _END = "the end of the program"
 
@@ -95,7 +98,9 @@ class Comm:
         if device == "cuda" and backend.gpu_count():
             device = f"cuda:{self.local_rank % backend.gpu_count()}"
         index = backend.gpu_index(device)
-        if index is not None:
+        if index is None:
+            self._check_threads()
+        else:
             backend.cupy.cuda.Device(index).use()
         return device
 
@@ -265,6 +270,17 @@ class Comm:
 
     def _exchange(self, text: str) -> list[str]:
         return [text] if self._network is None else self._network.exchange(text)
+
+    def _check_threads(self) -> None:
+        """Say how to start CPU ranks so that their threads do not compete for the cores."""
+        threads, cores = backend.threads(), os.cpu_count() or 1
+        fair = max(1, cores // self.local_size)
+        if self.rank == 0 and threads > fair:
+            _log.warning(
+                "%d ranks use %d threads each on %d cores, which is slow; start them with "
+                "OMP_NUM_THREADS=%d",
+                *(self.local_size, threads, cores, fair),
+            )
 
     def _check_root(self, op: str, root: int) -> None:
         if not 0 <= root < self.size:

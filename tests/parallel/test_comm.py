@@ -100,6 +100,27 @@ def test_an_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch, a
         comm.world.__wrapped__()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "threads", "advice"),
+    [(1, 8, None), (2, 8, 4), (2, 4, None), (3, 4, 2), (16, 1, None)],
+)
+def test_cpu_ranks_with_too_many_threads_are_told_so(
+    ranks: int,
+    threads: int,
+    advice: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    one = Comm()
+    one.local_size = ranks
+    one.select_device("cpu")
+    expected = f"{ranks} ranks use {threads} threads each on 8 cores, which is slow; start them "
+    expected += f"with OMP_NUM_THREADS={advice}"
+    assert caplog.messages == ([] if advice is None else [expected])
+
+
 def test_devices_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Comm()
     assert one.select_device("cpu") == "cpu"
