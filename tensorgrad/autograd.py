@@ -75,6 +75,42 @@ class Node:
 Edge = Node | Tensor
 
 
+class Part:
+    """A gradient that is zero outside a view `dx[key]`; backward functions may return one.
+
+    Parts of one array are collected and added into it once, so a loop over the T rows of an
+    array costs T rows, not T arrays.
+    """
+
+    __slots__ = ("pieces",)
+    __array_ufunc__ = None  # so that `array + part` calls Part.__radd__
+    dtype = shape = None  # no array's: the walk hands it to `_fit`
+
+    def __init__(self, key: Any, dy: Array) -> None:
+        self.pieces = [(key, dy)]
+
+    def __add__(self, other: Part | Array) -> Part:
+        # in place: the walk alone holds a part, and T parts must not be copied T times
+        self.pieces += other.pieces if type(other) is Part else [(..., other)]
+        return self
+
+    __radd__ = __add__
+
+    def cast(self, dtype: Dtype) -> Part:
+        """Give the pieces a dtype."""
+        self.pieces = [(key, _cast(dy, dtype)) for key, dy in self.pieces]
+        return self
+
+    def spread(self, shape: Shape) -> Array:
+        """Return the gradient as an array."""
+        dtypes = [dy.dtype for _, dy in self.pieces]
+        dx = namespace(self.pieces[0][1]).zeros(shape, np.result_type(*dtypes))
+        for key, dy in self.pieces:
+            view = dx[key]
+            view += dy
+        return dx
+
+
 def record(
     name: str,
     data: Array,
@@ -91,7 +127,8 @@ def record(
         backward: `backward(dy, saved, needs)` returns one gradient (or None) per input. `dy` has
             the shape and dtype of `data` and must not be modified. Where the op broadcast an
             input, the gradient may come in the broadcast shape: the walk sums it down. Where it
-            has another float dtype than the input, the walk casts it.
+            has another float dtype than the input, the walk casts it. A `Part` stands for an
+            array that is zero outside a view.
         saved: what backward needs, most of all arrays; freed as the walk passes.
     """
     if isinstance(data, np.generic):
@@ -290,7 +327,7 @@ def _walk(
             if dx is not None and (
                 dx.dtype is not target.dtype or dx.shape != target.shape or not dx.shape
             ):
-                dx = _fit(dx, target)
+                dx = _fit(dx, target, target in waiting)
             if target in waiting:  # used several times: add up until the last contribution
                 other = sums.get(target)
                 if other is not None:
@@ -300,6 +337,8 @@ def _walk(
                     waiting[target], sums[target] = uses, dx
                     continue
                 sums.pop(target, None)
+                if type(dx) is Part:
+                    dx = dx.spread(target.shape)
             ready.append((target, dx))
         found = saved = ()  # so that memory falls before the next backward runs
 
@@ -332,11 +371,15 @@ def _check_saved(node: Node) -> None:
     _assigned.check(node)
 
 
-def _fit(dx: Array, target: Edge) -> Array:
+def _fit(dx: Array, target: Edge, more: bool) -> Array:
     """Return a gradient in the shape of its input and, but for leaves, in its dtype.
 
     A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too.
     """
+    if type(dx) is Part:
+        if more:
+            return dx.cast(target.dtype) if type(target) is Node else dx
+        dx = dx.spread(target.shape)
     if isinstance(dx, np.generic):
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
     if dx.shape != target.shape:

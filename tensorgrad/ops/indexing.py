@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import mode, record
+from tensorgrad.autograd import Part, mode, record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import DtypeError, GradError, OutOfRangeError, ShapeError
@@ -53,7 +53,10 @@ def getitem(x: Any, key: Any) -> Tensor:
     except (IndexError, ValueError, TypeError) as error:
         raise _explained(x.data.shape, key, error) from error
     if _is_basic(key):
-        return record("getitem", y, (x,), _view_backward, (x.data.shape, key))
+        whole = key if isinstance(key, tuple) else (key,)
+        if ... not in whole:
+            whole = (*whole, ...)  # so that a single element is a view too
+        return record("getitem", y, (x,), _view_backward, (whole,))
     arrays = key if isinstance(key, tuple) else (key,)  # saved one by one: assignment is noticed
     return record("getitem", y, (x,), _getitem_backward, (x.data.shape, *arrays))
 
@@ -61,10 +64,8 @@ def getitem(x: Any, key: Any) -> Tensor:
 def _view_backward(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
-    shape, key = saved
-    dx = namespace(dy).zeros(shape, dy.dtype)
-    dx[key] = dy
-    return (dx,)
+    (key,) = saved
+    return (Part(key, dy),)
 
 
 def _getitem_backward(

@@ -160,6 +160,33 @@ def test_tensors_iterate_over_their_first_axis() -> None:
     np.testing.assert_array_equal(x.grad, [[0, 0], [1, 1], [2, 2]])
 
 
+def test_gradients_of_many_views_are_collected_in_one_array(monkeypatch: Any) -> None:
+    x = Tensor(np.zeros((50, 3), "float16"), requires_grad=True)
+    y = x * 2
+    total = sum([row * row for row in y], start=y[0] + y[:, 0][:3])
+    made: list[Any] = []
+    zeros = np.zeros
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return zeros(*args)
+
+    monkeypatch.setattr(np, "zeros", counted)
+    total.backward(np.ones(3, "float16"))
+    assert len(made) == 2  # for y, and for y[:, 0]
+    np.testing.assert_array_equal(x.grad, [[4, 2, 2], [2, 0, 0], [2, 0, 0], *[[0, 0, 0]] * 47])
+
+
+def test_parts_and_whole_gradients_add_up() -> None:
+    for order in (0, 1):
+        x = Tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)
+        y = x + 0
+        squares, left = ops.einsum("ij,ij->", y, y), ops.einsum("ij->", y[:, :2])
+        terms = [y[0, 1] * y[0, 1], squares, y[1, 2] * 3, left * 5]
+        sum(terms[::-1] if order else terms, start=Tensor(np.zeros(()))).backward()
+        np.testing.assert_array_equal(x.grad, [[0 + 5, 2 + 2 + 5, 4], [6 + 5, 8 + 5, 10 + 3]])
+
+
 @pytest.mark.parametrize("width", [1, 2, 31, 32, 33, 400])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_adding_rows_adds_in_order(width: int, dtype: str, device: str) -> None:
