@@ -37,6 +37,10 @@ class Transport(Protocol):
     def all_gather(self, data: Array, out: Array) -> None:
         """Put the bytes of all ranks into `out`, one after the other."""
 
+
+class GpuTransport(Transport, Protocol):
+    """The transport of GPU arrays."""
+
     def close(self) -> None:
         """Finish all transfers, at the end of the program."""
 
@@ -55,7 +59,7 @@ class Network(Transport, Protocol):
     def exchange(self, text: str) -> list[str]:
         """Return the texts of all ranks."""
 
-    def connect_gpus(self, device: int) -> Transport:
+    def connect_gpus(self, device: int) -> GpuTransport:
         """Return what carries the arrays of GPU `device`; every rank calls it."""
 
     def abort(self, status: int) -> None:
@@ -76,7 +80,7 @@ class Comm:
         """Take over the network; every rank does so."""
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
         self._network = network
-        self._gpus: Transport | None = None
+        self._gpus: GpuTransport | None = None
         self._agreed: set[str] = set()
         if network is not None:
             self.rank, self.size = network.rank, network.size

@@ -25,7 +25,7 @@ from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array
 from tensorgrad.errors import CommError, DeviceError
 from tensorgrad.parallel.agreement import by_rank
-from tensorgrad.parallel.collectives import Comm, Transport
+from tensorgrad.parallel.collectives import Comm, GpuTransport
 from tensorgrad.parallel.launch import end_all_ranks_on_error, launched_ranks, program_facts
 
 _log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class _Mpi:
             self._group.Allgatherv(mine, (joined, sizes))
         return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
 
-    def connect_gpus(self, device: int) -> Transport:
+    def connect_gpus(self, device: int) -> GpuTransport:
         """Join the ranks' GPUs with NCCL; by way of the host where ranks share a GPU."""
         mine = {"gpu": _gpu_identity(device), "nccl": _nccl_version()}
         ranks = [json.loads(text) for text in self.exchange(json.dumps(mine))]
@@ -185,9 +185,6 @@ class _Mpi:
     def abort(self, status: int) -> None:
         self._group.Abort(status)
         os._exit(status)  # MPICH's Abort can come back; nothing of the program may run then
-
-    def close(self) -> None:
-        """Do nothing: mpi4py ends MPI when the interpreter ends."""
 
     @contextmanager
     def _errors(self, op: str) -> Iterator[None]:
@@ -284,7 +281,7 @@ class _OverHost:
         out[...] = backend.asarray_like(host, out)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Do nothing: each call has finished its transfers."""
 
 
 def _parts(flat: Array) -> Iterator[Array]:
