@@ -269,7 +269,7 @@ def prepare_kernel(call: str, scalars: int) -> Any:
 @cache
 def _update_kernel(call: str, states: tuple[str, ...], scalars: int, t: Any, c: Any) -> Any:
     inputs = ["C gradient", "raw float64 hyper_", "int64 decayed"]
-    inputs += [f"C s{i}" for i in range(scalars)]
+    inputs += [f"{c} s{i}" for i in range(scalars)]
     weights = ["C p"] if t == c else ["T parameter", "C p"]
     before = "" if t == c else "take_over(parameter, p);"
     after = "" if t == c else "parameter = T(p);"
