@@ -47,5 +47,9 @@ class CheckpointError(TensorgradError, RuntimeError):
     """A checkpoint is damaged or belongs to another model or run."""
 
 
+class TrainingError(TensorgradError, ArithmeticError):
+    """A loss or gradient is not a finite number."""
+
+
 class CommError(TensorgradError, RuntimeError):
     """Ranks cannot start, agree or reach each other."""

@@ -1,0 +1,122 @@
+"""A language model of today's kind: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
+
+Tests: tests/models/test_transformer_lm.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.language_model import Cache, LanguageModel, initialize
+from tensorgrad.nn import (
+    Dropout,
+    Embedding,
+    Linear,
+    ModuleList,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+    TransformerBlock,
+)
+from tensorgrad.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class TransformerLMConfig:
+    """The sizes of a TransformerLM.
+
+    Args:
+        vocab_size: V, the number of tokens.
+        context: T, how many tokens the model can see.
+        layers: L, blocks.
+        heads: H, query heads; they divide the width.
+        kv_heads: key and value heads; they divide the query heads.
+        width: C.
+        hidden: width inside the feed-forward layer; default 8/3 C, rounded up to a multiple of 64.
+        dropout: probability in training, in [0, 1).
+        tied: whether the head is the table of tokens.
+        rope_base: sets the slowest angle of the rotary positions.
+    Raises:
+        ArgumentError: a size is out of its range.
+    """
+
+    vocab_size: int
+    context: int = 1024
+    layers: int = 12
+    heads: int = 12
+    kv_heads: int = 4
+    width: int = 768
+    hidden: int | None = None
+    dropout: float = 0.0
+    tied: bool = True
+    rope_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "hidden"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArgumentError(f"TransformerLMConfig: {name} is {value}, expected 1 or more")
+        for name, whole, parts in (
+            ("width", self.width, 2 * self.heads),
+            ("heads", self.heads, self.kv_heads),
+        ):
+            if whole % parts:
+                raise ArgumentError(
+                    f"TransformerLMConfig: {name} is {whole}, expected a multiple of {parts}"
+                )
+        if not 0 <= self.dropout < 1:
+            raise ArgumentError(
+                f"TransformerLMConfig: dropout is {self.dropout}, expected 0 to below 1"
+            )
+
+
+class TransformerLM(LanguageModel):
+    """A decoder of pre-norm blocks with RMSNorm, rotary positions, SwiGLU and shared key heads.
+
+    Args:
+        config: the sizes.
+
+    Attributes:
+        tokens: Embedding(V, C).
+        norm: RMSNorm after the last block.
+        output: Linear(C, V) without bias; None when the head is tied.
+    Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2; grouped queries: Ainslie et al.
+        2023, arXiv:2305.13245.
+    """
+
+    def __init__(self, config: TransformerLMConfig) -> None:
+        self.config = config
+        self.vocab_size, self.context = config.vocab_size, config.context
+        self.tokens = Embedding(config.vocab_size, config.width)
+        self.dropout = Dropout(config.dropout)
+        rotary = RotaryEmbedding(config.width // config.heads, config.rope_base)
+        self.blocks = ModuleList(
+            TransformerBlock(
+                config.width,
+                config.heads,
+                config.kv_heads,
+                config.dropout,
+                bias=False,
+                rotary=rotary,
+                norm=RMSNorm,
+                feed_forward=partial(SwiGLU, hidden=config.hidden),
+            )
+            for _ in range(config.layers)
+        )
+        self.norm = RMSNorm(config.width)
+        self.output = None if config.tied else Linear(config.width, config.vocab_size, bias=False)
+        initialize(self)
+
+    def features(self, tokens: Any, cache: Cache | None = None) -> Tensor:
+        """Return (B, T, C): what the head turns into logits."""
+        tokens, _ = self._checked(tokens, cache)
+        x: Tensor = self.dropout(self.tokens(tokens))
+        y: Tensor = self.norm(self._run_blocks(x, cache))
+        return y
+
+    def head(self) -> Tensor:
+        """Return the matrix of the last linear layer, (V, C)."""
+        return self.tokens.weight if self.output is None else self.output.weight

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.models.generate import generate, generate_batch, sample, stream
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+
+VOCAB = 37
+
+
+@pytest.fixture(scope="module", params=["gpt2", "modern"])
+def model(request: pytest.FixtureRequest) -> LanguageModel:
+    if request.param == "gpt2":
+        found: LanguageModel = GPT2(GPT2Config(VOCAB, context=10, layers=2, heads=2, width=16))
+    else:
+        found = TransformerLM(TransformerLMConfig(VOCAB, 10, 2, 2, 1, 16))
+    rng = np.random.default_rng(0)
+    for parameter in found.parameters():  # far from uniform, so that wrong tokens show
+        parameter.data[...] += rng.normal(0, 0.3, parameter.shape)
+    return found
+
+
+def test_greedy_takes_the_most_likely_token(model: LanguageModel) -> None:
+    seen = [1, 2, 3]
+    for token in generate(model, [1, 2, 3], 7, temperature=0):
+        assert token == model(np.array([seen])).numpy()[0, -1].argmax()
+        seen.append(token)
+    assert len(seen) == 10
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_the_cache_changes_no_token(model: LanguageModel, temperature: float) -> None:
+    prompts = [[1, 2, 3], [4, 5, 6]]
+    one, two = (
+        generate_batch(model, prompts, 40, temperature=temperature, seed=5, use_cache=cached)
+        for cached in (True, False)
+    )
+    assert one == two
+    assert [len(row) for row in one] == [40, 40]  # four times the context
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(model: LanguageModel) -> None:
+    prompts = np.random.default_rng(1).integers(0, VOCAB, (4, 6))
+    together = generate_batch(model, prompts, 20, temperature=0)
+    assert together == [generate(model, prompt, 20, temperature=0) for prompt in prompts]
+
+
+def test_a_full_context_drops_its_older_half(model: LanguageModel) -> None:
+    tokens = generate(model, range(10), 2, temperature=0)
+    assert tokens[0] == model(np.arange(10)[None]).numpy()[0, -1].argmax()
+    kept = [*range(6, 10), tokens[0]]
+    assert tokens[1] == model(np.array([kept])).numpy()[0, -1].argmax()
+
+
+def test_seeds_decide(model: LanguageModel) -> None:
+    draws = [generate(model, [1], 15, seed=seed) for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_top_k_of_one_is_greedy(model: LanguageModel) -> None:
+    greedy = generate(model, [1], 15, temperature=0)
+    assert generate(model, [1], 15, top_k=1) == greedy
+    assert generate(model, [1], 15, top_p=1e-9) == greedy
+    assert generate(model, [1], 15, temperature=1e-320) == greedy
+
+
+def test_a_stop_token_ends_its_sequence(model: LanguageModel) -> None:
+    prompts = [[1, 2], [5, 9]]
+    free = generate_batch(model, prompts, 30, seed=3)
+    stop = free[0][4]
+    expected = [row[: row.index(stop)] if stop in row else row for row in free]
+    assert generate_batch(model, prompts, 30, seed=3, stop_tokens=[stop]) == expected
+
+
+def test_nothing_is_added_when_nothing_is_asked_for(model: LanguageModel) -> None:
+    assert generate_batch(model, [[1], [2]], 0) == [[], []]
+
+
+def test_tokens_come_one_by_one_and_the_mode_is_kept(model: LanguageModel) -> None:
+    assert model.training
+    steps = stream(model, [[1], [2]], 3, temperature=0)
+    first = next(steps)
+    assert first.shape == (2,)
+    assert model.training
+    rest = np.stack([first, *steps], 1)
+    assert rest.tolist() == generate_batch(model, [[1], [2]], 3, temperature=0)
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits = np.log([[0.5, 0.3, 0.15, 0.05]])
+    uniform = (np.arange(1000) + 0.5) / 1000
+
+    def shares(**options: Any) -> list[float]:
+        drawn = sample(np.repeat(logits, 1000, 0), uniform, **options)
+        return [float(share) for share in np.bincount(drawn, minlength=4) / 1000]
+
+    assert shares() == [0.5, 0.3, 0.15, 0.05]
+    assert shares(top_k=2) == [0.625, 0.375, 0, 0]
+    assert shares(top_k=9) == [0.5, 0.3, 0.15, 0.05]
+    assert shares(top_p=0.79) == [0.625, 0.375, 0, 0]
+    assert shares(top_p=0.81) == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0], abs=1e-3)
+    assert shares(top_p=1.0) == [0.5, 0.3, 0.15, 0.05]
+    squares = np.array([0.25, 0.09, 0.0225, 0.0025])
+    assert shares(temperature=0.5) == pytest.approx(list(squares / squares.sum()), abs=1e-3)
+    assert shares(temperature=0) == [1, 0, 0, 0]
+
+
+def test_no_rounding_draws_a_token_that_was_left_out() -> None:
+    logits = np.array([[0.1, 0.2, -math.inf, 0.3], [0.0, 0.0, 0.0, 0.0]])
+    highest = np.full(2, np.nextafter(1, 0))
+    assert sample(logits, highest).tolist() == [0, 3]
+    assert sample(logits, np.zeros(2)).tolist() == [3, 0]
+    assert sample(logits, highest, top_p=0.5).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "message"),
+    [
+        ([], {}, ArgumentError, r"the prompt has 0 tokens, expected 1 to 10 \(the context\)"),
+        ([1] * 11, {}, ArgumentError, "the prompt has 11 tokens, expected 1 to 10"),
+        ([VOCAB], {}, ArgumentError, "the prompt has the token 37, expected 0 to 36"),
+        ([-1], {}, ArgumentError, "the token -1"),
+        ([0.5], {}, DtypeError, "dtype float64, expected integers"),
+        ([[1]], {}, ShapeError, "prompt has 2 axes, expected one"),
+        ([1], {"max_new_tokens": -1}, ArgumentError, "max_new_tokens is -1"),
+        ([1], {"temperature": -0.1}, ArgumentError, "temperature is -0.1"),
+        ([1], {"temperature": math.nan}, ArgumentError, "temperature is nan"),
+        ([1], {"temperature": math.inf}, ArgumentError, "temperature is inf"),
+        ([1], {"top_k": 0}, ArgumentError, "top_k is 0, expected 1 or more"),
+        ([1], {"top_p": 0.0}, ArgumentError, "top_p is 0.0, expected above 0 and at most 1"),
+        ([1], {"top_p": 1.5}, ArgumentError, "top_p is 1.5"),
+    ],
+)
+def test_bad_input_is_named(
+    model: LanguageModel,
+    prompt: Any,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        generate(model, prompt, **{"max_new_tokens": 3, **options})
+
+
+def test_prompts_of_different_lengths_are_refused(model: LanguageModel) -> None:
+    with pytest.raises(ShapeError, match="prompts have 1 to 2 tokens, expected all alike"):
+        generate_batch(model, [[1], [1, 2]], 3)
+    with pytest.raises(ArgumentError, match="prompts is empty"):
+        generate_batch(model, [], 3)
+
+
+def test_a_model_gone_wrong_is_an_error(model: LanguageModel) -> None:
+    broken = GPT2(GPT2Config(VOCAB, context=10, layers=1, heads=2, width=16))
+    broken.norm.weight.data[0] = math.nan
+    with pytest.raises(ArgumentError, match="logits are not finite"):
+        generate(broken, [1], 3)

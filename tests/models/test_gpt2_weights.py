@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad.errors import CheckpointError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
+from tensorgrad.weights import load_arrays, save_arrays
+
+CONFIG = GPT2Config(vocab_size=23, context=9, layers=2, heads=2, width=8)
+TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_huggingface(GPT2(CONFIG), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    if path.suffix == ".json":
+        values = json.loads(path.read_text())
+        edit(values)
+        path.write_text(json.dumps(values))
+    else:
+        arrays: dict[str, Any] = dict(load_arrays(path))
+        edit(arrays)
+        save_arrays(path, arrays)
+
+
+@pytest.mark.parametrize("vocab_multiple", [1, 8])
+def test_weights_come_back_as_they_were(tmp_path: Path, vocab_multiple: int) -> None:
+    model = GPT2(GPT2Config(23, 9, 2, 2, 8, vocab_multiple=vocab_multiple))
+    save_huggingface(model, tmp_path)
+    for multiple in (1, 8):
+        loaded = load_huggingface(tmp_path, vocab_multiple=multiple)
+        assert loaded.config == GPT2Config(23, 9, 2, 2, 8, vocab_multiple=multiple)
+        np.testing.assert_allclose(loaded(TOKENS).numpy(), model(TOKENS).numpy(), atol=1e-6)
+
+
+def test_names_and_shapes_are_those_of_transformers(folder: Path) -> None:
+    arrays = load_arrays(folder / "model.safetensors")
+    assert arrays["transformer.wte.weight"].shape == (23, 8)
+    assert arrays["transformer.h.1.attn.c_attn.weight"].shape == (8, 24)
+    assert arrays["transformer.h.0.mlp.c_proj.weight"].shape == (32, 8)
+    assert arrays["transformer.ln_f.bias"].shape == (8,)
+    assert len(arrays) == 2 + 2 * 12 + 2
+
+
+def test_files_of_older_versions_are_read(folder: Path) -> None:
+    def edit(arrays: dict[str, Any]) -> None:
+        for name in list(arrays):
+            arrays[name.removeprefix("transformer.")] = arrays.pop(name)
+        arrays["h.0.attn.bias"] = np.ones((1, 1, 9, 9), np.float32)
+        arrays["h.0.attn.masked_bias"] = np.ones((), np.float32)
+        arrays["lm_head.weight"] = arrays["wte.weight"]
+
+    expected = load_huggingface(folder)(TOKENS).numpy()
+    change(folder / "model.safetensors", edit)
+    np.testing.assert_array_equal(load_huggingface(folder)(TOKENS).numpy(), expected)
+
+
+def test_weights_are_converted(folder: Path) -> None:
+    assert {str(p.dtype) for p in load_huggingface(folder, "bfloat16").parameters()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "message"),
+    [
+        ("config.json", lambda v: v.update(activation_function="relu"), "activation_function is"),
+        ("config.json", lambda v: v.update(n_inner=7), "n_inner is 7, expected None"),
+        ("config.json", lambda v: v.pop("n_embd"), "n_embd"),
+        ("config.json", lambda v: v.update(n_head=3), "expected a multiple of heads"),
+        ("config.json", lambda v: v.update(n_positions=10), r"wpe\.weight has shape \(9, 8\)"),
+        ("config.json", lambda v: v.update(vocab_size=20), r"wte\.weight has shape \(23, 8\)"),
+        ("config.json", lambda v: v.update(n_layer=3), r"lacks \['h\.2\.ln_1\.weight'"),
+        ("config.json", lambda v: v.update(n_layer=1), r"has \['h\.1\."),
+        ("model.safetensors", lambda v: v.pop("transformer.ln_f.bias"), r"lacks \['ln_f\.bias'\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(folder: Path, file: str, edit: Any, message: str) -> None:
+    change(folder / file, edit)
+    with pytest.raises(CheckpointError, match=message):
+        load_huggingface(folder)
+
+
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
+        load_huggingface(folder)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_huggingface(tmp_path / "nowhere")

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import nn
+from tensorgrad.autograd import no_grad
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.tensor import Tensor
+
+SMALL = GPT2Config(vocab_size=61, context=12, layers=2, heads=2, width=16)
+MODERN = TransformerLMConfig(61, context=12, layers=2, heads=4, kv_heads=2, width=16, hidden=24)
+MAKERS: dict[str, Callable[[], LanguageModel]] = {
+    "gpt2": lambda: GPT2(SMALL),
+    "gpt2-padded": lambda: GPT2(replace(SMALL, vocab_multiple=16)),
+    "modern": lambda: TransformerLM(MODERN),
+    "modern-untied": lambda: TransformerLM(replace(MODERN, tied=False)),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def model(request: pytest.FixtureRequest) -> LanguageModel:
+    return MAKERS[request.param]()
+
+
+def tokens(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 61, shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2-124M", 124_439_808),
+        ("gpt2-355M", 354_823_168),
+        ("gpt2-774M", 774_030_080),
+        ("gpt2-1558M", 1_557_611_200),
+    ],
+)
+def test_the_presets_have_the_published_sizes(
+    name: str, parameters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert PRESETS[name].parameters == parameters
+    if name == "gpt2-124M":
+        for draw in ("normal_", "uniform_"):  # a gigabyte that stays untouched costs no time
+            monkeypatch.setattr(nn.init, draw, lambda *_: None)
+        assert sum(p.size for p in GPT2(PRESETS[name]).parameters()) == parameters
+
+
+def test_the_count_of_parameters_includes_rows_for_alignment() -> None:
+    for multiple, rows in ((1, 61), (16, 64)):
+        config = replace(SMALL, vocab_multiple=multiple)
+        assert config.rows == rows
+        assert sum(p.size for p in GPT2(config).parameters()) == config.parameters
+
+
+def test_the_loss_starts_at_that_of_a_uniform_guess(model: LanguageModel) -> None:
+    loss = model(tokens(4, 12), tokens(4, 12, seed=1))
+    assert loss.shape == ()
+    assert loss.dtype == np.float32
+    assert abs(loss.item() - math.log(61)) < 0.05
+
+
+def test_the_loss_is_the_mean_over_the_targets_that_count(model: LanguageModel) -> None:
+    x, y = tokens(2, 5), tokens(2, 5, seed=1)
+    logits = model(x).numpy()
+    assert logits.shape == (2, 5, 61)
+    log_total = np.log(np.exp(logits).sum(-1))
+    each = log_total - np.take_along_axis(logits, y[..., None], -1)[..., 0]
+    np.testing.assert_allclose(model(x, y).item(), each.mean(), rtol=1e-5)
+    y[0] = -100
+    np.testing.assert_allclose(model(x, y).item(), each[1].mean(), rtol=1e-5)
+
+
+def test_gradients_agree_with_numeric_differences(model: LanguageModel) -> None:
+    model.to("float64")
+    x, y = tokens(2, 7), tokens(2, 7, seed=1)
+    model(x, y).backward()
+    rng = np.random.default_rng(2)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        direction = rng.standard_normal(parameter.shape)
+        direction /= np.linalg.norm(direction)
+        start, losses = parameter.data.copy(), []
+        for step in (1e-5, -1e-5):
+            parameter.data[...] = start + step * direction
+            losses.append(model(x, y).item())
+        parameter.data[...] = start
+        numeric = (losses[0] - losses[1]) / 2e-5
+        np.testing.assert_allclose(
+            (parameter.grad * direction).sum(), numeric, rtol=1e-6, atol=5e-10, err_msg=name
+        )
+
+
+def test_a_token_sees_only_those_before_it(model: LanguageModel) -> None:
+    x = tokens(1, 12)
+    before = model(x).numpy()
+    x[0, 8] = (x[0, 8] + 1) % 61
+    after = model(x).numpy()
+    np.testing.assert_array_equal(before[:, :8], after[:, :8])
+    assert np.abs(before[:, 8:] - after[:, 8:]).max(-1).min() > 1e-6
+
+
+def test_the_order_of_tokens_matters(model: LanguageModel) -> None:
+    x = np.array([[3, 5, 7, 9]])
+    turned = np.array([[5, 3, 7, 9]])
+    assert np.abs(model(x).numpy()[0, -1] - model(turned).numpy()[0, -1]).max() > 1e-6
+
+
+def test_a_cache_changes_no_logits(model: LanguageModel) -> None:
+    x = tokens(3, 12)
+    with no_grad():
+        whole = model(x).numpy()
+        cache = model.new_cache(3)
+        parts = [model(x[:, :5], cache=cache).numpy()]
+        parts += [model(x[:, i : i + 1], cache=cache).numpy() for i in range(5, 12)]
+        np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=1e-6)
+        np.testing.assert_allclose(model.next_logits(x).numpy(), whole[:, -1], atol=1e-6)
+        with pytest.raises(ShapeError, match=r"got 13 tokens, expected at most 12"):
+            model(x[:, :1], cache=cache)
+
+
+def test_rows_for_alignment_change_nothing() -> None:
+    plain, padded = MAKERS["gpt2"](), MAKERS["gpt2-padded"]()
+    state = plain.state_dict()
+    table = np.full((64, 16), 9.0, np.float32)  # would win every softmax
+    table[:61] = state["tokens.weight"].numpy()
+    padded.load_state_dict({**state, "tokens.weight": table})
+    x, y = tokens(2, 9), tokens(2, 9, seed=1)
+    one, two = plain(x, y), padded(x, y)
+    np.testing.assert_allclose(one.item(), two.item(), rtol=1e-6)
+    one.backward()
+    two.backward()
+    for (name, p), (_, q) in zip(plain.named_parameters(), padded.named_parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        np.testing.assert_allclose(p.grad, q.grad[: len(p.grad)], atol=1e-6, err_msg=name)
+        assert not q.grad[len(p.grad) :].any()
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    for model in (GPT2(replace(SMALL, dropout=0.5)), TransformerLM(replace(MODERN, dropout=0.5))):
+        x = tokens(2, 9)
+        assert np.abs(model(x).numpy() - model(x).numpy()).max() > 1e-3
+        model.eval()
+        np.testing.assert_array_equal(model(x).numpy(), model(x).numpy())
+
+
+def test_matrices_start_small_and_those_that_end_a_branch_smaller() -> None:
+    model = GPT2(replace(SMALL, width=64, layers=8))
+    for name, parameter in model.named_parameters():
+        values = parameter.numpy()
+        if name.endswith(("proj.weight", "down.weight")):
+            np.testing.assert_allclose(values.std(), 0.02 / 4, rtol=0.1, err_msg=name)
+        elif parameter.ndim == 2:
+            np.testing.assert_allclose(values.std(), 0.02, rtol=0.1, err_msg=name)
+        else:
+            assert (values == ("norm" in name and name.endswith("weight"))).all(), name
+
+
+def test_grouped_heads_share_keys() -> None:
+    model = TransformerLM(MODERN)
+    assert model.state_dict()["blocks.0.attention.qkv.weight"].shape == (16 + 2 * 8, 16)
+    assert "output.weight" not in model.state_dict()
+    assert MAKERS["modern-untied"]().state_dict()["output.weight"].shape == (61, 16)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_parameters_give_close_logits(model: LanguageModel, dtype: str) -> None:
+    x, y = tokens(2, 9), tokens(2, 9, seed=1)
+    exact = model(x).numpy()
+    model.to(dtype)
+    loss = model(x, y)
+    assert loss.dtype == np.float32
+    assert np.abs(model(x).numpy().astype(np.float32) - exact).max() < 0.01
+    loss.backward()
+    assert all(p.grad is not None and p.grad.dtype == p.dtype for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (np.zeros(3, int), ShapeError, r"tokens have shape \(3,\), expected \(B, T\)"),
+        (np.zeros((2, 0), int), ShapeError, r"tokens have shape \(2, 0\)"),
+        (np.zeros((1, 13), int), ShapeError, "got 13 tokens, expected at most 12"),
+        (np.full((1, 3), 64), ArgumentError, "64"),
+        (np.zeros((1, 3)), DtypeError, "integer"),
+        (Tensor(np.full((1, 3), -1)), ArgumentError, "-1"),
+    ],
+)
+def test_bad_tokens_are_named(
+    model: LanguageModel, given: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        model(given)
+
+
+def test_a_token_of_the_padding_is_no_target() -> None:
+    with pytest.raises(ArgumentError, match="61"):
+        MAKERS["gpt2-padded"]()(tokens(1, 3), np.full((1, 3), 61))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: replace(SMALL, width=15), "width is 15, expected a multiple of heads, 2"),
+        (lambda: replace(SMALL, layers=0), "layers is 0, expected 1 or more"),
+        (lambda: replace(SMALL, dropout=1.0), "dropout is 1.0"),
+        (lambda: replace(MODERN, width=20), "width is 20, expected a multiple of 8"),
+        (lambda: replace(MODERN, kv_heads=3), "heads is 4, expected a multiple of 3"),
+        (lambda: replace(MODERN, hidden=0), "hidden is 0, expected 1 or more"),
+        (lambda: replace(MODERN, dropout=-0.1), "dropout is -0.1"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+def test_the_device_is_that_of_the_parameters(device: str) -> None:
+    model = GPT2(SMALL)
+    x, y = tokens(2, 9), tokens(2, 9, seed=1)
+    on_cpu = model(x, y).item()
+    model.to(device)
+    assert model.device == device
+    inputs = [Tensor(array).to(device) for array in (x, y)]
+    np.testing.assert_allclose(model(*inputs).item(), on_cpu, rtol=1e-5)
