@@ -324,10 +324,10 @@ def _walk(
         for target, dx in zip(edges, found, strict=True):
             if target is None:
                 continue
-            if dx is not None and (
-                dx.dtype is not target.dtype or dx.shape != target.shape or not dx.shape
-            ):
-                dx = _fit(dx, target, target in waiting)
+            if dx is not None:
+                shape = dx.shape
+                if not shape or shape != target.shape or dx.dtype is not target.dtype:
+                    dx = _fit(dx, target, target in waiting)
             if target in waiting:  # used several times: add up until the last contribution
                 other = sums.get(target)
                 if other is not None:
@@ -357,7 +357,8 @@ def _count_uses(start: Edge, ends: frozenset[Edge]) -> dict[Edge, int]:
                     uses[target] += 1
                 else:
                     uses[target] = 1
-                    stack.append(target)
+                    if type(target) is Node:
+                        stack.append(target)
     return uses
 
 
