@@ -3,15 +3,35 @@
 from pathlib import Path
 
 from tensorgrad import nn, ops, optim
+from tensorgrad.amp import autocast
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
-from tensorgrad.ops import *
+from tensorgrad.gradcheck import gradcheck
+from tensorgrad.interop import from_dlpack
+from tensorgrad.ops.activation import *  # a family each: type checkers lose `ops`' own stars
+from tensorgrad.ops.attention import *
+from tensorgrad.ops.creation import *
+from tensorgrad.ops.cross_entropy import *
+from tensorgrad.ops.dropout import *
+from tensorgrad.ops.einsum import *
+from tensorgrad.ops.elementwise import *
+from tensorgrad.ops.embedding import *
+from tensorgrad.ops.indexing import *
+from tensorgrad.ops.matmul import *
+from tensorgrad.ops.norm import *
+from tensorgrad.ops.rotary import *
+from tensorgrad.ops.shape import *
+from tensorgrad.ops.softmax import *
+from tensorgrad.ops.sorting import *
 from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 
 __all__ = [
     "Tensor",
+    "autocast",
     "checkpoint",
+    "from_dlpack",
     "grad",
+    "gradcheck",
     "nn",
     "no_grad",
     "on_grad_ready",

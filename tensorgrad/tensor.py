@@ -112,7 +112,7 @@ class Tensor:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.data.__dlpack__(**kwargs)
+        return interop.to_dlpack(self.data, **kwargs)
 
     def __dlpack_device__(self) -> Any:
         return self.data.__dlpack_device__()
@@ -322,4 +322,4 @@ class Tensor:
         return ops.squeeze(self, axis)
 
 
-from tensorgrad import autograd, ops  # noqa: E402  last: both import Tensor from this module
+from tensorgrad import autograd, interop, ops  # noqa: E402  last: they import Tensor from here

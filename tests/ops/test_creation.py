@@ -1,0 +1,220 @@
+"""Making tensors, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad
+from tensorgrad import Tensor, ops
+from tensorgrad.dtypes import as_dtype, bfloat16
+from tensorgrad.errors import (
+    ArgumentError,
+    DeviceError,
+    DtypeError,
+    OutOfRangeError,
+    ShapeError,
+)
+from tests.opcheck import Case, check
+
+
+def made(name: str, ours: Any, numpys: Any, shape: tuple[int, ...] = (3, 4)) -> Case:
+    """Return the case of an op that depends on the dtype and device of x alone."""
+    return Case(ours, [shape], numpys, gradient=False, name=name)
+
+
+CASES = [
+    made("zeros", lambda x: ops.zeros((2, 3), x.dtype, x.device), lambda x: np.zeros((2, 3))),
+    made("zeros", lambda x: ops.zeros(3, x.dtype, x.device), lambda x: np.zeros(3)),
+    made("ones", lambda x: ops.ones((2, 0), x.dtype, x.device), lambda x: np.ones((2, 0))),
+    made("ones", lambda x: ops.ones((), x.dtype, x.device), lambda x: np.ones(())),
+    made("full", lambda x: ops.full([2], 2.5, x.dtype, x.device), lambda x: np.full([2], 2.5)),
+    made("empty", lambda x: ops.zeros_like(ops.empty((2, 3), x.dtype, x.device)),
+         lambda x: np.zeros((2, 3))),
+    made("zeros_like", ops.zeros_like, np.zeros_like),
+    made("ones_like", ops.ones_like, np.ones_like, ()),
+    made("full_like", lambda x: ops.full_like(x, -1.5), lambda x: np.full_like(x, -1.5)),
+    made("empty_like", lambda x: ops.zeros_like(ops.empty_like(x)), np.zeros_like),
+    made("arange", lambda x: ops.arange(7, dtype=x.dtype, device=x.device),
+         lambda x: np.arange(7.0)),
+    made("arange", lambda x: ops.arange(2, -3, -0.5, x.dtype, x.device),
+         lambda x: np.arange(2, -3, -0.5)),
+    made("arange", lambda x: ops.arange(5, 2, device=x.device).astype(x.dtype),
+         lambda x: np.arange(5.0, 2)),
+    made("linspace", lambda x: ops.linspace(-1, 2, 13, dtype=x.dtype, device=x.device),
+         lambda x: np.linspace(-1, 2, 13)),
+    made("linspace", lambda x: ops.linspace(0, 1, 4, False, x.dtype, x.device),
+         lambda x: np.linspace(0, 1, 4, False)),
+    made("linspace", lambda x: ops.linspace(3, 3, 1, dtype=x.dtype, device=x.device),
+         lambda x: np.linspace(3, 3, 1)),
+    made("eye", lambda x: ops.eye(3, dtype=x.dtype, device=x.device), lambda x: np.eye(3)),
+    made("eye", lambda x: ops.eye(3, 5, 1, x.dtype, x.device), lambda x: np.eye(3, 5, 1)),
+    made("eye", lambda x: ops.eye(4, 2, -2, x.dtype, x.device), lambda x: np.eye(4, 2, -2)),
+    Case(lambda i: ops.one_hot(i, 4), [np.array([[0, 3, 3], [1, 2, 0]])],
+         lambda i: np.eye(4)[i], gradient=False, name="one_hot"),
+    Case(lambda i: ops.one_hot(i, 4), [np.zeros((0, 2), int)],
+         lambda i: np.zeros((0, 2, 4)), gradient=False, name="one_hot"),
+    Case(lambda x: ops.tensor(x), [(3, 4)], lambda x: x, gradient=False, name="tensor"),
+    Case(lambda x: ops.asarray(x), [(3, 4)], lambda x: x, name="asarray"),
+    Case(lambda x: ops.asarray(x, "float64", x.device), [(3, 4)], lambda x: x, name="asarray"),
+    *(Case(lambda x, k=k: ops.tril(x, k), [shape], lambda x, k=k: np.tril(x, k), name=f"tril {k}")
+      for shape in [(3, 3), (2, 5, 3), (2, 4), (0, 3)] for k in (-2, 0, 1)),
+    *(Case(lambda x, k=k: ops.triu(x, k), [shape], lambda x, k=k: np.triu(x, k), name=f"triu {k}")
+      for shape in [(3, 3), (2, 5, 3), (2, 4), (0, 3)] for k in (-2, 0, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (1, "int64"),
+        (1.5, "float32"),
+        (True, "bool"),
+        ([1, 2], "int64"),
+        ([1, 2.5], "float32"),
+        ([[True], [False]], "bool"),
+        ([], "float32"),
+        (((1.0, 2.0), [3.0, 4.0]), "float32"),
+        (np.float64(2), "float64"),
+        (np.float16(2), "float16"),
+        ([np.float64(1), 2.0], "float64"),
+        (np.arange(3), "int64"),
+        (np.ones(3), "float64"),
+        (np.ones(3, bfloat16), "bfloat16"),
+        (range(3), "int64"),
+    ],
+)
+def test_what_has_no_dtype_gets_the_default(value: Any, dtype: str) -> None:
+    for make in (ops.tensor, ops.asarray):
+        x = make(value)
+        assert type(x.data) is np.ndarray
+        assert str(x.dtype) == dtype
+        np.testing.assert_array_equal(x.numpy(), np.asarray(value))
+
+
+def test_default_dtypes_of_fillings() -> None:
+    assert {ops.zeros(2).dtype, ops.ones(2).dtype, ops.empty(2).dtype} == {np.dtype("float32")}
+    assert ops.eye(2).dtype == ops.linspace(0, 1).dtype == np.float32
+    assert ops.full(2, 1).dtype == ops.arange(3).dtype == np.int64
+    assert ops.full(2, 1.0).dtype == ops.arange(3.0).dtype == np.float32
+    assert ops.full(2, True).dtype == np.bool_
+    assert ops.full(2, np.float64(1)).dtype == np.float64
+    assert ops.arange(0, 1, 0.25).tolist() == [0, 0.25, 0.5, 0.75]
+    assert ops.full_like(Tensor(np.ones(2, "int8")), 3).dtype == np.int8
+    assert ops.zeros_like(np.ones(2, "int8"), "float16").dtype == np.float16
+
+
+def test_a_given_dtype_holds() -> None:
+    for dtype in ("float64", "float16", "bfloat16", "int32", "uint8", "bool"):
+        for x in (
+            ops.tensor([1, 0], dtype),
+            ops.asarray(np.array([1, 0]), dtype),
+            ops.zeros(2, dtype),
+            ops.full(2, 1, dtype),
+            ops.arange(2, dtype=dtype),
+            ops.one_hot(Tensor(np.array([1, 0])), 2, dtype),
+            ops.eye(2, dtype=dtype),
+        ):
+            assert x.dtype == as_dtype(dtype)
+
+
+def test_tensor_copies_and_asarray_shares() -> None:
+    values = np.ones(3, "float32")
+    assert np.shares_memory(ops.asarray(values).data, values)
+    assert np.shares_memory(ops.asarray(Tensor(values)).data, values)
+    assert not np.shares_memory(ops.tensor(values).data, values)
+    assert not np.shares_memory(ops.tensor(Tensor(values)).data, values)
+    x = Tensor(values, requires_grad=True)
+    assert ops.asarray(x) is x
+    assert ops.asarray(x, "float64").requires_grad
+    assert not ops.tensor(x).requires_grad
+    values.flags.writeable = False
+    assert np.shares_memory(ops.asarray(values).data, values)
+
+
+def test_gradients_can_be_asked_for_at_creation() -> None:
+    for x in (
+        ops.tensor([1.0], requires_grad=True),
+        ops.zeros(1, requires_grad=True),
+        ops.ones_like(np.zeros(1), requires_grad=True),
+        ops.arange(1.0, requires_grad=True),
+    ):
+        (x * 3).backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [3]
+    with pytest.raises(DtypeError, match="tensor: got dtype int64 with requires_grad"):
+        ops.tensor([1], requires_grad=True)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "float16", "bfloat16"])
+def test_triangles_keep_the_dtype(dtype: str) -> None:
+    x = np.ones((3, 3), as_dtype(dtype))
+    for ours, numpys in ((ops.tril, np.tril), (ops.triu, np.triu)):
+        assert ours(x).dtype == x.dtype
+        np.testing.assert_array_equal(ours(x).numpy(), numpys(x))
+
+
+def test_triangles_drop_nan() -> None:
+    x = Tensor(np.array([[1.0, np.nan], [2.0, 3.0]]), requires_grad=True)
+    y = ops.tril(x)
+    assert y.tolist() == [[1, 0], [2, 3]]
+    y.backward(np.array([[1.0, np.nan], [1, 1]]))
+    np.testing.assert_array_equal(x.grad, [[1, 0], [1, 1]])
+
+
+@pytest.mark.gpu
+def test_devices() -> None:
+    for make in (lambda d: ops.tensor([1.0], device=d), lambda d: ops.zeros(1, device=d)):
+        x = make("cuda")
+        assert x.device == "cuda:0"
+        assert ops.zeros_like(x).device == "cuda:0"
+    assert ops.tensor(x).device == "cuda:0"
+    assert ops.tensor(x, device="cpu").device == "cpu"
+    assert ops.asarray(x.data).data is x.data
+
+
+LEARNED = Tensor(np.ones(1), requires_grad=True)
+HALVES: Any = (2, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ops.tensor([[1], [2, 3]]), ShapeError, "tensor: value is .*expected equal length"),
+        (lambda: ops.tensor([LEARNED]), DtypeError, "tensor: value holds a Tensor, expected numb"),
+        (lambda: ops.tensor("text"), DtypeError, "dtype: got <U4, expected one of float64"),
+        (lambda: ops.tensor([None]), DtypeError, "dtype: got object, expected one of float64"),
+        (lambda: ops.tensor(1j), DtypeError, "dtype: got complex128, expected one of float64"),
+        (lambda: ops.asarray(np.ones(2, ">f4")), DtypeError, "dtype: got >f4, expected one of"),
+        (lambda: ops.tensor([300], "uint8"), ArgumentError, "tensor: value does not fit"),
+        (lambda: ops.zeros(2, "int5"), DtypeError, "dtype: got 'int5', expected one of"),
+        (lambda: ops.zeros(-1), ShapeError, r"zeros: shape is \(-1,\), expected 0 or more"),
+        (lambda: ops.ones(HALVES), ShapeError, r"ones: shape is \(2, 1.5\), expected integers"),
+        (lambda: ops.zeros(1, device="gpu"), DeviceError, "device: got 'gpu', expected 'cpu', 'cu"),
+        (lambda: ops.full(2, [1, 2]), ShapeError, r"full: value has shape \(2,\), expected one nu"),
+        (lambda: ops.arange(1, 2, 0), ArgumentError, "arange: step is 0, expected another number"),
+        (lambda: ops.linspace(0, 1, -1), ArgumentError, "linspace: num is -1, expected 0 or more"),
+        (lambda: ops.tril(np.ones(3)), ShapeError, r"tril: x has shape \(3,\), expected two axes"),
+        (lambda: ops.triu(np.ones(3)), ShapeError, r"triu: x has shape \(3,\), expected two axes"),
+        (lambda: ops.one_hot([0, 4], 4), OutOfRangeError, "one_hot: indices has 4, expected 0 to"),
+        (lambda: ops.one_hot([-1], 4), OutOfRangeError, "one_hot: indices has -1, expected 0 to"),
+        (lambda: ops.one_hot([0.5], 4), DtypeError, "one_hot: indices has dtype float32, expected"),
+    ],
+)  # fmt: skip
+def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_no_gpu_is_an_error_that_says_so() -> None:
+    if tensorgrad.backend.gpu_count():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceError, match=r"device: got 'cuda', but .*; expected 'cpu'"):
+        ops.zeros(1, device="cuda")
