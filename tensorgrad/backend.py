@@ -6,9 +6,13 @@ CuPy on the GPU that holds it. Nothing here remembers a "current" backend.
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
 from typing import Any
@@ -170,13 +174,27 @@ def _pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads(), thread_name_prefix="tensorgrad")
 
 
-def parallel_blocks(function: Callable[[slice], None], length: int, block: int) -> None:
+def parallel_blocks(
+    function: Callable[[slice], None], length: int, block: int, multiplies: bool = False
+) -> None:
     """Call `function` on slices of at most `block` that cover [0, length), on all cores.
 
     Blocks that fit the cache keep the temporaries of a NumPy expression out of memory. What
     `function` writes must depend on its slice alone, so the result is the same for any number
     of threads. NumPy's errstate holds in the workers as in the caller.
+
+    `multiplies` says that `function` calls matrix products. Threads that call a BLAS which starts
+    threads of its own wait for each other most of the time: so it gets one thread each, and where
+    it cannot be told, all blocks run here, with its threads.
     """
+    if multiplies:
+        with _single_threaded_blas() as told:
+            if told:
+                parallel_blocks(function, length, block)
+                return
+            for start in range(0, length, block):
+                function(slice(start, min(start + block, length)))
+        return
 
     def run(begin: int, end: int) -> None:
         for start in range(begin, end, block):
@@ -194,6 +212,54 @@ def parallel_blocks(function: Callable[[slice], None], length: int, block: int) 
     run(0, per_worker)
     for future in others:
         future.result()
+
+
+def _openblas_functions() -> tuple[Any, Any]:
+    """Return how to read and set the number of threads; (None, None) for another BLAS."""
+    extension = importlib.util.find_spec("numpy._core._multiarray_umath")
+    if extension is None or extension.origin is None:
+        return None, None
+    library = ctypes.CDLL(extension.origin)  # loaded already; finds what it is linked to as well
+    for name in ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_",
+                 "openblas_{}_num_threads"):  # fmt: skip
+        try:
+            return getattr(library, name.format("get")), getattr(library, name.format("set"))
+        except AttributeError:
+            continue
+    return None, None
+
+
+class _BlasThreads:
+    """The number of threads of NumPy's OpenBLAS, which is one for the whole process."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.before = 1
+        self.lock = threading.Lock()
+        self.get, self.set = _openblas_functions()
+
+
+_blas = _BlasThreads()
+
+
+@contextmanager
+def _single_threaded_blas() -> Iterator[bool]:
+    """Let BLAS use one thread inside the `with` block; yields False where it cannot be told."""
+    if _blas.set is None or _blas.get is None:
+        yield False
+        return
+    with _blas.lock:
+        if _blas.users == 0:
+            _blas.before = _blas.get()
+            _blas.set(1)
+        _blas.users += 1
+    try:
+        yield True
+    finally:
+        with _blas.lock:
+            _blas.users -= 1
+            if _blas.users == 0:
+                _blas.set(_blas.before)
 
 
 def same_device(op: str, names: Sequence[str], arrays: Sequence[Array]) -> None:

@@ -253,7 +253,7 @@ def _forward_numpy(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Arr
                 largest[nothing] = np.inf  # so that backward finds weights of 0
                 logsumexp[b, heads, rows] = np.log(total) + largest
 
-    backend.parallel_blocks(run, blocks.count, 1)
+    backend.parallel_blocks(run, blocks.count, 1, multiplies=True)
     return y, logsumexp
 
 
@@ -329,7 +329,7 @@ def _backward_numpy(
                 dkeys[:seen] += dscores.T @ _flat(queries)
             dk[b, group], dv[b, group] = dkeys, dvalues
 
-    backend.parallel_blocks(run, blocks.count, 1)
+    backend.parallel_blocks(run, blocks.count, 1, multiplies=True)
 
 
 class _Blocks:
