@@ -106,6 +106,9 @@ def torch_step(sizes: argparse.Namespace, tokens: Any, targets: Any) -> Step:
             self.positions = nn.Embedding(sizes.context, width)
             self.blocks = nn.ModuleList(Block() for _ in range(sizes.layers))
             self.norm = nn.LayerNorm(width)
+            for weight in self.parameters():  # as GPT-2: wider logits would meet denormal numbers
+                if weight.ndim == 2:
+                    nn.init.normal_(weight, std=0.02)
 
         def forward(self, tokens: Any, targets: Any) -> Any:
             x = self.tokens(tokens) + self.positions.weight
