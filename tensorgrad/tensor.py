@@ -145,7 +145,7 @@ class Tensor:
         return ops.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        autograd.assign(self, ops.indexing.plain_key(key), ops.indexing.plain(value))
+        ops.indexing.assign(self, key, value)
 
     __hash__ = object.__hash__
 
@@ -316,6 +316,18 @@ class Tensor:
     def swapaxes(self, axis1: int, axis2: int) -> Tensor:
         """Return the tensor with two axes exchanged."""
         return ops.swapaxes(self, axis1, axis2)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
+        """Return each element, or slice along an axis, several times; see `ops.repeat`."""
+        return ops.repeat(self, repeats, axis)
+
+    def take(self, indices: Any, axis: int | None = None) -> Tensor:
+        """Return the slices at `indices` along an axis; see `ops.take`."""
+        return ops.take(self, indices, axis)
+
+    def argsort(self, axis: int | None = -1) -> Tensor:
+        """Return the indices that sort along an axis; see `ops.argsort`."""
+        return ops.argsort(self, axis)
 
     def squeeze(self, axis: Axis = None) -> Tensor:
         """Return the tensor without axes of length 1."""

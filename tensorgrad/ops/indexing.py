@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import autograd, backend
 from tensorgrad.autograd import Part, mode, record
-from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace
+from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.dtypes import compute_dtype
-from tensorgrad.errors import DtypeError, GradError, OutOfRangeError, ShapeError
-from tensorgrad.ops.operand import axis_index, tensor_of
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.ops.operand import axis_index, integer_array, tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -47,11 +47,11 @@ def getitem(x: Any, key: Any) -> Tensor:
         DtypeError: an index is neither an integer, bool, slice, None nor `...`.
     """
     x = tensor_of("getitem", "x", x)
-    key = plain_key(key)
+    key = _plain_key("getitem", key, x.data)
     try:
         y = x.data[key]
     except (IndexError, ValueError, TypeError) as error:
-        raise _explained(x.data.shape, key, error) from error
+        raise _explained("getitem", x.data.shape, key, error) from error
     if _is_basic(key):
         whole = key if isinstance(key, tuple) else (key,)
         if ... not in whole:
@@ -83,6 +83,38 @@ def _getitem_backward(
     size = int(np.prod(shape))
     places = xp.arange(size).reshape(shape)[key]
     return (_add_back((size,), places, dy).reshape(shape),)
+
+
+def assign(x: Tensor, key: Any, value: Any) -> None:
+    """Carry out x[key] = value, which no gradient flows through.
+
+    Args:
+        x: a tensor outside any graph, or any tensor under `no_grad()`.
+        key: as for `getitem`.
+        value: a number, array or tensor that broadcasts to x[key] and is cast to its dtype.
+
+    Raises:
+        GradError: x takes part in a graph, or the gradient of the value would be lost.
+        DeviceError: the value is an array on another device.
+        ArgumentError: the memory is read-only.
+        ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast.
+    """
+    key = _plain_key("assignment", key, x.data)
+    if isinstance(value, Tensor):
+        if value.requires_grad and mode.grad_enabled:
+            raise GradError(
+                "assignment: the value requires a gradient, which would be lost; use where() or "
+                "concatenate(), or assign value.detach()"
+            )
+        value = value.data
+    if is_numpy(x.data) and not x.data.flags.writeable:
+        raise ArgumentError("assignment: the tensor's memory is read-only; assign to a copy")
+    if is_array(value):
+        same_device("assignment", ("the tensor", "the value"), (x.data, value))
+    try:
+        autograd.assign(x, key, value)
+    except (IndexError, ValueError, TypeError) as error:
+        raise _explained("assignment", x.data.shape, key, error) from error
 
 
 def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
@@ -182,11 +214,10 @@ def add_rows(total: Array, rows: Array, values: Array) -> None:
 
     Args:
         total: (n, C), C-contiguous, float32 or float64.
-        rows: (m,) integers from -n to n - 1; may repeat.
+        rows: (m,) integers; may repeat. What is not in 0 to n - 1 is skipped on the GPU.
         values: (m, C), any float dtype.
     """
     rows = rows.astype(np.int64, copy=False)
-    rows = namespace(rows).where(rows < 0, rows + total.shape[0], rows)
     if not is_numpy(total):
         _add_rows_cuda(total, rows, values)
         return
@@ -197,17 +228,20 @@ def add_rows(total: Array, rows: Array, values: Array) -> None:
         np.add.at(total.reshape(-1), places.reshape(-1), values.reshape(-1))
         return
     order = np.argsort(rows, kind="stable")
-    rows, values = rows[order], values[order]
-    starts = np.flatnonzero(np.diff(rows, prepend=-1)).tolist()
-    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+    rows = rows[order]
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    counts = np.diff(starts, append=len(rows))
+    once = starts[counts == 1]
+    total[rows[once]] += values[order[once]]
+    for start, count in zip(starts[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
         row = total[rows[start]]
-        row += values[start:stop].sum(0)
+        row += np.add.reduce(values[order[start : start + count]], 0)
 
 
 def _add_rows_cuda(total: Array, rows: Array, values: Array) -> None:
     order = rows.argsort()
     _add_rows_kernel()(
-        rows[order], order, backend.contiguous(values), total.shape[1], total, size=values.size
+        rows[order], order, backend.contiguous(values), *total.shape, total, size=values.size
     )
 
 
@@ -215,11 +249,11 @@ def _add_rows_cuda(total: Array, rows: Array, values: Array) -> None:
 def _add_rows_kernel() -> Any:
     """Sum each run of equal rows in one thread a column: the order of addition is fixed."""
     return backend.cupy.ElementwiseKernel(
-        "raw int64 rows, raw int64 order, raw X values, int64 width",
+        "raw int64 rows, raw int64 order, raw X values, int64 height, int64 width",
         "raw Y total",
         """
         long long first = i / width, column = i % width, row = rows[first];
-        if (first == 0 || rows[first - 1] != row) {
+        if (0 <= row && row < height && (first == 0 || rows[first - 1] != row)) {
             Y sum = 0;
             for (long long j = first; j < rows.size() && rows[j] == row; ++j)
                 sum += Y(values[order[j] * width + column]);
@@ -234,35 +268,25 @@ def _add_back(shape: Shape, rows: Array, dy: Array) -> Array:
     """Return zeros of `shape` with dy[i] added at [rows[i]], in the compute dtype of dy."""
     dx = namespace(dy).zeros(shape, compute_dtype(dy.dtype))
     if dx.size and rows.size:
-        add_rows(dx.reshape(shape[0], -1), rows.reshape(-1), dy.reshape(rows.size, -1))
+        rows = rows.astype(np.int64, copy=False).reshape(-1)
+        rows = namespace(rows).where(rows < 0, rows + shape[0], rows)
+        add_rows(dx.reshape(shape[0], -1), rows, dy.reshape(rows.size, -1))
     return dx
 
 
-def plain(value: Any) -> Any:
-    """Return a value to assign as an array.
-
-    Raises:
-        GradError: it is a tensor whose gradient would be lost.
-    """
-    if not isinstance(value, Tensor):
-        return value
-    if value.requires_grad and mode.grad_enabled:
-        raise GradError(
-            "assignment: the value requires a gradient, which would be lost; use where() or "
-            "concatenate(), or assign value.detach()"
-        )
-    return value.data
-
-
-def plain_key(key: Any) -> Any:
-    """Return an index with its tensors turned into arrays, and its lists too."""
+def _plain_key(op: str, key: Any, like: Array) -> Any:
+    """Return an index with its tensors and lists turned into arrays on the device of `like`."""
     if isinstance(key, tuple):
-        return tuple([plain_key(part) for part in key])
+        return tuple([_plain_key(op, part, like) for part in key])
     if isinstance(key, Tensor):
-        return key.data
-    if isinstance(key, list):
-        index = np.asarray([plain_key(part) for part in key])
-        return index.astype(np.int64) if index.size == 0 else index
+        key = key.data
+    elif isinstance(key, list):
+        key = np.asarray([part.data if isinstance(part, Tensor) else part for part in key])
+        key = key.astype(np.int64) if key.size == 0 else key
+    if is_array(key) and is_numpy(key) is not is_numpy(like):
+        if is_numpy(like):
+            same_device(op, ("the tensor", "the index"), (like, key))
+        return backend.asarray_like(key, like)
     return key
 
 
@@ -276,15 +300,7 @@ def _is_basic(key: Any) -> bool:
 
 def _index_array(op: str, indices: Any, like: Array) -> Array:
     """Return indices as an integer array on the device of the array they index."""
-    if isinstance(indices, Tensor):
-        indices = indices.data
-    elif not is_array(indices):
-        indices = np.asarray(indices)
-        if indices.size == 0:
-            indices = indices.astype(np.int64)
-    if indices.dtype.kind not in "iu":
-        raise DtypeError(f"{op}: indices has dtype {indices.dtype}, expected integers")
-    return indices if is_numpy(indices) is is_numpy(like) else backend.asarray_like(indices, like)
+    return _plain_key(op, integer_array(op, "indices", indices), like)
 
 
 def _check_range(op: str, indices: Array, axis: int, size: int) -> None:
@@ -297,24 +313,24 @@ def _check_range(op: str, indices: Array, axis: int, size: int) -> None:
         )
 
 
-def _explained(shape: Shape, key: Any, error: Exception) -> Exception:
+def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
     """Return the error that says which part of the key does not fit which axis."""
     parts = list(key) if isinstance(key, tuple) else [key]
     for part in parts:
         if is_array(part):
             if part.dtype.kind not in "iub":
                 return DtypeError(
-                    f"getitem: the index has dtype {part.dtype}, expected integers or bool"
+                    f"{op}: the index has dtype {part.dtype}, expected integers or bool"
                 )
         elif not _is_basic(part) and not isinstance(part, (bool, np.bool_)):
             return DtypeError(
-                f"getitem: the index is a {type(part).__name__}, expected an integer, slice, "
+                f"{op}: the index is a {type(part).__name__}, expected an integer, slice, "
                 "None, ..., integer array or mask"
             )
     used = sum([_axes_used(part) for part in parts])
     if used > len(shape):
         return ShapeError(
-            f"getitem: the index has {used} axes, expected at most {len(shape)} (x is {shape})"
+            f"{op}: the index has {used} axes, expected at most {len(shape)} (x is {shape})"
         )
     axis = 0
     for part in parts:
@@ -324,17 +340,18 @@ def _explained(shape: Shape, key: Any, error: Exception) -> Exception:
         if is_array(part) and part.dtype.kind == "b":
             if part.shape != own:
                 return ShapeError(
-                    f"getitem: the mask has shape {part.shape}, expected {own} (x is {shape})"
+                    f"{op}: the mask has shape {part.shape}, expected {own} (x is {shape})"
                 )
         elif count == 1 and part is not ... and not isinstance(part, slice):
             size = own[0]
             for index in np.asarray(part).reshape(-1).tolist():
                 if not -size <= index < size:
                     return OutOfRangeError(
-                        f"getitem: got index {index} for axis {axis - 1}, expected {-size} to "
+                        f"{op}: got index {index} for axis {axis - 1}, expected {-size} to "
                         f"{size - 1} (x is {shape})"
                     )
-    return ShapeError(f"getitem: {error} (x is {shape})")
+    kind = DtypeError if isinstance(error, TypeError) else ShapeError
+    return kind(f"{op}: {error} (x is {shape})")
 
 
 def _axes_used(part: Any) -> int:

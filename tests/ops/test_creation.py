@@ -171,8 +171,7 @@ def test_triangles_drop_nan() -> None:
 
 @pytest.mark.gpu
 def test_devices() -> None:
-    for make in (lambda d: ops.tensor([1.0], device=d), lambda d: ops.zeros(1, device=d)):
-        x = make("cuda")
+    for x in (ops.tensor([1.0], device="cuda"), ops.zeros(1, device="cuda")):
         assert x.device == "cuda:0"
         assert ops.zeros_like(x).device == "cuda:0"
     assert ops.tensor(x).device == "cuda:0"

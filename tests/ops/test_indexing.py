@@ -12,7 +12,14 @@ from hypothesis.extra import numpy as hnp
 
 import tensorgrad
 from tensorgrad import Tensor, backend, ops
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.errors import (
+    ArgumentError,
+    DeviceError,
+    DtypeError,
+    GradError,
+    OutOfRangeError,
+    ShapeError,
+)
 from tensorgrad.ops.indexing import add_rows
 from tests.opcheck import Case, check
 
@@ -191,7 +198,7 @@ def test_parts_and_whole_gradients_add_up() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_adding_rows_adds_in_order(width: int, dtype: str, device: str) -> None:
     rng = np.random.default_rng(3)
-    rows = rng.integers(-7, 7, 100)
+    rows = rng.integers(0, 7, 100)
     values = rng.standard_normal((100, width)).astype(dtype)
     expected = np.zeros((7, width))
     np.add.at(expected, rows, values)
@@ -239,6 +246,22 @@ def test_an_assigned_index_is_noticed() -> None:
 X: Any = Tensor(np.zeros((3, 4)))
 
 
+def put(key: Any, value: Any) -> None:
+    X[key] = value
+
+
+@pytest.mark.gpu
+def test_devices_of_indices_and_values() -> None:
+    on_gpu, on_cpu = X.to("cuda"), Tensor(np.array([0, 2]))
+    assert on_gpu[on_cpu].tolist() == X[on_cpu].tolist()
+    on_gpu[np.array([True, False, True])] = 3
+    assert on_gpu[on_cpu].tolist() == [[3] * 4] * 2
+    with pytest.raises(DeviceError, match="getitem: the index is on cuda:0, expected cpu like"):
+        X[on_cpu.to("cuda")]
+    with pytest.raises(DeviceError, match="assignment: the value is on cpu, expected cuda:0 like"):
+        on_gpu[0] = np.ones(4)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -264,6 +287,10 @@ X: Any = Tensor(np.zeros((3, 4)))
         (lambda: ops.take(X, 0, 2), ArgumentError, "take: axis is 2, expected -2 to 1"),
         (lambda: ops.take_along_axis(X, [0], 0), ShapeError, "indices has 1 axes, expected 2 as x"),
         (lambda: ops.take_along_axis(X, [[4]], 1), OutOfRangeError, "indices has 4, expected -4"),
+        (lambda: put(5, 1.0), OutOfRangeError, "assignment: got index 5 for axis 0, expected -3"),
+        (lambda: put((0, 0, 0), 1.0), ShapeError, "assignment: the index has 3 axes, expected at"),
+        (lambda: put(0, np.ones(3)), ShapeError, r"assignment: .*broadcast.* \(x is \(3, 4\)\)"),
+        (lambda: put(0.5, 1.0), DtypeError, "assignment: the index is a float, expected an int"),
         (lambda: ops.take_along_axis(X, np.zeros((2, 1), int), 1), ShapeError,
          r"take_along_axis: indices has shape \(2, 1\), expected \(3, 4\) but for axis 1"),
     ],
