@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 
+import hypothesis
 import pytest
 
 from tensorgrad import backend
 from tests import ranks
+
+# A busy machine makes any example slow once; that says nothing about the code.
+hypothesis.settings.register_profile("tensorgrad", deadline=None)
+hypothesis.settings.load_profile("tensorgrad")
 
 
 def _no_gpu() -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tensorgrad.data.corpus import Corpus, prepare
 from tensorgrad.data.loader import TokenLoader
-from tensorgrad.data.prepare import Corpus, prepare
 from tensorgrad.data.split import Split, plan_split
 from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint
 from tensorgrad.data.tokenizer import Tokenizer

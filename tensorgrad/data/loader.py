@@ -21,7 +21,7 @@ from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
-_ROUNDS = 8
+_ROUNDS = 12  # fewer leave a trace in epochs of ten windows
 _AHEAD = 2
 
 
@@ -83,9 +83,9 @@ class TokenLoader:
         self._seed = seed
         self._rank = rank
         self._ranks = ranks
-        # One window less than fits leaves room to begin an epoch at any offset below `context`.
+        # One window less than fits leaves room to move the windows by `context` and more.
         self._windows = max(1, (array.size - 1) // context - 1)
-        self._offsets = min(context, array.size - self._windows * context)
+        self._offsets = array.size - self._windows * context
 
     @property
     def windows(self) -> int:
@@ -111,8 +111,9 @@ class TokenLoader:
         rows = self._batch // self._ranks
         first = step * self._batch + self._rank * rows
         epoch, position = np.divmod(np.arange(first, first + rows, dtype=np.uint64), self._windows)
-        window = _shuffle(position, self._windows, self._seed, epoch)
-        offset = _hash(_key(self._seed, epoch, _ROUNDS)) % np.uint64(self._offsets)
+        keys = _keys(self._seed, epoch)
+        window = _shuffle(position, self._windows, keys)
+        offset = keys[-1] % np.uint64(self._offsets)
         return self._read(offset + window * np.uint64(self._context))
 
     def iterate(self, start_step: int = 0) -> Iterator[Batch]:
@@ -170,8 +171,14 @@ class TokenLoader:
         return x, y
 
 
-def _shuffle(position: _Numbers, length: int, seed: int, epoch: _Numbers) -> _Numbers:
-    """Return where a permutation of 0 to length - 1, one for each epoch, takes each position.
+def _keys(seed: int, epoch: _Numbers) -> _Numbers:
+    """Return (ROUNDS + 1, rows): the key of each round of the shuffle, and one for the offset."""
+    key = _hash(_hash(np.full(epoch.shape, seed, np.uint64)) + epoch)
+    return _hash(key + np.arange(_ROUNDS + 1, dtype=np.uint64)[:, None])
+
+
+def _shuffle(position: _Numbers, length: int, keys: _Numbers) -> _Numbers:
+    """Return where a permutation of 0 to length - 1 takes each position; each has its own keys.
 
     A number is written as (row, column) of a table with just over `length` cells, and row and
     column are shifted in turn by a hash of the other. Every shift can be undone, so the whole is
@@ -179,26 +186,17 @@ def _shuffle(position: _Numbers, length: int, seed: int, epoch: _Numbers) -> _Nu
 
     Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 4 and 5.
     """
-    rows = math.isqrt(length - 1) + 1
-    columns = -(-length // rows)
-    keys = [_key(seed, epoch, number) for number in range(_ROUNDS)]
+    rows = np.uint64(math.isqrt(length - 1) + 1)
+    columns = np.uint64(-(-length // int(rows)))
     beyond = np.ones(position.shape, bool)
     while beyond.any():
-        row, column = np.divmod(position, np.uint64(columns))
-        for number, key in enumerate(keys):
-            if number % 2:
-                row = (row + _hash(column ^ key) % np.uint64(rows)) % np.uint64(rows)
-            else:
-                column = (column + _hash(row ^ key) % np.uint64(columns)) % np.uint64(columns)
-        position = np.where(beyond, row * np.uint64(columns) + column, position)
+        row, column = np.divmod(position, columns)
+        for number in range(0, _ROUNDS, 2):
+            column = (column + _hash(row ^ keys[number]) % columns) % columns
+            row = (row + _hash(column ^ keys[number + 1]) % rows) % rows
+        position = np.where(beyond, row * columns + column, position)
         beyond = position >= length
     return position
-
-
-def _key(seed: int, epoch: _Numbers, number: int) -> _Numbers:
-    """Return the key of a round of an epoch."""
-    key = _hash(np.full(epoch.shape, seed, np.uint64))
-    return _hash(_hash(key + epoch) + np.uint64(number))
 
 
 def _hash(values: _Numbers) -> _Numbers:

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tensorgrad.data.split import plan_split
-from tensorgrad.data.text import SUFFIXES, documents, fingerprint
+from tensorgrad.data.text import SUFFIXES, documents, fingerprint, read_text
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from tensorgrad.data.tokens import TokenFile, write_tokens
 from tensorgrad.errors import ArgumentError, DataError
@@ -36,10 +37,14 @@ _FORMAT = 1  # of the prepared folder; part of its key
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus. Equal keys mean equal tokens, so a resumed run should compare them."""
+    """A prepared corpus.
 
-    key: str
+    Equal digests mean the same tokens and vocabulary, wherever they were made; a run that is
+    resumed should have the digest that it began with.
+    """
+
     folder: Path
+    digest: str
     tokenizer: Tokenizer
     train: TokenFile
     validation: TokenFile
@@ -102,16 +107,35 @@ def prepare(
                     counts = _build(new, read, validation, tokenizer, vocab_size, progress)
                     if fingerprint(source, suffixes=suffixes, column=column) != settings["source"]:
                         raise DataError(f"prepare: source {source} changed while it was read")
+                    facts = {**settings, "counts": counts, "digest": _digest(new)}
                     with replacing(new / "corpus.json") as file:
-                        file.write(json.dumps({**settings, "counts": counts}, indent=2).encode())
+                        file.write(json.dumps(facts, indent=2).encode())
     except OSError as error:
-        raise DataError(f"prepare: cannot write {target}: {error.strerror}") from error
-    made = Tokenizer.load(target / "tokenizer.json")
-    train, held_out = (
-        TokenFile.open(target / name, made.vocab_size, check_ids=False)  # checked when written
+        raise DataError(
+            f"prepare: cannot write {error.filename or target}: {error.strerror}"
+        ) from error
+    return _open(target)
+
+
+def _open(folder: Path) -> Corpus:
+    try:
+        digest = json.loads(read_text(folder / "corpus.json"))["digest"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise DataError(f"prepare: {folder / 'corpus.json'} is damaged: {error!r}") from error
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    train, validation = (
+        TokenFile.open(folder / name, tokenizer.vocab_size, check_ids=False)  # we wrote them
         for name in ("train.npy", "validation.npy")
     )
-    return Corpus(key, target, made, train, held_out)
+    return Corpus(folder, digest, tokenizer, train, validation)
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in ("tokenizer.json", "train.npy", "validation.npy"):
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _build(
@@ -124,26 +148,25 @@ def _build(
 ) -> dict[str, int]:
     """Write the tokenizer and both token files; return what is worth knowing about them."""
 
-    def report(stage: str, texts: Iterable[str], total: int = 0, done: int = 0) -> Iterator[str]:
+    done: Counter[str] = Counter()
+
+    def report(stage: str, texts: Iterable[str], total: int) -> Iterator[str]:
         for text in texts:
             yield text
-            done += len(text)
+            done[stage] += len(text)
             if progress:
-                progress(stage, done, total)
+                progress(stage, done[stage], total)
 
-    split = plan_split(report("reading", read()), validation)
+    split = plan_split(report("reading", read(), 0), validation)
     if tokenizer is None:
         texts = filter(None, map(split.train, read()))
         sample = itertools.islice(texts, 0, None, -(-split.characters // TOKENIZER_CHARACTERS))
         tokenizer = Tokenizer.train(report("tokenizer", sample, split.characters), vocab_size)
     tokenizer.save(folder / "tokenizer.json")
     counts = {"documents": split.documents, "characters": split.characters}
-    done = 0
     for name, part in (("train", split.train), ("validation", split.validation)):
-        texts = filter(None, map(part, read()))
-        counts[name] = write_tokens(
-            folder / f"{name}.npy", report("encoding", texts, split.characters, done), tokenizer
-        )
+        parts = report("encoding", filter(None, map(part, read())), split.characters)
+        counts[name] = write_tokens(folder / f"{name}.npy", parts, tokenizer)
     return counts
 
 

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorgrad.data import END_OF_TEXT, Tokenizer, documents
+from tensorgrad.data import tokenizer as module
+from tensorgrad.errors import ArgumentError, DataError
+from tests.disk import full_disk
+from tests.source_tree import ROOT
+
+TEXT = "".join(text for text, _ in zip(documents("stdlib"), range(12), strict=False))
+# What the rule for words treats in different ways, and whitespace on which systems disagree.
+SPACES = "\t\n\x0b\x0c\r\x1c\x85\xa0\u180e\u2003\u200b\u3000\ufeff"
+CHARACTERS = [*SPACES, *"ab1 !'_é²Ⅷ中\u0301😀", "'s", "'ll"]
+TANGLED = st.lists(st.sampled_from(CHARACTERS), max_size=40).map("".join)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train([TEXT], 600)
+
+
+@given(text=st.text() | TANGLED)
+def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+@given(data=st.binary() | st.text().map(lambda text: text.encode()[1:]))
+def test_every_byte_string_comes_back(tokenizer: Tokenizer, data: bytes) -> None:
+    assert tokenizer.decode_bytes(tokenizer.encode_bytes(data)) == data
+
+
+@given(text=TANGLED | st.sampled_from([TEXT[:3000]]), piece=st.integers(1, 20))
+def test_long_text_is_cut_without_a_trace(tokenizer: Tokenizer, text: str, piece: int) -> None:
+    whole = tokenizer._inner.encode(text, add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PIECE", piece)
+        assert tokenizer.encode_batch([text, "x", text]) == [whole, tokenizer.encode("x"), whole]
+
+
+def test_training_compresses_and_cuts_without_a_trace(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tokenizer.vocab_size == 600
+    assert len(tokenizer.encode(TEXT)) < 0.5 * len(TEXT)
+    monkeypatch.setattr(module, "_PIECE", 50)
+    assert Tokenizer.train([TEXT], 600).to_json() == tokenizer.to_json()
+
+
+def test_training_gives_the_same_in_every_process(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TEXT, encoding="utf-8", newline="")
+    script = (
+        "import sys\nfrom tensorgrad.data import Tokenizer\n"
+        "from tensorgrad.data.text import read_text\n"
+        "Tokenizer.train([read_text(sys.argv[1])], 600).save(sys.argv[2])\n"
+    )
+    for threads in ("1", "3"):
+        saved = tmp_path / threads
+        subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "text"), str(saved)],
+            cwd=ROOT,
+            env={**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads},
+            check=True,
+        )
+        assert saved.read_text(encoding="utf-8") == tokenizer.to_json()
+
+
+def test_special_tokens_have_ids_but_are_text_in_a_text() -> None:
+    tokenizer = Tokenizer.train([TEXT], 300, special_tokens=["<pad>", "<bos>"])
+    assert tokenizer.end_of_text == 0
+    assert tokenizer.special_tokens == {END_OF_TEXT: 0, "<pad>": 1, "<bos>": 2}
+    ids = tokenizer.encode(f"a<pad>b{END_OF_TEXT}")
+    assert not {0, 1, 2} & set(ids)
+    assert tokenizer.decode(ids) == f"a<pad>b{END_OF_TEXT}"
+    assert tokenizer.decode([2, *tokenizer.encode("é"), 0]) == f"<bos>é{END_OF_TEXT}"
+
+
+def test_nothing_is_encoded_as_nothing(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("") == []
+    assert tokenizer.encode_batch([]) == []
+    assert tokenizer.encode_batch(["", "a"]) == [[], tokenizer.encode("a")]
+    assert tokenizer.decode([]) == ""
+    assert tokenizer.encode_bytes(b"") == []
+
+
+def test_half_a_character_is_replaced(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode_bytes("é".encode()[:1])) == "\ufffd"
+
+
+def test_decode_takes_arrays(tokenizer: Tokenizer) -> None:
+    ids = np.array(tokenizer.encode("some text"), np.uint16)
+    assert tokenizer.decode(ids) == tokenizer.decode(iter(ids)) == "some text"
+
+
+@pytest.mark.parametrize("bad", [-1, 600, 1 << 40])
+def test_an_id_outside_the_vocabulary_is_an_error(tokenizer: Tokenizer, bad: int) -> None:
+    with pytest.raises(DataError, match=f"ids has {bad}, expected 0 to 599 .a vocabulary of 600"):
+        tokenizer.decode([5, bad, 7])
+
+
+def test_little_text_gives_a_small_vocabulary() -> None:
+    assert Tokenizer.train(["abab"], 1000).vocab_size < 300
+
+
+def test_training_on_nothing_is_an_error() -> None:
+    for texts in ([], ["", ""]):
+        with pytest.raises(DataError, match="documents has no text"):
+            Tokenizer.train(texts, 300)
+
+
+def test_half_a_surrogate_pair_is_an_error(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match=r"encode: text has '\\ud800', half of a surrogate pair"):
+        tokenizer.encode_batch(["good", "bad \ud800"])
+    with pytest.raises(DataError, match=r"train: text has '\\ud800', half of a surrogate pair"):
+        Tokenizer.train(["good", "bad \ud800"], 300)
+    with pytest.raises(TypeError):
+        tokenizer.encode(b"bytes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("size", "special", "message"),
+    [
+        (256, (), "vocab_size has 256, expected 257 or more"),
+        (257, ("<a>",), "vocab_size has 257, expected 258 or more .256 bytes and 2 special"),
+        (1 << 31, (), "below 2"),
+        (300, ("<a>", "<a>"), "special_tokens has .*, expected distinct"),
+        (300, ("",), "special_tokens has .*, expected distinct, not empty"),
+        (300, (END_OF_TEXT,), "special_tokens has .*, expected distinct, .* without"),
+    ],
+)
+def test_bad_settings_are_errors(size: int, special: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Tokenizer.train([TEXT], size, special)
+
+
+def test_a_saved_tokenizer_is_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    loaded = Tokenizer.load(path)
+    assert loaded.to_json() == tokenizer.to_json()
+    assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
+    assert loaded.special_tokens == tokenizer.special_tokens
+    theirs = tokenizers.Tokenizer.from_file(str(path))
+    assert theirs.encode(TEXT).ids == tokenizer.encode(TEXT)
+    assert theirs.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+def test_a_full_disk_keeps_the_saved_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("old")
+    with full_disk(1000), pytest.raises(DataError, match=r"cannot write .*tokenizer\.json"):
+        tokenizer.save(path)
+    assert path.read_text() == "old"
+
+
+def change(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state.update(changes)
+
+
+def drop(token: str) -> Callable[[dict[str, Any]], None]:
+    def edit(state: dict[str, Any]) -> None:
+        del state["model"]["vocab"][token]
+        state["model"]["merges"] = []
+        state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] != token]
+
+    return edit
+
+
+def add(token: str, number: int) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state["model"]["vocab"].update({token: number})
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (change(pre_tokenizer=None), "pre_tokenizer None, expected 'ByteLevel'"),
+        (change(pre_tokenizer={"type": "Whitespace"}), "'Whitespace', expected 'ByteLevel'"),
+        (change(normalizer={"type": "NFC"}), "normalizer 'NFC', expected None"),
+        (lambda state: state["pre_tokenizer"].update(add_prefix_space=True), "add_prefix_space"),
+        (lambda state: state["model"].update(dropout=0.5), "dropout 0.5, expected None"),
+        (lambda state: state["added_tokens"][0].update(special=False), "special False"),
+        (drop("a"), "lacks 1 needed tokens, such as 'a'"),
+        (drop(END_OF_TEXT), "lacks 1 needed tokens, such as '<.endoftext.>'"),
+        (add("ab", 5000), "600 tokens with ids up to 5000, expected ids 0 to 599 without gaps"),
+        (add("\u4e00", 600), "the token '\u4e00', expected only the characters that stand for"),
+        (lambda state: state.clear(), r"not a tokenizer\.json"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_an_error(
+    tokenizer: Tokenizer, tmp_path: Path, edit: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    state = json.loads(tokenizer.to_json())
+    edit(state)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match=message):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_a_missing_or_damaged_file_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(DataError, match=r"cannot read .*tokenizer\.json: No such file"):
+        Tokenizer.load(path)
+    path.write_text(tokenizer.to_json()[:-100])
+    with pytest.raises(DataError, match=r"tokenizer\.json is not a tokenizer\.json"):
+        Tokenizer.load(path)
+
+
+@pytest.fixture
+def published(tokenizer: Tokenizer, tmp_path: Path) -> tuple[Path, Path]:
+    """Write the vocabulary as GPT-2's was published."""
+    model = json.loads(tokenizer.to_json())["model"]
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt.gz"
+    vocab.write_text(json.dumps(model["vocab"]))
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
+    merges.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return vocab, merges
+
+
+def test_gpt2_files_are_read(tokenizer: Tokenizer, published: tuple[Path, Path]) -> None:
+    loaded = Tokenizer.from_gpt2(*published)
+    assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
+    assert loaded.special_tokens == tokenizer.special_tokens
+    assert loaded.decode(loaded.encode(TEXT)) == TEXT
+
+
+def test_gpt2_files_that_do_not_fit_are_errors(published: tuple[Path, Path]) -> None:
+    vocab, merges = published
+    with pytest.raises(DataError, match="cannot read"):
+        Tokenizer.from_gpt2(vocab, vocab.with_name("none"))
+    with pytest.raises(DataError, match="is not JSON"):
+        Tokenizer.from_gpt2(merges, vocab)
+    for line in ("a b c", "unknown pair"):
+        wrong = vocab.with_name("merges.txt")
+        wrong.write_text(f"#version: 0.2\n{line}\n")
+        with pytest.raises(DataError, match="do not fit together"):
+            Tokenizer.from_gpt2(vocab, wrong)
+    state = json.loads(vocab.read_text())
+    del state[END_OF_TEXT]
+    vocab.write_text(json.dumps(state))
+    with pytest.raises(DataError, match="lacks 1 needed tokens"):
+        Tokenizer.from_gpt2(vocab, merges)
+    vocab.write_text("[]")
+    with pytest.raises(DataError, match="do not fit together"):
+        Tokenizer.from_gpt2(vocab, merges)
