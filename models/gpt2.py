@@ -1,0 +1,122 @@
+"""GPT-2: learned positions, pre-norm blocks, GELU, and a head tied to the table of tokens.
+
+Weights of the published models: see gpt2_weights.py. Tests: tests/models/test_gpt2.py and, against
+PyTorch and transformers, tests/parity/test_gpt2.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.language_model import Cache, LanguageModel, initialize
+from tensorgrad.nn import Dropout, Embedding, LayerNorm, ModuleList, TransformerBlock
+from tensorgrad.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """The sizes of a GPT-2; the defaults are those of the 124M model.
+
+    Args:
+        vocab_size: V, the number of tokens.
+        context: T, how many tokens the model can see.
+        layers: L, blocks.
+        heads: H, attention heads; they divide the width.
+        width: C.
+        dropout: probability in training, in [0, 1).
+        vocab_multiple: the table of tokens gets rows up to a multiple of this. They stand for no
+            token and take no part in logits or loss: 128 makes 50,257 rows 50,304, which GPUs
+            multiply faster.
+    Raises:
+        ArgumentError: a size is out of its range.
+    """
+
+    vocab_size: int = 50257
+    context: int = 1024
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    dropout: float = 0.0
+    vocab_multiple: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "layers", "heads", "width", "vocab_multiple"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ArgumentError(f"GPT2Config: {name} is {value}, expected 1 or more")
+        if self.width % self.heads:
+            raise ArgumentError(
+                f"GPT2Config: width is {self.width}, expected a multiple of heads, {self.heads}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ArgumentError(f"GPT2Config: dropout is {self.dropout}, expected 0 to below 1")
+
+    @property
+    def rows(self) -> int:
+        """The rows of the table of tokens."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, each counted once."""
+        block = 12 * self.width**2 + 13 * self.width
+        return (self.rows + self.context + 2) * self.width + self.layers * block
+
+
+# Radford et al. 2019, "Language models are unsupervised multitask learners", table 2, with the
+# widths and heads of the published weights.
+PRESETS = {
+    "gpt2-124M": GPT2Config(),
+    "gpt2-355M": GPT2Config(layers=24, heads=16, width=1024),
+    "gpt2-774M": GPT2Config(layers=36, heads=20, width=1280),
+    "gpt2-1558M": GPT2Config(layers=48, heads=25, width=1600),
+}
+
+
+class GPT2(LanguageModel):
+    """A GPT-2.
+
+        model = GPT2(PRESETS["gpt2-124M"])
+        logits = model(tokens)             # (B, T, V)
+        model(tokens, targets).backward()  # the mean loss
+
+    Matrices are drawn from N(0, 0.02), those that end a residual branch from
+    N(0, 0.02 / sqrt(2 L)); biases are 0. `tensorgrad.random.seed` decides all values.
+
+    Args:
+        config: the sizes.
+
+    Attributes:
+        tokens: Embedding(V, C), also the head.
+        positions: Embedding(T, C).
+        norm: LayerNorm after the last block.
+    Source: Radford et al. 2019, "Language models are unsupervised multitask learners".
+    """
+
+    def __init__(self, config: GPT2Config) -> None:
+        self.config = config
+        self.vocab_size, self.context = config.vocab_size, config.context
+        self.tokens = Embedding(config.rows, config.width)
+        self.positions = Embedding(config.context, config.width)
+        self.dropout = Dropout(config.dropout)
+        self.blocks = ModuleList(
+            TransformerBlock(config.width, config.heads, dropout=config.dropout)
+            for _ in range(config.layers)
+        )
+        self.norm = LayerNorm(config.width)
+        initialize(self)
+
+    def features(self, tokens: Any, cache: Cache | None = None) -> Tensor:
+        """Return (B, T, C): what the head turns into logits."""
+        tokens, start = self._checked(tokens, cache)
+        x: Tensor = self.tokens(tokens)  # (B, T, C)
+        x = x + self.positions.weight[start : start + tokens.shape[1]]
+        x = self._run_blocks(self.dropout(x), cache)
+        y: Tensor = self.norm(x)
+        return y
+
+    def head(self) -> Tensor:
+        """Return the table of tokens, (V or more, C)."""
+        return self.tokens.weight

@@ -1,0 +1,107 @@
+"""What language models share: logits, loss, and the step by step use of a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad import ops
+from tensorgrad.errors import ShapeError
+from tensorgrad.nn import KeyValueCache, Module, ModuleList, TransformerBlock, init
+from tensorgrad.ops.operand import tensor_of
+from tensorgrad.tensor import Tensor
+
+Cache = list[KeyValueCache]  # one a block
+
+
+class LanguageModel(Module):
+    """Base of models that predict the next token: a subclass makes features of tokens.
+
+    Attributes:
+        vocab_size: V; tokens are 0 to V - 1.
+        context: how many tokens the model can see.
+        blocks: the transformer blocks.
+    """
+
+    vocab_size: int
+    context: int
+    blocks: ModuleList
+
+    def features(self, tokens: Any, cache: Cache | None = None) -> Tensor:
+        """Return (B, T, C): what the head turns into logits."""
+        raise NotImplementedError
+
+    def head(self) -> Tensor:
+        """Return the matrix of the last linear layer, (V or more, C)."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Any, targets: Any = None, cache: Cache | None = None) -> Tensor:
+        """Return the logits of the token after each, or the mean loss when targets are given.
+
+        Args:
+            tokens: (B, T) integers in [0, V), 1 <= T <= context.
+            targets: (B, T) integers in [0, V), or -100 where the loss shall not count.
+            cache: from `new_cache`: tokens continue what it holds, and are added to it.
+        Returns:
+            Logits (B, T, V); or the mean negative log-likelihood of the targets, a scalar.
+        Raises:
+            ShapeError: tokens are not (B, T), or more than fit in the context.
+            ArgumentError, DtypeError, DeviceError: see `ops.embedding` and `ops.cross_entropy`.
+        """
+        logits = self._logits(self.features(tokens, cache))
+        return logits if targets is None else ops.cross_entropy(logits, targets)
+
+    def next_logits(self, tokens: Any, cache: Cache | None = None) -> Tensor:
+        """Return the logits (B, V) of the one token after `tokens`; arguments as of `forward`."""
+        return self._logits(self.features(tokens, cache)[:, -1])
+
+    def new_cache(self, batch: int) -> Cache:
+        """Return an empty cache for `batch` sequences as long as the context."""
+        blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
+        return [block.attention.new_cache(batch, self.context) for block in blocks]
+
+    @property
+    def device(self) -> str:
+        """Where the parameters are."""
+        return self.head().device
+
+    def _logits(self, x: Tensor) -> Tensor:
+        logits = ops.linear(x, self.head())
+        # Rows beyond the vocabulary are there for alignment and stand for no token.
+        return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
+
+    def _run_blocks(self, x: Tensor, cache: Cache | None) -> Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x, cache=None if cache is None else cache[number])
+        return x
+
+    def _checked(self, tokens: Any, cache: Cache | None) -> tuple[Tensor, int]:
+        """Return the tokens as a tensor, and how many came before them."""
+        name = type(self).__name__
+        tokens = tensor_of(name, "tokens", tokens)
+        before = cache[0].length if cache else 0
+        if tokens.ndim != 2 or tokens.shape[1] < 1:
+            raise ShapeError(f"{name}: tokens have shape {tokens.shape}, expected (B, T)")
+        if before + tokens.shape[1] > self.context:
+            raise ShapeError(
+                f"{name}: got {before + tokens.shape[1]} tokens, expected at most {self.context} "
+                "(the context)"
+            )
+        return tokens, before
+
+
+def initialize(model: LanguageModel, std: float = 0.02) -> None:
+    """Draw matrices from N(0, std), those that end a residual branch narrower; biases are 0.
+
+    The two branches of each of the L blocks add up in the residual stream; std / sqrt(2 L) keeps
+    its variance from growing with L.
+
+    Source: Radford et al. 2019, "Language models are unsupervised multitask learners", 2.3.
+    """
+    narrow = std / (2 * len(model.blocks)) ** 0.5
+    for name, parameter in model.named_parameters():
+        if name.endswith((".proj.weight", ".down.weight")):
+            init.normal_(parameter, 0.0, narrow)
+        elif parameter.ndim == 2:
+            init.normal_(parameter, 0.0, std)
+        elif name.endswith(".bias"):
+            init.zeros_(parameter)
