@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad import backend
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import mode, record
-from tensorgrad.backend import Array, is_numpy, namespace, same_device
-from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.backend import Array, is_numpy, same_device
+from tensorgrad.dtypes import Dtype, bfloat16, compute_dtype, float16, float32
 from tensorgrad.errors import ShapeError
 from tensorgrad.ops.operand import float_operand, promoted, tensor_of, widened
 from tensorgrad.tensor import Tensor
@@ -153,12 +154,12 @@ def product(a: Array, b: Array, dtype: Dtype) -> Array:
 
     Where b is one matrix, the leading axes of a are rows of one product.
     """
-    if is_numpy(a) or dtype.itemsize != 2 or a.ndim != 2 or b.ndim != 2:
-        a, b = widened(a), widened(b)
     if b.ndim == 2 and a.ndim > 2:
-        y = _multiply(_flat(a), b).reshape(*a.shape[:-1], b.shape[-1])
-    else:
-        y = _multiply(a, b)
+        return product(_flat(a), b, dtype).reshape(*a.shape[:-1], b.shape[-1])
+    if not is_numpy(a) and a.dtype == b.dtype != compute_dtype(a.dtype):
+        return _product_cuda(a, b, dtype)
+    a, b = widened(a), widened(b)
+    y = np.asarray(np.matmul(a, b)) if is_numpy(a) else backend.cupy.matmul(a, b)
     return y if y.dtype == dtype else y.astype(dtype)
 
 
@@ -167,5 +168,51 @@ def _flat(array: Array) -> Array:
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
-def _multiply(a: Array, b: Array) -> Array:
-    return np.asarray(np.matmul(a, b)) if is_numpy(a) else namespace(a).matmul(a, b)
+# From library_types.h and cublas_api.h
+_CUDA_TYPES = {float32: 0, float16: 2, bfloat16: 14}
+_COMPUTE_32F, _ANY_ALGORITHM = 68, -1
+
+
+def _product_cuda(a: Array, b: Array, dtype: Dtype) -> Array:
+    """Multiply 16-bit matrices on tensor cores, sum in float32, store as float32 or 16 bits.
+
+    cuBLAS counts in columns: it takes our rows for the transpose, so it is asked for y^T = b^T a^T.
+    """
+    if b.ndim == 1:
+        return _product_cuda(a, b[:, None], dtype)[..., 0]
+    if a.ndim == 1:
+        return _product_cuda(a[None], b, dtype)[..., 0, :]
+    xp = backend.cupy
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    rows, width, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+    y = xp.empty((*batch, rows, columns), dtype)
+    if not y.size or not width:
+        y[...] = 0
+        return y
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    a, a_transposed, a_leading = _blas_layout(xp.broadcast_to(a, (*batch, rows, width)))
+    b, b_transposed, b_leading = _blas_layout(xp.broadcast_to(b, (*batch, width, columns)))
+    xp.cuda.cublas.gemmStridedBatchedEx(
+        xp.cuda.device.get_cublas_handle(), b_transposed, a_transposed, columns, rows, width,
+        one.ctypes.data,
+        b.data.ptr, _CUDA_TYPES[b.dtype], b_leading, b.strides[0] // b.itemsize,
+        a.data.ptr, _CUDA_TYPES[a.dtype], a_leading, a.strides[0] // a.itemsize,
+        zero.ctypes.data,
+        y.data.ptr, _CUDA_TYPES[dtype], columns, rows * columns,
+        len(a), _COMPUTE_32F, _ANY_ALGORITHM,
+    )  # fmt: skip
+    return y
+
+
+def _blas_layout(array: Array) -> tuple[Array, bool, int]:
+    """Return matrices as (batch, rows, columns), whether transposed, and the leading dimension."""
+    *batch, rows, columns = array.shape
+    array = array.reshape(math.prod(batch), rows, columns)
+    item = array.itemsize
+    _, by_row, by_column = array.strides
+    if not array.flags.c_contiguous:
+        if by_column == item and by_row >= columns * item:
+            return array, False, by_row // item
+        if by_row == item and by_column >= rows * item:
+            return array, True, by_column // item
+    return backend.contiguous(array), False, columns
