@@ -153,7 +153,7 @@ def test_copies_do_not(copy: Any) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_shapes_follow_numpy(data: Any) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
     x = np.arange(int(np.prod(shape)), dtype="float64").reshape(shape)
