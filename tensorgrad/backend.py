@@ -30,6 +30,10 @@ except ImportError:
 Array = Any  # numpy.ndarray | cupy.ndarray
 Shape = tuple[int, ...]
 
+# Elements that the NumPy path works on at a time: few enough that a block and some temporaries
+# stay in a core's L2 cache, enough that threads seldom meet at the interpreter's lock.
+BLOCK = 131072
+
 
 def is_numpy(array: Array) -> bool:
     """Whether the array lives on the CPU."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,6 @@ from tensorgrad.ops.operand import float_tensor, probability, tensor_of, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = ["attention", "attention_packed"]
-
-_BLOCK = 32768  # scores a block of queries: they and a temporary stay in the L2 cache
 
 
 @dataclass(frozen=True)
@@ -237,17 +236,16 @@ def _forward_numpy(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Arr
 
     def run(pieces: slice) -> None:
         for index in range(pieces.start, pieces.stop):
-            b, group, heads = blocks.group(index)
-            keys, values = _contiguous(k[b, group], dtype), _contiguous(v[b, group], dtype)
+            b, groups, heads = blocks.piece(index)
+            keys, values = _contiguous(k[b, groups], dtype), _contiguous(v[b, groups], dtype)
             for rows, seen in blocks.queries():
                 queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype)
-                weights, total, largest = _weights(queries, keys[:seen], rule, b, heads, rows)
+                weights, total, largest = _weights(queries, keys[:, :seen], rule, b, heads, rows)
                 if rule.keep is not None:
                     weights *= rule.keep[b, heads, rows, :seen]
-                mixed = _flat(weights) @ values[:seen]
+                mixed = (_grouped(weights, keys) @ values[:, :seen]).reshape(queries.shape)
                 nothing = total == 0  # no key to attend to
                 total[nothing] = 1
-                mixed = mixed.reshape(queries.shape)
                 mixed *= (1 / (total * rule.kept))[..., None]
                 y[b, heads, rows] = mixed
                 largest[nothing] = np.inf  # so that backward finds weights of 0
@@ -262,7 +260,7 @@ def _weights(
 ) -> tuple[Array, Array, Array]:
     """Return exp(score - largest score), the sum and the largest score of each row."""
     scores = _scores(queries, keys, rule, b, heads, rows)
-    if not len(keys):
+    if not scores.shape[-1]:
         nothing = np.zeros(queries.shape[:2], queries.dtype)
         return scores, nothing, nothing.copy()
     largest = scores.max(-1)
@@ -274,17 +272,21 @@ def _weights(
 
 def _scores(queries: Array, keys: Array, rule: _Rule, b: int, heads: slice, rows: slice) -> Array:
     """Return the scores of some queries (heads, rows, D), already scaled; -inf where forbidden."""
-    group, count, _ = queries.shape
-    scores = (_flat(queries) @ keys.T).reshape(group, count, len(keys))
-    seen = len(keys)
+    count, seen = queries.shape[1], keys.shape[1]
+    scores = _grouped(queries, keys) @ keys.swapaxes(-1, -2)
+    scores = scores.reshape(len(queries), count, seen)
     if rule.bias is not None:
         scores += rule.bias[b, heads, rows, :seen]
     if rule.causal and count > 1:
         first = max(seen - count, 0)  # keys before it are seen by every row of the block
-        corner = scores[..., first:]
-        later = np.arange(corner.shape[-1]) > np.arange(count)[:, None] + (seen - count - first)
-        corner[:, later] = -np.inf
+        np.copyto(scores[..., first:], -np.inf, where=_later(count, seen - first))
     return scores
+
+
+@lru_cache(maxsize=64)
+def _later(rows: int, keys: int) -> Array:
+    """Return which of the last keys come after each of the last rows."""
+    return np.arange(keys) > np.arange(rows)[:, None] + (keys - rows)
 
 
 def _backward_numpy(
@@ -302,51 +304,59 @@ def _backward_numpy(
 
     def run(pieces: slice) -> None:
         for index in range(pieces.start, pieces.stop):
-            b, group, heads = blocks.group(index)
-            keys, values = _contiguous(k[b, group], dtype), _contiguous(v[b, group], dtype)
+            b, groups, heads = blocks.piece(index)
+            keys, values = _contiguous(k[b, groups], dtype), _contiguous(v[b, groups], dtype)
             dkeys, dvalues = np.zeros_like(keys), np.zeros_like(values)
             for rows, seen in blocks.queries():
                 queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype)
-                weights = _scores(queries, keys[:seen], rule, b, heads, rows)
+                weights = _scores(queries, keys[:, :seen], rule, b, heads, rows)
                 weights -= logsumexp[b, heads, rows, None]
                 np.exp(weights, out=weights)
                 dmixed = _contiguous(dy[b, heads, rows], dtype)
                 delta = np.vecdot(dmixed, y[b, heads, rows].astype(dtype, copy=False))
-                dmixed = _flat(dmixed)
-                dweights = (dmixed @ values[:seen].T).reshape(weights.shape)
+                dmixed = _grouped(dmixed, keys)
+                dweights = (dmixed @ values[:, :seen].swapaxes(-1, -2)).reshape(weights.shape)
                 if rule.keep is None:
-                    dvalues[:seen] += _flat(weights).T @ dmixed
+                    dvalues[:, :seen] += _grouped(weights, keys).swapaxes(-1, -2) @ dmixed
                 else:
                     keep = rule.keep[b, heads, rows, :seen] * dtype.type(1 / rule.kept)
-                    dvalues[:seen] += _flat(weights * keep).T @ dmixed
+                    dvalues[:, :seen] += _grouped(weights * keep, keys).swapaxes(-1, -2) @ dmixed
                     dweights *= keep
                 dweights -= delta[..., None]
                 dweights *= weights  # now the gradient of the scores
-                dscores = _flat(dweights)
-                dqueries = (dscores @ keys[:seen]).reshape(queries.shape)
+                dscores = _grouped(dweights, keys)
+                dqueries = (dscores @ keys[:, :seen]).reshape(queries.shape)
                 dqueries *= rule.scale
                 dq[b, heads, rows] = dqueries
-                dkeys[:seen] += dscores.T @ _flat(queries)
-            dk[b, group], dv[b, group] = dkeys, dvalues
+                dkeys[:, :seen] += dscores.swapaxes(-1, -2) @ _grouped(queries, keys)
+            dk[b, groups], dv[b, groups] = dkeys, dvalues
 
     backend.parallel_blocks(run, blocks.count, 1, multiplies=True)
 
 
 class _Blocks:
-    """How the CPU cuts the work: a (sequence, key head) pair at a time, then rows of queries."""
+    """How the CPU cuts the work: some key heads of a sequence at a time, then rows of queries.
+
+    The scores of a block fill `backend.BLOCK` elements: of short sequences several heads together.
+    """
 
     def __init__(self, q_shape: Shape, k_shape: Shape, rule: _Rule) -> None:
         batch, heads, self.tq, _ = q_shape
-        _, self.kv_heads, self.tk, _ = k_shape
-        self.count = batch * self.kv_heads
-        self.heads_each = heads // self.kv_heads
-        self.rows = max(16, _BLOCK // max(1, self.heads_each * self.tk))
+        _, kv_heads, self.tk, _ = k_shape
+        self.heads_each = heads // kv_heads
+        row = self.heads_each * max(1, self.tk)  # scores of one row of queries for one key head
+        pieces = -(-kv_heads * min(64, max(1, self.tq)) * row // backend.BLOCK)
+        self.groups = -(-kv_heads // min(pieces, kv_heads))
+        self.rows = max(16, backend.BLOCK // (self.groups * row))
+        self.pieces = -(-kv_heads // self.groups)
+        self.count = batch * self.pieces
         self.causal = rule.causal
 
-    def group(self, index: int) -> tuple[int, int, slice]:
-        """Return the sequence, the key head and its query heads."""
-        b, group = divmod(index, self.kv_heads)
-        return b, group, slice(group * self.heads_each, (group + 1) * self.heads_each)
+    def piece(self, index: int) -> tuple[int, slice, slice]:
+        """Return the sequence, the key heads and their query heads."""
+        b, piece = divmod(index, self.pieces)
+        first, last = piece * self.groups, (piece + 1) * self.groups
+        return b, slice(first, last), slice(first * self.heads_each, last * self.heads_each)
 
     def queries(self) -> list[tuple[slice, int]]:
         """Return blocks of queries, each with the number of keys that its last one may see."""
@@ -358,9 +368,10 @@ class _Blocks:
         return blocks
 
 
-def _flat(array: Array) -> Array:
-    """Return (heads, rows, n) as (heads * rows, n)."""
-    return array.reshape(array.shape[0] * array.shape[1], array.shape[2])
+def _grouped(array: Array, keys: Array) -> Array:
+    """Return (heads, rows, n) as (key heads, rows of all its query heads, n)."""
+    heads, rows, width = array.shape
+    return array.reshape(len(keys), heads // len(keys) * rows, width)
 
 
 def _contiguous(array: Array, dtype: Any) -> Array:

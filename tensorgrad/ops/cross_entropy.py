@@ -20,8 +20,6 @@ from tensorgrad.ops.operand import float_tensor, integer_array, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = ["cross_entropy"]
-
-_BLOCK = 32768  # elements a block of rows: it and a temporary stay in the L2 cache
 _REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -131,7 +129,7 @@ def _forward_numpy(
             at_target += label_smoothing * rows.mean(-1)
         losses[piece] = logsumexp[piece] - at_target
 
-    backend.parallel_blocks(run, count, max(1, _BLOCK // vocabulary))
+    backend.parallel_blocks(run, count, max(1, backend.BLOCK // vocabulary))
     losses[~counted] = 0
     return losses, logsumexp
 
@@ -163,7 +161,7 @@ def _backward_numpy(
         if not direct:
             dlogits[piece] = out
 
-    backend.parallel_blocks(run, count, max(1, _BLOCK // vocabulary))
+    backend.parallel_blocks(run, count, max(1, backend.BLOCK // vocabulary))
     return dlogits
 
 

@@ -15,8 +15,6 @@ from tensorgrad.ops.operand import float_tensor, probability
 from tensorgrad.tensor import Tensor
 
 __all__ = ["dropout"]
-
-_BLOCK = 16384  # elements a block: they and a temporary stay in the L2 cache
 _generator = np.random.default_rng(0)
 
 
@@ -73,7 +71,7 @@ def _scaled_numpy(x: Array, keep: Array, scale: float) -> Array:
         scaled *= keep_rows[piece]
         out_rows[piece] = scaled
 
-    backend.parallel_blocks(run, y.size, _BLOCK)
+    backend.parallel_blocks(run, y.size, backend.BLOCK)
     return y
 
 

@@ -22,8 +22,6 @@ __all__ = ["layer_norm", "rms_norm"]
 
 _ABSENT = Tensor(np.zeros(()))  # stands among the inputs for a parameter that was not given
 
-_BLOCK = 16384  # elements a block of rows: it and two temporaries stay in the L2 cache
-
 
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
@@ -129,7 +127,7 @@ def _forward_numpy(
         if shift is not None:
             out += shift
 
-    backend.parallel_blocks(run, count, max(1, _BLOCK // max(width, 1)))
+    backend.parallel_blocks(run, count, max(1, backend.BLOCK // max(width, 1)))
     return y.astype(x.dtype, copy=False), mean, rstd
 
 
@@ -147,7 +145,7 @@ def _backward_numpy(
     scale = None if weight is None else weight.astype(wide.dtype, copy=False)
     dx = np.empty((count, width), wide.dtype)
     mean_of = np.full(width, 1 / max(width, 1), wide.dtype)
-    block = max(1, _BLOCK // max(width, 1))
+    block = max(1, backend.BLOCK // max(width, 1))
     dweights = np.zeros((-(-count // block), width), wide.dtype)  # one row a block of rows of x
     dbiases = np.zeros_like(dweights)
 

@@ -19,8 +19,6 @@ from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]
 
-_BLOCK = 16384  # pairs a block: they and their temporaries stay in the L2 cache
-
 
 def rotary(
     x: Any, cos: Any, sin: Any, heads: int | None = None, interleaved: bool = False
@@ -92,7 +90,7 @@ def _turn_numpy(a: Array, b: Array, cos: Array, sin: Array, a_out: Array, b_out:
         b_out[piece] = two * cos[piece] + one * sin[piece]
 
     if a.size:
-        backend.parallel_blocks(run, len(a), max(1, _BLOCK * len(a) // a.size))
+        backend.parallel_blocks(run, len(a), max(1, backend.BLOCK * len(a) // a.size))
 
 
 def _turn_cuda(a: Array, b: Array, cos: Array, sin: Array, a_out: Array, b_out: Array) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tensorgrad import backend, kernels
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array
+from tensorgrad.backend import BLOCK, Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype, is_float
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.ops import special
@@ -62,7 +62,6 @@ _FUNCTIONS: dict[str, Any] = {
 _DEVICE_FUNCTIONS = (Path(kernels.__file__).parent / "elementwise.cuh").read_text()
 _NDARRAY = np.ndarray
 _SCALARS = frozenset((bool, int, float))
-_BLOCK = 16384  # elements: a few float32 temporaries of this length stay in the L2 cache
 
 
 class Row:
@@ -101,7 +100,7 @@ class Row:
             arrays.append(tensor.data)
         first = arrays[self._leading]
         try:
-            if type(first) is _NDARRAY and first.size <= _BLOCK and first.itemsize != 2:
+            if type(first) is _NDARRAY and first.size <= BLOCK and first.itemsize != 2:
                 y = self._value(*arrays)
             else:
                 y = self._forward(arrays)
@@ -126,7 +125,7 @@ class Row:
     ) -> list[Array | None]:
         if type(dy) is not _NDARRAY:
             return self._backward_cuda(dy, saved, needs)
-        if dy.size <= _BLOCK:
+        if dy.size <= BLOCK:
             return [
                 gradient(dy, *saved) if need and gradient else None
                 for gradient, need in zip(self._gradients, needs)  # noqa: B905  # as many
@@ -205,7 +204,7 @@ def _blocked(function: Callable[..., Array], arrays: Sequence[Any]) -> Array:
     shape = None
     for array in arrays:
         if type(array) is np.ndarray:
-            if array.size <= _BLOCK or not array.flags.c_contiguous:
+            if array.size <= BLOCK or not array.flags.c_contiguous:
                 return function(*arrays)
             if shape is None:
                 shape = array.shape
@@ -221,7 +220,7 @@ def _blocked(function: Callable[..., Array], arrays: Sequence[Any]) -> Array:
     def run(piece: slice) -> None:
         out[piece] = function(*[a[piece] if type(a) is np.ndarray else a for a in flat])
 
-    backend.parallel_blocks(run, y.size, _BLOCK)
+    backend.parallel_blocks(run, y.size, BLOCK)
     return y
 
 

@@ -19,8 +19,6 @@ from tensorgrad.tensor import Tensor
 
 __all__ = ["log_softmax", "softmax"]
 
-_BLOCK = 16384  # elements a block of rows: it and a temporary stay in the L2 cache
-
 
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return numbers that are positive and sum to 1 along an axis.
@@ -91,7 +89,7 @@ def _forward_numpy(x: Array, logarithm: bool) -> Array:
             np.exp(out, out=out)
             out /= out.sum(-1, keepdims=True)
 
-    backend.parallel_blocks(run, len(rows), max(1, _BLOCK // width))
+    backend.parallel_blocks(run, len(rows), max(1, backend.BLOCK // width))
     return y.astype(x.dtype, copy=False)
 
 
@@ -113,7 +111,7 @@ def _backward_numpy(dy: Array, y: Array, logarithm: bool) -> Array:
             np.subtract(dy, np.vecdot(dy, y)[:, None], out=out)
             out *= y
 
-    backend.parallel_blocks(run, len(dy_rows), max(1, _BLOCK // width))
+    backend.parallel_blocks(run, len(dy_rows), max(1, backend.BLOCK // width))
     return dx
 
 

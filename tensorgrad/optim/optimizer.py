@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # Places in `Optimizer.hyper`: what the user sets, then what the device derives from it. A factor
 # of 0 means that the step is skipped. kernels/optim.cuh has the same list.
 LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
-
-_BLOCK = 16384  # elements: parameters, gradient, state and a temporary of this length fit the L2
 _DEVICE_FUNCTIONS = (Path(kernels.__file__).parent / "optim.cuh").read_text(encoding="utf-8")
 
 
@@ -203,7 +201,7 @@ class Optimizer:
                 self._update_numpy(master[piece], gradient, *blocks, decays=decays)
                 data[piece] = master[piece]
 
-            backend.parallel_blocks(run, end - begin, _BLOCK)
+            backend.parallel_blocks(run, end - begin, backend.BLOCK)
 
         update(0, self.flat.decayed, decays=True)
         update(self.flat.decayed, self.flat.size, decays=False)
