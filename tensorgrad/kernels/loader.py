@@ -18,7 +18,6 @@ A line that begins with `//` and two spaces or more continues the one above.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +34,6 @@ FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-DNDEBUG")  # with assert on, ptxas serializes wgmma
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"\s*$')
 _DIRECTIVE = re.compile(r"^// (options|arch|where|instantiate): (.+(?:\n//  .+)*)", re.MULTILINE)
-_CHOICE = re.compile(r"\{([^{}]*)\}")
 
 Kernel = Any  # cupy.cuda.Function: kernel(grid, block, args, shared_mem=0)
 _kernels: dict[tuple[str, str, int], Kernel] = {}
@@ -142,14 +140,24 @@ def read(path: Path) -> Source:
 
 def expand(pattern: str, choices: Mapping[str, Sequence[str]] | None = None) -> list[str]:
     """Return what a pattern stands for: "f<{a | b}, 4>" is "f<a, 4>" and "f<b, 4>"."""
-    match = _CHOICE.search(pattern)
-    if match is None:
+    before, brace, rest = pattern.partition("{")
+    if not brace:
         return [_canonical(pattern)]
-    named = (choices or {}).get(match[1], None)
-    options = [option.strip() for option in match[1].split("|")] if named is None else named
-    start, end = match.span()
-    found = (expand(pattern[:start] + option + pattern[end:], choices) for option in options)
-    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    options, depth, start = [], 0, 0
+    for place, letter in enumerate(rest):
+        if depth == 0 and letter in "|}":
+            options.append(rest[start:place].strip())
+            start = place + 1
+        depth += (letter == "{") - (letter == "}")
+        if depth < 0:
+            break
+    named = (choices or {}).get(options[0]) if len(options) == 1 else None
+    middles = named or [found for option in options for found in expand(option, choices)]
+    return [
+        _canonical(before + middle + after)
+        for middle in middles
+        for after in expand(rest[start:], choices)
+    ]
 
 
 def build(

@@ -1,12 +1,13 @@
 """Every operation on tensors, one file a family. Each is also `tensorgrad.<name>`."""
 
-from tensorgrad.ops import activation, creation, elementwise, indexing, norm, shape, sorting
+from tensorgrad.ops import activation, creation, elementwise, indexing, reduce, shape, sorting
 from tensorgrad.ops import attention as attention_family  # where an op has the family's name
 from tensorgrad.ops import cross_entropy as cross_entropy_family
 from tensorgrad.ops import dropout as dropout_family
 from tensorgrad.ops import einsum as einsum_family
 from tensorgrad.ops import embedding as embedding_family
 from tensorgrad.ops import matmul as matmul_family
+from tensorgrad.ops import norm as norm_family
 from tensorgrad.ops import rotary as rotary_family
 from tensorgrad.ops import softmax as softmax_family
 from tensorgrad.ops.activation import *
@@ -20,6 +21,7 @@ from tensorgrad.ops.embedding import *
 from tensorgrad.ops.indexing import *
 from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
+from tensorgrad.ops.reduce import *
 from tensorgrad.ops.rotary import *
 from tensorgrad.ops.shape import *
 from tensorgrad.ops.softmax import *
@@ -36,8 +38,9 @@ __all__ += elementwise.__all__
 __all__ += embedding_family.__all__
 __all__ += indexing.__all__
 __all__ += matmul_family.__all__
-__all__ += norm.__all__
 __all__ += rotary_family.__all__
+__all__ += norm_family.__all__
+__all__ += reduce.__all__
 __all__ += shape.__all__
 __all__ += softmax_family.__all__
 __all__ += sorting.__all__

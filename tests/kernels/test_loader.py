@@ -77,7 +77,9 @@ def test_directives(folder: Path) -> None:
 
 
 def test_choices_nest() -> None:
-    assert loader.expand("f<{A<{x | y}> | B<x,y>}>") == ["f<A<x>>", "f<B<x, y>>", "f<A<y>>"]
+    assert loader.expand("f<{A<{x | y}> | B<x,y>}>") == ["f<A<x>>", "f<A<y>>", "f<B<x, y>>"]
+    assert loader.expand("f<{a | b}, {c | d}>") == ["f<a, c>", "f<a, d>", "f<b, c>", "f<b, d>"]
+    assert loader.expand("f<{T}, 4>", {"T": ["int", "float"]}) == ["f<int, 4>", "f<float, 4>"]
 
 
 def test_every_kernel_file_lists_templates_that_it_has() -> None:

@@ -1,0 +1,465 @@
+"""Reductions. Kernels: kernels/reduce.cu through reduce_cuda.py. Tests: tests/ops/test_reduce.py.
+
+Names and meanings are NumPy's. `axis` is None for all axes, an int or a tuple of ints; `keepdims`
+keeps the reduced axes with length 1. 16-bit floats accumulate in float32 and are rounded once.
+Sums and products of integers and bool are 64 bits wide, their means and other statistics float64.
+x may be a tensor or an array. Every function raises ShapeError where x has no such axis.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.autograd import record
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float, uint64
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.ops.reduce_cuda import cumsum_cuda, reduce_cuda
+from tensorgrad.ops.row import Row
+from tensorgrad.tensor import Axis, Tensor
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "cumsum",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "norm",
+    "prod",
+    "std",
+    "sum",
+    "var",
+]
+
+Axes = tuple[int, ...]
+Gradient = tuple[Array]
+Saved = tuple[Any, ...]
+Needs = Sequence[bool]
+
+
+def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the sum; 0 of nothing."""
+    x, axes = _operand("sum", x, axis)
+    y = sum_array(x.data, axes, keepdims)
+    return record("sum", y, (x,), _sum_backward, (x.data.shape, axes))
+
+
+def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    return (_spread(dy, *saved),)
+
+
+def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the mean, sum(x) / n; NaN of nothing."""
+    x, axes = _operand("mean", x, axis)
+    array, count = _as_float(x.data), _count(x.data.shape, axes)
+    y = _reduce("Mean", array, axes, keepdims, array.dtype, count)
+    return record("mean", y, (x,), _mean_backward, (array.shape, axes, count))
+
+
+def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    shape, axes, count = saved
+    share = backend.namespace(dy).asarray(_wide(dy) / (count or 1))  # 0-d results come as scalars
+    return (_spread(share, shape, axes),)
+
+
+def var(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+    """Return the variance, sum((x - mean(x))^2) / (n - ddof).
+
+    Args:
+        x: any shape.
+        axis: the axes to reduce.
+        ddof: 1 gives the unbiased estimate. Where n <= ddof the result is inf or NaN.
+        keepdims: whether the reduced axes stay with length 1.
+    """
+    x, axes = _operand("var", x, axis)
+    array = _as_float(x.data)
+    y = _variance(array, axes, ddof, keepdims)
+    y = _cast(y, array.dtype)
+    return record("var", y, (x,), _var_backward, (array, axes, ddof))
+
+
+VAR_GRADIENT = Row("var_gradient", "dy x mean divisor", "dy * 2 * (x - mean) / divisor")
+
+
+def _var_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    x, axes, ddof = saved
+    divisor = _divisor(x.shape, axes, ddof) or math.nan
+    return (VAR_GRADIENT(_keep(dy, x.shape, axes), x, _mean_array(x, axes), divisor).data,)
+
+
+def std(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+    """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
+    x, axes = _operand("std", x, axis)
+    array = _as_float(x.data)
+    wide = backend.namespace(array).sqrt(_variance(array, axes, ddof, keepdims))
+    y = _cast(wide, array.dtype)
+    return record("std", y, (x,), _std_backward, (array, wide, axes, ddof))
+
+
+STD_GRADIENT = Row(
+    "std_gradient",
+    "dy x mean std divisor",
+    "where(std == 0, 0, dy * (x - mean) / where(std == 0, 1, std * divisor))",
+)
+
+
+def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    x, y, axes, ddof = saved
+    divisor = _divisor(x.shape, axes, ddof) or math.nan
+    dy, y = _keep(dy, x.shape, axes), _keep(y, x.shape, axes)
+    return (STD_GRADIENT(dy, x, _mean_array(x, axes), y, divisor).data,)
+
+
+def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the maximum; NaN where there is one. Equal maxima share the gradient equally.
+
+    Raises:
+        ShapeError: there is nothing to take the maximum of.
+    """
+    return _extremum("max", "Max", x, axis, keepdims)
+
+
+def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the minimum; NaN where there is one. Equal minima share the gradient equally.
+
+    Raises:
+        ShapeError: there is nothing to take the minimum of.
+    """
+    return _extremum("min", "Min", x, axis, keepdims)
+
+
+def _extremum(name: str, op: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
+    x, axes = _operand(name, x, axis)
+    y = _reduce(op, x.data, axes, keepdims, x.data.dtype)
+    return record(name, y, (x,), _extremum_backward, (x.data, y, axes))
+
+
+TIES = Row("ties", "x best", "either(x == best, is_nan(x))")
+SHARE = Row("share", "c dy count", "where(c, dy / count, 0)")
+
+
+def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    x, y, axes = saved
+    ties = TIES(x, _keep(y, x.shape, axes)).data
+    count = sum_array(ties, axes, keepdims=True).astype(compute_dtype(dy.dtype))
+    return (SHARE(ties, _keep(dy, x.shape, axes), count).data,)
+
+
+def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the product; 1 of nothing. The gradient is right where factors are 0."""
+    x, axes = _operand("prod", x, axis)
+    y = _reduce("Prod", x.data, axes, keepdims, _sum_dtype(x.data.dtype))
+    return record("prod", y, (x,), _prod_backward, (x.data, axes))
+
+
+WITHOUT_ZEROS = Row("without_zeros", "x", "where(x == 0, 1, x)")
+PROD_GRADIENT = Row(
+    "prod_gradient",
+    "dy x product zeros",
+    "where(x == 0, where(zeros == 1, dy * product, 0),"
+    " where(zeros == 0, dy * product / where(x == 0, 1, x), 0))",
+)
+
+
+def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    """Multiply all factors but one: divide the product of what is not 0, and count the zeros."""
+    x, axes = saved
+    x = _wide(x)
+    product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
+    zeros = sum_array(x == 0, axes, keepdims=True).astype(x.dtype)
+    return (PROD_GRADIENT(_keep(dy, x.shape, axes), x, product, zeros).data,)
+
+
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
+
+    Raises:
+        ShapeError: there is nothing to take the maximum of.
+    """
+    return _arg("argmax", "ArgMax", x, axis, keepdims)
+
+
+def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
+
+    Raises:
+        ShapeError: there is nothing to take the minimum of.
+    """
+    return _arg("argmin", "ArgMin", x, axis, keepdims)
+
+
+def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
+    if isinstance(axis, tuple):
+        raise ArgumentError(f"{name}: axis is {axis}, expected an int or None")
+    x, axes = _operand(name, x, axis)
+    return Tensor(_reduce(op, x.data, axes, keepdims, int64))
+
+
+def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return whether any element is true (not 0), bool; False of nothing."""
+    x, axes = _operand("any", x, axis)
+    return Tensor(_reduce("Any", x.data, axes, keepdims, bool_))
+
+
+def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return whether all elements are true (not 0), bool; True of nothing."""
+    x, axes = _operand("all", x, axis)
+    return Tensor(_reduce("All", x.data, axes, keepdims, bool_))
+
+
+def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return log(sum(exp(x))) without overflow; -inf of nothing.
+
+    The gradient is softmax(x), and 0 where the result is infinite.
+    """
+    x, axes = _operand("logsumexp", x, axis)
+    array = _as_float(x.data)
+    wide = _reduce("LogSumExp", array, axes, keepdims, compute_dtype(array.dtype))
+    y = _cast(wide, array.dtype)
+    return record("logsumexp", y, (x,), _logsumexp_backward, (array, wide, axes))
+
+
+LOGSUMEXP_GRADIENT = Row(
+    "logsumexp_gradient",
+    "dy x value",
+    "where(is_inf(value), 0, dy * exp(x - where(is_inf(value), 0, value)))",
+)
+
+
+def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    x, y, axes = saved
+    return (LOGSUMEXP_GRADIENT(_keep(dy, x.shape, axes), x, _keep(y, x.shape, axes)).data,)
+
+
+def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Tensor:
+    """Return the norm of x as a vector; 0 of nothing.
+
+    ord 1: sum(|x|); ord 2: sqrt(sum(x^2)); ord inf: max(|x|). The gradient at 0 is 0.
+
+    Raises:
+        ArgumentError: ord is none of these.
+    """
+    if ord not in _NORMS:
+        raise ArgumentError(f"norm: ord is {ord!r}, expected 1, 2 or inf")
+    x, axes = _operand("norm", x, axis)
+    array = _as_float(x.data)
+    wide = _reduce(_NORMS[ord], array, axes, keepdims, compute_dtype(array.dtype))
+    y = _cast(wide, array.dtype)
+    return record("norm", y, (x,), _norm_backward, (array, wide, axes, ord))
+
+
+_NORMS = {1: "NormOne", 2: "NormTwo", math.inf: "NormMax"}
+NORM_ONE_GRADIENT = Row("norm_gradient", "dy x", "dy * sign(x)")
+NORM_TWO_GRADIENT = Row(
+    "norm_gradient", "dy x norm", "where(norm == 0, 0, dy * x / where(norm == 0, 1, norm))"
+)
+NORM_MAX_TIES = Row("norm_ties", "x norm", "either(absolute(x) == norm, is_nan(x))")
+NORM_MAX_GRADIENT = Row("norm_gradient", "c dy x count", "where(c, dy * sign(x) / count, 0)")
+
+
+def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    x, y, axes, ord = saved
+    dy, y = _keep(dy, x.shape, axes), _keep(y, x.shape, axes)
+    if ord == 1:
+        return (NORM_ONE_GRADIENT(dy, x).data,)
+    if ord == 2:
+        return (NORM_TWO_GRADIENT(dy, x, y).data,)
+    ties = NORM_MAX_TIES(x, y).data
+    count = sum_array(ties, axes, keepdims=True).astype(y.dtype)
+    return (NORM_MAX_GRADIENT(ties, dy, x, count).data,)
+
+
+def cumsum(x: Any, axis: int | None = None) -> Tensor:
+    """Return the running sums along an axis, y[i] = x[0] + ... + x[i].
+
+    Args:
+        x: any shape.
+        axis: without one, the sums run over the flattened x.
+
+    Returns:
+        The shape of x (one axis without `axis`); sums of integers in 64 bits.
+    """
+    if isinstance(axis, tuple):
+        raise ArgumentError(f"cumsum: axis is {axis}, expected an int or None")
+    x, axes = _operand("cumsum", x, axis)
+    array, along = (x.data.reshape(-1), 0) if axis is None else (x.data, axes[0])
+    y = _cumsum_array(array, along)
+    return record("cumsum", y, (x,), _cumsum_backward, (x.data.shape, along))
+
+
+def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+    shape, axis = saved
+    flip = backend.namespace(dy).flip
+    return (flip(_cumsum_array(flip(_wide(dy), axis), axis), axis).reshape(shape),)
+
+
+def sum_array(x: Array, axes: Axes, keepdims: bool = False, dtype: Dtype | None = None) -> Array:
+    """Return the sum of an array over axes in ascending order, for other ops.
+
+    Args:
+        x: an array, any layout.
+        axes: may be empty.
+        keepdims: whether the reduced axes stay with length 1.
+        dtype: float32 keeps what a sum of 16-bit floats was accumulated in; default as in `sum`.
+    """
+    return _reduce("Sum", x, axes, keepdims, dtype or _sum_dtype(x.dtype))
+
+
+def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:
+    """Return x as a tensor and the axes to reduce in ascending order."""
+    if not isinstance(x, Tensor):
+        if not backend.is_array(x):
+            raise DtypeError(f"{op}: x is a {type(x).__name__}, expected a tensor or array")
+        x = Tensor(x)
+    ndim = x.data.ndim
+    if axis is None:
+        return x, tuple(range(ndim))
+    found = []
+    for number in axis if isinstance(axis, tuple) else (axis,):
+        try:
+            index = operator.index(number)
+        except TypeError as error:
+            raise ArgumentError(
+                f"{op}: axis is {axis!r}, expected None, an int or a tuple of ints"
+            ) from error
+        if not -ndim <= index < ndim:
+            raise ShapeError(
+                f"{op}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {x.shape}"
+                if ndim
+                else f"{op}: axis is {axis}, expected None for x of shape ()"
+            )
+        found.append(index % ndim)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"{op}: axis is {axis}, expected each axis once")
+    return x, tuple(sorted(found))
+
+
+def _reduce(
+    op: str, x: Array, axes: Axes, keepdims: bool, dtype: Dtype, parameter: float = 0
+) -> Array:
+    """Run an operation of reduce.cu, or its NumPy reference."""
+    if x.size == 0:
+        y = _reduce_empty(op, x, axes, dtype)
+    elif type(x) is np.ndarray:
+        y = np.asarray(_NUMPY[op](_wide(x), axes, parameter))
+        y = _cast(y, dtype)
+    else:
+        y = reduce_cuda(op, x, axes, dtype, parameter)
+    return _keep(y, x.shape, axes) if keepdims else y
+
+
+def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype) -> Array:
+    """Return what an operation makes of an array without elements."""
+    shape = tuple([n for axis, n in enumerate(x.shape) if axis not in axes])
+    if math.prod(shape) and op not in _OF_NOTHING:
+        raise ShapeError(f"{op.lower()}: x has shape {x.shape}, expected elements along {axes}")
+    return backend.namespace(x).full(shape, _OF_NOTHING.get(op, 0), dtype)
+
+
+_OF_NOTHING = {
+    "Sum": 0, "Prod": 1, "Mean": math.nan, "Var": math.nan, "LogSumExp": -math.inf, "Any": False,
+    "All": True, "NormOne": 0, "NormTwo": 0, "NormMax": 0,
+}  # fmt: skip
+
+
+def _variance(x: Array, axes: Axes, ddof: float, keepdims: bool) -> Array:
+    """Return the variance in the compute dtype."""
+    divisor = _divisor(x.shape, axes, ddof)
+    return _reduce("Var", x, axes, keepdims, compute_dtype(x.dtype), divisor)
+
+
+def _divisor(shape: Shape, axes: Axes, ddof: float) -> float:
+    divisor = float(_count(shape, axes) - ddof)
+    return divisor if divisor > 0 else 0.0
+
+
+def _mean_array(x: Array, axes: Axes) -> Array:
+    """Return the mean in the compute dtype, reduced axes kept."""
+    total = sum_array(x, axes, keepdims=True, dtype=compute_dtype(x.dtype))
+    return total / (_count(x.shape, axes) or 1)
+
+
+def _cumsum_array(x: Array, axis: int) -> Array:
+    dtype = _sum_dtype(x.dtype)
+    if type(x) is np.ndarray:
+        y = np.cumsum(_wide(x), axis)
+        return _cast(y, dtype)
+    return cumsum_cuda(x, axis, dtype)
+
+
+def _sum_dtype(dtype: Dtype) -> Dtype:
+    if is_float(dtype):
+        return dtype
+    return uint64 if dtype.kind == "u" else int64
+
+
+def _as_float(x: Array) -> Array:
+    return x if is_float(x.dtype) else x.astype(float64)
+
+
+def _wide(x: Array) -> Array:
+    return _cast(x, compute_dtype(x.dtype))
+
+
+def _cast(x: Array, dtype: Dtype) -> Array:
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _count(shape: Shape, axes: Axes) -> int:
+    return math.prod([shape[axis] for axis in axes])
+
+
+def _keep(y: Array, shape: Shape, axes: Axes) -> Array:
+    """Return a reduced array with its axes kept as length 1."""
+    return y.reshape([1 if axis in axes else n for axis, n in enumerate(shape)])
+
+
+def _spread(dy: Array, shape: Shape, axes: Axes) -> Array:
+    """Return a view of dy in the shape before reduction."""
+    return backend.namespace(dy).broadcast_to(_keep(dy, shape, axes), shape)
+
+
+def _var_numpy(x: Array, axes: Axes, divisor: float) -> Array:
+    centered = x - x.mean(axes, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (centered * centered).sum(axes) / x.dtype.type(divisor)
+
+
+def _logsumexp_numpy(x: Array, axes: Axes, _: float) -> Array:
+    peak = x.max(axes, keepdims=True)
+    shift = np.where(np.isfinite(peak), peak, 0)
+    with np.errstate(divide="ignore"):
+        return (np.log(np.exp(x - shift).sum(axes, keepdims=True)) + shift).squeeze(axes)
+
+
+def _arg_numpy(x: Array, axes: Axes, function: Any) -> Array:
+    return function(x) if len(axes) == x.ndim else function(x, axes[0])
+
+
+# What the operations of reduce.cu mean: (x in its compute dtype, axes, parameter) -> array.
+_NUMPY: dict[str, Any] = {
+    "Sum": lambda x, axes, _: x.sum(axes),
+    "Mean": lambda x, axes, count: x.sum(axes) / x.dtype.type(count),
+    "Prod": lambda x, axes, _: x.prod(axes),
+    "Max": lambda x, axes, _: x.max(axes),
+    "Min": lambda x, axes, _: x.min(axes),
+    "ArgMax": lambda x, axes, _: _arg_numpy(x, axes, np.argmax),
+    "ArgMin": lambda x, axes, _: _arg_numpy(x, axes, np.argmin),
+    "Any": lambda x, axes, _: x.any(axes),
+    "All": lambda x, axes, _: x.all(axes),
+    "Var": _var_numpy,
+    "LogSumExp": _logsumexp_numpy,
+    "NormOne": lambda x, axes, _: np.abs(x).sum(axes),
+    "NormTwo": lambda x, axes, _: np.sqrt((x * x).sum(axes)),
+    "NormMax": lambda x, axes, _: np.abs(x).max(axes),
+}

@@ -1,0 +1,231 @@
+"""Launches of kernels/reduce.cu.
+
+An array is seen as (outer, length, inner), its middle axis the one to reduce. The launch geometry
+depends on the shape and the dtype alone, never on the GPU, so that equal inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
+from tensorgrad.kernels.loader import load
+
+_THREADS = 256  # as the kernels' __launch_bounds__
+_BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
+_WARP_BYTES = 2048  # rows up to this size are always reduced by a warp
+_WARP_BYTES_MANY = 16384  # and up to this one where the rows are many
+_MANY_ROWS = 1024
+_CHUNK_BYTES = 16384  # the least that a block shall read of a row
+_CHUNK_ROWS = 16  # the least that a thread shall read down a column
+
+
+def reduce_cuda(
+    op: str, x: Array, axes: tuple[int, ...], dtype: Dtype, parameter: float = 0
+) -> Array:
+    """Reduce the axes, none of them empty.
+
+    Args:
+        op: an operation of reduce.cu, such as "Sum".
+        x: any layout.
+        axes: ascending.
+        dtype: of the result, as `ops/reduce.py` chooses it.
+        parameter: what the operation's `finish` takes.
+
+    Returns:
+        The results, without the reduced axes.
+    """
+    shape = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
+    x, outer, length, inner = _three_axes(_operand(op, x), axes)
+    y = backend.empty(shape, _result_dtype(op, x.dtype, dtype), like=x)
+    if y.size:
+        types = c_name(x.dtype)
+        if op == "Sum" and y.dtype != x.dtype:
+            types = f"{types}, {c_name(y.dtype)}"
+        if inner == 1:
+            _rows(op, types, y, x, outer, length, parameter)
+        else:
+            _columns(op, types, y, x, outer, length, inner, parameter)
+    return y if y.dtype == dtype else y.astype(dtype)
+
+
+def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:
+    """Return the running sums along one axis, which is moved last while it is summed."""
+    move = backend.cupy.moveaxis
+    x = backend.contiguous(move(_operand("Sum", x), axis, -1))
+    y = backend.empty(x.shape, _result_dtype("Sum", x.dtype, dtype), like=x)
+    if y.size:
+        length = x.shape[-1]
+        rows = x.size // length
+        types = c_name(x.dtype) if y.dtype == x.dtype else f"{c_name(x.dtype)}, {c_name(y.dtype)}"
+        op = f"Sum<{types}>"
+        chunk, splits = _split(rows, length, _CHUNK_BYTES // x.itemsize)
+        totals: Any = np.uintp(0)  # null
+        if splits > 1:
+            sums = _partials("Sum", x, rows * splits)
+            totals = backend.empty_like(sums)
+            _launch_rows(f"First<{op}>", sums, x, rows, length, chunk, splits, 0)
+            _launch_scan(f"First<Last<{op}>>", totals, sums, np.uintp(0), rows, splits, splits, 1)
+        _launch_scan(op, y, x, totals, rows, length, chunk, splits)
+    y = y if y.dtype == dtype else y.astype(dtype)
+    return move(y, -1, axis)
+
+
+def _operand(op: str, x: Array) -> Array:
+    """Return x in one of the dtypes that the kernels of the operation are made for."""
+    dtype = x.dtype
+    if op in ("Any", "All"):
+        return x if dtype == bool_ else x != 0
+    if is_float(dtype) or dtype == int64:
+        return x
+    if op == "Sum" and dtype in (bool_, int32):
+        return x
+    if op in ("Sum", "Prod"):  # wraps around as unsigned numbers do
+        return x.view(int64) if dtype == uint64 else x.astype(int64)
+    if dtype in (uint64, int32):
+        return x
+    return x.astype(int64 if dtype.itemsize == 4 else int32)
+
+
+def _result_dtype(op: str, operand: Dtype, wanted: Dtype) -> Dtype:
+    """Return the dtype that the kernel writes for an operand."""
+    if op in ("Any", "All"):
+        return bool_
+    if op in ("ArgMax", "ArgMin"):
+        return int64
+    if op == "Sum":
+        return wanted if is_float(operand) else int64
+    return operand if op in ("Mean", "Prod", "Max", "Min") else compute_dtype(operand)
+
+
+def _three_axes(x: Array, axes: tuple[int, ...]) -> tuple[Array, int, int, int]:
+    """Return contiguous x and the lengths of (outer, reduced, inner)."""
+    if not axes:
+        return backend.contiguous(x), x.size, 1, 1
+    first, last = axes[0], axes[-1]
+    if last - first + 1 != len(axes):  # not side by side: bring them to the end
+        kept = tuple(axis for axis in range(x.ndim) if axis not in axes)
+        x = x.transpose(kept + axes)
+        first, last = len(kept), x.ndim - 1
+    lengths: list[Shape] = [x.shape[:first], x.shape[first : last + 1], x.shape[last + 1 :]]
+    outer, length, inner = map(math.prod, lengths)
+    return backend.contiguous(x), outer, length, inner
+
+
+def _rows(
+    op: str, types: str, y: Array, x: Array, rows: int, length: int, parameter: float
+) -> None:
+    """Reduce (rows, length) over its last axis."""
+    size = length * x.itemsize
+    name = f"{op}<{types}>"
+    if size <= _WARP_BYTES or (size <= _WARP_BYTES_MANY and rows >= _MANY_ROWS):
+        lanes = min(32, _power_of_two(-(-size // 32)))  # two accesses of 16 bytes for each lane
+        load("reduce.cu", f"reduce_rows_warp<{name}>")(
+            (-(-rows * lanes // _THREADS),),
+            (_THREADS,),
+            (y, x, np.int64(rows), np.int32(length), np.int32(lanes.bit_length() - 1),
+             np.float64(parameter)),
+        )  # fmt: skip
+        return
+    chunk, splits = _split(rows, length, _CHUNK_BYTES // x.itemsize)
+    if splits == 1:
+        _launch_rows(name, y, x, rows, length, chunk, 1, parameter)
+        return
+    partials = _partials(op, x, rows * splits)
+    _launch_rows(f"First<{name}>", partials, x, rows, length, chunk, splits, parameter)
+    _launch_rows(f"Last<{name}>", y, partials, rows, splits, splits, 1, parameter)
+
+
+def _columns(
+    op: str, types: str, y: Array, x: Array, outer: int, length: int, inner: int, parameter: float
+) -> None:
+    """Reduce (outer, length, inner) over its middle axis."""
+    name = f"{op}<{types}>"
+    width = min(8, 16 // x.itemsize)
+    if inner % width or x.data.ptr % (width * x.itemsize):
+        width = 1
+    block = _block_shape(outer, length, inner // width)
+    units = -(-inner // (width * block[0])) * -(-outer // block[2])
+    chunk, splits = _split(units, length, block[1] * _CHUNK_ROWS)
+    if splits == 1:
+        _launch_columns(name, width, y, x, (outer, length, inner), chunk, 1, parameter)
+        return
+    partials = _partials(op, x, outer * splits * inner)
+    first, last = f"First<{name}>", f"Last<{name}>"
+    _launch_columns(first, width, partials, x, (outer, length, inner), chunk, splits, parameter)
+    _launch_columns(last, 1, y, partials, (outer, splits, inner), splits, 1, parameter)
+
+
+def _split(units: int, length: int, least: int) -> tuple[int, int]:
+    """Return (chunk, splits): how the reduced axis is cut so that there are enough blocks."""
+    splits = max(1, min(_BLOCKS // units, length // least))
+    chunk = -(-length // splits)
+    if splits > 1:
+        chunk = -(-chunk // 16) * 16  # keeps chunks aligned where the row is
+    return chunk, -(-length // chunk)
+
+
+def _partials(op: str, x: Array, count: int) -> Array:
+    """Return memory for `count` accumulators of an operation on the dtype of x."""
+    number = 8 if x.itemsize == 8 or (op == "Sum" and not is_float(x.dtype)) else 4
+    size = {"Var": 3 * number, "LogSumExp": 2 * number, "ArgMax": 16, "ArgMin": 16}.get(op, number)
+    return backend.empty((count * size // 4,), int32, like=x)
+
+
+def _block_shape(outer: int, length: int, columns: int) -> tuple[int, int, int]:
+    """Return threads along inner, down the axis and along outer: 256 where there is the work."""
+    along = _power_of_two(columns)
+    down = min(_THREADS // min(along, 32), _power_of_two(-(-length // 4)))
+    along = min(along, _THREADS // down)
+    return along, down, min(_THREADS // (along * down), _power_of_two(outer))
+
+
+def _power_of_two(n: int) -> int:
+    """Return the least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+def _launch_rows(
+    name: str, y: Array, x: Array, rows: int, length: int, chunk: int, splits: int, parameter: float
+) -> None:
+    load("reduce.cu", f"reduce_rows_block<{name}>")(
+        (rows * splits,),
+        (_THREADS,),
+        (y, x, np.int64(length), np.int32(chunk), np.int32(splits), np.float64(parameter)),
+    )
+
+
+def _launch_columns(
+    name: str,
+    width: int,
+    y: Array,
+    x: Array,
+    view: Shape,
+    chunk: int,
+    splits: int,
+    parameter: float,
+) -> None:
+    outer, length, inner = view
+    block = _block_shape(outer, length, inner // width)
+    tiles = -(-inner // (width * block[0]))
+    load("reduce.cu", f"reduce_columns<{name}, {'true' if width > 1 else 'false'}>")(
+        (tiles * splits * -(-outer // block[2]),),
+        block,
+        (y, x, np.int64(outer), np.int64(length), np.int64(inner), np.int32(chunk),
+         np.int32(splits), np.int32(tiles), np.float64(parameter)),
+    )  # fmt: skip
+
+
+def _launch_scan(
+    name: str, y: Array, x: Array, totals: Any, rows: int, length: int, chunk: int, splits: int
+) -> None:
+    load("reduce.cu", f"scan_rows<{name}>")(
+        (rows * splits,),
+        (_THREADS,),
+        (y, x, totals, np.int64(length), np.int32(chunk), np.int32(splits)),
+    )

@@ -1,0 +1,314 @@
+"""Reductions against NumPy in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, backend, ops
+from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tests.opcheck import Case, check
+
+Array = np.ndarray[Any, Any]
+
+
+def logsumexp(x: Array, axis: Any = None, keepdims: bool = False) -> Array:
+    peak = x.max(axis, keepdims=True, initial=-1e300)
+    y = np.log(np.exp(x - peak).sum(axis, keepdims=True)) + peak
+    return y if keepdims else y.squeeze(axis)
+
+
+def norm(x: Array, axis: Any = None, ord: float = 2, keepdims: bool = False) -> Array:
+    if ord == 1:
+        return np.abs(x).sum(axis, keepdims=keepdims)
+    if ord == 2:
+        return np.sqrt((x**2).sum(axis, keepdims=keepdims))
+    return np.abs(x).max(axis, keepdims=keepdims)
+
+
+# (op, reference, options, whether it has a gradient)
+OPS: list[tuple[Any, Any, dict[str, Any], bool]] = [
+    (ops.sum, np.sum, {}, True),
+    (ops.mean, np.mean, {}, True),
+    (ops.prod, np.prod, {}, True),
+    (ops.max, np.max, {}, True),
+    (ops.min, np.min, {}, True),
+    (ops.var, np.var, {}, True),
+    (ops.var, np.var, {"ddof": 1}, True),
+    (ops.std, np.std, {}, True),
+    (ops.logsumexp, logsumexp, {}, True),
+    (ops.norm, norm, {}, True),
+    (ops.norm, norm, {"ord": 1}, True),
+    (ops.norm, norm, {"ord": math.inf}, True),
+    (ops.any, np.any, {}, False),
+    (ops.all, np.all, {}, False),
+    (ops.argmax, np.argmax, {}, False),
+    (ops.argmin, np.argmin, {}, False),
+]
+SHAPES: list[tuple[tuple[int, ...], Any]] = [
+    ((5,), None),
+    ((3, 4), 0),
+    ((3, 4), -1),
+    ((3, 4), None),
+    ((2, 3, 4), (0, 2)),
+    ((2, 3, 4), (1, -1)),
+    ((3, 1), 1),
+    ((33, 31), 0),
+    ((33, 31), 1),
+]
+
+
+def case(op: Any, reference: Any, options: dict[str, Any], gradient: bool,
+         shape: Any, axis: Any, keepdims: bool = False) -> Case:  # fmt: skip
+    extra = {"axis": axis, "keepdims": keepdims, **options}
+    return Case(
+        lambda x: op(x, **extra),
+        [shape],
+        lambda x: reference(x, **extra),
+        gradient=gradient,
+        terms=math.prod(shape),
+        domain=(0.8, 1.2) if op is ops.prod else None,
+        name="-".join([op.__name__, *map(str, (*options.values(), axis))]),
+    )
+
+
+CASES = [
+    case(op, reference, options, gradient, shape, axis)
+    for op, reference, options, gradient in OPS
+    for shape, axis in SHAPES
+    if not (isinstance(axis, tuple) and op in (ops.argmax, ops.argmin))
+    and not ("ddof" in options and shape == (3, 1))
+]
+CASES += [case(*row, (3, 4), 1, keepdims=True) for row in OPS]
+CASES += [
+    Case(lambda x: ops.cumsum(x, 0), [(7, 3)], lambda x: np.cumsum(x, 0), terms=7, name="cumsum"),
+    Case(lambda x: ops.cumsum(x, -1), [(2, 9)], lambda x: np.cumsum(x, 1), terms=9, name="cumsum"),
+    Case(ops.cumsum, [(3, 4)], np.cumsum, terms=12),
+    Case(ops.cumsum, [()], np.cumsum, terms=1),
+    Case(lambda x: ops.cumsum(x, 1), [(0, 4)], lambda x: np.cumsum(x, 1), name="cumsum"),
+    Case(ops.sum, [()], np.sum),
+    Case(lambda x: ops.sum(x, ()), [(2, 3)], lambda x: x, name="sum-no-axis"),
+    Case(lambda x: ops.max(x, ()), [(2, 3)], lambda x: x, name="max-no-axis"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32",
+                                   "int64", "uint64"])  # fmt: skip
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "mean", "var", "any", "all",
+                                "argmax", "argmin", "cumsum"])  # fmt: skip
+def test_integers_follow_numpy(op: str, dtype: str, device: str) -> None:
+    x = np.random.default_rng(1).integers(0, 2 if dtype == "bool" else 100, (6, 5)).astype(dtype)
+    if dtype == "uint64":
+        x[2, 3] = 2**64 - 1
+    for axis in (None, 0, 1):
+        got = getattr(ops, op)(Tensor(backend.to_device(x, device)), axis)
+        expected = getattr(np, op)(x, axis)
+        assert got.dtype == expected.dtype
+        assert got.shape == expected.shape
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-14)
+
+
+def test_signed_extremes(device: str) -> None:
+    for dtype in ("int8", "int32", "int64"):
+        limits = np.iinfo(dtype)
+        x = Tensor(backend.to_device(np.array([limits.min, limits.max], dtype), device))
+        assert (ops.max(x).item(), ops.min(x).item()) == (limits.max, limits.min)
+        low = Tensor(backend.to_device(np.full(3, limits.min, dtype), device))
+        assert (ops.max(low).item(), ops.argmax(low).item()) == (limits.min, 0)
+
+
+@pytest.mark.parametrize(
+    ("op", "value"),
+    [(ops.sum, 0), (ops.prod, 1), (ops.mean, math.nan), (ops.var, math.nan), (ops.std, math.nan),
+     (ops.logsumexp, -math.inf), (ops.norm, 0), (ops.any, False), (ops.all, True)],
+)  # fmt: skip
+def test_reductions_of_nothing(op: Any, value: float, device: str) -> None:
+    x = Tensor(backend.to_device(np.ones((0, 3), "float32"), device))
+    np.testing.assert_array_equal(op(x, 0).numpy(), np.full(3, value))
+    np.testing.assert_array_equal(op(x).numpy(), value)
+    assert op(x, 0, keepdims=True).shape == (1, 3)
+    assert op(x, 1).shape == (0,)
+
+
+@pytest.mark.parametrize("op", [ops.max, ops.min, ops.argmax, ops.argmin])
+def test_extremes_of_nothing(op: Any, device: str) -> None:
+    x = Tensor(backend.to_device(np.ones((0, 3)), device))
+    with pytest.raises(
+        ShapeError, match=rf"{op.__name__}: x has shape \(0, 3\), expected elements"
+    ):
+        op(x, 0)
+    with pytest.raises(ShapeError, match="expected elements along"):
+        op(x)
+    assert op(x, 1).shape == (0,)
+
+
+def test_nan_wins_and_the_first_index(device: str) -> None:
+    for dtype in FLOATS:
+        rows = [[1, math.nan, 3, math.nan], [math.inf, 2, math.inf, -1], [-math.inf] * 4]
+        x = Tensor(backend.to_device(np.array(rows).astype(dtype), device))
+        np.testing.assert_array_equal(ops.max(x, 1).numpy(), [math.nan, math.inf, -math.inf])
+        np.testing.assert_array_equal(ops.min(x, 1).numpy(), [math.nan, -1, -math.inf])
+        assert ops.argmax(x, 1).tolist() == [1, 0, 0]
+        assert ops.argmin(x, 1).tolist() == [1, 3, 0]
+        assert ops.argmax(x, 0).tolist() == [1, 0, 1, 0]
+        assert ops.logsumexp(x, 1).tolist()[1:] == [math.inf, -math.inf]
+        assert math.isnan(ops.logsumexp(x, 1).tolist()[0])
+        assert ops.any(x, 1).tolist() == [True, True, True]
+
+
+def gradient(function: Callable[[Tensor], Tensor], values: Any, device: str) -> list[Any]:
+    x = Tensor(backend.to_device(np.array(values, "float64"), device), requires_grad=True)
+    function(x).sum().backward()
+    return backend.to_numpy(x.grad).tolist()  # type: ignore[no-any-return]
+
+
+def test_gradients_at_corners(device: str) -> None:
+    third = 1 / 3
+    assert gradient(ops.max, [2, 5, 5, 5], device) == [0, third, third, third]
+    assert gradient(lambda x: ops.min(x, 1), [[2, 2], [1, 3]], device) == [[0.5, 0.5], [1, 0]]
+    assert gradient(ops.prod, [2, 3, 4], device) == [12, 8, 6]
+    assert gradient(ops.prod, [2, 0, 4], device) == [0, 8, 0]
+    assert gradient(ops.prod, [0, 0, 4], device) == [0, 0, 0]
+    assert gradient(ops.std, [3, 3, 3], device) == [0, 0, 0]
+    assert gradient(ops.norm, [0, 0], device) == [0, 0]
+    assert gradient(lambda x: ops.norm(x, ord=1), [-2, 0, 3], device) == [-1, 0, 1]
+    assert gradient(lambda x: ops.norm(x, ord=math.inf), [-2, 1, 2], device) == [-0.5, 0, 0.5]
+    assert gradient(ops.logsumexp, [-math.inf, -math.inf], device) == [0, 0]
+    assert gradient(ops.logsumexp, [-math.inf, 1], device) == [0, 1]
+    assert gradient(ops.mean, [[1, 2]], device) == [[0.5, 0.5]]
+
+
+def test_variance_of_large_numbers_does_not_cancel(device: str) -> None:
+    x = (np.random.default_rng(2).standard_normal(100_001) + 1e4).astype("float32")
+    expected = x.astype("float64").var()
+    got = ops.var(Tensor(backend.to_device(x, device))).item()
+    assert abs(got / expected - 1) < 1e-4
+
+
+def test_degrees_of_freedom(device: str) -> None:
+    x = Tensor(backend.to_device(np.array([1.0, 2.0]), device))
+    assert math.isinf(ops.var(x, ddof=2).item())
+    assert math.isnan(ops.var(x[:1], ddof=1).item())
+
+
+def test_logsumexp_of_large_numbers(device: str) -> None:
+    x = Tensor(backend.to_device(np.array([1000.0, 1000.0, -1000.0], "float32"), device))
+    assert abs(ops.logsumexp(x).item() - 1000 - math.log(2)) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float16", bfloat16])
+def test_sixteen_bits_accumulate_wide_and_round_once(dtype: Any, device: str) -> None:
+    x = np.full(5000, 1.003, "float32").astype(dtype)
+    array = backend.to_device(x, device)
+    exact = x.astype("float64").sum()
+    assert ops.sum(Tensor(array)).item() == np.array(exact).astype(dtype)
+    wide = ops.reduce.sum_array(array, (0,), dtype=np.dtype("float32"))
+    assert wide.dtype == np.float32
+    assert abs(float(wide) / exact - 1) < 1e-5
+
+
+def test_bad_arguments() -> None:
+    x = Tensor(np.ones((2, 3)))
+    with pytest.raises(ShapeError, match=r"sum: axis is 2, expected -2 to 1 for x of shape \(2, 3"):
+        ops.sum(x, 2)
+    with pytest.raises(ShapeError, match=r"mean: axis is \(0, -2\), expected each axis once"):
+        ops.mean(x, (0, -2))
+    with pytest.raises(ShapeError, match=r"max: axis is 0, expected None for x of shape \(\)"):
+        ops.max(Tensor(np.array(1.0)), 0)
+    with pytest.raises(ArgumentError, match=r"sum: axis is 0\.5, expected None, an int or a tuple"):
+        ops.sum(x, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"argmax: axis is \(0, 1\), expected an int or None"):
+        ops.argmax(x, (0, 1))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"cumsum: axis is \(0,\), expected an int or None"):
+        ops.cumsum(x, (0,))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="norm: ord is 3, expected 1, 2 or inf"):
+        ops.norm(x, ord=3)
+    with pytest.raises(DtypeError, match="sum: x is a list, expected a tensor or array"):
+        ops.sum([1, 2])
+
+
+# Shapes that reach every kernel: (shape, axis).
+GPU_SHAPES: list[tuple[tuple[int, ...], Any]] = [
+    ((70001,), 0),  # one row, split
+    ((3_000_017,), 0),
+    ((5, 70001), 1),  # rows that begin at any alignment, split
+    ((2000, 1023), 1),  # a warp a row
+    ((4100, 9000), 1),  # a block a row, not split
+    ((9, 3000), 1),  # few rows of middling length
+    ((100_000, 3), 1),  # rows shorter than one access
+    ((1000, 8), 1),
+    ((70001, 3), 0),  # few columns, split
+    ((5000, 768), 0),  # wide columns, split
+    ((5000, 769), 0),
+    ((3, 100_000), 0),
+    ((2, 9, 5), 1),
+    ((3000, 4, 4), 1),  # many slabs
+    ((40, 300, 65), 1),
+    ((6, 50, 7, 40), (1, 3)),  # not side by side
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", OPS, ids=lambda r: f"{r[0].__name__}{list(r[2].values())}")
+@pytest.mark.parametrize(("shape", "axis"), GPU_SHAPES)
+def test_every_kernel(row: Any, shape: tuple[int, ...], axis: Any) -> None:
+    op, reference, options, _ = row
+    if isinstance(axis, tuple) and op in (ops.argmax, ops.argmin):
+        pytest.skip("takes one axis")
+    rng = np.random.default_rng(3)
+    low, high = (0.999, 1.001) if op is ops.prod else (-2, 2)
+    for dtype in FLOATS if math.prod(shape) < 1_000_000 else (np.dtype("float32"), bfloat16):
+        wide = rng.uniform(low, high, shape).astype(dtype)
+        x = backend.to_device(wide, "cuda")
+        got = op(Tensor(x), axis, **options).numpy()
+        again = op(Tensor(x), axis, **options).numpy()
+        assert got.tobytes() == again.tobytes()
+        expected = reference(wide.astype("float64"), axis, **options)
+        if got.dtype.kind in "bi":
+            np.testing.assert_array_equal(got, expected)
+            continue
+        length = math.prod(np.array(shape)[list(axis) if isinstance(axis, tuple) else [axis]])
+        eps = np.finfo(compute_dtype(dtype)).eps
+        tolerance = eps * (4 + length**0.5) + (0 if dtype.itemsize > 2 else 2.0**-7)
+        scale = np.abs(wide.astype("float64")).sum(axis).max() if op is ops.sum else 1
+        np.testing.assert_allclose(
+            got.astype("float64"), expected, rtol=tolerance, atol=tolerance * 1e-3 * scale
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(70001,), (3, 5000), (2000, 100), (1, 1_000_003)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", bfloat16, "int32", "bool"])
+def test_cumsum_kernels(shape: tuple[int, ...], dtype: Any) -> None:
+    x = (np.random.default_rng(4).uniform(0, 2, shape)).astype(dtype)
+    got = ops.cumsum(Tensor(backend.to_device(x, "cuda")), -1)
+    wide = x.astype("float64") if got.dtype.kind != "i" else x
+    expected = np.cumsum(wide, -1)
+    tolerance = {8: 1e-12, 4: 2e-5, 2: 1e-2}[got.dtype.itemsize]
+    finite = expected < 6e4 if got.dtype == np.float16 else np.ones(shape, bool)
+    np.testing.assert_allclose(
+        got.numpy().astype(expected.dtype)[finite], expected[finite], rtol=tolerance
+    )
+
+
+@pytest.mark.gpu
+def test_views_that_are_not_aligned() -> None:
+    base = np.random.default_rng(5).standard_normal(10_007).astype("float32")
+    x = backend.to_device(base, "cuda")
+    for start in range(1, 5):
+        part = base[start:]
+        got = ops.sum(Tensor(x[start:])).item()
+        assert abs(got - part.astype("float64").sum()) < 1e-2
+        assert ops.argmax(Tensor(x[start:])).item() == part.argmax()
+        table = ops.max(Tensor(x[start : start + 10_000].reshape(100, 100)), 0).numpy()
+        np.testing.assert_array_equal(table, base[start : start + 10_000].reshape(100, 100).max(0))
