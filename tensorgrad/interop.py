@@ -48,7 +48,7 @@ def from_dlpack(x: Any) -> Tensor:
         source = _AsIntegers(x)
         try:
             array = np.from_dlpack(source)
-        except RuntimeError as error:
+        except (RuntimeError, BufferError) as error:  # which one depends on NumPy and the source
             raise DtypeError(f"from_dlpack: x has a dtype that NumPy lacks: {error}") from error
         array = array.view(bfloat16) if source.is_bfloat16 else array
     elif int(kind) in (_CUDA, _CUDA_MANAGED):

@@ -239,6 +239,7 @@ def add_rows(total: Array, rows: Array, values: Array) -> None:
 
 
 def _add_rows_cuda(total: Array, rows: Array, values: Array) -> None:
+    rows = backend.cupy.asarray(rows)  # indices may have been given on the CPU
     order = rows.argsort()
     _add_rows_kernel()(
         rows[order], order, backend.contiguous(values), *total.shape, total, size=values.size

@@ -113,12 +113,21 @@ def _squares_numpy(array: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         backend.parallel_blocks(run, whole, _ROWS)
         sums[whole] = np.einsum("i,i->", rest, rest)
-        return np.asarray(sums.sum())
+        if not math.isfinite(sums.sum()):  # the squares may be too large for float32 alone
+            sums = [np.einsum("i,i->", row, row, dtype=float64) for row in (*rows, rest)]
+        return np.asarray(np.sum(sums))
 
 
 def _squares_cuda(array: Array) -> Array:
-    squares = backend.cupy.square(array, dtype=float64)
-    return squares.sum()
+    return _squares_kernel()(array)
+
+
+@cache
+def _squares_kernel() -> Any:
+    """Add in float64, in an order that depends on the size alone, without a second array."""
+    return backend.cupy.ReductionKernel(
+        "T x", "float64 y", "double(x) * double(x)", "a + b", "y = a", "0", "sum_of_squares"
+    )
 
 
 @cache

@@ -41,13 +41,19 @@ def packed_reference(qkv: Any, heads: int, kv_heads: int, **options: Any) -> Any
     return reference(q, k, v, **options).swapaxes(1, 2).reshape(batch, length, heads * width)
 
 
+def on_device(options: dict[str, Any], like: Tensor) -> dict[str, Any]:
+    """Return the options with the mask where the tensor is."""
+    mask = options.get("mask")
+    return options if mask is None else {**options, "mask": Tensor(mask).to(like.device)}
+
+
 def case(
     q: tuple[int, int, int, int], kv_heads: int = 0, tk: int | None = None, **options: Any
 ) -> Case:
     batch, heads, tq, width = q
     kv = (batch, kv_heads or heads, tq if tk is None else tk, width)
     return Case(
-        lambda q, k, v: ops.attention(q, k, v, **options),
+        lambda q, k, v: ops.attention(q, k, v, **on_device(options, q)),
         [q, kv, kv],
         lambda q, k, v: reference(q, k, v, **options),
         terms=max(1, tq, kv[2]) * width,
@@ -57,7 +63,7 @@ def case(
 
 def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **options: Any) -> Case:
     return Case(
-        lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **options),
+        lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **on_device(options, qkv)),
         [shape],
         lambda qkv: packed_reference(qkv, heads, kv_heads, **options),
         terms=shape[1] * 8,

@@ -102,7 +102,7 @@ CASES = [
     Case(lambda x: ops.astype(x, "float64", copy=False), [(3, 5)], lambda x: x, name="astype"),
     Case(lambda x: ops.astype(x, int), [(3, 5)], lambda x: x.astype(int), domain=(-9, 9),
          gradient=False, dtypes=[np.dtype("float64")], name="astype-int"),
-    Case(lambda x: ops.to(x, "cpu"), [(3, 5)], lambda x: x, name="to-cpu"),
+    Case(lambda x: ops.to(ops.to(x, "cpu"), x.device), [(3, 5)], lambda x: x, name="to-and-back"),
 ]  # fmt: skip
 
 
