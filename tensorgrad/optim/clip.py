@@ -114,8 +114,9 @@ def _squares_numpy(array: Array) -> Array:
         backend.parallel_blocks(run, whole, _ROWS)
         sums[whole] = np.einsum("i,i->", rest, rest)
         if not math.isfinite(sums.sum()):  # the squares may be too large for float32 alone
-            sums = [np.einsum("i,i->", row, row, dtype=float64) for row in (*rows, rest)]
-        return np.asarray(np.sum(sums))
+            sums[:whole] = np.einsum("ij,ij->i", rows, rows, dtype=float64)
+            sums[whole] = np.einsum("i,i->", rest, rest, dtype=float64)
+        return np.asarray(sums.sum())
 
 
 def _squares_cuda(array: Array) -> Array:
