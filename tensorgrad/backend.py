@@ -268,6 +268,11 @@ def _single_threaded_blas() -> Iterator[bool]:
 
 def same_device(op: str, names: Sequence[str], arrays: Sequence[Array]) -> None:
     """Raise DeviceError unless all arrays live on the device of the first."""
+    for array in arrays:
+        if type(array) is not np.ndarray:
+            break
+    else:
+        return
     first = device_of(arrays[0])
     for name, array in zip(names[1:], arrays[1:], strict=True):
         if device_of(array) != first:

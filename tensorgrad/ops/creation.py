@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import DtypeLike, as_dtype, bool_, float32, float64, int64
+from tensorgrad.dtypes import DtypeLike, as_dtype, bool_, compute_dtype, float32, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.operand import shape_of, tensor_of
@@ -133,8 +133,7 @@ def ones(
     shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
 ) -> Tensor:
     """Return a tensor of ones."""
-    lengths, dtype = shape_of("ones", shape), as_dtype(dtype)
-    return Tensor(_build(device, lambda xp: xp.ones(lengths, dtype)), requires_grad)
+    return full(shape_of("ones", shape), 1, dtype, device, requires_grad)
 
 
 def empty(
@@ -158,7 +157,9 @@ def full(
     if fill.shape != ():
         raise ShapeError(f"full: value has shape {fill.shape}, expected one number")
     target = fill.dtype if dtype is None else as_dtype(dtype)
-    return Tensor(_build(device, lambda xp: xp.full(lengths, fill.item(), target)), requires_grad)
+    wide = compute_dtype(target)
+    data = _build(device, lambda xp: xp.full(lengths, fill.item(), wide).astype(target, copy=False))
+    return Tensor(data, requires_grad)
 
 
 def zeros_like(x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False) -> Tensor:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import Any
 
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import mode, record
-from tensorgrad.backend import Array, namespace, same_device
+from tensorgrad.backend import Array, Shape, namespace, same_device
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops.elementwise import multiply
@@ -55,7 +56,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
         ShapeError: an operand has another number of axes, or lengths differ under one label.
     """
     tensors = [tensor_of("einsum", f"operands[{i}]", x) for i, x in enumerate(operands)]
-    labels, out = _parse(subscripts, tensors)
+    labels, out = _parse(subscripts, tuple([t.data.shape for t in tensors]))
     if mode.autocast is not None:
         tensors = list(cast_operands(*tensors))
     y, own = tensors[0], labels[0]
@@ -139,7 +140,8 @@ def _listed(axes: Any) -> list[Any]:
     return list(axes) if isinstance(axes, (tuple, list, range)) else [operator.index(axes)]
 
 
-def _parse(subscripts: str, tensors: Sequence[Tensor]) -> tuple[list[Labels], Labels]:
+@lru_cache(maxsize=4096)
+def _parse(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[Labels], Labels]:
     """Return the labels of each operand and of the result; unnamed axes get negative numbers."""
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
@@ -149,18 +151,18 @@ def _parse(subscripts: str, tensors: Sequence[Tensor]) -> tuple[list[Labels], La
             raise ArgumentError(
                 f"einsum: subscripts is {subscripts!r}, expected letters and ... like 'ij,jk->ik'"
             )
-    if len(terms) != len(tensors):
+    if len(terms) != len(shapes):
         raise ArgumentError(
-            f"einsum: got {len(tensors)} operands, expected {len(terms)} for {subscripts!r}"
+            f"einsum: got {len(shapes)} operands, expected {len(terms)} for {subscripts!r}"
         )
     labels: list[Labels] = []
     most = 0
-    for i, (term, tensor) in enumerate(zip(terms, tensors, strict=True)):
+    for i, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         letters = term.replace("...", "")
-        unnamed = tensor.ndim - len(letters)
+        unnamed = len(shape) - len(letters)
         if unnamed < 0 or (unnamed and "..." not in term):
             raise ShapeError(
-                f"einsum: operands[{i}] has shape {tensor.shape}, expected {len(letters)} axes "
+                f"einsum: operands[{i}] has shape {shape}, expected {len(letters)} axes "
                 f"for {term!r}"
             )
         most = max(most, unnamed)

@@ -47,16 +47,15 @@ def getitem(x: Any, key: Any) -> Tensor:
         DtypeError: an index is neither an integer, bool, slice, None nor `...`.
     """
     x = tensor_of("getitem", "x", x)
-    key = _plain_key("getitem", key, x.data)
+    basic = _is_basic(key)
+    if not basic:
+        key = _plain_key("getitem", key, x.data)
     try:
         y = x.data[key]
     except (IndexError, ValueError, TypeError) as error:
         raise _explained("getitem", x.data.shape, key, error) from error
-    if _is_basic(key):
-        whole = key if isinstance(key, tuple) else (key,)
-        if ... not in whole:
-            whole = (*whole, ...)  # so that a single element is a view too
-        return record("getitem", y, (x,), _view_backward, (whole,))
+    if basic:
+        return record("getitem", y, (x,), _view_backward, (key,))
     arrays = key if isinstance(key, tuple) else (key,)  # saved one by one: assignment is noticed
     return record("getitem", y, (x,), _getitem_backward, (x.data.shape, *arrays))
 
@@ -65,7 +64,10 @@ def _view_backward(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     (key,) = saved
-    return (Part(key, dy),)
+    parts = key if type(key) is tuple else (key,)
+    if ... not in parts:
+        parts = (*parts, ...)  # so that a single element is a view too
+    return (Part(parts, dy),)
 
 
 def _getitem_backward(
@@ -135,9 +137,11 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     if axis is None:
         data, axis = data.reshape(-1), 0
     axis = axis_index("take", axis, data.ndim)
-    if is_numpy(data):
+    try:
+        y = data.take(places, axis)
+    except IndexError:
         _check_range("take", places, axis, data.shape[axis])
-    y = data.take(places, axis)
+        raise
     return record("take", y, (x,), _take_backward, (x.data.shape, data.shape, axis, places))
 
 
@@ -174,12 +178,11 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
             f"take_along_axis: indices has {picks.ndim} axes, expected {data.ndim} as x"
         )
     axis = axis_index("take_along_axis", axis, data.ndim)
-    if is_numpy(data):
-        _check_range("take_along_axis", picks, axis, data.shape[axis])
     key = _lines(data.shape, picks, axis)
     try:
         y = data[key]
     except IndexError as error:
+        _check_range("take_along_axis", picks, axis, data.shape[axis])
         raise ShapeError(
             f"take_along_axis: indices has shape {picks.shape}, expected {data.shape} "
             f"but for axis {axis}"
@@ -291,12 +294,12 @@ def _plain_key(op: str, key: Any, like: Array) -> Any:
     return key
 
 
+_BASIC = frozenset((int, slice, type(None), type(...), np.int64, np.int32, np.uint8))
+
+
 def _is_basic(key: Any) -> bool:
     """Whether indexing gives a view."""
-    if type(key) is tuple:
-        return all(_is_basic(part) for part in key)
-    kind = type(key)
-    return kind is int or kind is slice or key is None or key is ... or isinstance(key, np.integer)
+    return _BASIC.issuperset(map(type, key)) if type(key) is tuple else type(key) in _BASIC
 
 
 def _index_array(op: str, indices: Any, like: Array) -> Array:

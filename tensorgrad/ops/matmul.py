@@ -125,7 +125,8 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
         inputs = (x, weight, bias)
     names = ("x", "weight", "bias")[: len(inputs)]
     for name, operand in zip(names, inputs, strict=True):
-        float_operand("linear", name, operand)
+        if operand.data.dtype.kind != "f":  # bfloat16 has another kind
+            float_operand("linear", name, operand)
     same_device("linear", names, [t.data for t in inputs])
     dtype = promoted("linear", names[:2], (a, w))
     y = product(_flat(a), w.T, dtype if bias is None else compute_dtype(dtype))
@@ -158,13 +159,16 @@ def product(a: Array, b: Array, dtype: Dtype) -> Array:
         return product(_flat(a), b, dtype).reshape(*a.shape[:-1], b.shape[-1])
     if not is_numpy(a) and a.dtype == b.dtype != compute_dtype(a.dtype):
         return _product_cuda(a, b, dtype)
-    a, b = widened(a), widened(b)
-    y = np.asarray(np.matmul(a, b)) if is_numpy(a) else backend.cupy.matmul(a, b)
-    return y if y.dtype == dtype else y.astype(dtype)
+    if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
+        a, b = widened(a), widened(b)
+    y = np.matmul(a, b) if type(a) is np.ndarray else backend.cupy.matmul(a, b)
+    return y if y.dtype is dtype else np.asarray(y, dtype) if is_numpy(a) else y.astype(dtype)
 
 
 def _flat(array: Array) -> Array:
     """Return the array as one matrix, a row for each place in its leading axes."""
+    if array.ndim == 2:
+        return array
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 

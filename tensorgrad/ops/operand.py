@@ -35,7 +35,10 @@ def tensors_of(op: str, values: Any) -> list[Tensor]:
     if isinstance(values, Tensor) or backend.is_array(values):
         kind = type(values).__name__
         raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them")
-    tensors = [tensor_of(op, f"tensors[{i}]", value) for i, value in enumerate(values)]
+    tensors = [
+        value if isinstance(value, Tensor) else tensor_of(op, f"tensors[{i}]", value)
+        for i, value in enumerate(values)
+    ]
     if not tensors:
         raise ArgumentError(f"{op}: tensors is empty, expected at least one")
     names = [f"tensors[{i}]" for i in range(len(tensors))]
@@ -81,6 +84,12 @@ def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
 
 def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
     """Return the dtype that NumPy promotes the arrays to."""
+    first: Dtype = arrays[0].dtype
+    for array in arrays:
+        if array.dtype is not first:
+            break
+    else:
+        return first
     try:
         return np.result_type(*[array.dtype for array in arrays])
     except TypeError as error:

@@ -133,11 +133,22 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     x = tensor_of("transpose", "x", x)
     ndim = x.data.ndim
     if axes is None:
-        return _permute("transpose", x, tuple(range(ndim))[::-1])
-    order = axis_tuple("transpose", axes if isinstance(axes, int) else tuple(axes), ndim, "axes")
-    if len(order) != ndim:
-        raise ArgumentError(f"transpose: axes is {axes}, expected all {ndim} axes of x")
-    return _permute("transpose", x, order)
+        order = tuple(range(ndim))[::-1]
+    else:
+        order = (axes,) if isinstance(axes, int) else tuple(axes)
+    try:
+        y = x.data.transpose(order)
+    except (ValueError, TypeError) as error:
+        axis_tuple("transpose", order, ndim, "axes")
+        raise ArgumentError(f"transpose: axes is {axes}, expected all {ndim} axes of x") from error
+    return record("transpose", y, (x,), _transpose_backward, (order,))
+
+
+def _transpose_backward(
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
+) -> tuple[Array | None, ...]:
+    order = [axis % dy.ndim for axis in saved[0]]
+    return (dy.transpose(sorted(range(dy.ndim), key=order.__getitem__)),)
 
 
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
@@ -147,12 +158,19 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
         ArgumentError: x has no such axis.
     """
     x = tensor_of("swapaxes", "x", x)
-    ndim = x.data.ndim
-    one = axis_index("swapaxes", axis1, ndim, "axis1")
-    two = axis_index("swapaxes", axis2, ndim, "axis2")
-    order = list(range(ndim))
-    order[one], order[two] = two, one
-    return _permute("swapaxes", x, tuple(order))
+    try:
+        y = x.data.swapaxes(axis1, axis2)
+    except (ValueError, TypeError):
+        axis_index("swapaxes", axis1, x.data.ndim, "axis1")
+        axis_index("swapaxes", axis2, x.data.ndim, "axis2")
+        raise
+    return record("swapaxes", y, (x,), _swapaxes_backward, (axis1, axis2))
+
+
+def _swapaxes_backward(
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
+) -> tuple[Array | None, ...]:
+    return (dy.swapaxes(*saved),)
 
 
 def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
@@ -172,19 +190,7 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     order = [axis for axis in range(ndim) if axis not in sources]
     for place, axis in sorted(zip(places, sources, strict=True)):
         order.insert(place, axis)
-    return _permute("moveaxis", x, tuple(order))
-
-
-def _permute(op: str, x: Tensor, order: tuple[int, ...]) -> Tensor:
-    return record(op, x.data.transpose(order), (x,), _permute_backward, (order,))
-
-
-def _permute_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    (order,) = saved
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return (dy.transpose(back),)
+    return record("moveaxis", x.data.transpose(order), (x,), _transpose_backward, (order,))
 
 
 def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
@@ -260,8 +266,9 @@ def concatenate(tensors: Sequence[Any], axis: int | None = 0) -> Tensor:
 
 def _join(op: str, parts: list[Tensor], axis: int) -> Tensor:
     arrays = [part.data for part in parts]
-    dtype = promoted(op, [f"tensors[{i}]" for i in range(len(arrays))], arrays)
-    arrays = [a if a.dtype == dtype else a.astype(dtype) for a in arrays]
+    if any([a.dtype is not arrays[0].dtype for a in arrays]):
+        dtype = promoted(op, [f"tensors[{i}]" for i in range(len(arrays))], arrays)
+        arrays = [a.astype(dtype, copy=False) for a in arrays]
     y = namespace(arrays[0]).concatenate(arrays, axis)
     lengths = tuple([a.shape[axis] for a in arrays])
     return record(op, y, parts, _concatenate_backward, (axis, lengths))
@@ -435,7 +442,8 @@ def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Ten
     data = x.data
     lengths = [b + n + a for (b, a), n in zip(widths, data.shape, strict=True)]
     inner = tuple([slice(b, b + n) for (b, _), n in zip(widths, data.shape, strict=True)])
-    y = namespace(data).full(lengths, value, data.dtype)
+    y = namespace(data).full(lengths, value, compute_dtype(data.dtype))
+    y = y.astype(data.dtype, copy=False)
     y[inner] = data
     return record("pad", y, (x,), _pad_backward, (inner,))
 
