@@ -332,6 +332,8 @@ def _walk(
                 other = sums.get(target)
                 if other is not None:
                     dx = other if dx is None else other + dx
+                    if isinstance(dx, np.generic):
+                        dx = np.asarray(dx)  # NumPy turns 0-d sums into scalars
                 uses = waiting[target] - 1
                 if uses:
                     waiting[target], sums[target] = uses, dx

@@ -91,6 +91,15 @@ def test_broadcast_is_summed_down() -> None:
     assert float(y.grad) == 24.0
 
 
+def test_a_scalar_used_several_times_keeps_array_gradients() -> None:
+    x = Tensor(np.array(2.0), requires_grad=True)
+    square = x * x  # NumPy turns sums of 0-d arrays into scalars
+    for _ in range(2):
+        (square * square).backward(retain_graph=True)
+    assert isinstance(x.grad, np.ndarray)
+    assert x.grad == 64.0
+
+
 def test_a_chain_of_100_000_ops() -> None:
     x = leaf(1.0)
     y = x
