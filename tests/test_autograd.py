@@ -70,7 +70,7 @@ def test_gradients_do_not_share_memory() -> None:
     dy = np.ones(1)
     (x + y).backward(dy)
     x.grad += 5  # type: ignore[operator]
-    np.testing.assert_array_equal(y.grad, [1.0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(y.grad, [1.0])
     np.testing.assert_array_equal(dy, [1.0])
 
 
@@ -85,7 +85,7 @@ def test_mixed_dtypes_give_each_leaf_its_own() -> None:
 def test_broadcast_is_summed_down() -> None:
     x, y = Tensor(np.ones((1, 3)), True), Tensor(np.array(2.0), True)
     (x * y + Tensor(np.zeros((4, 2, 3)))).backward(np.ones((4, 2, 3)))
-    np.testing.assert_array_equal(x.grad, np.full((1, 3), 16.0))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(x.grad, np.full((1, 3), 16.0))
     assert y.grad is not None
     assert y.grad.shape == ()
     assert float(y.grad) == 24.0
@@ -106,7 +106,7 @@ def test_a_chain_of_100_000_ops() -> None:
     for _ in range(100_000):
         y = y + 0.0
     y.backward()
-    np.testing.assert_array_equal(x.grad, [1.0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(x.grad, [1.0])
 
 
 def test_a_long_graph_can_be_dropped_without_backward() -> None:
@@ -143,7 +143,7 @@ def test_intermediates_that_nothing_saved_are_freed_at_once() -> None:
     del middle
     assert ref() is None
     y.backward()
-    np.testing.assert_array_equal(x.grad, [1.0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(x.grad, [1.0])
 
 
 def test_no_grad_records_nothing_and_is_per_thread() -> None:
@@ -162,7 +162,7 @@ def test_detach_cuts_the_graph() -> None:
     x = leaf(2.0)
     y = x * 3
     (y.detach() * x).backward()
-    np.testing.assert_array_equal(x.grad, [6.0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(x.grad, [6.0])
 
 
 def test_second_backward_needs_retain_graph() -> None:
@@ -170,7 +170,7 @@ def test_second_backward_needs_retain_graph() -> None:
     y = x * x
     y.backward(retain_graph=True)
     y.backward()
-    np.testing.assert_array_equal(x.grad, [8.0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(x.grad, [8.0])
     with pytest.raises(GradError, match="graph of multiply was freed"):
         y.backward()
 
@@ -274,7 +274,7 @@ def test_assignment_elsewhere_or_before_is_fine() -> None:
     y = x * w
     other[0] = 9.0
     y.backward(np.ones(3))
-    np.testing.assert_array_equal(w.grad, [2.0, 1.0, 1.0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(w.grad, [2.0, 1.0, 1.0])
     with tensorgrad.no_grad():
         w[0] = 4.0
     assert w.data[0] == 4.0

@@ -59,7 +59,8 @@ def erf(x: Values) -> Values:
 def sigmoid(x: Values) -> Values:
     """Return 1 / (1 + exp(-x)) without overflow, accurate for very negative x too."""
     small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1.0, small) / (1 + small)
+    y: Values = np.where(x >= 0, 1.0, small) / (1 + small)
+    return y
 
 
 def softplus(x: Values) -> Values:
@@ -95,7 +96,8 @@ def _gelu_inner_tanh(x: Values) -> Values:
     t *= _GELU_CUBE * _GELU_SCALE
     t += _GELU_SCALE
     t *= x
-    return np.tanh(t)
+    y: Values = np.tanh(t)
+    return y
 
 
 def _polynomial(coefficients: list[float], x: Values) -> Values:

@@ -124,7 +124,7 @@ def test_bfloat16_promotion() -> None:
 
 
 def test_sixteen_bits_round_once() -> None:
-    x = np.float16([0.1, 1.3, -2.7])
+    x = np.array([0.1, 1.3, -2.7], "float16")
     wide = ops.gelu(Tensor(x.astype("float32"))).numpy()
     np.testing.assert_array_equal(ops.gelu(Tensor(x)).numpy(), wide.astype("float16"))
 

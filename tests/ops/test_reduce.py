@@ -17,13 +17,13 @@ from tests.opcheck import Case, check
 Array = np.ndarray[Any, Any]
 
 
-def logsumexp(x: Array, axis: Any = None, keepdims: bool = False) -> Array:
+def logsumexp(x: Array, axis: Any = None, keepdims: bool = False) -> Any:
     peak = x.max(axis, keepdims=True, initial=-1e300)
     y = np.log(np.exp(x - peak).sum(axis, keepdims=True)) + peak
     return y if keepdims else y.squeeze(axis)
 
 
-def norm(x: Array, axis: Any = None, ord: float = 2, keepdims: bool = False) -> Array:
+def norm(x: Array, axis: Any = None, ord: float = 2, keepdims: bool = False) -> Any:
     if ord == 1:
         return np.abs(x).sum(axis, keepdims=keepdims)
     if ord == 2:
