@@ -89,6 +89,8 @@ class Comm:
     def select_device(self, device: str = "auto") -> str:
         """Return the device of this rank, and make it CuPy's current one if it is a GPU.
 
+        Ranks on the CPU get equal shares of their host's cores.
+
         Args:
             device: "cpu"; "cuda": the GPU whose number is the local rank, counted round where
                 there are fewer GPUs; "cuda:N"; "auto": "cuda" where there is a GPU, else "cpu".
@@ -103,7 +105,7 @@ class Comm:
             device = f"cuda:{self.local_rank % backend.gpu_count()}"
         index = backend.gpu_index(device)
         if index is None:
-            self._check_threads()
+            self._share_cores()
         else:
             backend.cupy.cuda.Device(index).use()
         return device
@@ -275,15 +277,19 @@ class Comm:
     def _exchange(self, text: str) -> list[str]:
         return [text] if self._network is None else self._network.exchange(text)
 
-    def _check_threads(self) -> None:
-        """Say how to start CPU ranks so that their threads do not compete for the cores."""
-        threads, cores = backend.threads(), os.cpu_count() or 1
-        fair = max(1, cores // self.local_size)
-        if self.rank == 0 and threads > fair:
+    def _share_cores(self) -> None:
+        """Give each CPU rank its share of the host's cores, unless OMP_NUM_THREADS was set.
+
+        Ranks with a thread for every core wait for each other's threads most of the time.
+        """
+        share = max(1, (os.cpu_count() or 1) // self.local_size)
+        if "OMP_NUM_THREADS" in os.environ or backend.threads() <= share:
+            return
+        if not backend.limit_threads(share) and self.rank == 0:
             _log.warning(
-                "%d ranks use %d threads each on %d cores, which is slow; start them with "
-                "OMP_NUM_THREADS=%d",
-                *(self.local_size, threads, cores, fair),
+                "%d ranks share the cores and this BLAS does not say how to limit its threads; "
+                "start them with OMP_NUM_THREADS=%d",
+                *(self.local_size, share),
             )
 
     def _check_root(self, op: str, root: int) -> None:

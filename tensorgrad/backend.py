@@ -172,6 +172,22 @@ def threads() -> int:
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
+def limit_threads(count: int) -> bool:
+    """Use at most `count` threads on the CPU from now on, as OMP_NUM_THREADS does from the start.
+
+    Returns:
+        whether NumPy's BLAS could be told too.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    if _blas.set is None:
+        return False
+    with _blas.lock:
+        _blas.before = count
+        if _blas.users == 0:
+            _blas.set(count)
+    return True
+
+
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
     """Return the worker threads of one process (threads do not survive a fork)."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -100,25 +101,46 @@ def test_an_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch, a
         comm.world.__wrapped__()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "threads", "advice"),
-    [(1, 8, None), (2, 8, 4), (2, 4, None), (3, 4, 2), (16, 1, None)],
-)
-def test_cpu_ranks_with_too_many_threads_are_told_so(
-    ranks: int,
-    threads: int,
-    advice: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.fixture
+def blas(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """Stand for a BLAS with 8 threads on 8 cores that nobody has limited."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")  # so that it is put back afterwards
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    blas = types.SimpleNamespace(threads=8, users=0, before=1, lock=threading.Lock())
+    blas.get, blas.set = lambda: blas.threads, lambda count: setattr(blas, "threads", count)
+    monkeypatch.setattr(backend, "_blas", blas)
+    return blas
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(1, 8), (2, 4), (3, 2), (8, 1), (16, 1)])
+def test_cpu_ranks_share_the_cores(ranks: int, share: int, blas: types.SimpleNamespace) -> None:
     one = Comm()
     one.local_size = ranks
     one.select_device("cpu")
-    expected = f"{ranks} ranks use {threads} threads each on 8 cores, which is slow; start them "
-    expected += f"with OMP_NUM_THREADS={advice}"
-    assert caplog.messages == ([] if advice is None else [expected])
+    assert (backend.threads(), blas.threads) == (share, share)
+
+
+def test_threads_that_the_user_chose_stay(
+    blas: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    one = Comm()
+    one.local_size = 2
+    one.select_device("cpu")
+    assert (backend.threads(), blas.threads) == (6, 8)
+
+
+def test_a_blas_that_cannot_be_told_is_a_warning(
+    blas: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    blas.set = None
+    one = Comm()
+    one.local_size = 2
+    one.select_device("cpu")
+    assert backend.threads() == 4
+    assert "start them with OMP_NUM_THREADS=4" in caplog.text
 
 
 def test_devices_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
