@@ -18,6 +18,7 @@ from tensorgrad.ops.embedding import *
 from tensorgrad.ops.indexing import *
 from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
+from tensorgrad.ops.reduce import *
 from tensorgrad.ops.rotary import *
 from tensorgrad.ops.shape import *
 from tensorgrad.ops.softmax import *

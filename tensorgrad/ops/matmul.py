@@ -19,6 +19,7 @@ from tensorgrad.backend import Array, is_numpy, same_device
 from tensorgrad.dtypes import Dtype, bfloat16, compute_dtype, float16, float32
 from tensorgrad.errors import ShapeError
 from tensorgrad.ops.operand import float_operand, promoted, tensor_of, widened
+from tensorgrad.ops.reduce import sum_array
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -147,7 +148,7 @@ def _linear_backward(
     dweight = product(dy_rows.T, rows, wide) if needs[1] else None
     if len(needs) == 2:
         return [dx, dweight]
-    return [dx, dweight, dy_rows.sum(0, dtype=wide) if needs[2] else None]
+    return [dx, dweight, sum_array(dy_rows, (0,), dtype=wide) if needs[2] else None]
 
 
 def product(a: Array, b: Array, dtype: Dtype) -> Array:

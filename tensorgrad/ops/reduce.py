@@ -9,7 +9,6 @@ x may be a tensor or an array. Every function raises ShapeError where x has no s
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,8 @@ from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float, uint64
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.ops.operand import axis_tuple, tensor_of
 from tensorgrad.ops.reduce_cuda import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.row import Row
 from tensorgrad.tensor import Axis, Tensor
@@ -317,31 +317,8 @@ def sum_array(x: Array, axes: Axes, keepdims: bool = False, dtype: Dtype | None 
 
 def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:
     """Return x as a tensor and the axes to reduce in ascending order."""
-    if not isinstance(x, Tensor):
-        if not backend.is_array(x):
-            raise DtypeError(f"{op}: x is a {type(x).__name__}, expected a tensor or array")
-        x = Tensor(x)
-    ndim = x.data.ndim
-    if axis is None:
-        return x, tuple(range(ndim))
-    found = []
-    for number in axis if isinstance(axis, tuple) else (axis,):
-        try:
-            index = operator.index(number)
-        except TypeError as error:
-            raise ArgumentError(
-                f"{op}: axis is {axis!r}, expected None, an int or a tuple of ints"
-            ) from error
-        if not -ndim <= index < ndim:
-            raise ShapeError(
-                f"{op}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {x.shape}"
-                if ndim
-                else f"{op}: axis is {axis}, expected None for x of shape ()"
-            )
-        found.append(index % ndim)
-    if len(set(found)) != len(found):
-        raise ShapeError(f"{op}: axis is {axis}, expected each axis once")
-    return x, tuple(sorted(found))
+    x = tensor_of(op, "x", x)
+    return x, tuple(sorted(axis_tuple(op, axis, x.data.ndim)))
 
 
 def _reduce(

@@ -220,13 +220,13 @@ def test_sixteen_bits_accumulate_wide_and_round_once(dtype: Any, device: str) ->
 
 def test_bad_arguments() -> None:
     x = Tensor(np.ones((2, 3)))
-    with pytest.raises(ShapeError, match=r"sum: axis is 2, expected -2 to 1 for x of shape \(2, 3"):
+    with pytest.raises(ArgumentError, match="sum: axis is 2, expected -2 to 1"):
         ops.sum(x, 2)
-    with pytest.raises(ShapeError, match=r"mean: axis is \(0, -2\), expected each axis once"):
+    with pytest.raises(ArgumentError, match=r"mean: axis is \(0, -2\), expected each axis once"):
         ops.mean(x, (0, -2))
-    with pytest.raises(ShapeError, match=r"max: axis is 0, expected None for x of shape \(\)"):
+    with pytest.raises(ArgumentError, match="max: axis is 0, expected none: it has no axes"):
         ops.max(Tensor(np.array(1.0)), 0)
-    with pytest.raises(ArgumentError, match=r"sum: axis is 0\.5, expected None, an int or a tuple"):
+    with pytest.raises(ArgumentError, match=r"sum: axis is 0\.5, expected an integer"):
         ops.sum(x, 0.5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"argmax: axis is \(0, 1\), expected an int or None"):
         ops.argmax(x, (0, 1))  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ def test_bad_arguments() -> None:
         ops.cumsum(x, (0,))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="norm: ord is 3, expected 1, 2 or inf"):
         ops.norm(x, ord=3)
-    with pytest.raises(DtypeError, match="sum: x is a list, expected a tensor or array"):
+    with pytest.raises(DtypeError, match="sum: x is a list, expected a tensor, array or"):
         ops.sum([1, 2])
 
 
