@@ -17,14 +17,18 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import record
+from tensorgrad.amp import cast_operands
+from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import DtypeError, GradError, ShapeError
 from tensorgrad.ops.dropout import keep_mask
 from tensorgrad.ops.operand import float_tensor, probability, tensor_of, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = ["attention", "attention_packed"]
+
+_ROWS = 64  # queries a block: fewer skip more of what is masked, more make larger products
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class _Rule:
     scale: float
     causal: bool
     bias: Array | None  # (B, H, Tq, Tk), mostly of stride 0: added to the scores, -inf forbids
+    adds: bool  # whether bias holds more than 0 and -inf
     keep: Array | None  # (B, H, Tq, Tk), bool: which weights dropout spares
     kept: float  # the probability of being spared
 
@@ -79,6 +84,8 @@ def attention(
     """
     op = "attention"
     q, k, v = float_tensor(op, "q", q), float_tensor(op, "k", k), float_tensor(op, "v", v)
+    if mode.autocast is not None:
+        q, k, v = cast_operands(q, k, v)
     backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))
     if q.ndim != 4:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected (B, H, Tq, D)")
@@ -123,6 +130,8 @@ def attention_packed(
     """
     op = "attention_packed"
     qkv = float_tensor(op, "qkv", qkv)
+    if mode.autocast is not None:
+        (qkv,) = cast_operands(qkv)
     kv_heads = heads if kv_heads is None else kv_heads
     _check_heads(op, heads, kv_heads)
     parts = heads + 2 * kv_heads
@@ -189,10 +198,12 @@ def _forward(
         raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
     probability(op, "dropout", dropout)
     shape = (*q.shape[:3], k.shape[2])
+    bias, adds = (None, False) if mask is None else _bias(op, mask, shape, q)
     rule = _Rule(
         scale=1 / math.sqrt(q.shape[3]) if scale is None else float(scale),
         causal=causal,
-        bias=None if mask is None else _bias(op, mask, shape, q),
+        bias=bias,
+        adds=adds,
         keep=keep_mask(shape, dropout, like=q) if dropout else None,
         kept=1 - dropout,
     )
@@ -201,8 +212,8 @@ def _forward(
     return y, (y, logsumexp, rule)
 
 
-def _bias(op: str, mask: Any, shape: Shape, q: Array) -> Array:
-    """Return the mask as what is added to the scores, broadcast without copying."""
+def _bias(op: str, mask: Any, shape: Shape, q: Array) -> tuple[Array, bool]:
+    """Return what is added to the scores, broadcast without copying, and if it is not just 0."""
     mask = tensor_of(op, "mask", mask)
     if mask.requires_grad:
         raise GradError(f"{op}: mask requires a gradient, expected one that does not")
@@ -214,7 +225,7 @@ def _bias(op: str, mask: Any, shape: Shape, q: Array) -> Array:
     else:
         bias = float_tensor(op, "mask", mask).data.astype(dtype, copy=False)
     try:
-        return backend.namespace(q).broadcast_to(bias, shape)
+        return backend.namespace(q).broadcast_to(bias, shape), mask.dtype != np.bool_
     except ValueError as error:
         raise ShapeError(
             f"{op}: mask has shape {mask.shape}, expected one that broadcasts to {shape}"
@@ -230,63 +241,37 @@ def _empty_result(q: Array, dtype: Any) -> Array:
 def _forward_numpy(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Array, Array]:
     q, k, v = arrays
     dtype = widened(q[:0]).dtype
-    logsumexp = np.empty(q.shape[:3], dtype)
-    y = _empty_result(q, q.dtype)
-    blocks = _Blocks(q.shape, k.shape, rule)
+    y, logsumexp = _empty_result(q, q.dtype), np.empty(q.shape[:3], dtype)
+    blocks = _Blocks(q.shape, k.shape, rule.causal)
+    ones = np.ones(k.shape[2], dtype)
 
     def run(pieces: slice) -> None:
-        for index in range(pieces.start, pieces.stop):
-            b, groups, heads = blocks.piece(index)
-            keys, values = _contiguous(k[b, groups], dtype), _contiguous(v[b, groups], dtype)
-            for rows, seen in blocks.queries():
-                queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype)
-                weights, total, largest = _weights(queries, keys[:, :seen], rule, b, heads, rows)
-                if rule.keep is not None:
-                    weights *= rule.keep[b, heads, rows, :seen]
-                mixed = (_grouped(weights, keys) @ values[:, :seen]).reshape(queries.shape)
+        for b, heads, groups in blocks.units[pieces]:
+            keys = np.ascontiguousarray(k[b, groups].swapaxes(-1, -2), dtype)
+            values = np.ascontiguousarray(v[b, groups], dtype)
+            for rows, seen in blocks.queries:
+                queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype, order="C")
+                weights = _product(queries, keys[:, :, :seen])
+                small = not rule.adds and weights.max(initial=0) < 40 > -weights.min(initial=0)
+                _mask(weights, rule, (b, heads, rows))
+                largest = np.zeros(weights.shape[:2], dtype)
+                if not small:  # exp may overflow, or come to 0 for a whole row
+                    np.max(weights, -1, out=largest, initial=-np.inf)
+                    largest[largest == -np.inf] = 0
+                    weights -= largest[..., None]
+                np.exp(weights, out=weights)
+                total = np.vecdot(weights, ones[:seen])
                 nothing = total == 0  # no key to attend to
                 total[nothing] = 1
-                mixed *= (1 / (total * rule.kept))[..., None]
-                y[b, heads, rows] = mixed
-                largest[nothing] = np.inf  # so that backward finds weights of 0
+                largest[nothing] = np.finfo(dtype).max / 4  # so that backward finds weights of 0
                 logsumexp[b, heads, rows] = np.log(total) + largest
+                if rule.keep is not None:
+                    weights *= rule.keep[b, heads, rows, :seen]
+                mixed = _product(weights, values[:, :seen])
+                np.multiply(mixed, (1 / (total * rule.kept))[..., None], out=y[b, heads, rows])
 
-    backend.parallel_blocks(run, blocks.count, 1, multiplies=True)
+    backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
     return y, logsumexp
-
-
-def _weights(
-    queries: Array, keys: Array, rule: _Rule, b: int, heads: slice, rows: slice
-) -> tuple[Array, Array, Array]:
-    """Return exp(score - largest score), the sum and the largest score of each row."""
-    scores = _scores(queries, keys, rule, b, heads, rows)
-    if not scores.shape[-1]:
-        nothing = np.zeros(queries.shape[:2], queries.dtype)
-        return scores, nothing, nothing.copy()
-    largest = scores.max(-1)
-    largest[largest == -np.inf] = 0
-    scores -= largest[..., None]
-    np.exp(scores, out=scores)
-    return scores, scores.sum(-1), largest
-
-
-def _scores(queries: Array, keys: Array, rule: _Rule, b: int, heads: slice, rows: slice) -> Array:
-    """Return the scores of some queries (heads, rows, D), already scaled; -inf where forbidden."""
-    count, seen = queries.shape[1], keys.shape[1]
-    scores = _grouped(queries, keys) @ keys.swapaxes(-1, -2)
-    scores = scores.reshape(len(queries), count, seen)
-    if rule.bias is not None:
-        scores += rule.bias[b, heads, rows, :seen]
-    if rule.causal and count > 1:
-        first = max(seen - count, 0)  # keys before it are seen by every row of the block
-        np.copyto(scores[..., first:], -np.inf, where=_later(count, seen - first))
-    return scores
-
-
-@lru_cache(maxsize=64)
-def _later(rows: int, keys: int) -> Array:
-    """Return which of the last keys come after each of the last rows."""
-    return np.arange(keys) > np.arange(rows)[:, None] + (keys - rows)
 
 
 def _backward_numpy(
@@ -300,82 +285,110 @@ def _backward_numpy(
     q, k, v = arrays
     dq, dk, dv = gradients
     dtype = logsumexp.dtype
-    blocks = _Blocks(q.shape, k.shape, rule)
+    blocks = _Blocks(q.shape, k.shape, rule.causal)
 
     def run(pieces: slice) -> None:
-        for index in range(pieces.start, pieces.stop):
-            b, groups, heads = blocks.piece(index)
-            keys, values = _contiguous(k[b, groups], dtype), _contiguous(v[b, groups], dtype)
-            dkeys, dvalues = np.zeros_like(keys), np.zeros_like(values)
-            for rows, seen in blocks.queries():
-                queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype)
-                weights = _scores(queries, keys[:, :seen], rule, b, heads, rows)
-                weights -= logsumexp[b, heads, rows, None]
+        for b, heads, groups in blocks.units[pieces]:
+            keys = np.ascontiguousarray(k[b, groups], dtype)
+            keys_one = _beside(k[b, groups], 1, 1, dtype).swapaxes(-1, -2).copy()
+            values_one = _beside(v[b, groups], 1, 1, dtype).swapaxes(-1, -2).copy()
+            dkeys, dvalues = np.zeros_like(keys), np.zeros_like(keys)
+            for rows, seen in blocks.queries:
+                place = b, heads, rows
+                # What is subtracted from each row rides along in the product, as one more column
+                # that meets the ones: weights = exp(q k - logsumexp), dscores = weights (dy v - c).
+                queries = _beside(q[place], rule.scale, -logsumexp[place], dtype)
+                weights = _product(queries, keys_one[:, :, :seen])
+                _mask(weights, rule, place)
                 np.exp(weights, out=weights)
-                dmixed = _contiguous(dy[b, heads, rows], dtype)
-                delta = np.vecdot(dmixed, y[b, heads, rows].astype(dtype, copy=False))
-                dmixed = _grouped(dmixed, keys)
-                dweights = (dmixed @ values[:, :seen].swapaxes(-1, -2)).reshape(weights.shape)
+                constant = np.vecdot(dy[place], y[place], dtype=dtype)
+                dmixed = _beside(dy[place], 1, -constant, dtype)
                 if rule.keep is None:
-                    dvalues[:, :seen] += _grouped(weights, keys).swapaxes(-1, -2) @ dmixed
+                    dscores = _product(dmixed, values_one[:, :, :seen])
+                    dvalues[:, :seen] += _product_over_rows(weights, dmixed[..., :-1], keys)
                 else:
-                    keep = rule.keep[b, heads, rows, :seen] * dtype.type(1 / rule.kept)
-                    dvalues[:, :seen] += _grouped(weights * keep, keys).swapaxes(-1, -2) @ dmixed
-                    dweights *= keep
-                dweights -= delta[..., None]
-                dweights *= weights  # now the gradient of the scores
-                dscores = _grouped(dweights, keys)
-                dqueries = (dscores @ keys[:, :seen]).reshape(queries.shape)
-                dqueries *= rule.scale
-                dq[b, heads, rows] = dqueries
-                dkeys[:, :seen] += dscores.swapaxes(-1, -2) @ _grouped(queries, keys)
+                    keep = rule.keep[(*place, slice(seen))] * dtype.type(1 / rule.kept)
+                    dscores = _product(dmixed[..., :-1], values_one[:, :-1, :seen])
+                    dscores *= keep
+                    dscores -= constant[..., None]
+                    keep *= weights
+                    dvalues[:, :seen] += _product_over_rows(keep, dmixed[..., :-1], keys)
+                dscores *= weights
+                np.multiply(_product(dscores, keys[:, :seen]), rule.scale, out=dq[place])
+                dkeys[:, :seen] += _product_over_rows(dscores, queries[..., :-1], keys)
             dk[b, groups], dv[b, groups] = dkeys, dvalues
 
-    backend.parallel_blocks(run, blocks.count, 1, multiplies=True)
+    backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
 
 
 class _Blocks:
-    """How the CPU cuts the work: some key heads of a sequence at a time, then rows of queries.
+    """How the CPU cuts the work.
 
-    The scores of a block fill `backend.BLOCK` elements: of short sequences several heads together.
+    Attributes:
+        units: what one thread does at a time: a sequence, some of its query heads, and the key
+            heads that these read.
+        queries: blocks of queries, each with the number of keys that its last one may see.
     """
 
-    def __init__(self, q_shape: Shape, k_shape: Shape, rule: _Rule) -> None:
-        batch, heads, self.tq, _ = q_shape
-        _, kv_heads, self.tk, _ = k_shape
-        self.heads_each = heads // kv_heads
-        row = self.heads_each * max(1, self.tk)  # scores of one row of queries for one key head
-        pieces = -(-kv_heads * min(64, max(1, self.tq)) * row // backend.BLOCK)
-        self.groups = -(-kv_heads // min(pieces, kv_heads))
-        self.rows = max(16, backend.BLOCK // (self.groups * row))
-        self.pieces = -(-kv_heads // self.groups)
-        self.count = batch * self.pieces
-        self.causal = rule.causal
-
-    def piece(self, index: int) -> tuple[int, slice, slice]:
-        """Return the sequence, the key heads and their query heads."""
-        b, piece = divmod(index, self.pieces)
-        first, last = piece * self.groups, (piece + 1) * self.groups
-        return b, slice(first, last), slice(first * self.heads_each, last * self.heads_each)
-
-    def queries(self) -> list[tuple[slice, int]]:
-        """Return blocks of queries, each with the number of keys that its last one may see."""
-        blocks = []
-        for first in range(0, self.tq, self.rows):
-            last = min(first + self.rows, self.tq)
-            seen = min(max(last + self.tk - self.tq, 0), self.tk) if self.causal else self.tk
-            blocks.append((slice(first, last), seen))
-        return blocks
+    def __init__(self, q_shape: Shape, k_shape: Shape, causal: bool) -> None:
+        batch, heads, tq, _ = q_shape
+        _, groups, tk, _ = k_shape
+        each = heads // groups
+        count = min(_ROWS, max(16, backend.BLOCK // max(1, each * tk)), max(1, tq))
+        together = max(1, backend.BLOCK // max(1, each * tk * count))
+        self.units = [
+            (b, slice(first * each, last * each), slice(first, last))
+            for b in range(batch)
+            for first in range(0, groups, together)
+            if (last := min(first + together, groups))
+        ]
+        self.queries = []
+        for first in range(0, tq, count):
+            last = min(first + count, tq)
+            seen = min(max(last + tk - tq, 0), tk) if causal else tk
+            self.queries.append((slice(first, last), seen))
 
 
-def _grouped(array: Array, keys: Array) -> Array:
-    """Return (heads, rows, n) as (key heads, rows of all its query heads, n)."""
+def _mask(scores: Array, rule: _Rule, place: tuple[int, slice, slice]) -> None:
+    """Add the mask to scores (heads, rows, keys) in place; -inf where forbidden."""
+    _, count, seen = scores.shape
+    if rule.bias is not None:
+        scores += rule.bias[(*place, slice(seen))]
+    if rule.causal and count > 1:
+        corner = scores[..., max(seen - count, 0) :]  # keys before are seen by all these queries
+        corner += _later(count, corner.shape[-1], scores.dtype)
+
+
+@lru_cache(maxsize=64)
+def _later(count: int, seen: int, dtype: Dtype) -> Array:
+    """Return -inf where a key comes later than its query; the last query sees all keys."""
+    return np.triu(np.full((count, seen), -np.inf, dtype), seen - count + 1)
+
+
+def _beside(array: Array, scale: float, column: Any, dtype: Dtype) -> Array:
+    """Return the scaled array (heads, rows, D) with one more column, in C order."""
+    joined = np.empty((*array.shape[:2], array.shape[2] + 1), dtype)
+    np.multiply(array, scale, out=joined[..., :-1])
+    joined[..., -1] = column
+    return joined
+
+
+def _stacked(array: Array, groups: int) -> Array:
+    """Return (heads, rows, n) as (groups, heads / groups * rows, n): what one key head meets."""
     heads, rows, width = array.shape
-    return array.reshape(len(keys), heads // len(keys) * rows, width)
+    return array.reshape(groups, heads // groups * rows, width)
 
 
-def _contiguous(array: Array, dtype: Any) -> Array:
-    return np.ascontiguousarray(array, dtype)
+def _product(array: Array, grouped: Array) -> Array:
+    """Return (heads, rows, n) times (groups, n, m) as (heads, rows, m)."""
+    product = _stacked(array, len(grouped)) @ grouped
+    return product.reshape(*array.shape[:2], grouped.shape[2])
+
+
+def _product_over_rows(array: Array, other: Array, grouped: Array) -> Array:
+    """Return the transpose of (heads, rows, n) times (heads, rows, m) as (groups, n, m)."""
+    groups = len(grouped)
+    return _stacked(array, groups).swapaxes(-1, -2) @ _stacked(other, groups)
 
 
 def _forward_cuda(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Array, Array]:
@@ -384,7 +397,7 @@ def _forward_cuda(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Arra
     y = _empty_result(q, q.dtype)
     if not y.size or not v.size:
         y[...] = 0
-        return y, cupy.full(q.shape[:3], cupy.inf, widened(q[:0]).dtype)
+        return y, cupy.zeros(q.shape[:3], widened(q[:0]).dtype)
     scores = _scores_cuda(arrays, rule)
     largest = scores.max(-1, keepdims=True)
     largest = cupy.where(largest == -cupy.inf, scores.dtype.type(0), largest)
@@ -392,7 +405,8 @@ def _forward_cuda(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Arra
     total = weights.sum(-1, keepdims=True)
     nothing = total == 0
     weights /= cupy.where(nothing, scores.dtype.type(1), total)
-    logsumexp = cupy.where(nothing, scores.dtype.type(np.inf), cupy.log(total) + largest)
+    never = scores.dtype.type(np.finfo(scores.dtype).max / 4)  # backward finds weights of 0
+    logsumexp = cupy.where(nothing, never, cupy.log(total) + largest)
     if rule.keep is not None:
         weights *= rule.keep.reshape(weights.shape) * weights.dtype.type(1 / rule.kept)
     y[...] = cupy.matmul(weights, widened(v)[:, :, None]).reshape(q.shape)

@@ -100,8 +100,7 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple
 def _forward_numpy(
     x: Array, weight: Array | None, bias: Array | None, eps: float, centre: bool
 ) -> tuple[Array, Array | None, Array]:
-    wide = widened(x)
-    width = x.shape[-1]
+    wide, width = widened(x), x.shape[-1]
     count = x.size // width if width else 0
     scale = None if weight is None else weight.astype(wide.dtype, copy=False)
     shift = None if bias is None else bias.astype(wide.dtype, copy=False)
@@ -109,25 +108,21 @@ def _forward_numpy(
     mean = np.empty((count, 1), wide.dtype) if centre else None
     rstd = np.empty((count, 1), wide.dtype)
     rows, y_rows = wide.reshape(count, width), y.reshape(count, width)
-    mean_of = np.full(width, 1 / max(width, 1), wide.dtype)  # a dot product is the fastest sum
+    average = np.full(width, 1 / max(width, 1), wide.dtype)  # a dot product is the fastest sum
 
     def run(piece: slice) -> None:
-        out = y_rows[piece]
-        if mean is None:
-            rms = np.sqrt(np.vecdot(rows[piece], rows[piece]) / width + eps)
-            np.multiply(rows[piece], (1 / rms)[:, None], out=out)
-        else:
-            mean[piece, 0] = np.vecdot(rows[piece], mean_of)
-            np.subtract(rows[piece], mean[piece], out=out)
-            rms = np.sqrt(np.vecdot(out, out) / width + eps)
-            out *= (1 / rms)[:, None]
-        rstd[piece, 0] = 1 / rms
+        x, out = rows[piece], y_rows[piece]
+        if mean is not None:
+            mean[piece, 0] = np.vecdot(x, average)
+            x = np.subtract(x, mean[piece], out=out)
+        rstd[piece, 0] = 1 / np.sqrt(np.vecdot(x, x) / width + eps)
+        np.multiply(x, rstd[piece], out=out)
         if scale is not None:
             out *= scale
         if shift is not None:
             out += shift
 
-    backend.parallel_blocks(run, count, max(1, backend.BLOCK // max(width, 1)))
+    backend.parallel_blocks(run, count, _block(width))
     return y.astype(x.dtype, copy=False), mean, rstd
 
 
@@ -139,41 +134,38 @@ def _backward_numpy(
     rstd: Array,
     needs: Sequence[bool],
 ) -> tuple[Array | None, ...]:
-    width = x.shape[-1]
-    count = len(rstd)
-    wide_dy, wide = widened(dy).reshape(count, width), widened(x).reshape(count, width)
-    scale = None if weight is None else weight.astype(wide.dtype, copy=False)
-    dx = np.empty((count, width), wide.dtype)
-    mean_of = np.full(width, 1 / max(width, 1), wide.dtype)
-    block = max(1, backend.BLOCK // max(width, 1))
-    dweights = np.zeros((-(-count // block), width), wide.dtype)  # one row a block of rows of x
+    count, width = len(rstd), x.shape[-1]
+    dtype = rstd.dtype
+    dy_rows, x_rows = widened(dy).reshape(count, width), widened(x).reshape(count, width)
+    scale = np.ones(width, dtype) if weight is None else weight.astype(dtype, copy=False)
+    average = scale / max(width, 1)
+    dx = np.empty((count, width), dtype)
+    block = _block(width)
+    dweights = np.zeros((-(-count // block), width), dtype)  # one row a block of rows of x
     dbiases = np.zeros_like(dweights)
 
     def run(piece: slice) -> None:
-        dy, out = wide_dy[piece], dx[piece]
-        x_hat = wide[piece] * rstd[piece] if mean is None else wide[piece] - mean[piece]
+        # With dx_hat = dy weight, and x_hat = x rstd once the mean is taken from x:
+        # dx = rstd (dx_hat - mean(dx_hat) - x_hat mean(dx_hat x_hat))
+        dy, out, factor = dy_rows[piece], dx[piece], rstd[piece]
+        x = x_rows[piece].copy() if mean is None else x_rows[piece] - mean[piece]
+        np.multiply(dy, x, out=out)
+        np.matmul(factor[:, 0], out, out=dweights[piece.start // block])
+        np.add.reduce(dy, 0, out=dbiases[piece.start // block])
+        x *= (np.vecdot(out, average) * factor[:, 0] ** 2)[:, None]
         if mean is not None:
-            x_hat *= rstd[piece]
-        if needs[1]:
-            np.multiply(dy, x_hat, out=out)
-            np.add.reduce(out, 0, out=dweights[piece.start // block])
-        if needs[2]:
-            np.add.reduce(dy, 0, out=dbiases[piece.start // block])
-        if needs[0]:
-            # dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat))
-            np.multiply(dy, 1 if scale is None else scale, out=out)
-            x_hat *= (np.vecdot(out, x_hat) / width)[:, None]
-            if mean is not None:
-                x_hat += np.vecdot(out, mean_of)[:, None]
-            out -= x_hat
-            out *= rstd[piece]
+            x += np.vecdot(dy, average)[:, None]
+        np.multiply(dy, scale, out=out)
+        out -= x
+        out *= factor
 
-    backend.parallel_blocks(run, count, block)
-    return (
-        dx.reshape(x.shape) if needs[0] else None,
-        dweights.sum(0) if needs[1] else None,
-        dbiases.sum(0) if needs[2] else None,
-    )
+    backend.parallel_blocks(run, count, block, multiplies=True)
+    return dx.reshape(x.shape), dweights.sum(0), dbiases.sum(0)
+
+
+def _block(width: int) -> int:
+    """Return how many rows to take at a time; up to four arrays of that length are in use."""
+    return max(1, backend.BLOCK // (2 * max(width, 1)))
 
 
 def _forward_cuda(
