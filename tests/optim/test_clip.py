@@ -28,7 +28,7 @@ def test_sum_of_squares(length: int, dtype: Any, device: str) -> None:
     found = sum_of_squares(on_device)
     assert (found.shape, found.dtype) == ((), np.float64)
     exact = math.fsum(array.astype(np.float64) ** 2)
-    assert float(found) == pytest.approx(exact, rel=1e-6 if dtype == np.float32 else 1e-13)
+    assert float(found) == pytest.approx(exact, rel=3e-6 if dtype == np.float32 else 1e-13)
     assert toy.same_bits([found], [sum_of_squares(on_device)])
 
 

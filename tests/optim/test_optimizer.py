@@ -51,12 +51,12 @@ def test_equal_runs_give_equal_bits(make: Make, device: str) -> None:
     assert toy.same_bits(everything(one), everything(two))
 
 
-def test_the_number_of_threads_changes_no_bit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "threads", lambda: 2)
-    one = run(make, 3, max_norm=1.0)
-    monkeypatch.setattr(backend, "threads", lambda: 1)
-    two = run(make, 3, max_norm=1.0)
-    assert toy.same_bits(everything(one), everything(two))
+def test_threads_and_blocks_change_no_bit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(make, 3, max_norm=1.0)
+    monkeypatch.setattr(backend, "BLOCK", 1000)
+    for threads in (1, 3):
+        monkeypatch.setattr(backend, "threads", lambda threads=threads: threads)
+        assert toy.same_bits(everything(whole), everything(run(make, 3, max_norm=1.0)))
 
 
 @pytest.mark.gpu
