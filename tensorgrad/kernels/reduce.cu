@@ -21,6 +21,8 @@
 // instantiate: reduce_rows_block<{First | Last}<{OP}>>
 // instantiate: reduce_columns<{{OP} | First<{OP}>}, {true | false}>
 // instantiate: reduce_columns<Last<{OP}>, false>
+// instantiate: {reduce_rows_warp | reduce_rows_block}<SumOfSquares<{float | double}>>
+// instantiate: reduce_rows_block<{First | Last}<SumOfSquares<{float | double}>>>
 // instantiate: scan_rows<{{SUM} | First<Last<{SUM}>>}>
 #include "reduce.cuh"
 #include "types.cuh"
@@ -152,6 +154,14 @@ struct NormTwo : Fold<NormTwo<T>, T, Compute<T>, Compute<T>> {
     __device__ static A lift(T x, long long) { return A(x) * A(x); }
     __device__ static A combine(A a, A b) { return a + b; }
     __device__ static A finish(A acc, double) { return sqrt(acc); }
+};
+
+// For the norm of all gradients: in double, so that neither their number nor their size matters.
+template <typename T>
+struct SumOfSquares : Fold<SumOfSquares<T>, T, double, double> {
+    __device__ static double identity() { return 0; }
+    __device__ static double lift(T x, long long) { return double(x) * double(x); }
+    __device__ static double combine(double a, double b) { return a + b; }
 };
 
 template <typename T>

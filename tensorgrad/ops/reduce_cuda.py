@@ -98,6 +98,8 @@ def _result_dtype(op: str, operand: Dtype, wanted: Dtype) -> Dtype:
         return bool_
     if op in ("ArgMax", "ArgMin"):
         return int64
+    if op == "SumOfSquares":
+        return wanted
     if op == "Sum":
         return wanted if is_float(operand) else int64
     return operand if op in ("Mean", "Prod", "Max", "Min") else compute_dtype(operand)
@@ -172,7 +174,8 @@ def _split(units: int, length: int, least: int) -> tuple[int, int]:
 
 def _partials(op: str, x: Array, count: int) -> Array:
     """Return memory for `count` accumulators of an operation on the dtype of x."""
-    number = 8 if x.itemsize == 8 or (op == "Sum" and not is_float(x.dtype)) else 4
+    wide = op == "SumOfSquares" or (op == "Sum" and not is_float(x.dtype))
+    number = 8 if wide or x.itemsize == 8 else 4
     size = {"Var": 3 * number, "LogSumExp": 2 * number, "ArgMax": 16, "ArgMin": 16}.get(op, number)
     return backend.empty((count * size // 4,), int32, like=x)
 

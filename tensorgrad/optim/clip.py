@@ -15,6 +15,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.dtypes import float64
 from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.reduce_cuda import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
 
 _ROW = 4096  # elements whose squares are added in the dtype of the gradient, the rest in float64
@@ -120,15 +121,9 @@ def _squares_numpy(array: Array) -> Array:
 
 
 def _squares_cuda(array: Array) -> Array:
-    return _squares_kernel()(array)
-
-
-@cache
-def _squares_kernel() -> Any:
-    """Add in float64, in an order that depends on the size alone, without a second array."""
-    return backend.cupy.ReductionKernel(
-        "T x", "float64 y", "double(x) * double(x)", "a + b", "y = a", "0", "sum_of_squares"
-    )
+    if not array.size:
+        return backend.cupy.zeros((), float64)
+    return reduce_cuda("SumOfSquares", array, (0,), float64)
 
 
 @cache
