@@ -30,7 +30,7 @@ if sys.platform != "win32":
     import fcntl
 
 Progress = Callable[[str, int, int], None]
-TOKENIZER_CHARACTERS = 50_000_000
+CHARACTERS_PER_TOKEN = 1500  # to learn a vocabulary from; more makes hardly any difference
 
 _FORMAT = 1  # of the prepared folder; part of its key
 
@@ -71,7 +71,8 @@ def prepare(
     Args:
         source, suffixes, column: as for `documents`.
         folder: where prepared corpora are kept; created if missing.
-        vocab_size: of the tokenizer to train, on up to TOKENIZER_CHARACTERS characters.
+        vocab_size: of the tokenizer to train. A large source trains it with every n-th document,
+            so that there are about CHARACTERS_PER_TOKEN characters for each token.
         validation: the share of the text for validation, between 0 and 1.
         tokenizer: use this one and train none; vocab_size then has no effect.
         progress: called after each document with the stage ("reading", "tokenizer", "encoding"),
@@ -160,8 +161,11 @@ def _build(
     split = plan_split(report("reading", read(), 0), validation)
     if tokenizer is None:
         texts = filter(None, map(split.train, read()))
-        sample = itertools.islice(texts, 0, None, -(-split.characters // TOKENIZER_CHARACTERS))
-        tokenizer = Tokenizer.train(report("tokenizer", sample, split.characters), vocab_size)
+        every = -(-split.characters // (CHARACTERS_PER_TOKEN * vocab_size))
+        sample = itertools.islice(texts, 0, None, every)
+        tokenizer = Tokenizer.train(
+            report("tokenizer", sample, split.characters // every), vocab_size
+        )
     tokenizer.save(folder / "tokenizer.json")
     counts = {"documents": split.documents, "characters": split.characters}
     for name, part in (("train", split.train), ("validation", split.validation)):

@@ -19,11 +19,15 @@ from tensorgrad.files import replacing
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
 
-# The BPE cuts text into words first, and always before whitespace that follows a visible
-# character. Cut there, a long text gives the same ids, with less memory and on all cores.
-# (ASCII whitespace alone: Python counts more characters as whitespace than the BPE does.)
+# The BPE merges within words and never across them. GPT-2's rule for words in ASCII text:
+_WORD = re.compile(
+    r"'(?:[sdmt]|ll|re|ve)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
+)
+# In any text a word ends before ASCII whitespace that follows a visible character. (Unicode has
+# more whitespace, but Python and the tokenizers library do not agree on what it is.)
 _CUT = re.compile(r"(?<=\S)(?=[ \t\n\r\f\v])")
-_PIECE = 1 << 15  # characters
+_REMEMBERED = 1 << 18  # parts
+_PIECE = 1 << 15  # characters; long strings cost the library much memory
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -78,6 +82,7 @@ class Tokenizer:
         inner.no_padding()
         self._inner = inner
         self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
+        self._known: dict[str, list[int]] = {}
         self._byte_ids = [ids[character] for character in _ALPHABET]
 
     @classmethod
@@ -223,17 +228,18 @@ class Tokenizer:
         Raises:
             DataError: a text has half of a surrogate pair, which no UTF-8 text has.
         """
-        pieces = [(row, piece) for row, text in enumerate(texts) for piece in _pieces(text)]
-        inputs = [piece for _, piece in pieces]
+        parts = [_parts(text) for text in texts]
+        if len(self._known) > _REMEMBERED:
+            self._known = {}
+        known = self._known  # text repeats its words, and looking one up is fast
+        new = list({part for text in parts for part in text if part not in known})
         try:
-            encodings = self._inner.encode_batch_fast(inputs, add_special_tokens=False)
+            encodings = self._inner.encode_batch_fast(new, add_special_tokens=False)
         except TypeError:
-            _check_surrogates("Tokenizer.encode", inputs)
+            _check_surrogates("Tokenizer.encode", new)
             raise
-        ids: list[list[int]] = [[] for _ in texts]
-        for (row, _), encoding in zip(pieces, encodings, strict=True):
-            ids[row] += encoding.ids
-        return ids
+        known.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
+        return [[i for part in text for i in known[part]] for text in parts]
 
     def encode_bytes(self, data: bytes) -> list[int]:
         """Return ids from which `decode_bytes` gives back exactly these bytes, UTF-8 or not."""
@@ -317,8 +323,13 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
             raise DataError(f"Tokenizer: {name} has {key} {found[key]!r}, expected {value!r}")
 
 
+def _parts(text: str) -> list[str]:
+    """Cut a text where words end: at every such place in ASCII text, at sure ones in other."""
+    return _WORD.findall(text) if text.isascii() else _CUT.split(text)
+
+
 def _pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces of _PIECE characters or a little more."""
+    """Yield a text in pieces of _PIECE characters or a little more, cut where words end."""
     start = 0
     while cut := _CUT.search(text, start + _PIECE):
         yield text[start : cut.start()]

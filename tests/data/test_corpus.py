@@ -134,7 +134,7 @@ def test_a_large_corpus_trains_the_tokenizer_on_a_part(
         return max(done for stage, done, _ in calls if stage == "tokenizer")
 
     whole = read(tmp_path / "a")
-    monkeypatch.setattr(module, "TOKENIZER_CHARACTERS", whole // 4)
+    monkeypatch.setattr(module, "CHARACTERS_PER_TOKEN", whole // 4 // 300)
     assert 0.1 * whole < read(tmp_path / "b") < 0.4 * whole
 
 

@@ -45,12 +45,25 @@ def test_every_byte_string_comes_back(tokenizer: Tokenizer, data: bytes) -> None
     assert tokenizer.decode_bytes(tokenizer.encode_bytes(data)) == data
 
 
-@given(text=TANGLED | st.sampled_from([TEXT[:3000]]), piece=st.integers(1, 20))
-def test_long_text_is_cut_without_a_trace(tokenizer: Tokenizer, text: str, piece: int) -> None:
+@given(text=st.text() | TANGLED | st.text(st.characters(max_codepoint=127)))
+def test_cutting_and_remembering_leave_no_trace(tokenizer: Tokenizer, text: str) -> None:
     whole = tokenizer._inner.encode(text, add_special_tokens=False).ids
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PIECE", piece)
-        assert tokenizer.encode_batch([text, "x", text]) == [whole, tokenizer.encode("x"), whole]
+    assert tokenizer.encode_batch([text, "x", text]) == [whole, tokenizer.encode("x"), whole]
+
+
+def test_source_code_is_encoded_as_the_library_does(tokenizer: Tokenizer) -> None:
+    for text in (TEXT, TEXT + "é"):
+        whole = tokenizer._inner.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == whole
+
+
+def test_what_is_remembered_has_a_limit(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REMEMBERED", 10)
+    for number in range(100):
+        assert tokenizer.decode(tokenizer.encode(f"word{number}")) == f"word{number}"
+        assert len(tokenizer._known) < 20
 
 
 def test_training_compresses_and_cuts_without_a_trace(
