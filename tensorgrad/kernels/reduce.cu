@@ -41,7 +41,10 @@ __device__ inline long long infinity(long long) { return 0x7fffffffffffffffll; }
 __device__ inline unsigned long long infinity(unsigned long long) { return ~0ull; }
 // The largest and smallest value of an accumulator: what max and min start from.
 template <typename A> __device__ inline A highest() { return infinity(A()); }
-template <typename A> __device__ inline A lowest() { return A(-1) < A(0) ? -infinity(A()) : A(0); }
+template <typename A> __device__ inline A lowest() {   // ~x is -x - 1 for integers, 0 for the unsigned
+    if constexpr (A(0.5) == A(0)) return ~infinity(A());
+    else return -infinity(A());
+}
 
 // An operation names its types (In, Acc, Out), the accumulator to start from (identity), how values
 // and accumulators join one (absorb, combine) and how it becomes a result (finish). The values that

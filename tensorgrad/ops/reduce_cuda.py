@@ -185,7 +185,7 @@ def _block_shape(outer: int, length: int, columns: int) -> tuple[int, int, int]:
     along = _power_of_two(columns)
     down = min(_THREADS // min(along, 32), _power_of_two(-(-length // 4)))
     along = min(along, _THREADS // down)
-    return along, down, min(_THREADS // (along * down), _power_of_two(outer))
+    return along, down, min(_THREADS // (along * down), _power_of_two(outer), 64)  # CUDA's limit
 
 
 def _power_of_two(n: int) -> int:
