@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tensorgrad import nn, ops, optim
+from tensorgrad import nn, ops, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
 from tensorgrad.gradcheck import gradcheck
@@ -37,6 +37,7 @@ __all__ = [
     "no_grad",
     "on_grad_ready",
     "optim",
+    "random",
     "value_and_grad",
 ]
 __all__ += ops.__all__

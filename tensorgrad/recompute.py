@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
-from tensorgrad import autograd
+from tensorgrad import autograd, random
 from tensorgrad.autograd import Edge, Node, mode
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype
@@ -28,6 +28,7 @@ class _Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     autocast: Dtype | None
+    random: dict[str, int]
     edges: list[Edge]
 
 
@@ -54,12 +55,13 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(f, updated=())
     def run(*args: Any, **kwargs: Any) -> Tensor:
         tick = autograd.next_tick()
+        state = random.get_state()
         y = f(*args, **kwargs)
         if not isinstance(y, Tensor):
             raise GradError(f"{_name(f)} returned a {type(y).__name__}, expected one tensor")
         if not mode.grad_enabled or not y.requires_grad:
             return y
-        call = _Call(f, args, kwargs, mode.autocast, autograd.frontier(y, tick))
+        call = _Call(f, args, kwargs, mode.autocast, state, autograd.frontier(y, tick))
         # the arrays stand here only for the walk, which refuses those that were assigned to since
         arrays = [t.data for t in (*args, *kwargs.values(), *call.edges) if isinstance(t, Tensor)]
         return Tensor(y.data, True, Node(_name(f), call.edges, _backward, (call, *arrays), y.data))
@@ -84,13 +86,15 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> list[
 
 @contextmanager
 def _same_conditions(call: _Call) -> Iterator[None]:
-    """Run as in forward: graph on, its autocast."""
-    before = mode.grad_enabled, mode.autocast
+    """Run as in forward: graph on, its autocast, its random numbers."""
+    before, state = (mode.grad_enabled, mode.autocast), random.get_state()
     mode.grad_enabled, mode.autocast = True, call.autocast
+    random.set_state(call.random)
     try:
         yield
     finally:
         mode.grad_enabled, mode.autocast = before
+        random.set_state(state)
 
 
 def _name(f: Callable[..., Any]) -> str:

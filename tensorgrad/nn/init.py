@@ -8,13 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
+from tensorgrad import random
 from tensorgrad.autograd import assign, no_grad
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.tensor import Tensor
-
-_generator = np.random.default_rng(0)
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:
@@ -34,12 +31,12 @@ def ones_(tensor: Tensor) -> Tensor:
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill from the normal distribution with this mean and standard deviation."""
-    return _fill(tensor, _generator.normal(mean, std, tensor.shape))
+    return _fill(tensor, random.normal(tensor.shape, mean, std, tensor.dtype, tensor.device).data)
 
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fill from the uniform distribution over [low, high)."""
-    return _fill(tensor, _generator.uniform(low, high, tensor.shape))
+    return _fill(tensor, random.uniform(tensor.shape, low, high, tensor.dtype, tensor.device).data)
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:

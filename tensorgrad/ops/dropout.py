@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, philox, random
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import compute_dtype
+from tensorgrad.dtypes import bool_, compute_dtype
 from tensorgrad.ops.operand import float_tensor, probability
 from tensorgrad.tensor import Tensor
 
 __all__ = ["dropout"]
-_generator = np.random.default_rng(0)
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
@@ -48,7 +47,9 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
 
 def keep_mask(shape: tuple[int, ...], p: float, like: Array) -> Array:
     """Return which elements dropout spares, bool, on the device of `like`."""
-    return backend.asarray_like(_generator.random(shape, np.float32) >= p, like)
+    keep = backend.empty(shape, bool_, like)
+    philox.fill_keep(keep, random.next_key(), 1 - p)
+    return keep
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:

@@ -3,7 +3,7 @@
 Names and meanings are NumPy's. `axis` is None for all axes, an int or a tuple of ints; `keepdims`
 keeps the reduced axes with length 1. 16-bit floats accumulate in float32 and are rounded once.
 Sums and products of integers and bool are 64 bits wide, their means and other statistics float64.
-x may be a tensor or an array. Every function raises ShapeError where x has no such axis.
+x may be a tensor or an array. Every function raises ArgumentError where x has no such axis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float, uint64
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.ops.operand import axis_tuple, tensor_of
+from tensorgrad.ops.operand import axis_index, axis_tuple, tensor_of, widened
 from tensorgrad.ops.reduce_cuda import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.row import Row
 from tensorgrad.tensor import Axis, Tensor
@@ -68,7 +68,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     shape, axes, count = saved
-    share = backend.namespace(dy).asarray(_wide(dy) / (count or 1))  # 0-d results come as scalars
+    share = backend.namespace(dy).asarray(widened(dy) / (count or 1))  # 0-d results come as scalars
     return (_spread(share, shape, axes),)
 
 
@@ -174,7 +174,7 @@ PROD_GRADIENT = Row(
 def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     """Multiply all factors but one: divide the product of what is not 0, and count the zeros."""
     x, axes = saved
-    x = _wide(x)
+    x = widened(x)
     product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
     zeros = sum_array(x == 0, axes, keepdims=True).astype(x.dtype)
     return (PROD_GRADIENT(_keep(dy, x.shape, axes), x, product, zeros).data,)
@@ -199,9 +199,9 @@ def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
 
 
 def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
-    if isinstance(axis, tuple):
-        raise ArgumentError(f"{name}: axis is {axis}, expected an int or None")
-    x, axes = _operand(name, x, axis)
+    x = tensor_of(name, "x", x)
+    ndim = x.data.ndim
+    axes = tuple(range(ndim)) if axis is None else (axis_index(name, axis, ndim),)
     return Tensor(_reduce(op, x.data, axes, keepdims, int64))
 
 
@@ -289,10 +289,9 @@ def cumsum(x: Any, axis: int | None = None) -> Tensor:
     Returns:
         The shape of x (one axis without `axis`); sums of integers in 64 bits.
     """
-    if isinstance(axis, tuple):
-        raise ArgumentError(f"cumsum: axis is {axis}, expected an int or None")
-    x, axes = _operand("cumsum", x, axis)
-    array, along = (x.data.reshape(-1), 0) if axis is None else (x.data, axes[0])
+    x = tensor_of("cumsum", "x", x)
+    array = x.data.reshape(-1) if axis is None else x.data
+    along = 0 if axis is None else axis_index("cumsum", axis, array.ndim)
     y = _cumsum_array(array, along)
     return record("cumsum", y, (x,), _cumsum_backward, (x.data.shape, along))
 
@@ -300,7 +299,7 @@ def cumsum(x: Any, axis: int | None = None) -> Tensor:
 def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     shape, axis = saved
     flip = backend.namespace(dy).flip
-    return (flip(_cumsum_array(flip(_wide(dy), axis), axis), axis).reshape(shape),)
+    return (flip(_cumsum_array(flip(widened(dy), axis), axis), axis).reshape(shape),)
 
 
 def sum_array(x: Array, axes: Axes, keepdims: bool = False, dtype: Dtype | None = None) -> Array:
@@ -328,7 +327,7 @@ def _reduce(
     if x.size == 0:
         y = _reduce_empty(op, x, axes, dtype)
     elif type(x) is np.ndarray:
-        y = np.asarray(_NUMPY[op](_wide(x), axes, parameter))
+        y = np.asarray(_NUMPY[op](widened(x), axes, parameter))
         y = _cast(y, dtype)
     else:
         y = reduce_cuda(op, x, axes, dtype, parameter)
@@ -369,7 +368,7 @@ def _mean_array(x: Array, axes: Axes) -> Array:
 def _cumsum_array(x: Array, axis: int) -> Array:
     dtype = _sum_dtype(x.dtype)
     if type(x) is np.ndarray:
-        y = np.cumsum(_wide(x), axis)
+        y = np.cumsum(widened(x), axis)
         return _cast(y, dtype)
     return cumsum_cuda(x, axis, dtype)
 
@@ -382,10 +381,6 @@ def _sum_dtype(dtype: Dtype) -> Dtype:
 
 def _as_float(x: Array) -> Array:
     return x if is_float(x.dtype) else x.astype(float64)
-
-
-def _wide(x: Array) -> Array:
-    return _cast(x, compute_dtype(x.dtype))
 
 
 def _cast(x: Array, dtype: Dtype) -> Array:
