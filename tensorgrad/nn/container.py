@@ -21,11 +21,7 @@ class ModuleList(Module):
 
     def append(self, module: Module) -> ModuleList:
         """Add a module at the end; return self."""
-        if not isinstance(module, Module):
-            raise DtypeError(
-                f"{type(self).__name__}: got a {type(module).__name__}, expected a Module"
-            )
-        setattr(self, str(len(self)), module)
+        setattr(self, str(len(self)), self._checked(module))
         return self
 
     def extend(self, modules: Iterable[Module]) -> ModuleList:
@@ -50,12 +46,18 @@ class ModuleList(Module):
         return vars(self)[self._name(index)]  # type: ignore[no-any-return]  # a Module
 
     def __setitem__(self, index: int, module: Module) -> None:
-        setattr(self, self._name(index), module)
+        setattr(self, self._name(index), self._checked(module))
+
+    def _checked(self, module: Module) -> Module:
+        if not isinstance(module, Module):
+            kind = type(module).__name__
+            raise DtypeError(f"{type(self).__name__}: got a {kind}, expected a Module")
+        return module
 
     def _name(self, index: int) -> str:
         if not -len(self) <= index < len(self):
             raise OutOfRangeError(
-                f"{type(self).__name__}: index is {index}, expected 0 to {len(self) - 1}"
+                f"{type(self).__name__}: index is {index}, expected {-len(self)} to {len(self) - 1}"
             )
         return str(index % len(self))
 

@@ -1,0 +1,173 @@
+"""Multi-head attention: masks, grouped heads, rotary positions, and the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, nn, no_grad, ops
+from tensorgrad.errors import ArgumentError, GradError, ShapeError
+
+RNG = np.random.default_rng(1)
+
+
+def tensor(*shape: int) -> Tensor:
+    return Tensor(RNG.standard_normal(shape).astype("float32"))
+
+
+def by_hand(layer: nn.MultiHeadAttention, x: Tensor, mask: Any = None) -> Any:
+    """Return the same from ops on separate heads."""
+    batch, length, width = x.shape
+    heads, kv_heads = layer.heads, layer.kv_heads
+    each = layer.qkv(x).reshape(batch, length, heads + 2 * kv_heads, width // heads)
+    q, k, v = ops.split(each, [heads, heads + kv_heads], axis=2)
+    if layer.rotary is not None:
+        q, k = layer.rotary(q), layer.rotary(k)
+    q, k, v = (t.swapaxes(1, 2) for t in (q, k, v))
+    y = ops.attention(q, k, v, mask, layer.causal)
+    return layer.proj(y.swapaxes(1, 2).reshape(batch, length, width))
+
+
+LAYERS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"causal": True, "kv_heads": 2, "bias": False},
+    {"causal": True, "kv_heads": 1, "rotary": nn.RotaryEmbedding(8)},
+    {"rotary": nn.RotaryEmbedding(8, base=500.0, interleaved=True)},
+]
+
+
+@pytest.mark.parametrize("options", LAYERS, ids=lambda o: "-".join(o) or "plain")
+def test_equals_ops_on_separate_heads(options: dict[str, Any]) -> None:
+    layer, x = nn.MultiHeadAttention(32, 4, **options), tensor(2, 7, 32)
+    mask = np.arange(7) < np.array([7, 4])[:, None, None, None]
+    for given in (None, mask, np.where(mask, 0.5, -np.inf).astype("float32")):
+        got, expected = layer(x, given), by_hand(layer, x, given)
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("options", LAYERS, ids=lambda o: "-".join(o) or "plain")
+def test_all_parameters_and_the_input_get_gradients(options: dict[str, Any]) -> None:
+    layer = nn.MultiHeadAttention(32, 4, **options)
+    x = tensor(2, 7, 32)
+    x.requires_grad = True
+    layer(x).backward(tensor(2, 7, 32).data)
+    grads = [np.asarray(t.grad) for t in (x, *layer.parameters())]
+    expected_x = Tensor(x.data, requires_grad=True)
+    for parameter in layer.parameters():
+        parameter.grad = None
+    again = by_hand(layer, expected_x)
+    dy = tensor(2, 7, 32).data
+    again.backward(dy)
+    for t in (x, *layer.parameters()):
+        t.grad = None
+    layer(x).backward(dy)
+    assert all(np.abs(g).max() > 0 for g in grads)
+    np.testing.assert_allclose(np.asarray(x.grad), np.asarray(expected_x.grad), atol=1e-5)
+
+
+def test_a_causal_step_does_not_see_later_ones() -> None:
+    layer, x = nn.MultiHeadAttention(16, 2, causal=True), tensor(1, 6, 16)
+    before = layer(x).numpy()
+    x.data[:, 4:] = 9
+    after = layer(x).numpy()
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 0.01
+
+
+@pytest.mark.parametrize("options", LAYERS[1:4], ids=lambda o: "-".join(o))
+@pytest.mark.parametrize("steps", [[1] * 7, [4, 1, 2], [7]])
+def test_the_cache_continues_a_sequence(options: dict[str, Any], steps: list[int]) -> None:
+    layer, x = nn.MultiHeadAttention(32, 4, **options), tensor(2, 7, 32)
+    expected = layer(x).numpy()
+    with no_grad():
+        cache = layer.new_cache(2, 9)
+        done, parts = 0, []
+        for count in steps:
+            parts.append(layer(x[:, done : done + count], cache=cache).numpy())
+            done += count
+    assert cache.length == 7
+    assert cache.steps == 9
+    np.testing.assert_allclose(np.concatenate(parts, 1), expected, atol=2e-6)
+
+
+def test_the_cache_forgets_when_its_length_is_set_back() -> None:
+    layer, x = nn.MultiHeadAttention(16, 2, causal=True), tensor(1, 4, 16)
+    with no_grad():
+        cache = layer.new_cache(1, 4)
+        layer(x, cache=cache)
+        cache.length = 2
+        again = layer(x[:, 2:], cache=cache).numpy()
+    np.testing.assert_allclose(again, layer(x).numpy()[:, 2:], atol=1e-6)
+
+
+def test_the_cache_names_what_does_not_fit() -> None:
+    layer = nn.MultiHeadAttention(16, 2, causal=True)
+    with no_grad():
+        cache = layer.new_cache(1, 4)
+        layer(tensor(1, 3, 16), cache=cache)
+        with pytest.raises(ShapeError, match="cache: 3 steps are held and 2 come, expected at mos"):
+            layer(tensor(1, 2, 16), cache=cache)
+        with pytest.raises(ShapeError, match=r"cache: k has shape \(2, 2, 1, 8\), .* \(1, 2, 1, 8"):
+            layer(tensor(2, 1, 16), cache=cache)
+    assert cache.length == 3
+    with pytest.raises(GradError, match=r"cache: .* generate under no_grad"):
+        layer(tensor(1, 1, 16), cache=cache)
+
+
+def test_rotary_scores_depend_on_distance_alone() -> None:
+    rotary = nn.RotaryEmbedding(16)
+    q, k = tensor(1, 1, 1, 16), tensor(1, 1, 1, 16)
+
+    def score(i: int, j: int) -> float:
+        return float((rotary(q, i).numpy() * rotary(k, j).numpy()).sum())
+
+    assert score(5, 2) == pytest.approx(score(105, 102), rel=1e-4)
+    assert score(5, 2) != pytest.approx(score(5, 3), rel=1e-3)
+
+
+def test_rotary_positions_may_be_given_one_by_one() -> None:
+    rotary, x = nn.RotaryEmbedding(8), tensor(2, 5, 3, 8)
+    start = rotary(x, 3).numpy()
+    np.testing.assert_allclose(rotary(x, np.arange(3, 8)).numpy(), start, atol=1e-6)
+    each = np.array([[3, 4, 5, 6, 7], [0, 0, 0, 1, 2]])
+    got = rotary(x, Tensor(each)).numpy()
+    np.testing.assert_allclose(got[0], start[0], atol=1e-6)
+    np.testing.assert_array_equal(got[1, 0], x.numpy()[1, 0])
+
+
+def test_rotary_angles_stay_exact_in_16_bit_models() -> None:
+    layer = nn.MultiHeadAttention(16, 2, rotary=nn.RotaryEmbedding(8)).to("bfloat16")
+    assert layer.rotary is not None
+    cos, _ = layer.rotary._angles(tensor(1, 5, 1, 8), 1000)
+    np.testing.assert_allclose(cos[:, 0, 0], np.cos(np.arange(1000, 1005)), rtol=1e-6)
+
+
+def test_dropout_on_the_weights_only_in_training() -> None:
+    layer, x = nn.MultiHeadAttention(16, 2, dropout=0.5), tensor(2, 9, 16)
+    assert np.abs(layer(x).numpy() - layer(x).numpy()).max() > 0
+    layer.eval()
+    np.testing.assert_array_equal(layer(x).numpy(), layer(x).numpy())
+
+
+def test_sizes_that_do_not_fit() -> None:
+    with pytest.raises(ArgumentError, match="width is 30, expected a multiple of 4 heads"):
+        nn.MultiHeadAttention(30, 4)
+    with pytest.raises(ArgumentError, match="kv_heads is 3, expected a divisor of 4 heads"):
+        nn.MultiHeadAttention(32, 4, kv_heads=3)
+    with pytest.raises(ArgumentError, match="RotaryEmbedding: width is 5, expected an even"):
+        nn.RotaryEmbedding(5)
+
+
+@pytest.mark.gpu
+def test_the_cache_and_rotary_positions_on_the_gpu() -> None:
+    layer = nn.MultiHeadAttention(32, 4, kv_heads=2, causal=True, rotary=nn.RotaryEmbedding(8))
+    x = tensor(2, 7, 32)
+    expected = layer(x).numpy()
+    layer.to("cuda")
+    with no_grad():
+        cache = layer.new_cache(2, 7)
+        parts = [layer(x[:, i : i + 1].to("cuda"), cache=cache).numpy() for i in range(7)]
+    np.testing.assert_allclose(np.concatenate(parts, 1), expected, atol=1e-5)

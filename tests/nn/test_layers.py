@@ -1,0 +1,124 @@
+"""Layers: shapes, first values, and how containers call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, nn, ops
+from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+
+RNG = np.random.default_rng(0)
+
+
+def tensor(*shape: int) -> Tensor:
+    return Tensor(RNG.standard_normal(shape).astype("float32"))
+
+
+def test_linear_starts_as_in_pytorch() -> None:
+    layer = nn.Linear(400, 300)
+    assert layer.weight.shape == (300, 400)
+    for values in (layer.weight.numpy(), layer.bias.numpy()):  # type: ignore[union-attr]
+        assert np.abs(values).max() <= 1 / 20
+        assert values.std() == pytest.approx(1 / 20 / np.sqrt(3), rel=0.1)
+    assert layer(tensor(2, 5, 400)).shape == (2, 5, 300)
+
+
+def test_layers_without_bias() -> None:
+    assert nn.Linear(4, 3, bias=False).bias is None
+    assert len(list(nn.Linear(4, 3, bias=False).parameters())) == 1
+    assert [n for n, _ in nn.LayerNorm(3, bias=False).named_parameters()] == ["weight"]
+    assert nn.LayerNorm(3, bias=False)(tensor(2, 3)).shape == (2, 3)
+
+
+def test_norms_use_their_parameters() -> None:
+    x = tensor(2, 6)
+    layers = (nn.LayerNorm(6, eps=0.1), ops.layer_norm), (nn.RMSNorm(6, eps=0.1), ops.rms_norm)
+    for layer, op in layers:
+        np.testing.assert_allclose(layer(x).numpy(), op(x, eps=0.1).numpy(), rtol=1e-6)
+        layer.weight.data[:] = 2
+        np.testing.assert_allclose(layer(x).numpy(), 2 * op(x, eps=0.1).numpy(), rtol=1e-6)
+
+
+def test_embedding_starts_standard_normal() -> None:
+    layer = nn.Embedding(500, 40)
+    assert layer.weight.numpy().std() == pytest.approx(1, rel=0.03)
+    assert layer([[0, 499]]).shape == (1, 2, 40)
+    with pytest.raises(OutOfRangeError, match="is 500, expected 0 to 499"):
+        layer([500])
+
+
+def test_dropout_only_acts_in_training() -> None:
+    layer, x = nn.Dropout(0.5), Tensor(np.ones((100, 100), "float32"))
+    y = layer(x).numpy()
+    assert set(np.unique(y)) == {0.0, 2.0}
+    assert y.mean() == pytest.approx(1, abs=0.05)
+    assert layer.eval()(x) is x
+    assert nn.Dropout(0.0)(x) is x
+    with pytest.raises(ArgumentError, match=r"Dropout: p is 1, expected 0 <= p < 1"):
+        nn.Dropout(1)
+
+
+def test_sequential_calls_in_order() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    x = tensor(3, 4)
+    expected = model[2](model[1](model[0](x)))
+    np.testing.assert_array_equal(model(x).numpy(), expected.numpy())
+    assert [n for n, _ in model.named_parameters()][:2] == ["0.weight", "0.bias"]
+    assert nn.Sequential()(x) is x
+
+
+def test_module_list_is_a_list() -> None:
+    modules = nn.ModuleList(nn.Linear(2, 2) for _ in range(11))
+    assert len(modules) == 11
+    assert [n for n, _ in modules.named_modules()][1:] == [str(i) for i in range(11)]
+    assert list(modules)[10] is modules[10] is modules[-1]
+    assert modules[1:3] == [modules[1], modules[2]]
+    modules[-1] = last = nn.LayerNorm(2)
+    assert modules[10] is last
+    assert len(modules.append(nn.Linear(2, 2)).extend([nn.Linear(2, 2)])) == 13
+    with pytest.raises(OutOfRangeError, match="ModuleList: index is 13, expected -13 to 12"):
+        modules[13]
+    with pytest.raises(DtypeError, match="ModuleList: got a int, expected a Module"):
+        modules.append(3)  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="ModuleList: got a str, expected a Module"):
+        modules[0] = "x"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("fill", "mean", "std"),
+    [
+        (lambda t: nn.init.normal_(t, 2.0, 0.5), 2.0, 0.5),
+        (lambda t: nn.init.uniform_(t, -1.0, 3.0), 1.0, 4 / np.sqrt(12)),
+        (lambda t: nn.init.xavier_uniform_(t, gain=2.0), 0.0, 2 * np.sqrt(2 / 500)),
+        (nn.init.xavier_normal_, 0.0, np.sqrt(2 / 500)),
+        (lambda t: nn.init.kaiming_uniform_(t, a=np.sqrt(5)), 0.0, np.sqrt(1 / 600)),
+        (lambda t: nn.init.kaiming_normal_(t, mode="fan_out"), 0.0, np.sqrt(2 / 300)),
+        (lambda t: nn.init.constant_(t, 3.0), 3.0, 0.0),
+        (nn.init.zeros_, 0.0, 0.0),
+        (nn.init.ones_, 1.0, 0.0),
+    ],
+)
+def test_initializers(fill: Any, mean: float, std: float) -> None:
+    for dtype in ("float32", "float16"):
+        parameter = nn.Parameter(np.full((300, 200), np.nan, dtype))
+        held = parameter.data
+        assert fill(parameter) is parameter
+        assert parameter.data is held
+        values = held.astype(float)
+        assert values.mean() == pytest.approx(mean, abs=0.02 * std)
+        assert values.std() == pytest.approx(std, rel=0.02)
+
+
+def test_initializers_name_what_does_not_fit() -> None:
+    with pytest.raises(ShapeError, match=r"xavier_normal_: tensor has shape \(3,\), expected"):
+        nn.init.xavier_normal_(nn.Parameter(np.ones(3)))
+    with pytest.raises(ArgumentError, match="mode is 'in', expected 'fan_in' or 'fan_out'"):
+        nn.init.kaiming_normal_(nn.Parameter(np.ones((3, 3))), mode="in")
+
+
+def test_functional_is_the_ops() -> None:
+    for name in nn.functional.__all__:
+        assert getattr(nn.functional, name) is getattr(ops, name)

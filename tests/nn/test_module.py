@@ -1,0 +1,247 @@
+"""Modules: what belongs to them, under which name, and how it is saved, loaded and moved."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, nn
+from tensorgrad.dtypes import bfloat16, float16, float32, float64
+from tensorgrad.errors import ArgumentError, CheckpointError, DeviceError, DtypeError
+
+
+class Inner(nn.Module):
+    def __init__(self, width: int) -> None:
+        self.weight = nn.Parameter(np.arange(width, dtype="float32"))
+        self.count = 3
+        self.register_buffer("seen", Tensor(np.zeros(2, "int64")))
+        self.register_buffer("scratch", Tensor(np.ones(1, "float32")), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Outer(nn.Module):
+    """Has its own parameter last, two children that share a parameter, and one shared child."""
+
+    def __init__(self) -> None:
+        self.first = Inner(3)
+        self.second = Inner(3)
+        self.second.weight = self.first.weight
+        self.again = self.first
+        self.bias = nn.Parameter(np.zeros(1, "float32"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x)) + self.bias
+        return y
+
+
+NAMES = ["bias", "first.weight", "first.seen", "second.seen"]
+
+
+def test_names_follow_the_attributes_and_shared_things_appear_once() -> None:
+    model = Outer()
+    assert [n for n, _ in model.named_modules()] == ["", "first", "second"]
+    assert [n for n, _ in model.named_parameters()] == ["bias", "first.weight"]
+    assert [n for n, _ in model.named_buffers()] == [
+        "first.seen", "first.scratch", "second.seen", "second.scratch",
+    ]  # fmt: skip
+    assert len(list(model.modules())) == 3
+    assert len(list(model.parameters())) == 2
+    assert len(list(model.buffers())) == 4
+    assert list(model.state_dict()) == NAMES
+
+
+def test_a_shared_parameter_collects_both_gradients() -> None:
+    model = Outer()
+    model(Tensor(np.ones(3, "float32"))).backward(np.ones(3, "float32"))
+    np.testing.assert_array_equal(model.first.weight.grad, [0, 2, 4])
+
+
+def test_assigning_something_else_replaces_a_parameter() -> None:
+    model = Outer()
+    model.bias = None  # type: ignore[assignment]
+    assert [n for n, _ in model.named_parameters()] == ["first.weight"]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda x: dict(enumerate(x))])
+def test_modules_that_hide_in_a_list_are_an_error(kind: Any) -> None:
+    model = nn.Module()
+    model.layers = kind([Inner(2)])  # type: ignore[attr-defined]
+    with pytest.raises(ArgumentError, match=r"Module: layers is a .* expected a ModuleList"):
+        list(model.parameters())
+
+
+def test_modules_may_refer_to_each_other_in_circles() -> None:
+    parent = nn.Module()
+    parent.child = Inner(2)  # type: ignore[attr-defined]
+    parent.child.parent = parent  # type: ignore[attr-defined]
+    assert [n for n, _ in parent.named_parameters()] == ["child.weight"]
+
+
+def test_state_dict_shares_memory_and_has_no_graph() -> None:
+    model = Outer()
+    state = model.state_dict()
+    assert not any(t.requires_grad for t in state.values())
+    state["bias"].data[0] = 5
+    assert model.bias.item() == 5
+
+
+def test_load_copies_in_place_and_converts() -> None:
+    model = Outer()
+    held = model.first.weight.data
+    state: dict[str, Any] = {name: t.numpy() + 1 for name, t in model.state_dict().items()}
+    state["first.weight"] = Tensor(np.array([7, 8, 9], bfloat16))
+    assert model.load_state_dict(state) == ([], [])
+    np.testing.assert_array_equal(held, [7, 8, 9])
+    assert model.first.weight.data is held
+    np.testing.assert_array_equal(model.second.seen.numpy(), [1, 1])  # type: ignore[attr-defined]
+
+
+def test_load_takes_any_name_of_a_shared_parameter() -> None:
+    model = Outer()
+    state: dict[str, Any] = dict(model.state_dict())
+    state["second.weight"] = state.pop("first.weight").numpy() + 1
+    assert model.load_state_dict(state) == ([], [])
+    np.testing.assert_array_equal(model.first.weight.numpy(), [1, 2, 3])
+    state["first.weight"] = state["second.weight"] + 1
+    with pytest.raises(CheckpointError, match=r"first\.weight and second\.weight share one"):
+        model.load_state_dict(state)
+
+
+def test_load_lists_all_that_is_wrong_and_changes_nothing() -> None:
+    model = Outer()
+    before = {name: t.numpy().copy() for name, t in model.state_dict().items()}
+    state = {
+        "bias": np.ones(1, "float32"),
+        "first.weight": np.ones(4, "float32"),
+        "second.seen": np.ones(2, "float32"),
+        "third.weight": np.ones(1),
+    }
+    with pytest.raises(CheckpointError) as error:
+        model.load_state_dict(state)
+    assert str(error.value) == (
+        "load_state_dict: missing: first.seen; unexpected: third.weight; "
+        "wrong: first.weight is float32[4], expected float32[3], "
+        "second.seen is float32[2], expected int64[2]"
+    )
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), before[name])
+    with pytest.raises(CheckpointError, match=r"^load_state_dict: wrong: first\.weight is"):
+        model.load_state_dict(state, strict=False)
+
+
+def test_load_not_strict_returns_what_did_not_match() -> None:
+    model = Outer()
+    state = {"bias": np.ones(1, "float32"), "other": np.ones(1)}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["first.weight", "first.seen", "second.seen"]
+    assert unexpected == ["other"]
+    assert model.bias.item() == 1
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    many = nn.Module()
+    for i in range(50):
+        setattr(many, f"b{i}", nn.Parameter(np.ones(1)))
+    with pytest.raises(CheckpointError, match="b19 and 30 more; unexpected"):
+        many.load_state_dict({"x": np.ones(1)})
+
+
+def test_buffers_need_a_free_name() -> None:
+    module = Inner(2)
+    for name in ("weight", "a.b", "forward"):
+        with pytest.raises(ArgumentError, match=f"register_buffer: name is '{name}'"):
+            module.register_buffer(name, Tensor(np.ones(1)))
+
+
+def test_train_and_eval_reach_all_modules() -> None:
+    model = Outer()
+    assert model.training
+    assert model.eval() is model
+    assert not any(m.training for m in model.modules())
+    assert model.train().second.training
+
+
+def test_zero_grad_keeps_the_arrays() -> None:
+    model = Outer()
+    grad = model.bias.grad = np.ones(1, "float32")
+    model.zero_grad()
+    assert model.bias.grad is grad
+    assert grad[0] == 0
+    assert model.first.weight.grad is None
+
+
+@pytest.mark.parametrize("dtype", [float64, float16, bfloat16])
+def test_to_converts_floats_and_keeps_the_parameters(dtype: Any) -> None:
+    model = Outer()
+    parameter = model.first.weight
+    parameter.grad = np.ones(3, "float32")
+    assert model.to(dtype=str(dtype)) is model
+    assert model.first.weight is parameter
+    assert parameter.dtype == dtype
+    assert parameter.grad.dtype == dtype
+    assert model.first.scratch.dtype == dtype  # type: ignore[attr-defined]
+    assert model.first.seen.dtype == np.int64  # type: ignore[attr-defined]
+    assert model.to("cpu", "float32").bias.dtype == float32
+    assert model.to(dtype).bias.dtype == dtype
+
+
+def test_to_names_what_it_cannot_do() -> None:
+    with pytest.raises(DtypeError, match="to: dtype is int64, expected a float"):
+        Outer().to("int64")
+    with pytest.raises(DeviceError, match="expected"):
+        Outer().to("cuda:99")
+
+
+def test_apply_visits_children_first() -> None:
+    seen: list[nn.Module] = []
+    model = Outer()
+    assert model.apply(seen.append) is model
+    assert seen == [model.second, model.first, model]
+
+
+def test_deepcopy_is_independent_and_keeps_what_is_shared() -> None:
+    model = Outer()
+    twin = copy.deepcopy(model)
+    twin.first.weight.data[0] = 9
+    assert model.first.weight.data[0] == 0
+    assert twin.second.weight is twin.first.weight
+    assert isinstance(twin.bias, nn.Parameter)
+
+
+def test_repr_is_a_tree() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.LayerNorm(3), nn.Dropout(0.1)))
+    assert repr(model) == (
+        "Sequential(\n"
+        "  (0): Linear(2, 3)\n"
+        "  (1): Sequential(\n"
+        "    (0): LayerNorm(3, eps=1e-05)\n"
+        "    (1): Dropout(0.1)\n"
+        "  )\n"
+        ")"
+    )
+
+
+def test_parameter_wraps_arrays_and_tensors() -> None:
+    data = np.ones(2, "float32")
+    assert nn.Parameter(data).data is data
+    assert nn.Parameter(Tensor(data)).data is data
+    assert nn.Parameter(data).requires_grad
+    assert not nn.Parameter(data, requires_grad=False).requires_grad
+    with pytest.raises(DtypeError):
+        nn.Parameter(np.ones(2, "int64"))
+
+
+@pytest.mark.gpu
+def test_to_moves_everything() -> None:
+    model = Outer().to("cuda")
+    assert {t.device for t in (*model.parameters(), *model.buffers())} == {"cuda:0"}
+    state = {name: t.numpy() for name, t in model.state_dict().items()}
+    state["bias"] = state["bias"] + 1
+    model.load_state_dict(state)
+    assert model.bias.item() == 1
+    assert model.to("cpu").bias.device == "cpu"

@@ -1,0 +1,103 @@
+"""Feed-forward layers and the transformer block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensorgrad import Tensor, nn, no_grad, ops
+
+RNG = np.random.default_rng(2)
+
+
+def tensor(*shape: int) -> Tensor:
+    return Tensor(RNG.standard_normal(shape).astype("float32"))
+
+
+def modern(width: int = 32) -> nn.TransformerBlock:
+    return nn.TransformerBlock(
+        width, 4, 2, bias=False, rotary=nn.RotaryEmbedding(width // 4),
+        norm=nn.RMSNorm, feed_forward=nn.SwiGLU,
+    )  # fmt: skip
+
+
+def test_feed_forward() -> None:
+    layer, x = nn.FeedForward(8), tensor(2, 3, 8)
+    expected = layer.down(ops.gelu(layer.up(x)))
+    np.testing.assert_array_equal(layer(x).numpy(), expected.numpy())
+    assert layer.up.weight.shape == (32, 8)
+    exact = nn.FeedForward(8, hidden=5, bias=False, approximate="none")
+    assert [n for n, _ in exact.named_parameters()] == ["up.weight", "down.weight"]
+    assert exact(x).shape == x.shape
+
+
+def test_swiglu() -> None:
+    layer, x = nn.SwiGLU(24), tensor(2, 3, 24)
+    expected = layer.down(ops.silu(layer.gate(x)) * layer.up(x))
+    np.testing.assert_allclose(layer(x).numpy(), expected.numpy(), rtol=1e-6)
+    assert layer.up.weight.shape == (64, 24)
+    assert nn.SwiGLU(768).up.weight.shape == (2048, 768)
+
+
+def test_the_block_is_two_residual_branches() -> None:
+    for block in (nn.TransformerBlock(32, 4), modern()):
+        x = tensor(2, 5, 32)
+        middle = x + block.attention(block.norm1(x))
+        expected = middle + block.feed_forward(block.norm2(middle))
+        np.testing.assert_allclose(block(x).numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_parameters_of_the_gpt2_block() -> None:
+    names = dict(nn.TransformerBlock(8, 2).named_parameters())
+    assert {name: p.shape for name, p in names.items()} == {
+        "norm1.weight": (8,), "norm1.bias": (8,),
+        "attention.qkv.weight": (24, 8), "attention.qkv.bias": (24,),
+        "attention.proj.weight": (8, 8), "attention.proj.bias": (8,),
+        "norm2.weight": (8,), "norm2.bias": (8,),
+        "feed_forward.up.weight": (32, 8), "feed_forward.up.bias": (32,),
+        "feed_forward.down.weight": (8, 32), "feed_forward.down.bias": (8,),
+    }  # fmt: skip
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    for block in (nn.TransformerBlock(32, 4), modern()):
+        block(tensor(2, 5, 32)).backward(tensor(2, 5, 32).data)
+        for name, parameter in block.named_parameters():
+            assert parameter.grad is not None, name
+            if name != "attention.qkv.bias":  # the keys' share of it changes no weight
+                assert np.abs(parameter.grad).max() > 0, name
+
+
+def test_a_block_continues_from_its_cache() -> None:
+    block, x = modern(), tensor(1, 6, 32)
+    with no_grad():
+        cache = block.attention.new_cache(1, 6)
+        parts = [block(x[:, i : i + 2], cache=cache).numpy() for i in (0, 2, 4)]
+    np.testing.assert_allclose(np.concatenate(parts, 1), block(x).numpy(), atol=1e-5)
+
+
+def test_masks_reach_the_attention() -> None:
+    block, x = nn.TransformerBlock(16, 2, causal=False), tensor(1, 4, 16)
+    mask = np.array([True, True, True, False])
+    before = block(x, mask).numpy()
+    x.data[:, 3] = 5
+    np.testing.assert_array_equal(block(x, mask).numpy()[:, :3], before[:, :3])
+
+
+def test_dropout_in_training_only() -> None:
+    block, x = nn.TransformerBlock(16, 2, dropout=0.5), tensor(1, 4, 16)
+    assert np.abs(block(x).numpy() - block(x).numpy()).max() > 0
+    block.eval()
+    np.testing.assert_array_equal(block(x).numpy(), block(x).numpy())
+
+
+def test_sixteen_bit_blocks_stay_close() -> None:
+    for block in (nn.TransformerBlock(32, 4), modern()):
+        x = tensor(2, 5, 32)
+        expected = block(x).numpy()
+        for dtype, tolerance in (("float16", 4e-3), ("bfloat16", 4e-2)):
+            block.to(dtype)
+            got = block(x.astype(dtype))
+            assert got.dtype == dtype
+            np.testing.assert_allclose(
+                got.numpy().astype("float32"), expected, atol=tolerance * np.abs(expected).max()
+            )

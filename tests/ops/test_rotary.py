@@ -1,0 +1,75 @@
+"""Rotary positions against complex multiplication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, ops
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tests.opcheck import Case, check
+
+RNG = np.random.default_rng(7)
+
+
+def reference(x: Any, angles: Any, heads: int | None = None, interleaved: bool = False) -> Any:
+    heads, half = x.shape[-2] if heads is None else heads, x.shape[-1] // 2
+    pairs = x[..., 0::2] + 1j * x[..., 1::2] if interleaved else x[..., :half] + 1j * x[..., half:]
+    turned = pairs * np.exp(1j * angles)
+    y = np.empty(x.shape)
+    if interleaved:
+        y[..., 0::2], y[..., 1::2] = turned.real, turned.imag
+    else:
+        y[..., :half], y[..., half:] = turned.real, turned.imag
+    y[..., heads:, :] = x[..., heads:, :]
+    return y
+
+
+def case(shape: tuple[int, ...], angles: tuple[int, ...], **options: Any) -> Case:
+    values = RNG.uniform(-9, 9, angles)
+
+    def function(x: Tensor) -> Tensor:
+        cos, sin = (Tensor(f(values)).astype(wide(x)).to(x.device) for f in (np.cos, np.sin))
+        return ops.rotary(x, cos, sin, **options)
+
+    return Case(
+        function, [shape], lambda x: reference(x, values, **options), slack=4,
+        name="rotary-" + "-".join(options),
+    )  # fmt: skip
+
+
+def wide(x: Tensor) -> str:
+    return "float64" if x.dtype == np.float64 else "float32"
+
+
+CASES = [
+    case((2, 5, 3, 8), (5, 1, 4)),
+    case((2, 5, 3, 8), (2, 5, 1, 4), interleaved=True),
+    case((2, 5, 6, 8), (5, 1, 4), heads=4),
+    case((2, 5, 6, 2), (5, 1, 1), heads=0, interleaved=True),
+    case((3, 2), (1,)),
+    case((33, 129, 3, 34), (129, 1, 17), heads=2),
+    case((0, 5, 3, 8), (5, 1, 4)),
+    case((2, 0, 3, 8), (0, 1, 4)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_complex_numbers(case: Case) -> None:
+    check(case)
+
+
+def test_arguments_that_do_not_fit() -> None:
+    x, angle = Tensor(np.ones((2, 3, 4), "float32")), Tensor(np.ones(2, "float32"))
+    with pytest.raises(
+        ShapeError, match=r"x has shape \(2, 3, 5\), expected \(..., H, D\), D even"
+    ):
+        ops.rotary(Tensor(np.ones((2, 3, 5))), angle, angle)
+    with pytest.raises(ShapeError, match=r"cos has shape \(3,\), .* broadcasts to \(2, 3, 2\)"):
+        ops.rotary(x, Tensor(np.ones(3, "float32")), angle)
+    with pytest.raises(ArgumentError, match="heads is 4, expected 0 to 3"):
+        ops.rotary(x, angle, angle, heads=4)
+    with pytest.raises(DtypeError, match="sin has dtype int64, expected a float"):
+        ops.rotary(x, angle, Tensor(np.ones(2, "int64")))
