@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, autograd, backend, checkpoint, no_grad, ops
+from tensorgrad import Tensor, autograd, backend, checkpoint, no_grad, ops, random
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import GradError
 
 Function = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _generator() -> Iterator[None]:
+    """Leave the generator as other tests expect it."""
+    state = random.get_state()
+    yield
+    random.set_state(state)
 
 
 def plain(f: Function) -> Function:
@@ -64,6 +72,24 @@ def test_checkpoints_nest(device: str) -> None:
         return checkpoint(lambda x: checkpoint(f)(x))
 
     assert train(both, device) == train(plain, device)
+
+
+def test_random_numbers_are_drawn_again(device: str) -> None:
+    def noisy(wrap: Callable[[Function], Function]) -> Callable[[Function], Function]:
+        return lambda f: wrap(lambda x: ops.dropout(f(ops.dropout(x, 0.2)), 0.3))
+
+    def run(wrap: Callable[[Function], Function]) -> tuple[list[bytes], dict[str, int]]:
+        random.seed(7)
+        return train(noisy(wrap), device), random.get_state()
+
+    def twice(f: Function) -> Function:
+        return checkpoint(lambda x: checkpoint(f)(x))
+
+    once, state = run(plain)
+    assert run(checkpoint) == (once, state)
+    assert run(twice) == (once, state)
+    random.seed(8)
+    assert train(noisy(checkpoint), device) != once, "nothing was random"
 
 
 def test_autocast_is_restored(device: str) -> None:
@@ -215,15 +241,17 @@ def test_a_failure_leaves_the_mode_as_it_was() -> None:
         calls += 1
         if calls == 2:
             raise ZeroDivisionError
-        return x * x
+        return ops.dropout(x * x)
 
     with autocast("bfloat16"):
         y = checkpoint(fails)(normal(3, seed=1))
+    state = random.get_state()
     with no_grad():
         with pytest.raises(ZeroDivisionError):
             y.backward(np.ones(3))
         assert not autograd.mode.grad_enabled
     assert autograd.mode.autocast is None
+    assert random.get_state() == state
 
 
 def test_a_function_that_gives_no_tensor_is_refused() -> None:
