@@ -1,1 +1,18 @@
 """The training loop: settings, progress, evaluation, checkpoints and logs."""
+
+from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
+from tensorgrad.train.loop import OneProcess, Outcome, Ranks, Trainer, mean_loss
+from tensorgrad.train.settings import TrainSettings
+
+__all__ = [
+    "Checkpoint",
+    "OneProcess",
+    "Outcome",
+    "Ranks",
+    "TrainSettings",
+    "Trainer",
+    "load_best",
+    "load_checkpoint",
+    "load_latest",
+    "mean_loss",
+]

@@ -51,6 +51,16 @@ class Checkpoint:
         """How many optimizer steps were done."""
         return int(self.state["step"])
 
+    def entry(self, name: str) -> Any:
+        """Return what was written down under a name.
+
+        Raises:
+            CheckpointError: nothing was.
+        """
+        if name not in self.state:
+            raise CheckpointError(f"load: {self.path} has no {name!r}, expected that of a run")
+        return self.state[name]
+
     def arrays(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return the arrays of NAME.safetensors.
 

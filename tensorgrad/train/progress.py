@@ -90,7 +90,7 @@ class Progress:
         if now - self._last_line < _SECONDS_BETWEEN_LINES and step < self._steps:
             return
         self._last_line = now
-        per_step = (now - self._began) / max(1, step - self._start)
+        per_step = (now - self._began - self._paused) / max(1, step - self._start)
         left = tqdm.format_interval(per_step * (self._steps - step))
         _log.info(
             "step %d/%d  loss %.3f  lr %.1e  gradient %.2f  %s  %s left",

@@ -1,0 +1,273 @@
+"""Train a GPT-2 on text and let it write: with the defaults a small one, on Python's own library.
+
+    python examples/train_gpt2.py
+    python examples/train_gpt2.py --data my_texts/ --preset gpt2-124M --dtype bfloat16 --batch 32
+    python examples/train_gpt2.py --resume runs/gpt2-1
+
+A run's folder gets config.json, tokenizer.json, metrics.jsonl, loss.png and checkpoints/. Ctrl-C
+leaves a checkpoint behind, from which --resume goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tensorgrad import backend, random
+from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
+from tensorgrad.errors import ArgumentError, TensorgradError
+from tensorgrad.models.generate import generate
+from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.tensor import Tensor
+from tensorgrad.train import config
+from tensorgrad.train.config import option
+from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loop import OneProcess, Outcome, Ranks, Trainer, mean_loss
+from tensorgrad.train.settings import TrainSettings
+
+log = logging.getLogger("train_gpt2")
+
+# Small enough for two CPU cores and a few minutes.
+SMALL = GPT2Config(vocab_size=2048, context=128, layers=4, heads=4, width=128)
+MODELS = {"small": SMALL, **PRESETS}
+
+
+@dataclass(frozen=True)
+class Settings(TrainSettings):
+    """What can be said on the command line."""
+
+    steps: int = option(600, "optimizer steps in all", low=1)
+    batch: int = option(16, "sequences of a step, on all ranks together", low=1)
+    lr: float = option(2e-3, "highest learning rate", low=0)
+    warmup: int = option(40, "steps in which the learning rate rises", low=0)
+    data: str = option(
+        "stdlib",
+        "text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's own source",
+    )
+    preset: str = option("small", "size of the model", choices=tuple(MODELS))
+    layers: int | None = option(None, "blocks, if not the preset's", low=1)
+    heads: int | None = option(None, "attention heads, if not the preset's", low=1)
+    width: int | None = option(None, "width of the model, if not the preset's", low=1)
+    context: int | None = option(None, "tokens the model sees, if not the preset's", low=1)
+    vocab: int | None = option(None, "size of the vocabulary, if not the preset's", low=257)
+    tokenizer: str = option("", "a tokenizer.json to use; without one a tokenizer is trained")
+    vocab_multiple: int = option(
+        1, "rows of the table of tokens are a multiple of this; 128 suits GPUs", low=1
+    )
+    dropout: float = option(0.0, "probability of leaving out an activation", low=0, high=1)
+    validation: float = option(0.05, "share of the text to validate with", low=0, high=1)
+    evaluation_batches: int = option(10, "batches of validation text to measure with", low=1)
+    device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
+    out: str = option("", "folder of the run; runs/gpt2-1, -2, ... if none is given")
+    cache: str = option("runs/data", "folder where prepared text is kept", free=True)
+    prompt: str = option("def ", "what the sample at the end begins with", free=True)
+    sample: int = option(200, "tokens of the sample at the end", low=0, free=True)
+    temperature: float = option(0.7, "of the sample; 0 is greedy", low=0, free=True)
+    top_p: float = option(0.95, "of the sample: share of likely tokens", low=0, high=1, free=True)
+
+    def model(self, vocab_size: int) -> GPT2Config:
+        """Return the preset with what was said otherwise."""
+        given = {name: getattr(self, name) for name in ("layers", "heads", "width", "context")}
+        changed = {name: value for name, value in given.items() if value is not None}
+        return replace(
+            MODELS[self.preset],
+            vocab_size=vocab_size,
+            vocab_multiple=self.vocab_multiple,
+            dropout=self.dropout,
+            **changed,
+        )
+
+
+def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings, Path, bool]:
+    """Return the settings, the folder of the run, and whether it goes on from a checkpoint."""
+    parser = config.parser(Settings, __doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder")
+    given = vars(parser.parse_args(arguments))
+    if "resume" in given:
+        folder = Path(given.pop("resume"))
+        return config.resume(config.load(Settings, folder), given, folder), folder, True
+    settings = Settings(**given)
+    folder = Path(settings.out) if settings.out else _free_folder()
+    if (folder / config.FILE).exists():
+        raise ArgumentError(
+            f"--out: {folder} holds a run, expected a new folder; to go on: --resume {folder}"
+        )
+    return settings, folder, False
+
+
+def _free_folder() -> Path:
+    number = 1
+    while Path(f"runs/gpt2-{number}").exists():
+        number += 1
+    return Path(f"runs/gpt2-{number}")
+
+
+def choose_device(settings: Settings) -> tuple[Settings, str]:
+    """Return the device, and settings that it can follow."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if backend.gpu_count() else "cpu"
+    index = backend.gpu_index(device)
+    if index is not None and settings.dtype.startswith("bfloat16"):
+        capability = backend.cupy.cuda.Device(index).compute_capability
+        if int(capability) < 80:
+            dtype = "float16" if settings.dtype == "bfloat16" else "float32"
+            log.warning(
+                "%s has no bfloat16 (compute capability %s); using %s", device, capability, dtype
+            )
+            settings = replace(settings, dtype=dtype)
+    return settings, device
+
+
+def prepare_corpus(settings: Settings) -> Corpus:
+    """Return the text as tokens; made once, then taken from the cache."""
+    seen = set()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            log.info("preparing %s: %s", settings.data, stage)
+
+    return prepare(
+        settings.data,
+        settings.cache,
+        settings.vocab or MODELS[settings.preset].vocab_size,
+        validation=settings.validation,
+        tokenizer=Tokenizer.load(settings.tokenizer) if settings.tokenizer else None,
+        progress=progress,
+    )
+
+
+def make_trainer(
+    settings: Settings, folder: Path, corpus: Corpus, device: str, ranks: Ranks
+) -> Trainer:
+    """Return what trains: model, optimizer, batches and evaluation, all at step 0."""
+    random.seed(settings.seed)
+    model = GPT2(settings.model(corpus.tokenizer.vocab_size))
+    model.to(device, settings.parameter_dtype)
+    precision = settings.precision()
+    context = model.config.context
+    train, validation = (
+        TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
+        for tokens in (corpus.train, corpus.validation)
+    )
+
+    def loss(x: backend.Array, y: backend.Array) -> Tensor:
+        with precision():
+            return model.forward(Tensor(x), Tensor(y))
+
+    def evaluate() -> dict[str, float]:
+        batches = validation.evaluation_batches(settings.evaluation_batches)
+        return {"validation_loss": mean_loss(model, loss, batches, ranks)}
+
+    tokenizer = hashlib.sha256(corpus.tokenizer.to_json().encode()).hexdigest()
+    return Trainer(
+        model,
+        settings.optimizer(model.named_parameters()),
+        loss,
+        train.iterate,
+        settings.learning_rate,
+        settings,
+        folder,
+        tokens_per_step=settings.batch * context,
+        evaluate=evaluate,
+        belongs_to={
+            "model": asdict(model.config),
+            "tokenizer": {"sha256": tokenizer},
+            "data": {"corpus": corpus.digest, "batch": settings.batch, "seed": settings.seed},
+        },
+        ranks=ranks,
+        scaler=settings.scaler(),
+    )
+
+
+def write_sample(settings: Settings, model: GPT2, corpus: Corpus) -> str:
+    """Return the prompt and what the model makes of it."""
+    tokenizer = corpus.tokenizer
+    prompt = tokenizer.encode(settings.prompt)[-model.config.context :]
+    tokens = generate(
+        model,
+        prompt or [tokenizer.end_of_text],
+        settings.sample,
+        temperature=settings.temperature,
+        top_p=settings.top_p or None,
+        seed=settings.seed,
+        stop_tokens=[tokenizer.end_of_text],
+    )
+    return settings.prompt + tokenizer.decode(tokens)
+
+
+def train(settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device: str) -> Outcome:
+    """Train, from the beginning or from the newest checkpoint, and show what came of it."""
+    began = time.perf_counter()
+    corpus = prepare_corpus(settings)
+    trainer = make_trainer(settings, folder, corpus, device, ranks)
+    if resuming and not trainer.resume():
+        log.info("%s has no checkpoint yet; beginning at the beginning", folder)
+    if ranks.is_main:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.save(settings, folder)
+        corpus.tokenizer.save(folder / "tokenizer.json")
+        parameters = sum(p.size for p in trainer.model.parameters())
+        log.info(
+            "%s: %s parameters, vocabulary %s, %s tokens of text, on %s",
+            *(folder, f"{parameters:,}", f"{corpus.tokenizer.vocab_size:,}"),
+            *(f"{len(corpus.train):,}", device),
+        )
+    outcome = trainer.run()
+    if ranks.is_main:
+        _report(settings, folder, trainer, corpus, outcome, time.perf_counter() - began)
+    return outcome
+
+
+def _report(
+    settings: Settings,
+    folder: Path,
+    trainer: Trainer,
+    corpus: Corpus,
+    outcome: Outcome,
+    seconds: float,
+) -> None:
+    if not outcome.finished:
+        log.info(
+            "stopped after step %d of %d; to go on: python %s --resume %s",
+            *(outcome.step, settings.steps, sys.argv[0], folder),
+        )
+        return
+    losses = [
+        record["validation_loss"]
+        for record in read_metrics(folder / "metrics.jsonl")
+        if "validation_loss" in record
+    ]
+    log.info(
+        "validation loss %.3f -> %.3f (%.0f %% lower) in %.0f s, %s tokens/s; all in %s",
+        *(losses[0], losses[-1], 100 * (1 - losses[-1] / losses[0]), seconds),
+        *(f"{outcome.tokens_per_second:,.0f}", folder),
+    )
+    if settings.sample and isinstance(trainer.model, GPT2):
+        print(write_sample(settings, trainer.model, corpus))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        settings, folder, resuming = read_command_line(arguments)
+        settings, device = choose_device(settings)
+        train(settings, folder, resuming, OneProcess(), device)
+    except TensorgradError as error:
+        log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        log.error("stopped at once; --resume goes on from the newest checkpoint, if there is one")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,383 @@
+"""The training loop: accumulate, reduce, clip, update; evaluate, log, save; stop and go on.
+
+What differs between tasks comes in from outside: the loss of a batch, the batches from a step
+on, what to evaluate, and (`Ranks`) how several processes add their gradients. Every step is a
+function of the parameters, the optimizer's state, the generator's state and the number of the
+step; a checkpoint holds these four, so a run that was stopped goes on to the same bits.
+
+Losses and norms stay on the device until `log_every` steps have passed, so a GPU never waits
+for the host in between. A step with NaN or infinity in its gradients changes nothing: the
+optimizer skips it on the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tensorgrad import backend, random
+from tensorgrad.autograd import no_grad
+from tensorgrad.backend import Array, is_array
+from tensorgrad.errors import ArgumentError, TrainingError
+from tensorgrad.nn import Module
+from tensorgrad.optim import LossScaler, Optimizer
+from tensorgrad.tensor import Tensor
+from tensorgrad.train.checkpoint import (
+    Checkpoint,
+    check_arrays,
+    check_same,
+    load_latest,
+    save_checkpoint,
+)
+from tensorgrad.train.interrupt import Interrupts
+from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
+from tensorgrad.train.progress import Progress
+from tensorgrad.train.settings import TrainSettings
+
+_log = logging.getLogger(__name__)
+
+Batch = tuple[Any, ...]  # NumPy arrays whose first axis counts the rows
+Loss = Callable[..., Tensor]
+
+
+class Ranks(Protocol):
+    """The processes that train together. Every rank calls the same methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Which of the ranks this is, from 0."""
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank shows progress and saves: one rank does."""
+
+    def reduce_gradients(self, flat_grad: Array) -> None:
+        """Replace the flat gradient buffer on every rank by the mean over the ranks."""
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over the ranks of some numbers, the same on every rank."""
+
+
+class OneProcess:
+    """Training without other ranks."""
+
+    rank = 0
+    ranks = 1
+    is_main = True
+
+    def reduce_gradients(self, flat_grad: Array) -> None:
+        """Leave the gradients as they are."""
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the values."""
+        return list(values)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        step: how many steps were done in all.
+        finished: whether these are all the steps there are.
+        skipped: how many steps of this process were skipped for NaN or infinity.
+        tokens_per_second: of this process's steps, evaluation and checkpoints left out.
+        checkpoint: the newest one.
+    """
+
+    step: int
+    finished: bool
+    skipped: int
+    tokens_per_second: float
+    checkpoint: Path | None
+
+
+def mean_loss(
+    model: Module, loss: Loss, batches: Iterable[Batch], ranks: Ranks | None = None
+) -> float:
+    """Return the mean of the loss over batches, weighted by rows, without dropout or gradients.
+
+    Args:
+        model: its mode (train or eval) is the same afterwards.
+        loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
+        batches: this rank's.
+        ranks: all whose batches count; by default this process alone.
+    Raises:
+        ArgumentError: there is no batch.
+    """
+    device = next(model.parameters()).device
+    mode = model.training
+    model.eval()
+    total, rows = np.zeros(()), 0
+    try:
+        with no_grad():
+            for batch in batches:
+                part = loss(*_moved(batch, device)).data.astype(np.float64) * len(batch[0])
+                total = part if rows == 0 else total + part
+                rows += len(batch[0])
+    finally:
+        model.train(mode)
+    total_loss, total_rows = (ranks or OneProcess()).sum([float(total), float(rows)])
+    if total_rows == 0:
+        raise ArgumentError("mean_loss: batches is empty, expected one or more")
+    return total_loss / total_rows
+
+
+class Trainer:
+    """One training run in a folder.
+
+        runs/gpt2-1/metrics.jsonl     what was measured, the same in every run (see log.py)
+        runs/gpt2-1/loss.png          the same as a picture, with matplotlib
+        runs/gpt2-1/checkpoints/      see checkpoint.py
+
+    Args:
+        model: its parameters must be those of the optimizer.
+        optimizer: the learning rate is set here before each step.
+        loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
+        batches: called with a step; yields the batch of that step, of the next, and so on.
+        schedule: gives the learning rate of a step, counted from 0.
+        settings: see TrainSettings.
+        folder: of the run; created if missing.
+        tokens_per_step: on all ranks together, to show the speed.
+        evaluate: returns what to log each `evaluate_every` steps; "validation_loss" decides which
+            checkpoint is the best.
+        belongs_to: what must be equal for a checkpoint to fit this run, group by group; for
+            example {"model": {"layers": 2}, "data": {"key": "0f3a"}}.
+        ranks: the processes that train together.
+        scaler: for float16.
+    Attributes:
+        step: how many steps were done.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        batches: Callable[[int], Iterator[Batch]],
+        schedule: Callable[[int], float],
+        settings: TrainSettings,
+        folder: Path,
+        *,
+        tokens_per_step: int = 0,
+        evaluate: Callable[[], Mapping[str, float]] | None = None,
+        belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
+        ranks: Ranks | None = None,
+        scaler: LossScaler | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self.settings, self.folder = settings, folder
+        self.step = 0
+        self._loss, self._batches, self._schedule = loss, batches, schedule
+        self._evaluate, self._belongs_to = evaluate, dict(belongs_to or {})
+        self._ranks: Ranks = OneProcess() if ranks is None else ranks
+        self._tokens_per_step = tokens_per_step
+        self._device = backend.device_of(optimizer.flat.data)
+        self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
+        self._pending: list[tuple[int, float, Array, Array]] = []  # step, rate, loss, norm
+        self._skipped = 0
+        self._saved: Path | None = None
+        self._log: MetricsLog | None = None  # while it runs, on the rank that saves
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of this run's checkpoints."""
+        return self.folder / "checkpoints"
+
+    def resume(self) -> bool:
+        """Go on from the newest checkpoint of the folder that is whole.
+
+        Returns:
+            False where there is none yet: the run begins at the beginning.
+        Raises:
+            CheckpointError: it belongs to another model, vocabulary or data, or all are damaged.
+        """
+        found = load_latest(self.checkpoints)
+        if found is None:
+            return False
+        self.load(found)
+        self._saved = found.path
+        return True
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Take over everything from a checkpoint; nothing changes when it does not fit.
+
+        Raises:
+            CheckpointError: it belongs to another model, vocabulary or data.
+        """
+        for name, expected in self._belongs_to.items():
+            check_same(checkpoint, name, expected)
+        arrays = checkpoint.arrays("model")
+        check_arrays(checkpoint, arrays, self._model_arrays())
+        generator, metrics = checkpoint.entry("generator"), checkpoint.entry("metrics")
+        if self.scaler is not None:
+            self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
+        numbers = checkpoint.entry("optimizer")
+        self.optimizer.load_state_dict({**checkpoint.arrays("optimizer"), **numbers})
+        self.model.load_state_dict(arrays)
+        random.set_state(generator)
+        self._measured = dict(metrics)
+        self.step = checkpoint.step
+
+    def run(self) -> Outcome:
+        """Train until all steps are done or somebody asks to stop; leave a checkpoint behind.
+
+        Raises:
+            TrainingError: a loss or gradient is not finite, and `nan` is "stop".
+            CheckpointError: a checkpoint cannot be written.
+        """
+        settings, shown = self.settings, self._ranks.is_main
+        first, end = self.step, settings.steps
+        if settings.stop_after is not None:
+            end = min(end, first + settings.stop_after)
+        if shown:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._log = MetricsLog(self._metrics, first or -1)
+        self._progress = Progress(settings.steps, first, self._tokens_per_step, shown)
+        batches, stop = self._batches(first), False
+        try:
+            with Interrupts() as interrupts, self._progress:
+                if first == 0:
+                    self._measure()
+                while self.step < end and not stop:
+                    self._train_step(next(batches))
+                    measures = self._due(settings.evaluate_every)
+                    saves = self._due(settings.checkpoint_every) or self.step == end
+                    if measures or saves or self._due(settings.log_every):
+                        stop = self._read(interrupts.received is not None)
+                    if measures:
+                        self._measure()
+                    if saves or stop:
+                        self._save()
+        finally:
+            if hasattr(batches, "close"):
+                batches.close()
+            if self._log is not None:
+                self._log.close()
+        if shown and settings.plot:
+            plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
+        finished = self.step == settings.steps
+        return Outcome(
+            self.step, finished, self._skipped, self._progress.tokens_per_second, self._saved
+        )
+
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.settings.steps
+
+    def _train_step(self, batch: Batch) -> None:
+        """Do one step; leave its loss and gradient norm on the device, in `_pending`."""
+        settings, optimizer = self.settings, self.optimizer
+        optimizer.zero_grad()
+        total: Array = 0.0
+        for part in _parts(batch, settings.accumulate):
+            loss = self._loss(*_moved(part, self._device))
+            total = total + loss.data
+            if settings.accumulate > 1:
+                loss = loss * (1 / settings.accumulate)
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self._ranks.reduce_gradients(optimizer.flat.grad)
+        optimizer.lr = self._schedule(self.step)
+        norm = optimizer.step(max_norm=settings.clip or math.inf, scaler=self.scaler)
+        self.step += 1
+        self._pending.append((self.step, optimizer.lr, total, norm))
+        self._measured = {}
+
+    def _read(self, wants_stop: bool) -> bool:
+        """Log what the device has measured; return whether any rank was asked to stop."""
+        pending, self._pending = self._pending, []
+        losses = [float(loss) / self.settings.accumulate for _, _, loss, _ in pending]
+        *sums, stops = self._ranks.sum([*losses, float(wants_stop)])
+        for (step, rate, _, device_norm), total in zip(pending, sums, strict=True):
+            loss, norm = total / self._ranks.ranks, float(device_norm)
+            self._skipped += not math.isfinite(norm)
+            if self._log is not None:
+                measured = {"loss": loss, "lr": rate, "gradient_norm": norm}
+                finite = {k: v if math.isfinite(v) else None for k, v in measured.items()}
+                self._log.write({"step": step, **finite})
+            self._check_finite(step, loss, norm)
+            self._progress.update(step, loss, rate, norm)
+        return stops > 0
+
+    def _check_finite(self, step: int, loss: float, norm: float) -> None:
+        """Act as `nan` says. A scaled norm may overflow now and then: the scaler sees to that."""
+        if math.isfinite(loss) and (math.isfinite(norm) or self.scaler is not None):
+            return
+        what = f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}"
+        if self.settings.nan == "skip":
+            _log.warning("%s; the step was skipped, %d so far", what, self._skipped)
+            return
+        kept = f"the last good checkpoint is {self._saved}" if self._saved else "none was saved yet"
+        raise TrainingError(
+            f"train: {what}, expected finite numbers; {kept}. Try a lower learning rate, or "
+            "--nan skip to leave out such steps"
+        )
+
+    def _measure(self) -> None:
+        """Evaluate and log; the time it takes does not count as training."""
+        if self._evaluate is None:
+            return
+        began = time.perf_counter()
+        self._measured = dict(self._evaluate())
+        if self._log is not None:
+            self._log.write({"step": self.step, **self._measured})
+            values = "  ".join(f"{name} {value:.4f}" for name, value in self._measured.items())
+            _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
+        self._progress.pause(time.perf_counter() - began)
+
+    def _save(self) -> None:
+        if self._log is None:
+            return
+        began = time.perf_counter()
+        self._log.sync()
+        state = self.optimizer.state_dict()
+        numbers = {name: value for name, value in state.items() if not is_array(value)}
+        arrays = {name: value for name, value in state.items() if is_array(value)}
+        self._saved = save_checkpoint(
+            self.checkpoints,
+            self.step,
+            {"model": self._model_arrays(), "optimizer": arrays},
+            {
+                **self._belongs_to,
+                "settings": asdict(self.settings),
+                "optimizer": numbers,
+                "scaler": None if self.scaler is None else self.scaler.state_dict(),
+                "generator": random.get_state(),
+                "metrics": self._measured,
+            },
+            self.settings.keep,
+        )
+        self._progress.pause(time.perf_counter() - began)
+
+    def _model_arrays(self) -> dict[str, Array]:
+        return {name: tensor.data for name, tensor in self.model.state_dict().items()}
+
+    @property
+    def _metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+
+def _parts(batch: Batch, count: int) -> Iterator[Batch]:
+    """Cut the rows of a batch into equal parts."""
+    rows = len(batch[0])
+    if rows % count:
+        raise ArgumentError(
+            f"train: a batch has {rows} rows, expected a multiple of accumulate, {count}"
+        )
+    size = rows // count
+    for start in range(0, rows, size):
+        yield tuple(array[start : start + size] for array in batch)
+
+
+def _moved(batch: Batch, device: str) -> Batch:
+    return tuple(backend.to_device(array, device) for array in batch)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples import train_gpt2
+from tensorgrad import backend
+from tensorgrad.data import Tokenizer
+from tensorgrad.models.generate import generate
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.train import checkpoint
+from tensorgrad.train.log import read_metrics
+from tests.source_tree import ROOT
+
+TINY = "--layers 1 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --warmup 2 --no-plot"
+SHORT = "--steps 12 --evaluate-every 6 --checkpoint-every 4 --evaluation-batches 2 --sample 8"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    lines = [f"def add_{i}(a, b):\n    return a + b + {i}\n\n" for i in range(400)]
+    path.write_text("<|endoftext|>".join(lines))
+    return path
+
+
+@pytest.fixture
+def options(text: Path, tmp_path: Path) -> list[str]:
+    places = ["--data", str(text), "--cache", str(tmp_path / "cache"), "--device", "cpu"]
+    return [*places, "--out", str(tmp_path / "run"), *TINY.split(), *SHORT.split()]
+
+
+def parameters(folder: Path) -> dict[str, bytes]:
+    newest = checkpoint.load_latest(folder / "checkpoints")
+    assert newest is not None
+    assert newest.step == 12
+    return {name: array.tobytes() for name, array in newest.arrays("model").items()}
+
+
+def test_a_run_leaves_what_it_promises(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_gpt2.main(options) == 0
+    assert capsys.readouterr().out.startswith("def ")
+    folder = tmp_path / "run"
+    saved = json.loads((folder / "config.json").read_text())
+    assert (saved["steps"], saved["width"], saved["dtype"]) == (12, 16, "float32")
+    losses = [
+        record["validation_loss"]
+        for record in read_metrics(folder / "metrics.jsonl")
+        if "validation_loss" in record
+    ]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert len(list((folder / "checkpoints").iterdir())) == 2
+
+
+def test_a_checkpoint_is_enough_to_generate(options: list[str], tmp_path: Path) -> None:
+    train_gpt2.main(options)
+    found = checkpoint.load_best(tmp_path / "run" / "checkpoints")
+    model = GPT2(GPT2Config(**found.state["model"]))
+    model.load_state_dict(found.arrays("model"))
+    tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.json")
+    tokens = generate(model, tokenizer.encode("def "), 5, temperature=0)
+    assert len(tokenizer.decode(tokens)) > 0
+
+
+def test_a_run_goes_on_as_if_nothing_had_happened(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        train_gpt2.main(options)
+        whole = tmp_path / "run"
+        whole.rename(tmp_path / "whole")
+        train_gpt2.main([*options, "--stop-after", "5"])
+        assert f"--resume {whole}" in caplog.text
+        assert train_gpt2.main(["--resume", str(whole), "--stop-after", "3"]) == 0
+        assert train_gpt2.main(["--resume", str(whole), "--stop-after", "100"]) == 0
+    assert parameters(whole) == parameters(tmp_path / "whole")
+    curves = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "whole")]
+    assert curves[0] == curves[1]
+
+
+def fails(arguments: list[str], caplog: pytest.LogCaptureFixture) -> str:
+    caplog.clear()
+    assert train_gpt2.main(arguments) == 1
+    return caplog.records[-1].getMessage()
+
+
+def test_what_contradicts_the_run_is_refused(
+    options: list[str], tmp_path: Path, text: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = str(tmp_path / "run")
+    assert "has no config.json" in fails(["--resume", folder], caplog)
+    train_gpt2.main([*options, "--stop-after", "4"])
+    before = parameters_at(folder, 4)
+    assert f"{folder} holds a run" in fails(options, caplog)
+    message = fails(["--resume", folder, "--lr", "1", "--width", "32"], caplog)
+    assert "--lr is 0.002 there, got 1.0; --width is 16 there, got 32" in message
+    text.write_text(text.read_text() * 2)
+    assert "is of another" in fails(["--resume", folder], caplog)
+    assert parameters_at(folder, 4) == before
+
+
+def parameters_at(folder: str, step: int) -> dict[str, bytes]:
+    path = Path(folder) / "checkpoints" / f"step-{step:08d}"
+    found = checkpoint.load_checkpoint(path)
+    return {name: array.tobytes() for name, array in found.arrays("model").items()}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--steps", "0"], "--steps: got 0, expected 1 or more"),
+        (["--heads", "3"], "expected a multiple of heads"),
+        (["--data", "missing.txt"], "missing.txt"),
+        (["--context", "5000"], "expected 5,001 or more"),
+        (["--device", "tpu"], "device: got 'tpu'"),
+        (["--accumulate", "3"], "a batch has 4 rows, expected a multiple of accumulate, 3"),
+    ],
+)
+def test_bad_options_are_named(
+    options: list[str], more: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert message in fails([*options, *more], caplog)
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_gpt2.main(["--stepz", "3"])
+    assert "--stepz" in capsys.readouterr().err
+
+
+def test_runs_without_a_name_are_numbered(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    at = options.index("--out")
+    unnamed = [*options[:at], *options[at + 2 :], "--stop-after", "1"]
+    for name in ("gpt2-1", "gpt2-2"):
+        assert train_gpt2.main(unnamed) == 0
+        assert (tmp_path / "runs" / name / "config.json").exists()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bfloat16-parameters", "float16"])
+def test_16_bits_learn_as_well(options: list[str], tmp_path: Path, dtype: str) -> None:
+    assert train_gpt2.main([*options, "--dtype", dtype]) == 0
+    losses = [
+        record["validation_loss"]
+        for record in read_metrics(tmp_path / "run" / "metrics.jsonl")
+        if "validation_loss" in record
+    ]
+    assert losses[-1] < losses[0]
+
+
+def test_it_runs_as_a_program_and_stops_when_asked(options: list[str], tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert process.poll() is None, process.communicate()[1]
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert output == ""
+    assert f"to go on: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
+    assert "Traceback" not in errors
+    assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
+
+
+def test_the_sample_may_begin_with_nothing(options: list[str]) -> None:
+    settings, _, _ = train_gpt2.read_command_line([*options, "--prompt", ""])
+    corpus = train_gpt2.prepare_corpus(settings)
+    model = GPT2(settings.model(corpus.tokenizer.vocab_size))
+    assert isinstance(train_gpt2.write_sample(settings, model, corpus), str)
+
+
+def test_an_old_gpu_gets_another_type(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Device:
+        compute_capability = "75"
+
+    cupy: Any = type("cupy", (), {"cuda": type("cuda", (), {"Device": lambda index: Device})})
+    monkeypatch.setattr(backend, "gpu_count", lambda: 1)
+    monkeypatch.setattr(backend, "gpu_index", lambda device: 0)
+    monkeypatch.setattr(backend, "cupy", cupy)
+    for given, got in (("bfloat16", "float16"), ("bfloat16-parameters", "float32")):
+        settings, _, _ = train_gpt2.read_command_line([*options, "--dtype", given])
+        chosen, _ = train_gpt2.choose_device(settings)
+        assert chosen.dtype == got
+        assert "has no bfloat16 (compute capability 75)" in caplog.text

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor
+from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
+from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
+from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loop import OneProcess, Trainer, mean_loss
+from tests.disk import full_disk
+from tests.source_tree import ROOT
+from tests.train.tiny_run import MODEL, SMALL, make_trainer
+
+
+def bits(trainer: Trainer) -> dict[str, bytes]:
+    """Return everything that the next step depends on."""
+    optimizer = trainer.optimizer.state_dict()
+    found = {name: t.numpy().tobytes() for name, t in trainer.model.state_dict().items()}
+    found |= {f"optimizer {name}": np.asarray(v).tobytes() for name, v in optimizer.items()}
+    if trainer.scaler is not None:
+        found["scaler"] = str(trainer.scaler.state_dict()).encode()
+    return found
+
+
+def metrics(folder: Path) -> bytes:
+    return (folder / "metrics.jsonl").read_bytes()
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [load_checkpoint(path).step for path in list_checkpoints(folder / "checkpoints")]
+
+
+def test_a_run_learns_and_leaves_what_it_should(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, plot=True)
+    outcome = trainer.run()
+    assert outcome.finished
+    assert (outcome.step, outcome.skipped) == (24, 0)
+    assert outcome.tokens_per_second > 0
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in records if "loss" in r] == list(range(1, 25))
+    measured = {r["step"]: r["validation_loss"] for r in records if "validation_loss" in r}
+    assert list(measured) == [0, 6, 12, 18, 24]
+    assert measured[0] == pytest.approx(math.log(32), abs=0.1)
+    assert measured[24] < measured[0] - 0.3
+    first = next(r for r in records if r["step"] == 1)
+    assert first["lr"] == pytest.approx(1e-2 / 4)
+    assert first["gradient_norm"] > 0
+    assert steps_of(tmp_path) == [24, 20]
+    assert outcome.checkpoint == tmp_path / "checkpoints" / "step-00000024"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16-parameters", "float16"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_in_pieces_equals_one_in_one(tmp_path: Path, dtype: str, accumulate: int) -> None:
+    options: dict[str, Any] = {"dtype": dtype, "accumulate": accumulate}
+    whole = make_trainer(tmp_path / "whole", **options)
+    whole.run()
+    for stop_after in (3, 4, 6, None):
+        part = make_trainer(tmp_path / "parts", stop_after=stop_after, **options)
+        assert part.resume() == (part.step > 0)
+        outcome = part.run()
+        assert outcome.finished == (stop_after is None)
+    assert part.step == 24
+    assert bits(part) == bits(whole)
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+def test_nothing_to_resume_begins_at_the_beginning(tmp_path: Path) -> None:
+    assert not make_trainer(tmp_path).resume()
+
+
+def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = make_trainer(tmp_path / "whole")
+    whole.run()
+    make_trainer(tmp_path / "parts", stop_after=12).run()
+    newest = list_checkpoints(tmp_path / "parts" / "checkpoints")[0]
+    (newest / "model.safetensors").write_bytes(b"")
+    again = make_trainer(tmp_path / "parts")
+    assert again.resume()
+    assert again.step == 10
+    assert "step-00000012" in caplog.text
+    again.run()
+    assert bits(again) == bits(whole)
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+def test_looking_at_the_loss_less_often_changes_nothing(tmp_path: Path) -> None:
+    for every in (1, 7):
+        make_trainer(tmp_path / str(every), log_every=every).run()
+    assert metrics(tmp_path / "1") == metrics(tmp_path / "7")
+
+
+def test_parts_of_a_batch_add_up_to_it(tmp_path: Path) -> None:
+    ends = []
+    for accumulate in (1, 4):
+        config = replace(MODEL, dropout=0.0)
+        trainer = make_trainer(tmp_path / str(accumulate), None, config, accumulate=accumulate)
+        trainer.run()
+        ends.append(np.concatenate([p.numpy().ravel() for p in trainer.model.parameters()]))
+    one, four = ends
+    assert not np.array_equal(one, four)  # else nothing was cut
+    np.testing.assert_allclose(one, four, rtol=0, atol=2e-4)
+
+
+def test_a_batch_that_does_not_divide_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="4 rows, expected a multiple of accumulate, 3"):
+        make_trainer(tmp_path, accumulate=3).run()
+
+
+def poison(trainer: Trainer, *steps: int) -> None:
+    """Make the loss of some steps, counted from 1, NaN."""
+    good = trainer._loss
+
+    def loss(*batch: Any) -> Tensor:
+        bad = trainer.step + 1 in steps and trainer.model.training
+        return good(*batch) * (math.nan if bad else 1.0)
+
+    trainer._loss = loss
+
+
+def test_nan_stops_the_run_and_names_the_last_good_checkpoint(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    poison(trainer, 13)
+    with pytest.raises(TrainingError, match=r"step 13: the loss is nan.*step-00000010"):
+        trainer.run()
+    assert steps_of(tmp_path) == [10, 5]
+    again = make_trainer(tmp_path)
+    assert again.resume()
+    again.run()
+    whole = make_trainer(tmp_path / "whole")
+    whole.run()
+    assert bits(again) == bits(whole)
+    assert metrics(tmp_path) == metrics(tmp_path / "whole")
+
+
+def test_nan_before_any_checkpoint_says_so(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, log_every=100)
+    poison(trainer, 2)
+    with pytest.raises(TrainingError, match=r"step 2: .*none was saved yet.*--nan skip"):
+        trainer.run()
+    assert steps_of(tmp_path) == []
+
+
+def test_nan_can_be_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(tmp_path, nan="skip")
+    poison(trainer, 3, 4)
+    outcome = trainer.run()
+    assert outcome.finished
+    assert outcome.skipped == 2
+    assert "step 4: the loss is nan" in caplog.text
+    assert "skipped, 2 so far" in caplog.text
+    assert all(np.isfinite(p.numpy()).all() for p in trainer.model.parameters())
+    assert trainer.optimizer.state_dict()["step"] == 22
+    record = next(r for r in read_metrics(tmp_path / "metrics.jsonl") if r["step"] == 3)
+    assert record["loss"] is None
+    assert record["gradient_norm"] is None
+
+
+def test_an_overflow_of_the_loss_scale_is_no_reason_to_stop(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, dtype="float16")
+    assert trainer.scaler is not None
+    trainer.scaler.load_state_dict({"scale": 2.0**100, "streak": 0})
+    outcome = trainer.run()
+    assert outcome.finished
+    assert outcome.skipped > 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "tests.train.tiny_run", str(tmp_path)]
+    options = ["--steps", "100000", "--checkpoint-every", "100000", "--no-plot"]
+    process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        while not (tmp_path / "metrics.jsonl").exists():
+            assert process.poll() is None
+        process.send_signal(number)
+        rest = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    (step,) = steps_of(tmp_path)
+    assert rest == f"stopped after {step}\n"
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == step
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(tmp_path: Path) -> None:
+    make_trainer(tmp_path, stop_after=5).run()
+    trainer = make_trainer(tmp_path)
+    trainer.resume()
+    with full_disk(8192), pytest.raises(CheckpointError, match=r"cannot write .*step-00000010"):
+        trainer.run()
+    assert steps_of(tmp_path) == [5]
+    again = make_trainer(tmp_path)
+    assert again.resume()
+    assert again.run().finished
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    make_trainer(tmp_path, stop_after=1).run()
+    other = make_trainer(tmp_path, None, replace(MODEL, layers=2))
+    before = bits(other)
+    with pytest.raises(CheckpointError, match="another model: layers is 1 there, expected 2"):
+        other.resume()
+    unnamed = make_trainer(tmp_path, None, replace(MODEL, vocab_size=33), belongs_to={})
+    with pytest.raises(CheckpointError, match=r"tokens\.weight is float32\[32, 16\] there"):
+        unnamed.resume()
+    trainer = make_trainer(tmp_path / "state")
+    trainer.run()
+    (path, *_) = list_checkpoints(tmp_path / "state" / "checkpoints")
+    found = load_checkpoint(path)
+    del found.state["generator"]
+    with pytest.raises(CheckpointError, match="has no 'generator'"):
+        trainer.load(found)
+    words = {"tokenizer": {"sha256": "00"}}
+    with pytest.raises(CheckpointError, match="another tokenizer: sha256 is None there"):
+        make_trainer(tmp_path, belongs_to=words).resume()
+    assert bits(other) == before
+
+
+class Two:
+    """The first of two ranks, the second of which measures and computes the same."""
+
+    rank, ranks, is_main = 0, 2, True
+
+    def __init__(self, stops: bool = False) -> None:
+        self.reduced = 0
+        self.stops = stops
+
+    def reduce_gradients(self, flat_grad: Any) -> None:
+        self.reduced += 1
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [2 * value for value in values[:-1]] + [values[-1] + self.stops]
+
+
+def test_ranks_reduce_once_a_step_and_log_their_mean(tmp_path: Path) -> None:
+    two = Two()
+    make_trainer(tmp_path, two, accumulate=2).run()
+    assert two.reduced == 24
+    losses = [r["loss"] for r in read_metrics(tmp_path / "metrics.jsonl") if "loss" in r]
+    assert losses[0] == pytest.approx(math.log(32), abs=0.2)
+
+
+def test_a_rank_that_was_asked_to_stop_stops_all(tmp_path: Path) -> None:
+    outcome = make_trainer(tmp_path, Two(stops=True)).run()
+    assert (outcome.step, outcome.finished) == (1, False)
+    assert steps_of(tmp_path) == [1]
+
+
+class Second(OneProcess):
+    is_main = False
+
+
+def test_other_ranks_write_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        outcome = make_trainer(tmp_path / "run", Second(), plot=True).run()
+    assert outcome.finished
+    assert list(tmp_path.iterdir()) == []
+    assert caplog.records == []
+
+
+def test_the_mean_loss_weights_rows(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    seen = []
+
+    def loss(x: Any) -> Tensor:
+        seen.append(trainer.model.training)
+        return Tensor(np.asarray(x.mean()))
+
+    batches = [(np.array([1.0, 2.0, 6.0]),), (np.array([11.0]),)]
+    assert mean_loss(trainer.model, loss, batches) == 5.0
+    assert seen == [False, False]
+    assert trainer.model.training
+    with pytest.raises(ArgumentError, match="batches is empty"):
+        mean_loss(trainer.model, loss, [])
+
+
+def test_an_error_in_the_data_ends_the_run_and_its_reader(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    closed = []
+
+    def batches(step: int) -> Iterator[Any]:
+        try:
+            yield from ()
+            raise OSError("gone")
+        finally:
+            closed.append(step)
+
+    trainer._batches = batches
+    with pytest.raises(OSError, match="gone"):
+        trainer.run()
+    assert closed == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warmup": 24}, "--warmup: got 24, expected less than --steps, 24"),
+        ({"dtype": "int8"}, "--dtype: got 'int8', expected one of float32"),
+        ({"keep": 0}, "--keep: got 0, expected 1 or more"),
+        ({"nan": "ignore"}, "--nan: got 'ignore', expected one of stop, skip"),
+    ],
+)
+def test_settings_out_of_range_are_named(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make_trainer(tmp_path, **options)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "inverse-square-root"])
+def test_schedules(schedule: str, tmp_path: Path) -> None:
+    settings = make_trainer(tmp_path, schedule=schedule, steps=104).settings
+    rates = [settings.learning_rate(step) for step in range(104)]
+    assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
+    last = {"cosine": 0.001, "linear": 0.001, "constant": 0.01, "inverse-square-root": 0.00196}
+    assert rates[-1] == pytest.approx(last[schedule], rel=0.1)
+    assert max(rates) == pytest.approx(SMALL["lr"])

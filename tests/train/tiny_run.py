@@ -1,0 +1,104 @@
+"""A training run of a second or two, for tests; also a program that tests may kill.
+
+python -m tests.train.tiny_run FOLDER [--resume] [options of TrainSettings]
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import random
+from tensorgrad.data import TokenLoader
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.tensor import Tensor
+from tensorgrad.train import config
+from tensorgrad.train.loop import Ranks, Trainer, mean_loss
+from tensorgrad.train.settings import TrainSettings
+
+MODEL = GPT2Config(vocab_size=32, context=8, layers=1, heads=2, width=16, dropout=0.1)
+SMALL: dict[str, Any] = {
+    "steps": 24,
+    "warmup": 4,
+    "batch": 4,
+    "lr": 1e-2,
+    "evaluate_every": 6,
+    "checkpoint_every": 5,
+    "plot": False,
+}
+
+
+def tokens() -> np.ndarray[Any, Any]:
+    """Return text of a kind: each token follows from the one before, mostly."""
+    rng = np.random.default_rng(0)
+    ids = np.zeros(2000, np.uint16)
+    for i in range(1, len(ids)):
+        ids[i] = (5 * ids[i - 1] + 3 + rng.integers(0, 2)) % 32
+    return ids
+
+
+def make_trainer(
+    folder: Path,
+    ranks: Ranks | None = None,
+    model_config: GPT2Config = MODEL,
+    belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Trainer:
+    """Return a trainer at step 0; options are those of TrainSettings."""
+    settings = TrainSettings(**{**SMALL, **options})
+    random.seed(settings.seed)
+    model = GPT2(model_config).to(settings.parameter_dtype)
+    precision = settings.precision()
+    rank, count = (ranks.rank, ranks.ranks) if ranks else (0, 1)
+    train, validation = (
+        TokenLoader(part, settings.batch, model.context, settings.seed, rank, count)
+        for part in (tokens()[:1800], tokens()[1800:])
+    )
+
+    def loss(x: Any, y: Any) -> Tensor:
+        with precision():
+            return model.forward(Tensor(x), Tensor(y))
+
+    def evaluate() -> dict[str, float]:
+        batches = validation.evaluation_batches(3)
+        return {"validation_loss": mean_loss(model, loss, batches, ranks)}
+
+    return Trainer(
+        model,
+        settings.optimizer(model.named_parameters()),
+        loss,
+        train.iterate,
+        settings.learning_rate,
+        settings,
+        folder,
+        tokens_per_step=settings.batch * model.context,
+        evaluate=evaluate,
+        belongs_to={"model": asdict(model_config)} if belongs_to is None else belongs_to,
+        ranks=ranks,
+        scaler=settings.scaler(),
+    )
+
+
+def main() -> None:
+    """Train in the folder that the command line names."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    folder, *rest = sys.argv[1:]
+    resuming = "--resume" in rest
+    options = [word for word in rest if word != "--resume"]
+    given = vars(config.parser(TrainSettings, "").parse_args(options))
+    trainer = make_trainer(Path(folder), **given)
+    if resuming:
+        trainer.resume()
+    print("ready", flush=True)
+    outcome = trainer.run()
+    print("finished" if outcome.finished else f"stopped after {outcome.step}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
