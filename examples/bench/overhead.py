@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def backward_time(f: Callable[[Tensor], Tensor]) -> float:
     return best(once)
 
 
-def numpy_time(f: Callable[[np.ndarray], np.ndarray]) -> float:  # type: ignore[type-arg]
+def numpy_time(f: Callable[[Any], Any]) -> float:
     """Return the time of the array work alone, in microseconds."""
     a = np.ones(1, "float32")
 
@@ -73,6 +74,7 @@ def main() -> None:
     """Print one line an op."""
     one = Tensor(np.ones(1, "float32"), requires_grad=True)
     a = one.data
+    rows: list[tuple[str, Callable[[Tensor], Tensor], Callable[[Any], Any], Callable[[Any], Any]]]
     rows = [
         ("add", lambda x: ops.add(x, one), lambda x: x + a, lambda x: x + a),  # + sums for `one`
         ("multiply", lambda x: ops.multiply(x, one), lambda x: x * a, lambda x: x * a * a + a),
