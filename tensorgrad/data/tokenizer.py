@@ -26,6 +26,9 @@ _WORD = re.compile(
 # In any text a word ends before ASCII whitespace that follows a visible character. (Unicode has
 # more whitespace, but Python and the tokenizers library do not agree on what it is.)
 _CUT = re.compile(r"(?<=\S)(?=[ \t\n\r\f\v])")
+# What is longer than any word (the letters of a genome, say) would train for hours.
+_LONG_WORD = re.compile(r"\S{1001}")
+_SHORT_WORDS = re.compile(r"\s*\S{1,1000}|\s+")
 _REMEMBERED = 1 << 18  # parts
 _PIECE = 1 << 15  # characters; long strings cost the library much memory
 
@@ -329,7 +332,10 @@ def _parts(text: str) -> list[str]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces of _PIECE characters or a little more, cut where words end."""
+    """Yield a text for training in pieces that end where words do; long words are cut."""
+    if _LONG_WORD.search(text):
+        yield from _SHORT_WORDS.findall(text)
+        return
     start = 0
     while cut := _CUT.search(text, start + _PIECE):
         yield text[start : cut.start()]

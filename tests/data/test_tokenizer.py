@@ -75,6 +75,16 @@ def test_training_compresses_and_cuts_without_a_trace(
     assert Tokenizer.train([TEXT], 600).to_json() == tokenizer.to_json()
 
 
+def test_words_that_would_train_for_hours_are_cut() -> None:
+    genome = "acgt" * 10_000
+    for text in (genome, f"a title\n{genome}\nan end "):
+        pieces = list(module._pieces(text))
+        assert "".join(pieces) == text
+        assert max(map(len, pieces)) <= 1001
+    tokenizer = Tokenizer.train([genome], 300)
+    assert tokenizer.decode(tokenizer.encode(genome)) == genome
+
+
 def test_training_gives_the_same_in_every_process(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT, encoding="utf-8", newline="")
     script = (
