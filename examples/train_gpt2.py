@@ -1,7 +1,7 @@
 """Train a GPT-2 on text and let it write: with the defaults a small one, on Python's own library.
 
     python examples/train_gpt2.py
-    python examples/train_gpt2.py --data my_texts/ --preset gpt2-124M --dtype bfloat16 --batch 32
+    python examples/train_gpt2.py --data my_texts --preset gpt2-124M --dtype bfloat16 --batch 32
     python examples/train_gpt2.py --resume runs/gpt2-1
 
 A run's folder gets config.json, tokenizer.json, metrics.jsonl, loss.png and checkpoints/. Ctrl-C

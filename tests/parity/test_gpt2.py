@@ -16,7 +16,7 @@ from tensorgrad.optim import AdamW
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-CONFIG = GPT2Config(vocab_size=211, context=48, layers=3, heads=4, width=64)
+CONFIG = GPT2Config(vocab_size=211, context=32, layers=3, heads=4, width=48)
 STEPS = 10
 LR, BETAS, DECAY = 1e-3, (0.9, 0.95), 0.1
 

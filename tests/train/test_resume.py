@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tests.source_tree import ROOT
 
@@ -38,6 +40,7 @@ def end_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_twenty_times(tmp_path: Path) -> None:
     undisturbed = start(tmp_path / "undisturbed")
     moments = random.Random(0)
