@@ -292,11 +292,12 @@ def nvrtc() -> Any:
 
 @cache
 def _headers() -> tuple[str, ...]:
-    """Return the folders of CUDA's own headers."""
+    """Return the folders of CUDA's own headers, and of the C++ ones that CuPy brings along."""
     from cuda import pathfinder  # comes with CuPy
 
     found = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl"))
-    return tuple(folder for folder in found if folder is not None)
+    bundled = Path(backend.cupy.__file__).parent / "_core/include/cupy/_cccl/libcudacxx"
+    return (*(folder for folder in found if folder is not None), str(bundled))
 
 
 def _canonical(kernel: str) -> str:
