@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -60,6 +61,7 @@ def commands() -> Iterator[object]:
 def test_a_python_block_runs(text: str, on_ranks: bool, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(text, encoding="utf-8")
+    shutil.copy(ROOT / "README.md", tmp_path)  # some text to read
     if on_ranks:
         run_ranks(script, 2)
         return
