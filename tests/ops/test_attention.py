@@ -8,15 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor, ops, random
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.ops.dropout import keep_mask
 from tests.opcheck import Case, check
 
 RNG = np.random.default_rng(11)
 
 
 def reference(
-    q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, scale: float | None = None
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
 ) -> Any:
     heads, tq, width = q.shape[1:]
     tk = k.shape[2]
@@ -29,7 +36,11 @@ def reference(
     largest = scores.max(-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(largest == -np.inf, 0, largest))
     total = weights.sum(-1, keepdims=True)
-    return weights / np.where(total == 0, 1, total) @ v
+    weights /= np.where(total == 0, 1, total)
+    if dropout:
+        random.seed(3)
+        weights *= keep_mask(weights.shape, dropout, like=q) / (1 - dropout)
+    return weights @ v
 
 
 def packed_reference(qkv: Any, heads: int, kv_heads: int, **options: Any) -> Any:
@@ -52,8 +63,13 @@ def case(
 ) -> Case:
     batch, heads, tq, width = q
     kv = (batch, kv_heads or heads, tq if tk is None else tk, width)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        random.seed(3)
+        return ops.attention(q, k, v, **on_device(options, q))
+
     return Case(
-        lambda q, k, v: ops.attention(q, k, v, **on_device(options, q)),
+        function,
         [q, kv, kv],
         lambda q, k, v: reference(q, k, v, **options),
         terms=max(1, tq, kv[2]) * width,
@@ -97,6 +113,8 @@ CASES = [
     case((2, 3, 31, 4), tk=33, mask=ADDED),
     case((2, 6, 31, 4), kv_heads=2, tk=33, mask=masked((2, 6, 31, 33)), causal=True),
     case((2, 3, 9, 4), mask=np.array(False)),
+    case((2, 3, 31, 4), dropout=0.3),
+    case((2, 6, 33, 4), kv_heads=2, dropout=0.5, causal=True, mask=PADDING),
     case((0, 3, 5, 4)),
     case((2, 3, 0, 4)),
     case((2, 3, 5, 4), tk=0),
