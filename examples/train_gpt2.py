@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings, folder, resuming = read_command_line(arguments)
         settings, device = choose_device(settings)
         train(settings, folder, resuming, OneProcess(), device)
-    except TensorgradError as error:
+    except (TensorgradError, OSError) as error:
         log.error("%s", error)
         return 1
     except KeyboardInterrupt:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -241,30 +242,27 @@ class Trainer:
         first, end = self.step, settings.steps
         if settings.stop_after is not None:
             end = min(end, first + settings.stop_after)
-        if shown:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._log = MetricsLog(self._metrics, first or -1)
         self._progress = Progress(settings.steps, first, self._tokens_per_step, shown)
-        batches, stop = self._batches(first), False
-        try:
-            with Interrupts() as interrupts, self._progress:
-                if first == 0:
+        with Interrupts() as interrupts, ExitStack() as stack, self._progress:
+            if shown:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._log = stack.enter_context(closing(MetricsLog(self._metrics, first or -1)))
+            batches = self._batches(first)
+            if isinstance(batches, Generator):
+                stack.enter_context(closing(batches))  # ends the thread that reads ahead
+            if first == 0:
+                self._measure()
+            stop = False
+            while self.step < end and not stop:
+                self._train_step(next(batches))
+                measures = self._due(settings.evaluate_every)
+                saves = self._due(settings.checkpoint_every) or self.step == end
+                if measures or saves or self._due(settings.log_every):
+                    stop = self._read(interrupts.received is not None)
+                if measures:
                     self._measure()
-                while self.step < end and not stop:
-                    self._train_step(next(batches))
-                    measures = self._due(settings.evaluate_every)
-                    saves = self._due(settings.checkpoint_every) or self.step == end
-                    if measures or saves or self._due(settings.log_every):
-                        stop = self._read(interrupts.received is not None)
-                    if measures:
-                        self._measure()
-                    if saves or stop:
-                        self._save()
-        finally:
-            if hasattr(batches, "close"):
-                batches.close()
-            if self._log is not None:
-                self._log.close()
+                if saves or stop:
+                    self._save()
         if shown and settings.plot:
             plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
         finished = self.step == settings.steps
@@ -303,8 +301,7 @@ class Trainer:
             self._skipped += not math.isfinite(norm)
             if self._log is not None:
                 measured = {"loss": loss, "lr": rate, "gradient_norm": norm}
-                finite = {k: v if math.isfinite(v) else None for k, v in measured.items()}
-                self._log.write({"step": step, **finite})
+                self._log.write({"step": step, **_finite(measured)})
             self._check_finite(step, loss, norm)
             self._progress.update(step, loss, rate, norm)
         return stops > 0
@@ -330,7 +327,7 @@ class Trainer:
         began = time.perf_counter()
         self._measured = dict(self._evaluate())
         if self._log is not None:
-            self._log.write({"step": self.step, **self._measured})
+            self._log.write({"step": self.step, **_finite(self._measured)})
             values = "  ".join(f"{name} {value:.4f}" for name, value in self._measured.items())
             _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
         self._progress.pause(time.perf_counter() - began)
@@ -353,7 +350,7 @@ class Trainer:
                 "optimizer": numbers,
                 "scaler": None if self.scaler is None else self.scaler.state_dict(),
                 "generator": random.get_state(),
-                "metrics": self._measured,
+                "metrics": _finite(self._measured),
             },
             self.settings.keep,
         )
@@ -365,6 +362,11 @@ class Trainer:
     @property
     def _metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace by None what JSON has no number for."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _parts(batch: Batch, count: int) -> Iterator[Batch]:

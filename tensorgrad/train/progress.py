@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -41,7 +42,7 @@ class Progress:
         self._stack = ExitStack()
 
     def __enter__(self) -> Progress:
-        if self._shown and sys.stderr.isatty():
+        if self._shown and _is_terminal():
             self._stack.enter_context(logging_redirect_tqdm())
             self._bar = self._stack.enter_context(
                 tqdm(
@@ -96,3 +97,13 @@ class Progress:
             "step %d/%d  loss %.3f  lr %.1e  gradient %.2f  %s  %s left",
             step, self._steps, loss, lr, gradient_norm, speed, left,
         )  # fmt: skip
+
+
+def _is_terminal() -> bool:
+    """Whether stderr is a terminal that says how large it is: without that tqdm shows nothing."""
+    if not sys.stderr.isatty():
+        return False
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).lines > 0
+    except (OSError, ValueError):
+        return True

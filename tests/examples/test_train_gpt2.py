@@ -168,8 +168,9 @@ def test_it_runs_as_a_program_and_stops_when_asked(options: list[str], tmp_path:
         stderr=subprocess.PIPE,
         text=True,
     )
+    metrics = tmp_path / "run" / "metrics.jsonl"
     try:
-        while not (tmp_path / "run" / "metrics.jsonl").exists():
+        while not (metrics.exists() and metrics.stat().st_size):
             assert process.poll() is None, process.communicate()[1]
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=60)

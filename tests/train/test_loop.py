@@ -186,7 +186,8 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, number: sign
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "ready\n"
-        while not (tmp_path / "metrics.jsonl").exists():
+        metrics_of_it = tmp_path / "metrics.jsonl"
+        while not (metrics_of_it.exists() and metrics_of_it.stat().st_size):
             assert process.poll() is None
         process.send_signal(number)
         rest = process.communicate(timeout=60)[0]
