@@ -199,9 +199,9 @@ def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
 
 
 def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
-    x = tensor_of(name, "x", x)
-    ndim = x.data.ndim
-    axes = tuple(range(ndim)) if axis is None else (axis_index(name, axis, ndim),)
+    if axis is not None:
+        axis_index(name, axis, tensor_of(name, "x", x).ndim)  # refuses several axes
+    x, axes = _operand(name, x, axis)
     return Tensor(_reduce(op, x.data, axes, keepdims, int64))
 
 
@@ -316,25 +316,28 @@ def sum_array(x: Array, axes: Axes, keepdims: bool = False, dtype: Dtype | None 
 
 def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:
     """Return x as a tensor and the axes to reduce in ascending order."""
-    x = tensor_of(op, "x", x)
-    return x, tuple(sorted(axis_tuple(op, axis, x.data.ndim)))
+    if type(x) is not Tensor:
+        x = tensor_of(op, "x", x)
+    ndim = x.data.ndim
+    if axis is None:
+        return x, tuple(range(ndim))
+    if type(axis) is int and -ndim <= axis < ndim:
+        return x, (axis % ndim,)
+    return x, tuple(sorted(axis_tuple(op, axis, ndim)))
 
 
 def _reduce(
     op: str, x: Array, axes: Axes, keepdims: bool, dtype: Dtype, parameter: float = 0
 ) -> Array:
     """Run an operation of reduce.cu, or its NumPy reference."""
-    if x.size == 0:
-        y = _reduce_empty(op, x, axes, dtype)
-    elif type(x) is np.ndarray:
-        y = np.asarray(_NUMPY[op](widened(x), axes, parameter))
-        y = _cast(y, dtype)
-    else:
-        y = reduce_cuda(op, x, axes, dtype, parameter)
+    if type(x) is np.ndarray and x.size:
+        y = _NUMPY[op](widened(x), axes, keepdims, parameter)
+        return _cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
+    y = (reduce_cuda if x.size else _reduce_empty)(op, x, axes, dtype, parameter)
     return _keep(y, x.shape, axes) if keepdims else y
 
 
-def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype) -> Array:
+def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype, parameter: float) -> Array:
     """Return what an operation makes of an array without elements."""
     shape = tuple([n for axis, n in enumerate(x.shape) if axis not in axes])
     if math.prod(shape) and op not in _OF_NOTHING:
@@ -384,7 +387,7 @@ def _as_float(x: Array) -> Array:
 
 
 def _cast(x: Array, dtype: Dtype) -> Array:
-    return x if x.dtype == dtype else x.astype(dtype)
+    return x if x.dtype is dtype or x.dtype == dtype else x.astype(dtype)
 
 
 def _count(shape: Shape, axes: Axes) -> int:
@@ -397,41 +400,64 @@ def _keep(y: Array, shape: Shape, axes: Axes) -> Array:
 
 
 def _spread(dy: Array, shape: Shape, axes: Axes) -> Array:
-    """Return a view of dy in the shape before reduction."""
-    return backend.namespace(dy).broadcast_to(_keep(dy, shape, axes), shape)
+    """Return dy in the shape before reduction, as a view where that is cheaper."""
+    dy = _keep(dy, shape, axes)
+    if type(dy) is not np.ndarray:
+        return backend.cupy.broadcast_to(dy, shape)
+    if math.prod(shape) > _SMALL:
+        return np.broadcast_to(dy, shape)
+    dx = np.empty(shape, dy.dtype)
+    dx[...] = dy
+    return dx
 
 
-def _var_numpy(x: Array, axes: Axes, divisor: float) -> Array:
+_SMALL = 4096  # up to here, NumPy copies faster than it makes a view that broadcasts
+
+
+def _var_numpy(x: Array, axes: Axes, keepdims: bool, divisor: float) -> Array:
     centered = x - x.mean(axes, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (centered * centered).sum(axes) / x.dtype.type(divisor)
+        return (centered * centered).sum(axes, keepdims=keepdims) / x.dtype.type(divisor)
 
 
-def _logsumexp_numpy(x: Array, axes: Axes, _: float) -> Array:
+def _logsumexp_numpy(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
     peak = x.max(axes, keepdims=True)
     shift = np.where(np.isfinite(peak), peak, 0)
     with np.errstate(divide="ignore"):
-        return (np.log(np.exp(x - shift).sum(axes, keepdims=True)) + shift).squeeze(axes)
+        y = np.log(np.exp(x - shift).sum(axes, keepdims=True)) + shift
+    return y if keepdims else y.squeeze(axes)
 
 
-def _arg_numpy(x: Array, axes: Axes, function: Any) -> Array:
-    return function(x) if len(axes) == x.ndim else function(x, axes[0])
+def _norm_two_numpy(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
+    return np.sqrt((x * x).sum(axes, keepdims=keepdims))
 
 
-# What the operations of reduce.cu mean: (x in its compute dtype, axes, parameter) -> array.
+def _arg_numpy(function: Any) -> Any:
+    def run(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
+        axis = axes[0] if len(axes) == 1 else None
+        return function(x, axis, None, keepdims=keepdims)
+
+    return run
+
+
+def _folded(function: Any) -> Any:
+    return lambda x, axes, keepdims, _: function.reduce(x, axes, None, None, keepdims)
+
+
+# What the operations of reduce.cu mean: (x in its compute dtype, axes, keepdims, parameter).
 _NUMPY: dict[str, Any] = {
-    "Sum": lambda x, axes, _: x.sum(axes),
-    "Mean": lambda x, axes, count: x.sum(axes) / x.dtype.type(count),
-    "Prod": lambda x, axes, _: x.prod(axes),
-    "Max": lambda x, axes, _: x.max(axes),
-    "Min": lambda x, axes, _: x.min(axes),
-    "ArgMax": lambda x, axes, _: _arg_numpy(x, axes, np.argmax),
-    "ArgMin": lambda x, axes, _: _arg_numpy(x, axes, np.argmin),
-    "Any": lambda x, axes, _: x.any(axes),
-    "All": lambda x, axes, _: x.all(axes),
+    "Sum": _folded(np.add),
+    "Mean": lambda x, axes, keepdims, n: x.sum(axes, keepdims=keepdims) / x.dtype.type(n),
+    "Prod": _folded(np.multiply),
+    "Max": _folded(np.maximum),
+    "Min": _folded(np.minimum),
+    "ArgMax": _arg_numpy(np.argmax),
+    "ArgMin": _arg_numpy(np.argmin),
+    "Any": _folded(np.logical_or),
+    "All": _folded(np.logical_and),
     "Var": _var_numpy,
     "LogSumExp": _logsumexp_numpy,
-    "NormOne": lambda x, axes, _: np.abs(x).sum(axes),
-    "NormTwo": lambda x, axes, _: np.sqrt((x * x).sum(axes)),
-    "NormMax": lambda x, axes, _: np.abs(x).max(axes),
+    "NormOne": lambda x, axes, keepdims, _: np.abs(x).sum(axes, keepdims=keepdims),
+    "NormTwo": _norm_two_numpy,
+    "NormMax": lambda x, axes, keepdims, _: np.abs(x).max(axes, keepdims=keepdims),
 }
