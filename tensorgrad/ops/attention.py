@@ -28,7 +28,7 @@ from tensorgrad.tensor import Tensor
 
 __all__ = ["attention", "attention_packed"]
 
-_ROWS = 64  # queries a block: fewer skip more of what is masked, more make larger products
+_CAUSAL_ROWS = 64  # queries a block: fewer skip more of what is masked, more multiply faster
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def attention_packed(
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None, ...]:
-    q, k, v, y, logsumexp, rule = saved
+    q, k, v, y, logsumexp, rule, _ = saved
     backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
     dtype = widened(q[:0]).dtype
     dq, dk, dv = (backend.empty(a.shape, dtype, like=a) for a in (q, k, v))
@@ -159,7 +159,7 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple
 def _backward_packed(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
-    qkv, heads, kv_heads, y, logsumexp, rule = saved
+    qkv, heads, kv_heads, y, logsumexp, rule, _ = saved
     backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
     dqkv = backend.empty(qkv.shape, widened(qkv[:0]).dtype, like=qkv)
     dy = dy.reshape(*dy.shape[:2], heads, y.shape[3]).swapaxes(1, 2)
@@ -191,7 +191,7 @@ def _forward(
     causal: bool,
     scale: float | None,
     dropout: float,
-) -> tuple[Array, tuple[Array, Array, _Rule]]:
+) -> tuple[Array, tuple[Array, Array, _Rule, Array | None]]:
     """Return the result and what backward needs beside q, k and v."""
     q, k, _ = arrays
     if not q.shape[3]:
@@ -209,7 +209,7 @@ def _forward(
     )
     forward = _forward_numpy if type(q) is np.ndarray else _forward_cuda
     y, logsumexp = forward(arrays, rule)
-    return y, (y, logsumexp, rule)
+    return y, (y, logsumexp, rule, bias)  # bias for the check that nobody assigned to a mask
 
 
 def _bias(op: str, mask: Any, shape: Shape, q: Array) -> tuple[Array, bool]:
@@ -334,7 +334,8 @@ class _Blocks:
         batch, heads, tq, _ = q_shape
         _, groups, tk, _ = k_shape
         each = heads // groups
-        count = min(_ROWS, max(16, backend.BLOCK // max(1, each * tk)), max(1, tq))
+        most = _CAUSAL_ROWS if causal else tq
+        count = min(most, tq, max(16, backend.BLOCK // max(1, each * tk)))
         together = max(1, backend.BLOCK // max(1, each * tk * count))
         self.units = [
             (b, slice(first * each, last * each), slice(first, last))
@@ -343,7 +344,7 @@ class _Blocks:
             if (last := min(first + together, groups))
         ]
         self.queries = []
-        for first in range(0, tq, count):
+        for first in range(0, tq, max(1, count)):
             last = min(first + count, tq)
             seen = min(max(last + tk - tq, 0), tk) if causal else tk
             self.queries.append((slice(first, last), seen))

@@ -169,6 +169,15 @@ def test_the_result_is_laid_out_for_the_projection_that_follows() -> None:
     assert y.flags.c_contiguous
 
 
+def test_assigning_to_a_mask_before_backward_is_noticed() -> None:
+    q = Tensor(np.ones((1, 1, 3, 2)), requires_grad=True)
+    mask = Tensor(np.zeros((3, 3)))
+    y = ops.attention(q, q, q, mask)
+    mask[0, 0] = 1.0
+    with pytest.raises(GradError, match=r"attention needs an array .* assigned to after"):
+        y.backward(np.ones(y.shape))
+
+
 def test_arguments_that_do_not_fit() -> None:
     def tensor(*shape: int, dtype: str = "float32") -> Tensor:
         return Tensor(np.ones(shape, dtype))
