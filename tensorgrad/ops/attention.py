@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from tensorgrad.tensor import Tensor
 
 __all__ = ["attention", "attention_packed"]
 
+_FEW = 16  # up to so many queries it does not pay to copy the keys into an order made for products
 _CAUSAL_ROWS = 64  # queries a block: fewer skip more of what is masked, more multiply faster
 
 
@@ -244,11 +245,12 @@ def _forward_numpy(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Arr
     y, logsumexp = _empty_result(q, q.dtype), np.empty(q.shape[:3], dtype)
     blocks = _Blocks(q.shape, k.shape, rule.causal)
     ones = np.ones(k.shape[2], dtype)
+    order: Literal["C", "K"] = "C" if q.shape[2] > _FEW else "K"
 
     def run(pieces: slice) -> None:
         for b, heads, groups in blocks.units[pieces]:
-            keys = np.ascontiguousarray(k[b, groups].swapaxes(-1, -2), dtype)
-            values = np.ascontiguousarray(v[b, groups], dtype)
+            keys = np.asarray(k[b, groups].swapaxes(-1, -2), dtype, order=order)
+            values = np.asarray(v[b, groups], dtype, order=order)
             for rows, seen in blocks.queries:
                 queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype, order="C")
                 weights = _product(queries, keys[:, :, :seen])
