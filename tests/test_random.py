@@ -262,7 +262,7 @@ def test_dropout_and_checkpoint_draw_from_the_default_generator() -> None:
         after = random.get_state()
         y.sum().backward()
         assert random.get_state() == after
-        np.testing.assert_array_equal(x.grad != 0, first.numpy() != 0)  # type: ignore[operator]
+        np.testing.assert_array_equal(x.grad != 0, first.numpy() != 0)
     finally:
         random.set_state(before)
 
@@ -325,8 +325,8 @@ def test_devices_agree_in_every_bit(shape: Any) -> None:
         found += [draws.permutation(math.prod(shape), device)]
         if shape:
             logits = np.random.default_rng(0).standard_normal(shape)
-            for dtype in FLOATS:
-                array = backend.to_device(logits.astype(dtype), device)
+            for kind in FLOATS:
+                array = backend.to_device(logits.astype(kind), device)
                 found.append(draws.categorical(Tensor(array)))
         keep = backend.to_device(np.empty(shape, bool_), device)
         philox.fill_keep(keep, draws.next_key(), 0.9)
