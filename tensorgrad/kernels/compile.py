@@ -26,7 +26,7 @@ _ENTRY = re.compile(
     r"Compiling entry function '(\w+)' for '\w+'(.*?)(?=ptxas info\s*: Compiling entry|\Z)",
     re.DOTALL,
 )
-_SERIALIZED = re.compile(r"^.*(?:C7510|C7511|C7515).*$", re.MULTILINE)
+_SERIALIZED = re.compile(r"^.*(?:C7508|C751[0-9]).*$", re.MULTILINE)
 _BATCH = 32  # instantiations of one file compiled together: headers are read once for all of them
 
 

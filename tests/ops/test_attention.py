@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops, random
+from tensorgrad import Tensor, backend, ops, random
+from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops.dropout import keep_mask
 from tests.opcheck import Case, check
@@ -118,7 +119,12 @@ CASES = [
     case((0, 3, 5, 4)),
     case((2, 3, 0, 4)),
     case((2, 3, 5, 4), tk=0),
+    case((1, 2, 129, 64), causal=True),
+    case((1, 4, 70, 64), kv_heads=2, tk=200, causal=True),
+    case((1, 2, 200, 64), tk=70, causal=True, scale=0.2),
+    case((1, 2, 65, 128), tk=31),
     packed_case((2, 5, 3 * 12), 3, 3),
+    packed_case((1, 130, 4 * 128), 2, 1, causal=True),
     packed_case((2, 129, 3 * 12), 3, 3, causal=True),
     packed_case((2, 33, 8 * 4), 4, 2, causal=True, mask=PADDING),
     packed_case((0, 5, 36), 3, 3),
@@ -129,6 +135,46 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_numpy(case: Case) -> None:
     check(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tq", "tk"),
+    [
+        (2, 2, 1024, 1024),
+        (4, 1, 1000, 1000),
+        (2, 2, 1, 700),
+        (3, 3, 333, 2049),
+        (2, 1, 300, 129),
+        (1, 1, 70, 8200),
+    ],
+)
+def test_kernels_of_16_bits_agree_with_float32(
+    heads: int, kv_heads: int, tq: int, tk: int, dtype: str, width: int, causal: bool
+) -> None:
+    rng = np.random.default_rng(tq)
+    kept = np.dtype(dtype) if dtype == "float16" else bfloat16
+    drawn = [
+        2 * rng.standard_normal((2, length, count, width)).astype("float32").swapaxes(1, 2)
+        for length, count in ((tq, heads), (tk, kv_heads), (tk, kv_heads), (tq, heads))
+    ]
+    arrays = [backend.to_device(a.astype(kept), "cuda") for a in drawn]
+
+    def run(arrays: list[Any]) -> list[Any]:
+        q, k, v = (Tensor(a, requires_grad=True) for a in arrays[:3])
+        y = ops.attention(q, k, v, causal=causal)
+        y.backward(arrays[3])
+        return [y.numpy(), *(backend.to_numpy(t.grad) for t in (q, k, v))]
+
+    got, again = run(arrays), run(arrays)
+    for one, two in zip(got, again, strict=True):
+        assert one.tobytes() == two.tobytes()
+    for narrow, wide in zip(got, run([a.astype("float32") for a in arrays]), strict=True):
+        error = np.linalg.norm(narrow.astype("float32") - wide)
+        assert error <= 6e-3 * np.linalg.norm(wide)
 
 
 def test_rows_with_nothing_to_attend_to_give_zeros_and_no_gradient() -> None:

@@ -1,0 +1,77 @@
+"""Tensor maps: how Hopper's copy engine is told the layout of an array. See hopper.cuh."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.backend import Array, Shape
+from tensorgrad.errors import KernelError
+
+TensorMap = Any  # numpy array of one element of 128 bytes, which CuPy passes to kernels by value
+_UINT16, _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE = 1, 0, 3, 3, 0
+
+
+def tensor_map(array: Array, box: Shape) -> TensorMap:
+    """Return the map of a 16-bit GPU array for copies of boxes of 64 or fewer columns.
+
+    Args:
+        array: any number of axes up to 5, as `fits` says.
+        box: lengths along the axes of the array; the last is 64, the others are at most 256.
+
+    Raises:
+        KernelError: the driver refused.
+    """
+    return _encode(array.data.ptr, array.shape, array.strides, box)
+
+
+def fits(array: Array) -> bool:
+    """Whether the copy engine can read the array where it lies: rows and strides of 16 bytes."""
+    return (
+        array.data.ptr % 16 == 0
+        and array.strides[-1] == array.itemsize
+        and all(
+            length == 1 or (stride > 0 and stride % 16 == 0)
+            for length, stride in zip(array.shape[:-1], array.strides[:-1], strict=True)
+        )
+    )
+
+
+@lru_cache(maxsize=4096)
+def _encode(pointer: int, shape: Shape, strides: Shape, box: Shape) -> TensorMap:
+    """Fill in the 128 bytes, whose address must be a multiple of 64."""
+    room = np.empty(192, np.uint8)
+    start = -room.ctypes.data % 64
+    encoded = room[start : start + 128]
+    rank = len(shape)
+    # A step along an axis of length 1 is never taken, so any that is allowed will do.
+    steps = [step if length > 1 else 16 for length, step in zip(shape, strides, strict=True)]
+    error = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(encoded.ctypes.data),
+        ctypes.c_int(_UINT16),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * rank)(*reversed(shape)),
+        (ctypes.c_uint64 * (rank - 1))(*reversed(steps[:-1])),
+        (ctypes.c_uint32 * rank)(*reversed(box)),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        ctypes.c_int(_NO_INTERLEAVE),
+        ctypes.c_int(_SWIZZLE_128),
+        ctypes.c_int(_PROMOTE_256),
+        ctypes.c_int(_ZEROS_OUTSIDE),
+    )
+    if error:
+        raise KernelError(
+            f"tensor_map: got CUDA error {error} for shape {shape}, strides {strides} and box "
+            f"{box}, expected a layout that the copy engine can read"
+        )
+    return encoded.view("V128")
+
+
+@cache
+def _driver() -> Any:
+    """Return the driver's library, which CuPy has loaded already."""
+    return ctypes.CDLL("libcuda.so.1")
