@@ -66,6 +66,16 @@ class DataParallel:
         self._comm = comm
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
 
+    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+        """Check that all ranks are at this step, and give all the arrays of rank 0.
+
+        Raises:
+            CommError: they are not, as where a host does not see the checkpoints of the others;
+                or the ranks have different arrays.
+        """
+        self._comm.agree("train", {"step": step})
+        broadcast_parameters(arrays, self._comm)
+
     def reduce_gradients(self, flat_grad: Array) -> None:
         """Replace the flat gradient buffer on every rank by the mean over the ranks."""
         all_reduce_gradients(flat_grad, self._comm)

@@ -63,6 +63,9 @@ class Ranks(Protocol):
     def is_main(self) -> bool:
         """Whether this rank shows progress and saves: one rank does."""
 
+    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+        """Check that all ranks are at this step, and give all the arrays of the main rank."""
+
     def reduce_gradients(self, flat_grad: Array) -> None:
         """Replace the flat gradient buffer on every rank by the mean over the ranks."""
 
@@ -76,6 +79,9 @@ class OneProcess:
     rank = 0
     ranks = 1
     is_main = True
+
+    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+        """Leave the arrays as they are."""
 
     def reduce_gradients(self, flat_grad: Array) -> None:
         """Leave the gradients as they are."""
@@ -242,6 +248,7 @@ class Trainer:
         first, end = self.step, settings.steps
         if settings.stop_after is not None:
             end = min(end, first + settings.stop_after)
+        self._begin_alike()
         self._progress = Progress(settings.steps, first, self._tokens_per_step, shown)
         with Interrupts() as interrupts, ExitStack() as stack, self._progress:
             if shown:
@@ -269,6 +276,12 @@ class Trainer:
         return Outcome(
             self.step, finished, self._skipped, self._progress.tokens_per_second, self._saved
         )
+
+    def _begin_alike(self) -> None:
+        """Give all ranks the main rank's state, and each its own stream of random numbers."""
+        optimizer = self.optimizer
+        self._ranks.begin(self.step, [*self._model_arrays().values(), *optimizer.state.values()])
+        random.set_state({**random.get_state(), "stream": self._ranks.rank})
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.settings.steps

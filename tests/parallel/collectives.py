@@ -183,6 +183,10 @@ def check_data_parallel(comm: Comm, device: str) -> None:
     assert (ranks.rank, ranks.ranks, ranks.is_main) == (comm.rank, comm.size, comm.rank == 0)
     assert ranks.sum([comm.rank, 0.5]) == [comm.size * (comm.size - 1) / 2, comm.size / 2]
     assert ranks.sum([]) == []
+    arrays = [backend.to_device(np.full(3, comm.rank + 1.0), device) for _ in range(2)]
+    ranks.begin(7, arrays)
+    for array in arrays:
+        same(array, np.ones(3))
     flat = backend.to_device(np.full(4, comm.rank, "float32"), device)
     ranks.reduce_gradients(flat)
     same(flat, np.full(4, (comm.size - 1) / 2, "float32"))
@@ -215,6 +219,10 @@ def check_disagreements(comm: Comm, device: str) -> None:
     fails(
         lambda: parallel.broadcast_parameters([x[:3]] * (1 + odd), comm),
         r"broadcast_parameters: arrays is \['float32 \(3,\)'\] on rank",
+    )
+    fails(
+        lambda: parallel.DataParallel(comm).begin(0 if odd else 20, []),
+        "train: step is 20 on rank.*, 0 on rank 1; expected the same on all ranks",
     )
     comm.agree("options", {"lr": 0.1})
     y = backend.to_device(np.ones(4, "float32"), device)

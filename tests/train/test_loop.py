@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor
+from tensorgrad import Tensor, random
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
@@ -241,6 +241,10 @@ class Two:
     def __init__(self, stops: bool = False) -> None:
         self.reduced = 0
         self.stops = stops
+        self.begun: tuple[int, set[int]] | None = None
+
+    def begin(self, step: int, arrays: Sequence[Any]) -> None:
+        self.begun = step, {id(array) for array in arrays}
 
     def reduce_gradients(self, flat_grad: Any) -> None:
         self.reduced += 1
@@ -261,6 +265,19 @@ def test_a_rank_that_was_asked_to_stop_stops_all(tmp_path: Path) -> None:
     outcome = make_trainer(tmp_path, Two(stops=True)).run()
     assert (outcome.step, outcome.finished) == (1, False)
     assert steps_of(tmp_path) == [1]
+
+
+def test_ranks_begin_alike_with_random_numbers_of_their_own(tmp_path: Path) -> None:
+    make_trainer(tmp_path, stop_after=1).run()
+    assert random.get_state()["stream"] == 0
+    ranks = Two()
+    ranks.rank, ranks.is_main = 1, False
+    trainer = make_trainer(tmp_path, ranks, stop_after=1)
+    trainer.resume()
+    trainer.run()
+    assert random.get_state()["stream"] == 1
+    arrays = [p.data for p in trainer.model.parameters()] + list(trainer.optimizer.state.values())
+    assert ranks.begun == (1, {id(array) for array in arrays})
 
 
 class Second(OneProcess):

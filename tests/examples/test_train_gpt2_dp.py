@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples import train_gpt2
+from tensorgrad.train.checkpoint import load_latest
+from tensorgrad.train.log import read_metrics
+from tests.ranks import mpirun, run_ranks
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.mpi
+PROGRAM = ROOT / "examples" / "train_gpt2_dp.py"
+MODEL = "--layers 2 --heads 2 --width 32 --context 32 --vocab 300 --batch 8"
+SHORT = "--steps 20 --warmup 4 --evaluate-every 10 --checkpoint-every 8 --evaluation-batches 3"
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("text")
+    lines = [f"def add_{i}(a, b):\n    return a + b + {i * i}\n\n" for i in range(400)]
+    (folder / "text.txt").write_text("<|endoftext|>".join(lines))
+    places = ["--data", str(folder / "text.txt"), "--cache", str(folder / "cache")]
+    rest = "--device cpu --no-plot --sample 8"
+    return [*places, *MODEL.split(), *SHORT.split(), *rest.split()]
+
+
+@pytest.fixture(scope="module")
+def alone(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert train_gpt2.main([*options, "--out", str(folder)]) == 0
+    return folder
+
+
+def same_run(found: Path, expected: Path) -> None:
+    """Compare losses, norms and parameters of two runs to 1e-6 relative."""
+    for record, other in zip(
+        read_metrics(found / "metrics.jsonl"),
+        read_metrics(expected / "metrics.jsonl"),
+        strict=True,
+    ):
+        assert record == pytest.approx(other, rel=1e-6, abs=0)
+    ours, others = (load_latest(folder / "checkpoints") for folder in (found, expected))
+    assert ours is not None
+    assert others is not None
+    assert ours.step == others.step == 20
+    parameters = others.arrays("model")
+    for name, array in ours.arrays("model").items():
+        a, b = array.astype("float64"), parameters[name].astype("float64")
+        if name.endswith("qkv.bias"):
+            # A bias of all keys alike changes no attention: its gradient is rounding alone, which
+            # Adam scales up to steps that differ.
+            a, b = np.delete(a.reshape(3, -1), 1, 0), np.delete(b.reshape(3, -1), 1, 0)
+        assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b), name
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_take_the_steps_of_one_process(
+    ranks: int, options: list[str], alone: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    result = run_ranks(PROGRAM, ranks, [*options, "--out", folder])
+    same_run(folder, alone)
+    assert result.stdout.count("def ") == 1  # the sample, once
+    assert len(re.findall(r"step 20/20  validation_loss", result.stderr)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    saved = json.loads((folder / "config.json").read_text())
+    assert saved == json.loads((alone / "config.json").read_text()) | {"out": str(folder)}
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(
+    options: list[str], alone: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    run_ranks(PROGRAM, 4, [*options, "--out", folder, "--stop-after", 5])
+    run_ranks(PROGRAM, 2, ["--resume", folder, "--stop-after", 8])
+    assert train_gpt2.main(["--resume", str(folder), "--stop-after", "100"]) == 0
+    same_run(folder, alone)
+
+
+def test_an_interrupt_stops_all_ranks_at_one_step(options: list[str], tmp_path: Path) -> None:
+    launcher = mpirun()
+    assert launcher is not None
+    folder = tmp_path / "run"
+    endless = [*options, "--out", str(folder), "--steps", "100000"]
+    command = [*launcher, "-n", "2", sys.executable, str(PROGRAM), *endless]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        end = time.monotonic() + 60
+        while not list(folder.glob("checkpoints/step-*")):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < end, "no checkpoint after 60 s"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    found = load_latest(folder / "checkpoints")
+    assert found is not None
+    stopped = re.search(r"stopped after step (\d+) of 100000; to go on: .* --resume", out)
+    assert stopped is not None, out
+    assert found.step == int(stopped[1])
+    assert "Traceback" not in out
+
+
+def test_what_the_command_line_says_wrong_is_said_once(options: list[str], tmp_path: Path) -> None:
+    result = run_ranks(PROGRAM, 2, ["--lr", "much"], check=False)
+    assert result.returncode == 2
+    assert result.stderr.count("error: argument --lr") == 1
+    assert "Traceback" not in result.stderr
+    folder = tmp_path / "run"
+    result = run_ranks(PROGRAM, 2, [*options, "--batch", 7, "--out", folder], check=False)
+    assert result.returncode == 1
+    assert result.stderr.count("batch has 7, expected a multiple of the 2 ranks") == 1
+    assert result.stderr.count("Traceback") == 1
