@@ -133,11 +133,7 @@ class Tokenizer:
         if first is None:
             raise DataError("Tokenizer.train: documents has no text, expected some")
         pieces = (piece for text in itertools.chain([first], texts) for piece in _pieces(text))
-        try:
-            inner.train_from_iterator(pieces, trainer)
-        except UnicodeEncodeError as error:
-            _check_surrogates("Tokenizer.train", [error.object])
-            raise
+        inner.train_from_iterator(_whole_characters("Tokenizer.train", pieces), trainer)
         return cls(inner, "the trained vocabulary")
 
     @classmethod
@@ -235,12 +231,9 @@ class Tokenizer:
         if len(self._known) > _REMEMBERED:
             self._known = {}
         known = self._known  # text repeats its words, and looking one up is fast
-        new = list({part for text in parts for part in text if part not in known})
-        try:
-            encodings = self._inner.encode_batch_fast(new, add_special_tokens=False)
-        except TypeError:
-            _check_surrogates("Tokenizer.encode", new)
-            raise
+        distinct = {part for text in parts for part in text if part not in known}
+        new = list(_whole_characters("Tokenizer.encode", distinct))
+        encodings = self._inner.encode_batch_fast(new, add_special_tokens=False)
         known.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
         return [[i for part in text for i in known[part]] for text in parts]
 
@@ -343,11 +336,13 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _check_surrogates(name: str, texts: Iterable[str]) -> None:
-    """Raise DataError where a text holds half of a surrogate pair, which UTF-8 cannot write."""
-    found = next(filter(None, map(_SURROGATE.search, texts)), None)
-    if found:
-        raise DataError(
-            f"{name}: text has {found.group()!r}, half of a surrogate pair, "
-            "expected text that can be written as UTF-8"
-        )
+def _whole_characters(name: str, texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts; raise DataError at half of a surrogate pair, which UTF-8 cannot write."""
+    for text in texts:
+        found = None if text.isascii() else _SURROGATE.search(text)
+        if found:
+            raise DataError(
+                f"{name}: text has {found.group()!r}, half of a surrogate pair, "
+                "expected text that can be written as UTF-8"
+            )
+        yield text
