@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from examples import train_gpt2
+from tensorgrad import backend
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
 from tests.ranks import mpirun, run_ranks
@@ -79,6 +80,15 @@ def test_ranks_take_the_steps_of_one_process(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     saved = json.loads((folder / "config.json").read_text())
     assert saved == json.loads((alone / "config.json").read_text()) | {"out": str(folder)}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(backend.gpu_count() < 2, reason="needs two GPUs")
+def test_two_gpus_take_the_steps_of_one(options: list[str], tmp_path: Path) -> None:
+    on_gpus = [*options, "--device", "cuda"]
+    assert train_gpt2.main([*on_gpus, "--out", str(tmp_path / "one")]) == 0
+    run_ranks(PROGRAM, 2, [*on_gpus, "--out", tmp_path / "two"])
+    same_run(tmp_path / "two", tmp_path / "one")
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(
