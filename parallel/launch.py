@@ -75,6 +75,7 @@ def end_all_ranks_on_error(rank: int, size: int, abort: Callable[[int], None]) -
         sys.stdout.flush()
         sys.stderr.write(title + "".join(lines))
         sys.stderr.flush()
+        time.sleep(0.5)  # the launcher loses what it has not read when the job is aborted
         abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
