@@ -23,6 +23,7 @@ from tensorgrad import errors
 # MPICH, Intel MPI, Slurm with pmi2; Open MPI; MVAPICH.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+_READ = 0.2  # seconds in which the launcher has surely read what a rank wrote
 
 
 def launched_ranks() -> int:
@@ -69,13 +70,13 @@ def end_all_ranks_on_error(rank: int, size: int, abort: Callable[[int], None]) -
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # An error that all ranks meet is shown once: rank 0 ends the job while the others wait.
-        time.sleep(0.25 * min(rank, 8))
+        time.sleep(4 * _READ * min(rank, 4))
         lines = traceback.format_exception(kind, error, trace)
         title = f"rank {rank} of {size}: uncaught {kind.__name__}, all ranks end\n"
         sys.stdout.flush()
         sys.stderr.write(title + "".join(lines))
         sys.stderr.flush()
-        time.sleep(0.5)  # the launcher loses what it has not read when the job is aborted
+        time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted
         abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
