@@ -33,7 +33,7 @@ from tensorgrad.train.settings import TrainSettings
 log = logging.getLogger("train_gpt2")
 
 # Small enough for two CPU cores and a few minutes.
-SMALL = GPT2Config(vocab_size=2048, context=128, layers=4, heads=4, width=128)
+SMALL = GPT2Config(vocab_size=1024, context=128, layers=2, heads=4, width=192)
 MODELS = {"small": SMALL, **PRESETS}
 
 
@@ -41,9 +41,9 @@ MODELS = {"small": SMALL, **PRESETS}
 class Settings(TrainSettings):
     """What can be said on the command line."""
 
-    steps: int = option(600, "optimizer steps in all", low=1)
-    batch: int = option(16, "sequences of a step, on all ranks together", low=1)
-    lr: float = option(2e-3, "highest learning rate", low=0)
+    steps: int = option(800, "optimizer steps in all", low=1)
+    batch: int = option(8, "sequences of a step, on all ranks together", low=1)
+    lr: float = option(3e-3, "highest learning rate", low=0)
     warmup: int = option(40, "steps in which the learning rate rises", low=0)
     data: str = option(
         "stdlib",
@@ -61,7 +61,8 @@ class Settings(TrainSettings):
     )
     dropout: float = option(0.0, "probability of leaving out an activation", low=0, high=1)
     validation: float = option(0.05, "share of the text to validate with", low=0, high=1)
-    evaluation_batches: int = option(10, "batches of validation text to measure with", low=1)
+    evaluate_every: int = option(200, "steps between two evaluations", low=1)
+    evaluation_batches: int = option(20, "batches of validation text to measure with", low=1)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
     out: str = option("", "folder of the run; runs/gpt2-1, -2, ... if none is given")
     cache: str = option("runs/data", "folder where prepared text is kept", free=True)

@@ -103,7 +103,7 @@ def test_what_contradicts_the_run_is_refused(
     before = parameters_at(folder, 4)
     assert f"{folder} holds a run" in fails(options, caplog)
     message = fails(["--resume", folder, "--lr", "1", "--width", "32"], caplog)
-    assert "--lr is 0.002 there, got 1.0; --width is 16 there, got 32" in message
+    assert "--lr is 0.003 there, got 1.0; --width is 16 there, got 32" in message
     text.write_text(text.read_text() * 2)
     assert "is of another" in fails(["--resume", folder], caplog)
     assert parameters_at(folder, 4) == before
