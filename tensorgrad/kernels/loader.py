@@ -169,7 +169,9 @@ def build(
         KernelError: NVRTC is missing, or the source does not compile.
     """
     compiler = nvrtc()
-    arguments = [*source.options, *options, f"-arch={target}", *(f"-I{f}" for f in _headers())]
+    # NVRTC takes generic lambdas for host functions unless told that there are none.
+    arguments = ["-default-device", *source.options, *options, f"-arch={target}"]
+    arguments += [f"-I{folder}" for folder in _headers()]
     program = compiler.createProgram(source.text, source.name, [], [])
     try:
         for kernel in kernels:

@@ -33,3 +33,89 @@ template <typename T> __device__ inline Vec<T> load_streaming(const T* p) {
     const int4 bits = __ldcs(reinterpret_cast<const int4*>(p));
     return reinterpret_cast<const Vec<T>&>(bits);
 }
+
+// 16 bytes as they lie in four registers. Kernels that hold a row keep it like this, two 16-bit
+// values a register, and unpack it for each pass.
+struct alignas(16) Words {
+    unsigned int words[4];
+};
+
+template <typename T> __device__ inline Words load_words(const T* p) {   // streaming, as above
+    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(p));
+    return {{bits.x, bits.y, bits.z, bits.w}};
+}
+
+__device__ inline void unpack(const Words& bits, double (&values)[2], double) {
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) values[i] = __hiloint2double(bits.words[2 * i + 1], bits.words[2 * i]);
+}
+__device__ inline void unpack(const Words& bits, float (&values)[4], float) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(bits.words[i]);
+}
+__device__ inline void unpack(const Words& bits, float (&values)[8], __half) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 pair = __half22float2(reinterpret_cast<const __half2&>(bits.words[i]));
+        values[2 * i] = pair.x;
+        values[2 * i + 1] = pair.y;
+    }
+}
+__device__ inline void unpack(const Words& bits, float (&values)[8], __nv_bfloat16) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {   // bfloat16 is the upper half of a float
+        values[2 * i] = __uint_as_float(bits.words[i] << 16);
+        values[2 * i + 1] = __uint_as_float(bits.words[i] & 0xffff0000u);
+    }
+}
+template <typename T> __device__ inline void unpack(const Words& bits, Compute<T> (&values)[VECTOR<T>]) {
+    unpack(bits, values, T());
+}
+
+// Let the compiler forget what it has unpacked, so that it holds these registers and no others.
+template <typename T> __device__ inline void keep_packed(Words& bits) {
+    if constexpr (sizeof(T) == 2)
+        asm volatile("" : "+r"(bits.words[0]), "+r"(bits.words[1]), "+r"(bits.words[2]), "+r"(bits.words[3]));
+}
+
+__device__ inline Words pack(const double (&values)[2], double) {
+    Words bits;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        bits.words[2 * i] = __double2loint(values[i]);
+        bits.words[2 * i + 1] = __double2hiint(values[i]);
+    }
+    return bits;
+}
+__device__ inline Words pack(const float (&values)[4], float) {
+    Words bits;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) bits.words[i] = __float_as_uint(values[i]);
+    return bits;
+}
+__device__ inline Words pack(const float (&values)[8], __half) {
+    Words bits;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const __half2 pair = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
+        bits.words[i] = reinterpret_cast<const unsigned int&>(pair);
+    }
+    return bits;
+}
+__device__ inline Words pack(const float (&values)[8], __nv_bfloat16) {
+    Words bits;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+        bits.words[i] = reinterpret_cast<const unsigned int&>(pair);
+    }
+    return bits;
+}
+
+// Round and write VECTOR<T> values to an aligned place.
+template <typename T> __device__ inline void store_values(T* p, const Compute<T> (&values)[VECTOR<T>]) {
+    const Words bits = pack(values, T());
+    // An assignment may be taken apart, and the parts are not always joined again.
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(__cvta_generic_to_global(p)),
+        "r"(bits.words[0]), "r"(bits.words[1]), "r"(bits.words[2]), "r"(bits.words[3]) : "memory");
+}

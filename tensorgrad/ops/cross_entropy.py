@@ -1,8 +1,9 @@
-"""Cross entropy of logits and integer targets. Tests: tests/ops/test_cross_entropy.py.
+"""Cross entropy of logits and integer targets. Kernels: kernels/cross_entropy.cu.
 
 Forward reads the logits once and keeps them with one number a row, the logarithm of the sum of
-exponentials; backward reads them once more and writes the gradient once. Statistics and losses
-are float32 for 16-bit logits.
+exponentials; backward reads them once more and writes the gradient once. On the GPU the gradient
+is written in forward already, see cross_entropy_cuda.py. Statistics and losses are float32 for
+16-bit logits. Tests: tests/ops/test_cross_entropy.py.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import record
+from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
+from tensorgrad.ops import cross_entropy_cuda
 from tensorgrad.ops.operand import float_tensor, integer_array, widened
 from tensorgrad.tensor import Tensor
 
@@ -70,21 +72,24 @@ def cross_entropy(
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {_REDUCTIONS}")
     backend.same_device(op, ("logits", "targets"), (logits.data, targets))
-    on_cpu = type(targets) is np.ndarray
+    if type(targets) is not np.ndarray:
+        wanted = mode.grad_enabled and logits.requires_grad
+        loss, saved = cross_entropy_cuda.forward(
+            logits.data, targets, ignore_index, label_smoothing, reduction, wanted
+        )
+        return record(op, loss, (logits,), cross_entropy_cuda.backward, saved)
     counted = targets == targets if ignore_index is None else targets != ignore_index
-    if on_cpu:
-        _check_targets(targets, counted, logits.shape[-1])
-    forward = _forward_numpy if on_cpu else _forward_cuda
+    _check_targets(targets, counted, logits.shape[-1])
     rows = logits.data.reshape(-1, logits.shape[-1])
     flat, counted = targets.reshape(-1).astype(np.int64, copy=False), counted.reshape(-1)
-    losses, logsumexp = forward(rows, flat, counted, label_smoothing)
+    losses, logsumexp = _forward_numpy(rows, flat, counted, label_smoothing)
     count = None
     if reduction == "none":
         loss = losses.reshape(targets.shape)
     else:
         loss = losses.sum()
         if reduction == "mean":
-            count = backend.namespace(flat).maximum(counted.sum(), 1).astype(losses.dtype)
+            count = np.maximum(counted.sum(), 1).astype(losses.dtype)
             loss = loss / count
     saved = (rows, flat, counted, logsumexp, count, label_smoothing, logits.shape)
     return record(op, loss, (logits,), _backward, saved)
@@ -95,8 +100,8 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple
     if count is not None:
         dy = dy / count
     scale = dy.reshape(-1) * counted  # of each example's gradient; broadcasts a scalar dy
-    backward = _backward_numpy if type(rows) is np.ndarray else _backward_cuda
-    return (backward(scale, rows, targets, counted, logsumexp, label_smoothing).reshape(shape),)
+    dlogits = _backward_numpy(scale, rows, targets, counted, logsumexp, label_smoothing)
+    return (dlogits.reshape(shape),)
 
 
 def _check_targets(targets: Array, counted: Array, vocabulary: int) -> None:
@@ -163,41 +168,3 @@ def _backward_numpy(
 
     backend.parallel_blocks(run, count, max(1, backend.BLOCK // vocabulary))
     return dlogits
-
-
-def _forward_cuda(
-    logits: Array, targets: Array, counted: Array, label_smoothing: float
-) -> tuple[Array, Array]:
-    cupy = backend.cupy
-    rows = widened(logits)
-    vocabulary = rows.shape[1]
-    if not rows.size:
-        return cupy.zeros(0, rows.dtype), cupy.zeros(0, rows.dtype)
-    largest = rows.max(-1)
-    logsumexp = cupy.log(cupy.exp(rows - largest[:, None]).sum(-1)) + largest
-    known = (targets >= 0) & (targets < vocabulary)
-    at_target = rows[cupy.arange(len(rows)), cupy.where(known, targets, 0)]
-    at_target = (1 - label_smoothing) * at_target
-    if label_smoothing:
-        at_target += label_smoothing * rows.mean(-1)
-    losses = cupy.where(known, logsumexp - at_target, rows.dtype.type("nan"))
-    return cupy.where(counted, losses, rows.dtype.type(0)), logsumexp
-
-
-def _backward_cuda(
-    scale: Array,
-    logits: Array,
-    targets: Array,
-    counted: Array,
-    logsumexp: Array,
-    label_smoothing: float,
-) -> Array:
-    cupy = backend.cupy
-    vocabulary = logits.shape[1]
-    at_target = cupy.arange(vocabulary) == targets[:, None]
-    dlogits = cupy.exp(widened(logits) - logsumexp[:, None])
-    dlogits -= (1 - label_smoothing) * at_target.astype(dlogits.dtype)
-    dlogits -= label_smoothing / vocabulary
-    dlogits *= scale[:, None]
-    dlogits[~counted] = 0
-    return dlogits.astype(logits.dtype, copy=False)

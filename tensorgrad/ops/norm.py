@@ -1,4 +1,4 @@
-"""Normalisation over the last axis. Tests: tests/ops/test_norm.py.
+"""Normalisation over the last axis. Kernels: kernels/norm.cu. Tests: tests/ops/test_norm.py.
 
 Statistics are float32 for 16-bit inputs, float64 for float64. What backward keeps is x and one
 or two numbers a row; the normalised rows are computed again.
@@ -15,6 +15,8 @@ from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.errors import ShapeError
+from tensorgrad.ops.norm_cuda import backward as _backward_cuda
+from tensorgrad.ops.norm_cuda import forward as _forward_cuda
 from tensorgrad.ops.operand import float_tensor, widened
 from tensorgrad.tensor import Tensor
 
@@ -166,43 +168,3 @@ def _backward_numpy(
 def _block(width: int) -> int:
     """Return how many rows to take at a time; up to four arrays of that length are in use."""
     return max(1, backend.BLOCK // (2 * max(width, 1)))
-
-
-def _forward_cuda(
-    x: Array, weight: Array | None, bias: Array | None, eps: float, centre: bool
-) -> tuple[Array, Array | None, Array]:
-    wide = widened(x)
-    mean = wide.mean(-1, keepdims=True) if centre else None
-    y = wide if mean is None else wide - mean
-    rstd = backend.cupy.reciprocal(backend.cupy.sqrt((y * y).mean(-1, keepdims=True) + eps))
-    y = y * rstd
-    if weight is not None:
-        y *= weight.astype(wide.dtype, copy=False)
-    if bias is not None:
-        y += bias.astype(wide.dtype, copy=False)
-    return y.astype(x.dtype, copy=False), mean, rstd
-
-
-def _backward_cuda(
-    dy: Array,
-    x: Array,
-    weight: Array | None,
-    mean: Array | None,
-    rstd: Array,
-    needs: Sequence[bool],
-) -> tuple[Array | None, ...]:
-    dy, wide = widened(dy), widened(x)
-    x_hat = (wide if mean is None else wide - mean) * rstd
-    rows = tuple(range(dy.ndim - 1))
-    dx = dweight = dbias = None
-    if needs[0]:
-        dx_hat = dy if weight is None else dy * weight.astype(wide.dtype, copy=False)
-        dx = dx_hat - x_hat * (dx_hat * x_hat).mean(-1, keepdims=True)
-        if mean is not None:
-            dx -= dx_hat.mean(-1, keepdims=True)
-        dx *= rstd
-    if needs[1]:
-        dweight = (dy * x_hat).sum(rows)
-    if needs[2]:
-        dbias = dy.sum(rows)
-    return dx, dweight, dbias

@@ -1,4 +1,6 @@
-"""Softmax and its logarithm along an axis. Tests: tests/ops/test_softmax.py.
+"""Softmax and its logarithm along an axis. Kernels: kernels/softmax.cu.
+
+Tests: tests/ops/test_softmax.py.
 
 Both subtract the maximum first, so that no exponential overflows. 16-bit floats are computed in
 float32 and rounded once. An axis whose values are all -inf gives NaN, as in PyTorch.
@@ -15,6 +17,8 @@ from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.ops.operand import axis_index, float_tensor, widened
+from tensorgrad.ops.softmax_cuda import backward as _backward_cuda
+from tensorgrad.ops.softmax_cuda import forward as _forward_cuda
 from tensorgrad.tensor import Tensor
 
 __all__ = ["log_softmax", "softmax"]
@@ -113,24 +117,3 @@ def _backward_numpy(dy: Array, y: Array, logarithm: bool) -> Array:
 
     backend.parallel_blocks(run, len(dy_rows), max(1, backend.BLOCK // width))
     return dx
-
-
-def _forward_cuda(x: Array, logarithm: bool) -> Array:
-    cupy = backend.cupy
-    if not x.size:
-        return backend.empty_like(x)
-    wide = widened(x)
-    y = wide - wide.max(-1, keepdims=True)
-    if logarithm:
-        y -= cupy.log(cupy.exp(y).sum(-1, keepdims=True))
-    else:
-        y = cupy.exp(y)
-        y /= y.sum(-1, keepdims=True)
-    return y.astype(x.dtype, copy=False)
-
-
-def _backward_cuda(dy: Array, y: Array, logarithm: bool) -> Array:
-    dy, y = widened(dy), widened(y)
-    if logarithm:
-        return dy - backend.cupy.exp(y) * dy.sum(-1, keepdims=True)
-    return y * (dy - (dy * y).sum(-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Adam and AdamW. Device functions: kernels/optim.cuh. Tests: tests/optim/test_adamw.py."""
+"""Adam and AdamW. Kernels: kernels/optim.cu. Tests: tests/optim/test_adamw.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.optim.optimizer import (
     DECAY,
@@ -16,7 +17,6 @@ from tensorgrad.optim.optimizer import (
     STEPS,
     Optimizer,
     check_range,
-    prepare_kernel,
 )
 
 
@@ -88,15 +88,9 @@ class Adam(Optimizer):
         p -= t
 
     def _step_cuda(self) -> None:
-        prepare = prepare_kernel("prepare_adam(hyper, s0, s1, s2, s3)", 4)
-        prepare(*self.betas, self.eps, self.weight_decay, self.hyper, size=1)
-        decay = (
-            "decays ? C(hyper[DECAY]) : C(1), C(0)"
-            if self._decoupled
-            else "C(1), decays ? s2 : C(0)"
-        )
-        call = f"adam(p, m, v, gradient, hyper, s0, s1, {decay})"
-        self._launch_update(call, *self.betas, self.weight_decay)
+        kernel = f"adam_step<{c_name(self.flat.data.dtype)}, {str(self._decoupled).lower()}>"
+        options = (*self.betas, self.eps, self.weight_decay)
+        self._launch("prepare_adam", options, kernel, *self.betas, self.weight_decay)
 
 
 class AdamW(Adam):

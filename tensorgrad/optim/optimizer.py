@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorgrad import autograd, backend, kernels
+from tensorgrad import autograd, backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, float64
+from tensorgrad.dtypes import float64
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.kernels.loader import load
 from tensorgrad.optim.clip import check_max_norm, clip_factor, sum_of_squares
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
     from tensorgrad.optim.scaler import LossScaler
 
 # Places in `Optimizer.hyper`: what the user sets, then what the device derives from it. A factor
-# of 0 means that the step is skipped. kernels/optim.cuh has the same list.
+# of 0 means that the step is skipped. kernels/optim.cu has the same list.
 LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
-_DEVICE_FUNCTIONS = (Path(kernels.__file__).parent / "optim.cuh").read_text(encoding="utf-8")
+_THREADS = 256  # as the kernels' __launch_bounds__
+_NULL = np.uintp(0)
 
 
 class Optimizer:
@@ -218,24 +218,17 @@ class Optimizer:
         """Do the same with two kernels: one thread that prepares, then all elements."""
         raise NotImplementedError
 
-    def _launch_update(self, call: str, *scalars: float) -> None:
-        """Run `call`, a call of a device function, on every element.
-
-        The call may name p, gradient, the state buffers, `hyper` (a pointer), `decays` (whether
-        weight decay applies to the element) and s0, s1, ... (the scalars).
-        """
-        flat, master = self.flat, self.state.get("master")
-        names = tuple(name for name in self.state if name != "master")
-        kernel = _update_kernel(call, names, len(scalars), flat.data.dtype, flat.grad.dtype)
-        weights = (flat.data,) if master is None else (flat.data, master)
-        kernel(
-            flat.grad,
-            self.hyper,
-            np.int64(flat.decayed),
-            *[flat.grad.dtype.type(scalar) for scalar in scalars],
-            *weights,
-            *[self.state[name] for name in names],
-        )
+    def _launch(self, prepare: str, options: tuple[float, ...], step: str, *scalars: float) -> None:
+        """Launch two kernels of optim.cu: one thread that prepares `hyper`, then all elements."""
+        load("optim.cu", prepare)((1,), (1,), (self.hyper, *map(np.float64, options)))
+        flat = self.flat
+        states: list[Any] = [self.state[name] for name in self.state if name != "master"]
+        load("optim.cu", step)(
+            (-(-flat.grad.nbytes // (_THREADS * 16)),),
+            (_THREADS,),
+            (flat.data, self.state.get("master", _NULL), *(states or [_NULL]), flat.grad,
+             self.hyper, np.int64(flat.size), np.int64(flat.decayed), *map(np.float64, scalars)),
+        )  # fmt: skip
 
 
 def check_range(op: str, name: str, value: float, end: float = math.inf) -> None:
@@ -250,32 +243,3 @@ def _take_over(parameters: Array, master: Array) -> None:
     changed = master.astype(parameters.dtype).view("uint16") != parameters.view("uint16")
     if changed.any():
         np.copyto(master, parameters, casting="unsafe", where=changed)
-
-
-@cache
-def prepare_kernel(call: str, scalars: int) -> Any:
-    """Return the kernel of one thread that derives the scalars of a step."""
-    return backend.cupy.ElementwiseKernel(
-        ", ".join(f"float64 s{i}" for i in range(scalars)),
-        "raw float64 hyper_",
-        f"double* hyper = &hyper_[0]; {call};",
-        call.partition("(")[0],
-        preamble=_DEVICE_FUNCTIONS,
-    )
-
-
-@cache
-def _update_kernel(call: str, states: tuple[str, ...], scalars: int, t: Any, c: Any) -> Any:
-    inputs = ["C gradient", "raw float64 hyper_", "int64 decayed"]
-    inputs += [f"{c} s{i}" for i in range(scalars)]
-    weights = ["C p"] if t == c else ["T parameter", "C p"]
-    before = "" if t == c else "take_over(parameter, p);"
-    after = "" if t == c else "parameter = T(p);"
-    return backend.cupy.ElementwiseKernel(
-        ", ".join(inputs),
-        ", ".join([*weights, *[f"C {name}" for name in states]]),
-        f"const double* hyper = &hyper_[0]; const bool decays = i < decayed;"
-        f"if (hyper[FACTOR] != 0) {{ {before} {call}; {after} }}",
-        f"{call.partition('(')[0]}_{c_name(t)}",
-        preamble=_DEVICE_FUNCTIONS,
-    )

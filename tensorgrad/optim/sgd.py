@@ -1,4 +1,4 @@
-"""Stochastic gradient descent. Device functions: kernels/optim.cuh.
+"""Stochastic gradient descent. Kernels: kernels/optim.cu.
 
 Tests: tests/optim/test_sgd.py.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.optim.optimizer import (
@@ -17,7 +18,6 @@ from tensorgrad.optim.optimizer import (
     STEPS,
     Optimizer,
     check_range,
-    prepare_kernel,
 )
 
 
@@ -87,10 +87,7 @@ class SGD(Optimizer):
         p -= t
 
     def _step_cuda(self) -> None:
-        prepare_kernel("prepare_sgd(hyper, s0)", 1)(self.dampening, self.hyper, size=1)
-        if not self.momentum:
-            call = "sgd(p, gradient, hyper, decays ? s1 : C(0))"
-        else:
-            kind = "sgd_nesterov" if self.nesterov else "sgd_momentum"
-            call = f"{kind}(p, momentum, gradient, hyper, s0, decays ? s1 : C(0))"
-        self._launch_update(call, self.momentum, self.weight_decay)
+        kind = 0 if not self.momentum else 2 if self.nesterov else 1
+        kernel = f"sgd_step<{c_name(self.flat.data.dtype)}, {kind}>"
+        options = (self.dampening,)
+        self._launch("prepare_sgd", options, kernel, self.momentum, self.weight_decay)

@@ -1,0 +1,83 @@
+"""GPU kernels beside PyTorch: time, GB/s or TFLOP/s, ratio, and share of the chip's ceiling.
+
+    python -m examples.bench.kernels norm softmax --json kernels.json
+
+GB/s counts the least bytes that must move (each input read once, each output written once). The
+ceiling is a copy on the device, measured in the same run. PyTorch's figures are left out where it
+is not installed; `--compiled` adds torch.compile, which takes seconds a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from examples.bench.timing import Job, copy_ceiling, milliseconds
+from tensorgrad import backend
+
+FAMILIES = ("norm", "softmax", "cross_entropy", "optimizers", "elementwise", "embedding")
+
+
+def measure(job: Job, ceiling: float, compiled: bool) -> dict[str, Any]:
+    """Return one line of the table."""
+    scale = 1e6 if job.unit == "GB/s" else 1e9
+    ours = milliseconds(job.ours)
+    peers = {
+        name: milliseconds(peer)
+        for name, peer in job.peers.items()
+        if compiled or name != "compiled"
+    }
+    line: dict[str, Any] = {"name": job.name, "size": job.size, "ms": ours, "unit": job.unit}
+    line["rate"] = job.amount / ours / scale
+    if job.unit == "GB/s":
+        line["share of copy"] = line["rate"] / ceiling
+    line["peers"] = {
+        name: {"ms": ms, "rate": job.amount / ms / scale, "ratio": ms / ours}
+        for name, ms in peers.items()
+    }
+    return line
+
+
+def show(line: dict[str, Any]) -> None:
+    """Print one line."""
+    share = f"{line['share of copy']:5.2f}" if "share of copy" in line else "     "
+    text = f"{line['name']:26} {line['size']:28} {line['ms']:8.3f} ms {line['rate']:7.0f} {share}"
+    for name, peer in line["peers"].items():
+        text += f"  {name} {peer['ms']:.3f} ms ({peer['ratio']:.2f}x)"
+    print(text, flush=True)
+
+
+def main() -> None:
+    """Measure the families named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("families", nargs="*", default=FAMILIES, help=", ".join(FAMILIES))
+    parser.add_argument("--json", type=Path, help="file to write")
+    parser.add_argument("--compiled", action="store_true", help="measure torch.compile too")
+    options = parser.parse_args()
+    if not backend.gpu_count():
+        parser.error("no GPU was found")
+    torch = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
+    ceiling = copy_ceiling()
+    gpu = backend.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    print(f"{gpu}, copy {ceiling:.0f} GB/s, PyTorch {torch.__version__ if torch else 'missing'}")
+    print(f"{'':26} {'':28} {'ours':>11} {'rate':>7} {'share':>5}")
+    lines = []
+    for family in options.families:
+        for job in importlib.import_module(f"examples.bench.{family}").jobs(torch):
+            lines.append(measure(job, ceiling, options.compiled))
+            show(lines[-1])
+            del job
+            backend.cupy.get_default_memory_pool().free_all_blocks()
+            if torch is not None:
+                torch.cuda.empty_cache()
+    if options.json is not None:
+        result = {"gpu": gpu, "copy GB/s": ceiling, "lines": lines}
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

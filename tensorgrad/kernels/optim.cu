@@ -1,0 +1,117 @@
+// Optimizer steps over flat buffers. Each element is read and written once: 28 bytes a parameter for
+// Adam in float32 (p, m, v both ways, the gradient in); 16-bit parameters add theirs both ways.
+//
+//   prepare_adam, prepare_sgd   one thread: the scalars of this step
+//   adam_step<T, DECOUPLED>     Adam; DECOUPLED: AdamW
+//   sgd_step<T, KIND>           KIND 0: plain, 1: momentum, 2: Nesterov's momentum
+//
+// `hyper` holds what changes from step to step, in device memory, so that neither a new launch
+// argument nor the host is needed: what the user sets, then what prepare_* derives from it. A FACTOR
+// of 0 skips the step. Buffers are aligned to 16 bytes, `size` and `decayed` (weight decay applies
+// to the elements before it) are multiples of 16 bytes. Launched by optim/optimizer.py.
+//
+// where: TYPE = double | float | __half | __nv_bfloat16
+// instantiate: {prepare_adam | prepare_sgd}
+// instantiate: adam_step<{TYPE}, {true | false}>
+// instantiate: sgd_step<{TYPE}, {0 | 1 | 2}>
+#include "types.cuh"
+
+enum Hyper { LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN };   // as in optim/optimizer.py
+
+// p -= lr * sqrt(c2) / c1 * m / (sqrt(v) + eps * sqrt(c2)), c1 = 1 - beta1^t, c2 = 1 - beta2^t,
+// is Adam's update with the corrections of bias moved out of the vectors.
+__global__ void prepare_adam(double* hyper, double beta1, double beta2, double eps, double weight_decay) {
+    if (hyper[FACTOR] == 0) return;
+    const double steps = ++hyper[STEPS];
+    const double root = sqrt(1 - pow(beta2, steps));
+    hyper[SIZE] = hyper[LR] * root / (1 - pow(beta1, steps));
+    hyper[EPS] = eps * root;
+    hyper[DECAY] = 1 - hyper[LR] * weight_decay;
+}
+
+__global__ void prepare_sgd(double* hyper, double dampening) {
+    if (hyper[FACTOR] == 0) return;
+    hyper[SIZE] = hyper[LR];
+    hyper[GAIN] = ++hyper[STEPS] == 1 ? 1 : 1 - dampening;
+}
+
+// Read the parameters in the compute type, hand them to `update`, and write them back. For 16-bit T
+// they live in `master`, and `data` is that rounded; where it no longer is, it was assigned to, and
+// the master copy takes it over.
+template <typename T, typename F>
+__device__ inline void update_parameters(T* data, Compute<T>* master, long long i, F update) {
+    using C = Compute<T>;
+    constexpr int N = VECTOR<C>;
+    Vec<T, N> rounded = load<N>(data + i);
+    Vec<C> p;
+    if constexpr (sizeof(T) == sizeof(C)) {
+        #pragma unroll
+        for (int j = 0; j < N; ++j) p.values[j] = rounded.values[j];
+    } else {
+        p = load<N>(master + i);
+        #pragma unroll
+        for (int j = 0; j < N; ++j)
+            if (C(T(p.values[j])) != C(rounded.values[j])) p.values[j] = C(rounded.values[j]);
+    }
+    update(p);
+    #pragma unroll
+    for (int j = 0; j < N; ++j) rounded.values[j] = T(p.values[j]);
+    store(data + i, rounded);
+    if constexpr (sizeof(T) != sizeof(C)) store(master + i, p);
+}
+
+template <typename T, bool DECOUPLED>
+__global__ void __launch_bounds__(256)
+adam_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __restrict__ m_all,
+          Compute<T>* __restrict__ v_all, const Compute<T>* __restrict__ grad,
+          const double* __restrict__ hyper, long long size, long long decayed, double beta1,
+          double beta2, double weight_decay) {
+    using C = Compute<T>;
+    constexpr int N = VECTOR<C>;
+    const long long i = (blockIdx.x * 256ll + threadIdx.x) * N;
+    const double factor = hyper[FACTOR];
+    if (i >= size || factor == 0) return;
+    const Vec<C> gradient = load<N>(grad + i);
+    Vec<C> m = load<N>(m_all + i), v = load<N>(v_all + i);
+    const C shrink = DECOUPLED && i < decayed ? C(hyper[DECAY]) : C(1);
+    const C decay = !DECOUPLED && i < decayed ? C(weight_decay) : C(0);
+    const C step = C(hyper[SIZE]), eps = C(hyper[EPS]);
+    const C keep1 = C(beta1), keep2 = C(beta2);
+    update_parameters(data, master, i, [&](Vec<C>& p) {
+        #pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const C g = gradient.values[j] * C(factor) + decay * p.values[j];
+            m.values[j] = keep1 * m.values[j] + (1 - keep1) * g;
+            v.values[j] = keep2 * v.values[j] + (1 - keep2) * g * g;
+            p.values[j] = p.values[j] * shrink - step * m.values[j] / (sqrt(v.values[j]) + eps);
+        }
+    });
+    store(m_all + i, m);
+    store(v_all + i, v);
+}
+
+template <typename T, int KIND>
+__global__ void __launch_bounds__(256)
+sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __restrict__ momentum_all,
+         const Compute<T>* __restrict__ grad, const double* __restrict__ hyper, long long size,
+         long long decayed, double momentum, double weight_decay) {
+    using C = Compute<T>;
+    constexpr int N = VECTOR<C>;
+    const long long i = (blockIdx.x * 256ll + threadIdx.x) * N;
+    const double factor = hyper[FACTOR];
+    if (i >= size || factor == 0) return;
+    const Vec<C> gradient = load<N>(grad + i);
+    Vec<C> m = {};
+    if constexpr (KIND > 0) m = load<N>(momentum_all + i);
+    const C decay = i < decayed ? C(weight_decay) : C(0), step = C(hyper[SIZE]), gain = C(hyper[GAIN]);
+    update_parameters(data, master, i, [&](Vec<C>& p) {
+        #pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const C g = gradient.values[j] * C(factor) + decay * p.values[j];
+            if constexpr (KIND > 0) m.values[j] = C(momentum) * m.values[j] + gain * g;
+            const C direction = KIND == 0 ? g : KIND == 1 ? m.values[j] : g + C(momentum) * m.values[j];
+            p.values[j] -= step * direction;
+        }
+    });
+    if constexpr (KIND > 0) store(momentum_all + i, m);
+}

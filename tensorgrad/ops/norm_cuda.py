@@ -1,0 +1,159 @@
+"""Launches of kernels/norm.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name, compute_dtype
+from tensorgrad.kernels.loader import load
+from tensorgrad.ops.rows_cuda import Layout, aligned, held, looped
+
+_NULL = np.uintp(0)
+_STAGES = 2  # as in the kernel
+_BLOCKS = 264  # that share the rows in backward; each leaves one partial row of dweight and dbias
+_COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias are summed by themselves
+
+
+def forward(
+    x: Array, weight: Array | None, bias: Array | None, eps: float, centre: bool
+) -> tuple[Array, Array | None, Array]:
+    """Return y and, for each row, the mean (None without `centre`) and 1 / deviation."""
+    x = backend.contiguous(x)
+    width = x.shape[-1]
+    rows = x.size // width if width else 0
+    compute = compute_dtype(x.dtype)
+    y = backend.empty_like(x)
+    mean = backend.empty((rows,), compute, like=x) if centre else None
+    rstd = backend.empty((rows,), compute, like=x)
+    if not rows:
+        return y, mean, rstd
+    weight, bias = _parameter(weight, x), _parameter(bias, x)
+    layout = None
+    if aligned(width, x, y, weight, bias):
+        layout = held(width * x.itemsize, (1, 2, 3, 4, 8), lanes=32, threads=64, most=256)
+    name = c_name(x.dtype)
+    if layout is not None:
+        kernel = f"norm_forward_rows<{name}, {layout.vectors}>"
+    else:
+        layout, kernel = looped(width), f"norm_forward_loop<{name}>"
+    load("norm.cu", kernel)(
+        layout.grid(rows),
+        layout.block,
+        (y, _pointer(mean), rstd, x, *_given(weight, x), *_given(bias, x), np.int64(rows),
+         np.int32(width), np.float64(eps)),
+    )  # fmt: skip
+    return y, mean, rstd
+
+
+def backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    mean: Array | None,
+    rstd: Array,
+    needs: Sequence[bool],
+) -> tuple[Array | None, ...]:
+    """Return dx, dweight and dbias, None where not needed; the latter two in the compute type."""
+    dy, x = backend.contiguous(dy), backend.contiguous(x)
+    rows, width = rstd.size, x.shape[-1]
+    dx = backend.empty_like(x) if needs[0] else None
+    dweight = backend.empty((width,), rstd.dtype, like=x) if needs[1] else None
+    dbias = backend.empty((width,), rstd.dtype, like=x) if needs[2] else None
+    if not rows:
+        for parameter in (dweight, dbias):
+            if parameter is not None:
+                parameter.fill(0)
+        return dx, dweight, dbias
+    weight = _parameter(weight, x)
+    layout = None
+    if dx is not None and aligned(width, x, dy, dx, weight):
+        layout = held(width * x.itemsize, (1, 2), lanes=512, threads=512, most=512)
+    if layout is not None:
+        partials = _rows(layout, dx, dy, x, weight, mean, rstd, any(needs[1:]))
+    else:
+        if dx is not None:
+            _loop(dx, dy, x, weight, mean, rstd)
+        partials = _columns(dy, x, mean, rstd) if any(needs[1:]) else None
+    if partials is not None:
+        load("norm.cu", f"norm_backward_parameters<{c_name(rstd.dtype)}>")(
+            (-(-2 * width // 32),),
+            (32, 32),
+            (_pointer(dweight), _pointer(dbias), partials, np.int32(len(partials)),
+             np.int32(width)),
+        )  # fmt: skip
+    return dx, dweight, dbias
+
+
+def _rows(
+    layout: Layout,
+    dx: Array,
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    mean: Array | None,
+    rstd: Array,
+    parameters: bool,
+) -> Array | None:
+    """Compute dx; return the partial rows of dweight and dbias when they are wanted."""
+    rows, width = rstd.size, x.shape[-1]
+    blocks = min(_BLOCKS, *layout.grid(rows))
+    partials = backend.empty((blocks, 2, width), rstd.dtype, like=x) if parameters else None
+    ring = _STAGES * layout.vectors * 2 * 16 * layout.threads * layout.groups
+    shared = max(ring, 2 * width * rstd.itemsize if layout.groups > 1 else 0)
+    load("norm.cu", f"norm_backward_rows<{c_name(x.dtype)}, {layout.vectors}>")(
+        (blocks,),
+        layout.block,
+        (dx, _pointer(partials), dy, x, *_given(weight, x), _pointer(mean), rstd, np.int64(rows),
+         np.int32(width)),
+        shared,
+    )  # fmt: skip
+    return partials
+
+
+def _loop(
+    dx: Array, dy: Array, x: Array, weight: Array | None, mean: Array | None, rstd: Array
+) -> None:
+    rows, width = rstd.size, x.shape[-1]
+    layout = looped(width)
+    load("norm.cu", f"norm_backward_loop<{c_name(x.dtype)}>")(
+        layout.grid(rows),
+        layout.block,
+        (dx, dy, x, *_given(weight, x), _pointer(mean), rstd, np.int64(rows), np.int32(width)),
+    )
+
+
+def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
+    rows, width = rstd.size, x.shape[-1]
+    chunk = -(-rows // _COLUMN_CHUNKS)
+    chunks = -(-rows // chunk)
+    partials = backend.empty((chunks, 2, width), rstd.dtype, like=x)
+    load("norm.cu", f"norm_backward_columns<{c_name(x.dtype)}>")(
+        (-(-width // 32), chunks),
+        (32, 8),
+        (partials, dy, x, _pointer(mean), rstd, np.int64(rows), np.int32(width), np.int64(chunk)),
+    )
+    return partials
+
+
+def _parameter(array: Array | None, x: Array) -> Array | None:
+    """Return weight or bias, contiguous, in the dtype of x or the one it is computed in."""
+    if array is None:
+        return None
+    if array.dtype != x.dtype:
+        array = array.astype(compute_dtype(x.dtype), copy=False)
+    return backend.contiguous(array)
+
+
+def _given(parameter: Array | None, x: Array) -> tuple[Any, Any]:
+    """Return the pointer, and whether it points to the type that x is computed in."""
+    wide = parameter is not None and parameter.dtype != x.dtype
+    return _pointer(parameter), np.bool_(wide)
+
+
+def _pointer(array: Array | None) -> Any:
+    return _NULL if array is None else array

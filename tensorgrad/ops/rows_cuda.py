@@ -1,0 +1,72 @@
+"""How rows are shared among threads. Device code: kernels/rows.cuh.
+
+All depends on the shape, the dtype and the alignment alone, never on the GPU, so that equal
+inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tensorgrad.backend import Array
+
+VECTOR_BYTES = 16  # what one access of one thread moves
+
+
+class Layout(NamedTuple):
+    """Threads for each row, rows for each block, and vectors that a thread holds of a row."""
+
+    threads: int
+    groups: int
+    vectors: int
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The shape of a block."""
+        return self.threads, self.groups
+
+    def grid(self, rows: int) -> tuple[int]:
+        """Return the blocks for one row a group."""
+        return (-(-rows // self.groups),)
+
+
+def aligned(width: int, *arrays: Array | None) -> bool:
+    """Whether rows of this many elements consist of whole 16-byte vectors in all arrays."""
+    return all(
+        a is None or (width * a.itemsize % VECTOR_BYTES == 0 and a.data.ptr % VECTOR_BYTES == 0)
+        for a in arrays
+    )
+
+
+def held(
+    row_bytes: int, vectors: Sequence[int], lanes: int, threads: int, most: int
+) -> Layout | None:
+    """Return how rows of whole vectors are held in registers, or None if they are too long.
+
+    Args:
+        row_bytes: a multiple of 16.
+        vectors: how many a thread may hold, ascending: the first with which `lanes` threads hold
+            a row is taken, else the last.
+        lanes: threads that a row shall have.
+        threads: that a block shall have.
+        most: threads that a row may have.
+    """
+    count = row_bytes // VECTOR_BYTES
+    own = next((v for v in vectors if v * lanes >= count), vectors[-1])
+    needed = -(-count // own)
+    needed = _power_of_two(needed) if needed <= 32 else -(-needed // 32) * 32
+    if needed > most:
+        return None
+    return Layout(needed, max(1, threads // needed), own)
+
+
+def looped(width: int, threads: int = 512, per_thread: int = 8) -> Layout:
+    """Return how rows of any width and alignment are gone through, in more than one pass."""
+    lanes = min(threads, _power_of_two(-(-width // per_thread)))
+    return Layout(lanes, max(1, threads // 2 // lanes), 1)
+
+
+def _power_of_two(n: int) -> int:
+    """Return the least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

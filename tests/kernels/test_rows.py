@@ -1,0 +1,123 @@
+"""Kernels that work on rows, at the widths where their paths change, against the NumPy path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, backend, no_grad, ops
+from tensorgrad.dtypes import FLOATS, bfloat16, float64
+from tests.opcheck import EPSILON
+
+pytestmark = pytest.mark.gpu
+
+ROWS = 37
+WIDTHS = [5, 8, 31, 64, 264, 768, 1023, 1600, 4096, 8192, 8200, 65536, 65537]
+OPS: dict[str, Callable[..., Tensor]] = {
+    "layer_norm": ops.layer_norm,
+    "rms_norm": lambda x, weight, bias: ops.rms_norm(x, weight),
+    "softmax": lambda x, weight, bias: ops.softmax(x),
+    "log_softmax": lambda x, weight, bias: ops.log_softmax(x),
+}
+TARGETS = np.random.default_rng(1).integers(0, 1 << 40, ROWS)
+
+
+def run(function: Callable[..., Tensor], arrays: list[Any], dy: Any) -> list[Any]:
+    """Return the value and the gradients, on the CPU."""
+    tensors = [Tensor(a, requires_grad=True) for a in arrays]
+    y = function(*tensors)
+    y.backward(dy)
+    found = [y.data, *(t.grad for t in tensors if t.grad is not None)]
+    return [backend.to_numpy(a) for a in found]
+
+
+def on_gpu(array: Any, shift: int = 0) -> Any:
+    """Return a copy on the GPU, `shift` elements past an aligned address."""
+    room = backend.cupy.empty(array.size + shift, array.dtype)
+    room[shift:] = backend.to_device(array, "cuda").reshape(-1)
+    return room[shift:].reshape(array.shape)
+
+
+def compare(function: Callable[..., Tensor], arrays: list[Any], dy: Any, dtype: Any) -> None:
+    """Compare the GPU with the CPU in float64, aligned or not, and with itself."""
+    wide = run(function, [a.astype(float64) for a in arrays], dy.astype(float64))
+    for shift in (0, 1):
+        gpu = run(function, [on_gpu(a, shift) for a in arrays], on_gpu(dy, shift))
+        again = run(function, [on_gpu(a, shift) for a in arrays], on_gpu(dy, shift))
+        for one, two, exact in zip(gpu, again, wide, strict=True):
+            assert one.tobytes() == two.tobytes()
+            scale = max(1e-2, float(np.abs(exact).max(initial=0)))
+            tolerance = 32 * EPSILON[dtype]
+            np.testing.assert_allclose(
+                one.astype(float64), exact, rtol=tolerance, atol=tolerance * scale
+            )
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("op", OPS)
+def test_rows_of_any_width(op: str, width: int, dtype: Any) -> None:
+    rng = np.random.default_rng(width)
+    shapes = [(ROWS, width), (width,), (width,), (ROWS, width)]
+    *arrays, dy = [rng.standard_normal(s).astype(dtype) for s in shapes]
+    compare(OPS[op], arrays, dy, dtype)
+
+
+@pytest.mark.parametrize("parameters", ["float32", "float64"])
+def test_parameters_of_another_dtype(parameters: str) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal((ROWS, 768)).astype(bfloat16) for _ in range(2))
+    weight, bias = (rng.standard_normal(768).astype(parameters) for _ in range(2))
+    compare(ops.layer_norm, [x, weight, bias], dy, bfloat16)
+
+
+def test_many_rows_share_blocks() -> None:
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal((20011, 264)).astype("float32") for _ in range(2))
+    weight, bias = (rng.standard_normal(264).astype("float32") for _ in range(2))
+    compare(ops.layer_norm, [x, weight, bias], dy, np.dtype("float32"))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("width", [2, 7, 64, 1023, 16385, 50257, 50304, 120001])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_cross_entropy(width: int, dtype: Any, smoothing: float, reduction: str) -> None:
+    rng = np.random.default_rng(width)
+    logits = (3 * rng.standard_normal((ROWS, width))).astype(dtype)
+    logits[3, width // 2] = -np.inf if width > 1 and not smoothing else 0
+    targets = TARGETS % width
+    targets[3] = 0
+    targets[5:9] = -100
+    dy = rng.uniform(1, 2, () if reduction == "mean" else ROWS)
+
+    def function(x: Tensor) -> Tensor:
+        ids = targets if backend.is_numpy(x.data) else backend.to_device(targets, "cuda")
+        return ops.cross_entropy(x, ids, label_smoothing=smoothing, reduction=reduction)
+
+    for weight in (np.ones_like(dy), dy):  # 1 is what forward prepares the gradient for
+        compare(function, [logits], np.asarray(weight).astype("float32"), dtype)
+
+
+def test_a_retained_graph_takes_another_dy() -> None:
+    logits = Tensor(backend.cupy.ones((2, 8), "float32"), requires_grad=True)
+    loss = ops.cross_entropy(logits, backend.cupy.array([1, 2]))
+    grads: list[Any] = []
+    for dy in (1, 3, 1):
+        logits.grad = None
+        loss.backward(np.float32(dy), retain_graph=True)
+        assert logits.grad is not None
+        grads.append(logits.grad.get())
+    np.testing.assert_allclose(grads[1], 3 * grads[0], rtol=1e-6)
+    np.testing.assert_allclose(grads[2], grads[0], rtol=1e-6)
+
+
+def test_the_loss_is_the_same_without_a_gradient() -> None:
+    logits = Tensor(backend.cupy.random.default_rng(0).standard_normal((5, 50304)), True)
+    targets = backend.cupy.arange(5)
+    with no_grad():
+        alone = ops.cross_entropy(logits, targets)
+    assert float(alone.data) == float(ops.cross_entropy(logits, targets).data)
