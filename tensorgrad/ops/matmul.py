@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, is_numpy, same_device
-from tensorgrad.dtypes import Dtype, bfloat16, compute_dtype, float16, float32
-from tensorgrad.errors import ShapeError
+from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.ops import matmul_cuda
 from tensorgrad.ops.operand import float_operand, promoted, tensor_of, widened
 from tensorgrad.ops.reduce import sum_array
 from tensorgrad.tensor import Tensor
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def matmul(a: Any, b: Any) -> Tensor:
+def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
     """Return the matrix product over the last axis of a and the second-to-last of b.
 
     y[..., i, j] = sum_k a[..., i, k] b[..., k, j]
@@ -37,6 +37,8 @@ def matmul(a: Any, b: Any) -> Tensor:
         a: (..., M, K), or (K,), which counts as one row that the result lacks.
         b: (..., K, N), or (K,), which counts as one column that the result lacks. The leading
             axes of a and b broadcast.
+        kernel: on the GPU, which of the kernels in docs/kernels.md multiplies, also in backward;
+            None takes the one that was the fastest.
 
     Returns:
         (..., M, N) in the dtype that NumPy promotes to.
@@ -44,6 +46,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     Raises:
         ShapeError: an operand has no axes, K differs, or the leading axes do not broadcast.
         DtypeError: NumPy has no common dtype for them.
+        ArgumentError: there is no such kernel here, or it does not do this product.
     """
     a, b = tensor_of("matmul", "a", a), tensor_of("matmul", "b", b)
     if mode.autocast is not None:
@@ -58,19 +61,21 @@ def matmul(a: Any, b: Any) -> Tensor:
             f"as a has shape {x.shape}"
         )
     dtype = promoted("matmul", ("a", "b"), (x, z))
-    try:
-        y = product(x, z, dtype)
-    except ValueError as error:
-        raise ShapeError(
-            f"matmul: a has shape {x.shape}, b {z.shape}, expected leading axes that broadcast"
-        ) from error
-    return record("matmul", y, (a, b), _matmul_backward, (x, z))
+    if x.ndim > 2 and z.ndim > 2 and x.shape[:-2] != z.shape[:-2]:
+        try:
+            np.broadcast_shapes(x.shape[:-2], z.shape[:-2])
+        except ValueError as error:
+            raise ShapeError(
+                f"matmul: a has shape {x.shape}, b {z.shape}, expected leading axes that broadcast"
+            ) from error
+    y = product(x, z, dtype, kernel)
+    return record("matmul", y, (a, b), _matmul_backward, (x, z, kernel))
 
 
 def _matmul_backward(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
-    a, b = saved
+    a, b, kernel = saved
     wide = compute_dtype(dy.dtype)
     if a.ndim == 1 and b.ndim == 1:
         dy = dy.reshape(1, 1)
@@ -82,23 +87,24 @@ def _matmul_backward(
     columns = b[:, None] if b.ndim == 1 else b
     da = db = None
     if needs[0]:
-        da = product(dy, columns.swapaxes(-1, -2), wide)
+        da = product(dy, columns.swapaxes(-1, -2), wide, kernel)
         da = da[..., 0, :] if a.ndim == 1 else da
     if needs[1]:
         if columns.ndim == 2 and rows.ndim > 2:  # one product sums over the leading axes too
             rows, dy = _flat(rows), _flat(dy)
-        db = product(rows.swapaxes(-1, -2), dy, wide)
+        db = product(rows.swapaxes(-1, -2), dy, wide, kernel)
         db = db[..., 0] if b.ndim == 1 else db
     return da, db
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
+def linear(x: Any, weight: Any, bias: Any = None, kernel: str | None = None) -> Tensor:
     """Return y = x W^T + b as one matrix product over all rows of x.
 
     Args:
         x: (..., in), any float dtype.
         weight: (out, in).
         bias: (out,) or None; added before the result is rounded.
+        kernel: as for `matmul`.
 
     Returns:
         (..., out), in the dtype that x and weight promote to.
@@ -106,6 +112,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     Raises:
         ShapeError: weight is not (out, in) or bias not (out,).
         DtypeError: an operand holds no floats.
+        ArgumentError: there is no such kernel here, or it does not do this product.
     """
     x, weight = tensor_of("linear", "x", x), tensor_of("linear", "weight", weight)
     if mode.autocast is not None:
@@ -130,40 +137,42 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
             float_operand("linear", name, operand)
     same_device("linear", names, [t.data for t in inputs])
     dtype = promoted("linear", names[:2], (a, w))
-    y = product(_flat(a), w.T, dtype if bias is None else compute_dtype(dtype))
+    y = product(_flat(a), w.T, dtype if bias is None else compute_dtype(dtype), kernel)
     if bias is not None:
         y += bias.data
         y = y.astype(dtype, copy=False)
     y = y.reshape(*a.shape[:-1], w.shape[0])
-    return record("linear", y, inputs, _linear_backward, (a, w))
+    return record("linear", y, inputs, _linear_backward, (a, w, kernel))
 
 
 def _linear_backward(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> list[Array | None]:
-    x, weight = saved
+    x, weight, kernel = saved
     wide = compute_dtype(dy.dtype)
     rows, dy_rows = _flat(x), _flat(dy)
-    dx = product(dy_rows, weight, dy.dtype).reshape(x.shape) if needs[0] else None
-    dweight = product(dy_rows.T, rows, wide) if needs[1] else None
+    dx = product(dy_rows, weight, dy.dtype, kernel).reshape(x.shape) if needs[0] else None
+    dweight = product(dy_rows.T, rows, wide, kernel) if needs[1] else None
     if len(needs) == 2:
         return [dx, dweight]
     return [dx, dweight, sum_array(dy_rows, (0,), dtype=wide) if needs[2] else None]
 
 
-def product(a: Array, b: Array, dtype: Dtype) -> Array:
+def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Array:
     """Return the matrix product of arrays by NumPy's rules, computed wide and rounded to `dtype`.
 
     Where b is one matrix, the leading axes of a are rows of one product.
     """
     if b.ndim == 2 and a.ndim > 2:
-        return product(_flat(a), b, dtype).reshape(*a.shape[:-1], b.shape[-1])
-    if not is_numpy(a) and a.dtype == b.dtype != compute_dtype(a.dtype):
-        return _product_cuda(a, b, dtype)
+        return product(_flat(a), b, dtype, kernel).reshape(*a.shape[:-1], b.shape[-1])
+    if not is_numpy(a):
+        return matmul_cuda.product(a, b, dtype, kernel)
+    if kernel is not None:
+        raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None for arrays on the CPU")
     if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
         a, b = widened(a), widened(b)
-    y = np.matmul(a, b) if type(a) is np.ndarray else backend.cupy.matmul(a, b)
-    return y if y.dtype is dtype else np.asarray(y, dtype) if is_numpy(a) else y.astype(dtype)
+    y = np.matmul(a, b)
+    return y if y.dtype is dtype else np.asarray(y, dtype)
 
 
 def _flat(array: Array) -> Array:
@@ -171,53 +180,3 @@ def _flat(array: Array) -> Array:
     if array.ndim == 2:
         return array
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
-
-
-# From library_types.h and cublas_api.h
-_CUDA_TYPES = {float32: 0, float16: 2, bfloat16: 14}
-_COMPUTE_32F, _ANY_ALGORITHM = 68, -1
-
-
-def _product_cuda(a: Array, b: Array, dtype: Dtype) -> Array:
-    """Multiply 16-bit matrices on tensor cores, sum in float32, store as float32 or 16 bits.
-
-    cuBLAS counts in columns: it takes our rows for the transpose, so it is asked for y^T = b^T a^T.
-    """
-    if b.ndim == 1:
-        return _product_cuda(a, b[:, None], dtype)[..., 0]
-    if a.ndim == 1:
-        return _product_cuda(a[None], b, dtype)[..., 0, :]
-    xp = backend.cupy
-    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    rows, width, columns = a.shape[-2], a.shape[-1], b.shape[-1]
-    y = xp.empty((*batch, rows, columns), dtype)
-    if not y.size or not width:
-        y[...] = 0
-        return y
-    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-    a, a_transposed, a_leading = _blas_layout(xp.broadcast_to(a, (*batch, rows, width)))
-    b, b_transposed, b_leading = _blas_layout(xp.broadcast_to(b, (*batch, width, columns)))
-    xp.cuda.cublas.gemmStridedBatchedEx(
-        xp.cuda.device.get_cublas_handle(), b_transposed, a_transposed, columns, rows, width,
-        one.ctypes.data,
-        b.data.ptr, _CUDA_TYPES[b.dtype], b_leading, b.strides[0] // b.itemsize,
-        a.data.ptr, _CUDA_TYPES[a.dtype], a_leading, a.strides[0] // a.itemsize,
-        zero.ctypes.data,
-        y.data.ptr, _CUDA_TYPES[dtype], columns, rows * columns,
-        len(a), _COMPUTE_32F, _ANY_ALGORITHM,
-    )  # fmt: skip
-    return y
-
-
-def _blas_layout(array: Array) -> tuple[Array, bool, int]:
-    """Return matrices as (batch, rows, columns), whether transposed, and the leading dimension."""
-    *batch, rows, columns = array.shape
-    array = array.reshape(math.prod(batch), rows, columns)
-    item = array.itemsize
-    _, by_row, by_column = array.strides
-    if not array.flags.c_contiguous:
-        if by_column == item and by_row >= columns * item:
-            return array, False, by_row // item
-        if by_row == item and by_column >= rows * item:
-            return array, True, by_column // item
-    return backend.contiguous(array), False, columns

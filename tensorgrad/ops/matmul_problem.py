@@ -1,0 +1,66 @@
+"""What a kernel for matrix products is asked to do: sizes, layouts, what follows the product."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from tensorgrad import backend
+from tensorgrad.backend import Array, Shape
+
+
+class Operand(NamedTuple):
+    """A batch of matrices in memory, with the distance in elements from one to the next."""
+
+    array: Array  # keeps the memory; its dtype is that of the matrices
+    batch: int
+    row: int
+    column: int
+
+
+class Problem(NamedTuple):
+    """y[i] = a[i] b[i] for a batch of matrices; the sum over `width` terms is in float32.
+
+    Of what follows the product, in this order: add to what y (float32) holds, add a bias for each
+    column, keep that in `before_gelu` and take GELU (tanh) of it, add a residual.
+    """
+
+    batch: int
+    rows: int
+    width: int
+    columns: int
+    a: Operand  # rows x width
+    b: Operand  # width x columns, of the dtype of a
+    y: Array  # (..., rows, columns) in C order; of the dtype of a, or float32
+    add: bool = False
+    bias: Array | None = None  # (columns,), C order, of the dtype of a or float32
+    before_gelu: Array | None = None  # as y; given, it asks for GELU
+    residual: Array | None = None  # as y
+
+
+def problem(a: Array, b: Array, y: Array, **rest: Any) -> Problem:
+    """Describe y = a b for arrays of two or more axes whose leading axes broadcast to y's."""
+    *batch, rows, columns = y.shape
+    left, right = _operand(a, tuple(batch)), _operand(b, tuple(batch))
+    return Problem(math.prod(batch), rows, a.shape[-1], columns, left, right, y, **rest)
+
+
+def _operand(array: Array, batch: Shape) -> Operand:
+    """Return the matrices of an array whose leading axes broadcast to `batch`, one step apart."""
+    item = array.itemsize
+    row, column = (step // item for step in array.strides[-2:])
+    if array.ndim == 2 or array.size == 0:
+        return Operand(array, 0, row, column)
+    if array.shape[:-2] != batch:
+        array = backend.cupy.broadcast_to(array, (*batch, *array.shape[-2:]))
+    step = 0
+    reach = 1  # matrices that the axes seen so far take together
+    for length, stride in zip(reversed(batch), reversed(array.strides[:-2]), strict=True):
+        if length == 1:
+            continue
+        if reach == 1:
+            step = stride
+        elif stride != step * reach:  # no single step leads from each to the next
+            return _operand(backend.contiguous(array), batch)
+        reach *= length
+    return Operand(array, step // item, row, column)
