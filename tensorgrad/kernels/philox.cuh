@@ -6,11 +6,11 @@ typedef unsigned long long Word;
 
 // Four words of block number `block`. Key (seed, 0), counter (block + 1, draw, stream, 0): NumPy
 // counts up before it generates.
-struct Words {
+struct Bits {
     Word values[4];
 };
 
-__device__ inline Words philox(Word seed, Word draw, Word stream, Word block) {
+__device__ inline Bits philox(Word seed, Word draw, Word stream, Word block) {
     const Word multiplier0 = 0xd2e7470ee14c6c93ull, multiplier1 = 0xca5a826395121157ull;
     Word c0 = block + 1, c1 = draw, c2 = stream, c3 = 0, key0 = seed, key1 = 0;
     #pragma unroll
@@ -28,9 +28,9 @@ __device__ inline Words philox(Word seed, Word draw, Word stream, Word block) {
 }
 
 // Part i of the words cut into LANES equal parts, the low bits of a word first.
-template <int LANES> __device__ inline Word lane(const Words& words, int i) {
+template <int LANES> __device__ inline Word lane(const Bits& bits, int i) {
     constexpr int PARTS = LANES / 4, BITS = 64 / PARTS;
-    return words.values[i / PARTS] << (64 - BITS * (i % PARTS + 1)) >> (64 - BITS);
+    return bits.values[i / PARTS] << (64 - BITS * (i % PARTS + 1)) >> (64 - BITS);
 }
 
 // A draw number that may have a part which lives on the device, so that a captured launch draws

@@ -20,13 +20,13 @@ __device__ inline void fill(T* y, long long size, Word seed, Word draw, Word str
                             const Word* offset, F value) {
     const long long block = blockIdx.x * 256ll + threadIdx.x, first = block * LANES;
     if (first >= size) return;
-    const Words words = philox(seed, draw_number(draw, offset), stream, block);
+    const Bits bits = philox(seed, draw_number(draw, offset), stream, block);
     constexpr int WIDTH = VECTOR<T> < LANES ? VECTOR<T> : LANES;
     #pragma unroll
     for (int i = 0; i < LANES; i += WIDTH) {
         Vec<T, WIDTH> out;
         #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) out.values[j] = value(lane<LANES>(words, i + j), first + i + j);
+        for (int j = 0; j < WIDTH; ++j) out.values[j] = value(lane<LANES>(bits, i + j), first + i + j);
         if (first + i + WIDTH <= size) {
             store(y + first + i, out);
         } else {
