@@ -149,6 +149,8 @@ class MultiHeadAttention(Module):
         dropout: probability with which an attention weight is dropped in training.
         causal: whether a step sees only itself and those before.
         rotary: turns queries and keys by their positions.
+        window: how many steps a step sees, itself included, if causal; otherwise to either side.
+            Default: all.
 
     Attributes:
         qkv: Linear(C, (H + 2 * kv_heads) * D): the queries of all heads, then keys, then values.
@@ -165,6 +167,7 @@ class MultiHeadAttention(Module):
         dropout: float = 0.0,
         causal: bool = False,
         rotary: RotaryEmbedding | None = None,
+        window: int | None = None,
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or width % heads:
@@ -175,6 +178,8 @@ class MultiHeadAttention(Module):
             raise ArgumentError(
                 f"MultiHeadAttention: kv_heads is {kv_heads}, expected a divisor of {heads} heads"
             )
+        if window is not None and window < 1:
+            raise ArgumentError(f"MultiHeadAttention: window is {window}, expected 1 or more")
         self.heads = heads
         self.kv_heads = kv_heads
         self.dropout = probability("MultiHeadAttention", "dropout", dropout)
@@ -182,6 +187,7 @@ class MultiHeadAttention(Module):
         self.qkv = Linear(width, (heads + 2 * kv_heads) * (width // heads), bias)
         self.proj = Linear(width, width, bias)
         self.rotary = rotary
+        self.window = window
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return (B, T, C) for x of that shape.
@@ -201,15 +207,16 @@ class MultiHeadAttention(Module):
         dropout = self.dropout if self.training else 0.0
         if cache is None:
             y = ops.attention_packed(
-                qkv, self.heads, self.kv_heads, mask, self.causal, dropout=dropout
-            )
+                qkv, self.heads, self.kv_heads, mask, self.causal,
+                dropout=dropout, window=self.window,
+            )  # fmt: skip
         else:
             each = qkv.reshape(batch, length, self.heads + 2 * self.kv_heads, width // self.heads)
             q, k, v = ops.split(
                 each.swapaxes(1, 2), [self.heads, self.heads + self.kv_heads], axis=1
             )
             k, v = cache.append(k, v)
-            y = ops.attention(q, k, v, mask, self.causal, dropout=dropout)
+            y = ops.attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
             y = y.swapaxes(1, 2).reshape(batch, length, width)
         result: Tensor = self.proj(y)
         return result
@@ -224,4 +231,5 @@ class MultiHeadAttention(Module):
         """Return the settings."""
         shared = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
         dropout = f", dropout={self.dropout}" if self.dropout else ""
-        return f"heads={self.heads}{shared}, causal={self.causal}{dropout}"
+        window = "" if self.window is None else f", window={self.window}"
+        return f"heads={self.heads}{shared}, causal={self.causal}{dropout}{window}"

@@ -3,6 +3,7 @@
 from tensorgrad.ops import (
     attention,
     attention_packed,
+    attention_varlen,
     cross_entropy,
     dropout,
     embedding,
@@ -24,6 +25,7 @@ from tensorgrad.ops import (
 __all__ = [
     "attention",
     "attention_packed",
+    "attention_varlen",
     "cross_entropy",
     "dropout",
     "embedding",

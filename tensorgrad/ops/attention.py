@@ -1,51 +1,57 @@
 """Scaled dot-product attention as one op. Tests: tests/ops/test_attention.py.
 
 Neither pass keeps the (Tq, Tk) matrix of weights: forward keeps its result and one number a row,
-the logarithm of the sum of exponentials, from which backward computes the weights again. On the
-CPU the matrix exists a block of queries at a time, in the cache, and under a causal mask a block
-meets only the keys it may see. Scores, weights and sums are float32 for 16-bit inputs.
+the logarithm of the sum of exponentials, from which backward computes the weights again. Keys that
+a causal mask or a window hides from a whole block of queries cost nothing.
 
-On GPUs of compute capability 9.0 heads of 64 and 128 in 16 bits have kernels of their own, which
-`attention_cuda.py` launches; all else is done by CuPy, with the whole matrix in memory.
+`attention_numpy.py` is the reference. On GPUs of compute capability 9.0 heads of 64 and 128 in 16
+bits have kernels of their own, which `attention_sm90.py` launches; all else is done by CuPy, with
+the whole matrix in memory.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, random
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import DtypeError, GradError, ShapeError
-from tensorgrad.ops import attention_cuda
-from tensorgrad.ops.dropout import keep_mask
-from tensorgrad.ops.operand import float_tensor, probability, tensor_of, widened
+from tensorgrad.dtypes import Dtype, int32
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.ops import attention_numpy, attention_sm90, attention_unfused
+from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, Sequences, empty_result
+from tensorgrad.ops.operand import float_tensor, integer_array, probability, tensor_of, widened
+from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 
-__all__ = ["attention", "attention_packed"]
-
-_FEW = 16  # up to so many queries it does not pay to copy the keys into an order made for products
-_CAUSAL_ROWS = 64  # queries a block: fewer skip more of what is masked, more multiply faster
+__all__ = ["attention", "attention_packed", "attention_varlen"]
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """Who attends to whom, and how strongly; equal in forward and backward."""
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    dropout: float = ...,
+    window: int | None = ...,
+    return_logsumexp: Literal[False] = ...,
+) -> Tensor: ...
 
-    scale: float
-    causal: bool
-    bias: Array | None  # (B, H, Tq, Tk), mostly of stride 0: added to the scores, -inf forbids
-    adds: bool  # whether bias holds more than 0 and -inf
-    keep: Array | None  # (B, H, Tq, Tk), bool: which weights dropout spares
-    kept: float  # the probability of being spared
+
+@overload
+def attention(
+    q: Any, k: Any, v: Any, mask: Any = ..., causal: bool = ..., scale: float | None = ...,
+    dropout: float = ..., window: int | None = ..., *, return_logsumexp: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def attention(
@@ -56,7 +62,9 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
-) -> Tensor:
+    window: int | None = None,
+    return_logsumexp: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return for each query the mean of the values, weighted by how its key fits.
 
     y = softmax(scale * q k^T + mask) v
@@ -71,27 +79,32 @@ def attention(
             gives zeros and no gradient.
         causal: query i attends to the keys up to i + Tk - Tq: the last query sees all keys, as
             when k and v come from a cache that holds earlier steps too.
+        window: how many keys a query attends to, itself included: query i, at position
+            p = i + Tk - Tq, to p - window + 1, ..., p; without causal also to the window - 1
+            keys after. What lies outside costs no time. Default: all.
         scale: of the scores; default 1 / sqrt(D).
         dropout: probability with which a weight is set to 0; the others grow by
             1 / (1 - dropout). Applied whenever it is above 0.
+        return_logsumexp: also return the logarithm of each row's sum of exp(scores), by which
+            results over parts of the keys can be joined.
 
     Returns:
-        (B, H, Tq, D), dtype of q, in the memory order of (B, Tq, H, D).
+        (B, H, Tq, D), dtype of q, in the memory order of (B, Tq, H, D). With return_logsumexp a
+        pair: that, and (B, H, Tq), float32 (float64 for float64), -inf where a query may attend
+        to nothing; no gradient flows through it.
 
     Raises:
         ShapeError: the shapes do not fit as above.
         DtypeError: q, k, v are not floats of one dtype, or mask is neither bool nor float.
         DeviceError: the arguments are on different devices.
         GradError: mask requires a gradient.
-        ArgumentError: dropout outside [0, 1).
+        ArgumentError: dropout outside [0, 1), or window less than 1.
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; grouped queries: Ainslie et al. 2023,
-        arXiv:2305.13245; without the matrix of weights: Dao 2023, arXiv:2307.08691.
+        arXiv:2305.13245; without the matrix of weights: Dao 2023, arXiv:2307.08691; windows:
+        Beltagy et al. 2020, arXiv:2004.05150.
     """
     op = "attention"
-    q, k, v = float_tensor(op, "q", q), float_tensor(op, "k", k), float_tensor(op, "v", v)
-    if mode.autocast is not None:
-        q, k, v = cast_operands(q, k, v)
-    backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))
+    q, k, v = _operands(op, q, k, v)
     if q.ndim != 4:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected (B, H, Tq, D)")
     batch, heads, _, width = q.shape
@@ -99,12 +112,16 @@ def attention(
         raise ShapeError(f"{op}: k has shape {k.shape}, expected ({batch}, Hkv, Tk, {width})")
     if v.shape != k.shape:
         raise ShapeError(f"{op}: v has shape {v.shape}, expected {k.shape} like k")
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.dtype != q.dtype:
-            raise DtypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {q.dtype} like q")
     _check_heads(op, heads, k.shape[1])
-    y, saved = _forward(op, (q.data, k.data, v.data), mask, causal, scale, dropout)
-    return record(op, y, (q, k, v), _backward, (q.data, k.data, v.data, *saved))
+    arrays = q.data, k.data, v.data
+    rule = _rule(op, arrays, mask, causal, scale, dropout, window)
+    y, logsumexp = _forward(arrays, rule)
+    result = record(op, y, (q, k, v), _backward, (*arrays, y, logsumexp, rule, rule.bias))
+    if not return_logsumexp:
+        return result
+    nothing = logsumexp >= np.finfo(logsumexp.dtype).max / 4
+    logsumexp = backend.namespace(y).where(nothing, logsumexp.dtype.type(-np.inf), logsumexp)
+    return result, Tensor(logsumexp)
 
 
 def attention_packed(
@@ -115,6 +132,7 @@ def attention_packed(
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
+    window: int | None = None,
 ) -> Tensor:
     """Return the attention of a sequence to itself, from one projection of it.
 
@@ -125,7 +143,7 @@ def attention_packed(
         qkv: (B, T, (heads + 2 * kv_heads) * D), any float dtype.
         heads: the number of query heads, H.
         kv_heads: the number of key and value heads; default H. It divides H.
-        mask, causal, scale, dropout: as in `attention`.
+        mask, causal, scale, dropout, window: as in `attention`.
 
     Returns:
         (B, T, H * D), dtype of qkv.
@@ -145,46 +163,159 @@ def attention_packed(
             f"{op}: qkv has shape {qkv.shape}, expected (B, T, {parts} * D) for {heads} heads "
             f"and {kv_heads} heads of keys and values"
         )
-    views = _unpack(qkv.data, heads, kv_heads)
-    y, saved = _forward(op, views, mask, causal, scale, dropout)
+    arrays = _unpack(qkv.data, heads, kv_heads)
+    rule = _rule(op, arrays, mask, causal, scale, dropout, window)
+    y, logsumexp = _forward(arrays, rule)
+    saved = (qkv.data, heads, kv_heads, y, logsumexp, rule, rule.bias)
     batch, length = qkv.shape[:2]
     y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
-    return record(op, y, (qkv,), _backward_packed, (qkv.data, heads, kv_heads, *saved))
+    return record(op, y, (qkv,), _backward_packed, saved)
+
+
+def attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    starts: Any,
+    k_starts: Any = None,
+    max_length: int | None = None,
+    max_k_length: int | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    window: int | None = None,
+) -> Tensor:
+    """Return the attention within each of several sequences that lie one after the other.
+
+    No padding is stored or computed: sequence s is rows starts[s], ..., starts[s + 1] - 1.
+
+    Args:
+        q: (total, H, D), any float dtype.
+        k: (total k, Hkv, D), dtype of q; H is a multiple of Hkv.
+        v: (total k, Hkv, D), dtype of q.
+        starts: (sequences + 1), integers: 0, the sums of the first lengths, total. Lengths of 0
+            are allowed. On the CPU (a list will do), or where q is: then its values are not
+            checked.
+        k_starts: the same for k and v; default: starts.
+        max_length: at least the length of the longest sequence. Where starts is on the GPU and
+            this is missing, the program waits for the GPU to read it.
+        max_k_length: the same for k and v; default with k_starts None: max_length.
+        causal, scale, dropout, window: as in `attention`, in each sequence. Weight (s, h, i, j) is
+            dropped where `attention` drops it for padded sequences of the greatest lengths.
+
+    Returns:
+        (total, H, D), dtype of q.
+
+    Raises:
+        ShapeError: the shapes do not fit as above, or starts does not rise from 0 to total.
+        ArgumentError: dropout, window or a length out of range.
+        DtypeError, DeviceError: as in `attention`; starts holds no integers.
+    """
+    op = "attention_varlen"
+    q, k, v = _operands(op, q, k, v)
+    if q.ndim != 3:
+        raise ShapeError(f"{op}: q has shape {q.shape}, expected (total, H, D)")
+    heads, width = q.shape[1:]
+    if k.ndim != 3 or k.shape[2] != width:
+        raise ShapeError(f"{op}: k has shape {k.shape}, expected (total k, Hkv, {width})")
+    if v.shape != k.shape:
+        raise ShapeError(f"{op}: v has shape {v.shape}, expected {k.shape} like k")
+    _check_heads(op, heads, k.shape[1])
+    arrays = tuple(a[None].swapaxes(1, 2) for a in (q.data, k.data, v.data))
+    found, longest = _starts(op, "starts", "max_length", starts, max_length, q)
+    if k_starts is None:
+        if k.shape[0] != q.shape[0]:
+            raise ShapeError(f"{op}: k has {k.shape[0]} rows, expected {q.shape[0]} like q")
+        k_found, k_longest = found, longest
+    else:
+        k_found, k_longest = _starts(op, "k_starts", "max_k_length", k_starts, max_k_length, k)
+        if k_found.shape != found.shape:
+            raise ShapeError(
+                f"{op}: k_starts has shape {k_found.shape}, expected {found.shape} like starts"
+            )
+    sequences = Sequences(found, k_found, (longest, k_longest))
+    rule = _rule(op, arrays, None, causal, scale, dropout, window, sequences)
+    y, logsumexp = _forward(arrays, rule)
+    saved = (*arrays, y, logsumexp, rule)
+    return record(op, y[0].swapaxes(0, 1), (q, k, v), _backward_varlen, saved)
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None, ...]:
     q, k, v, y, logsumexp, rule, _ = saved
-    backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
     dtype = _gradient_dtype((q, k, v), rule)
-    dq, dk, dv = (backend.empty(a.shape, dtype, like=a) for a in (q, k, v))
-    backward(dy, (q, k, v), y, logsumexp, rule, (dq, dk, dv))
-    return dq, dk, dv
+    gradients = tuple(backend.empty(a.shape, dtype, like=a) for a in (q, k, v))
+    _write_gradients(dy, (q, k, v), y, logsumexp, rule, gradients)
+    return gradients
 
 
 def _backward_packed(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     qkv, heads, kv_heads, y, logsumexp, rule, _ = saved
-    backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
-    views = _unpack(qkv, heads, kv_heads)
-    dqkv = backend.empty(qkv.shape, _gradient_dtype(views, rule), like=qkv)
+    arrays = _unpack(qkv, heads, kv_heads)
+    dqkv = backend.empty(qkv.shape, _gradient_dtype(arrays, rule), like=qkv)
     dy = dy.reshape(*dy.shape[:2], heads, y.shape[3]).swapaxes(1, 2)
-    backward(dy, views, y, logsumexp, rule, _unpack(dqkv, heads, kv_heads))
+    _write_gradients(dy, arrays, y, logsumexp, rule, _unpack(dqkv, heads, kv_heads))
     return (dqkv,)
 
 
-def _gradient_dtype(arrays: tuple[Array, Array, Array], rule: _Rule) -> Dtype:
+def _backward_varlen(
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
+) -> tuple[Array | None, ...]:
+    *arrays, y, logsumexp, rule = saved
+    q, k, v = arrays
+    dtype = _gradient_dtype((q, k, v), rule)
+    gradients = tuple(empty_result(a, dtype) for a in (q, k, v))
+    _write_gradients(dy[None].swapaxes(1, 2), (q, k, v), y, logsumexp, rule, gradients)
+    return tuple(gradient[0].swapaxes(0, 1) for gradient in gradients)
+
+
+def _implementation(arrays: Arrays, rule: Rule) -> Any:
+    """Return the module whose forward and backward do these arrays."""
+    if type(arrays[0]) is np.ndarray:
+        return attention_numpy
+    return attention_sm90 if attention_sm90.supports(arrays, rule) else attention_unfused
+
+
+def _forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+    """Return the result and the logarithm of each row's sum, huge where the row is empty."""
+    q, k, _ = arrays
+    if not q.size or not k.size:
+        y = empty_result(q, q.dtype)
+        y[...] = 0
+        return y, backend.namespace(q).full(q.shape[:3], np.inf, widened(q[:0]).dtype)
+    y, logsumexp = _implementation(arrays, rule).forward(arrays, rule)
+    return y, logsumexp
+
+
+def _write_gradients(
+    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Any
+) -> None:
+    if y.size and arrays[1].size:
+        backward = _implementation(arrays, rule).backward
+        backward(dy, arrays, y, logsumexp, rule, gradients)
+    else:
+        for gradient in gradients:
+            gradient[...] = 0
+
+
+def _gradient_dtype(arrays: Arrays, rule: Rule) -> Dtype:
     """Return the dtype that backward writes; the walk casts where it is not that of the inputs."""
-    q = arrays[0]
-    own = type(q) is not np.ndarray and _has_kernels(arrays, rule)
-    dtype: Dtype = q.dtype if own else widened(q[:0]).dtype
-    return dtype
+    dtype: Dtype = arrays[0].dtype
+    own = _implementation(arrays, rule) not in (attention_numpy, attention_unfused)
+    return dtype if own else widened(arrays[0][:0]).dtype
 
 
-def _has_kernels(arrays: tuple[Array, Array, Array], rule: _Rule) -> bool:
-    """Whether attention_cuda does these GPU arrays."""
-    plain = rule.bias is None and rule.keep is None
-    return plain and attention_cuda.supports(arrays, rule.scale)
+def _operands(op: str, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return float tensors of one dtype on one device."""
+    q, k, v = float_tensor(op, "q", q), float_tensor(op, "k", k), float_tensor(op, "v", v)
+    if mode.autocast is not None:
+        q, k, v = cast_operands(q, k, v)
+    backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise DtypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {q.dtype} like q")
+    return q, k, v
 
 
 def _check_heads(op: str, heads: int, kv_heads: int) -> None:
@@ -195,7 +326,7 @@ def _check_heads(op: str, heads: int, kv_heads: int) -> None:
         )
 
 
-def _unpack(qkv: Array, heads: int, kv_heads: int) -> tuple[Array, Array, Array]:
+def _unpack(qkv: Array, heads: int, kv_heads: int) -> Arrays:
     """Return views (B, heads, T, D) of the queries, keys and values."""
     batch, length, channels = qkv.shape
     parts = heads + 2 * kv_heads
@@ -203,32 +334,65 @@ def _unpack(qkv: Array, heads: int, kv_heads: int) -> tuple[Array, Array, Array]
     return each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
 
 
-def _forward(
+def _starts(
+    op: str, name: str, limit: str, value: Any, longest: int | None, tensor: Tensor
+) -> tuple[Array, int]:
+    """Return the first rows of the sequences of a tensor, int32 beside it, and a longest length."""
+    starts, total = integer_array(op, name, value), tensor.shape[0]
+    if starts.ndim != 1 or len(starts) < 1:
+        raise ShapeError(f"{op}: {name} has shape {starts.shape}, expected (sequences + 1,)")
+    on_gpu = not backend.is_numpy(starts)
+    if on_gpu:
+        backend.same_device(op, ("q", name), (tensor.data, starts))
+    if longest is None or not on_gpu:
+        lengths = np.diff(backend.to_numpy(starts).astype(np.int64))
+        most = int(lengths.max(initial=0))
+        if starts[0] != 0 or starts[-1] != total or lengths.min(initial=0) < 0:
+            raise ShapeError(f"{op}: {name} is {starts}, expected to rise from 0 to {total}")
+        longest = most if longest is None else operator.index(longest)
+        if longest < most:
+            raise ArgumentError(f"{op}: {limit} is {longest}, expected at least {most}")
+    return backend.asarray_like(starts, like=tensor.data).astype(int32, copy=False), longest
+
+
+def _rule(
     op: str,
-    arrays: tuple[Array, Array, Array],
+    arrays: Any,
     mask: Any,
     causal: bool,
     scale: float | None,
     dropout: float,
-) -> tuple[Array, tuple[Array, Array, _Rule, Array | None]]:
-    """Return the result and what backward needs beside q, k and v."""
+    window: int | None,
+    sequences: Sequences | None = None,
+) -> Rule:
+    """Return what forward and backward need to know beside q, k and v."""
     q, k, _ = arrays
     if not q.shape[3]:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
     probability(op, "dropout", dropout)
+    if window is not None and operator.index(window) < 1:
+        raise ArgumentError(f"{op}: window is {window}, expected 1 or more")
     shape = (*q.shape[:3], k.shape[2])
+    if sequences is not None:
+        shape = (len(sequences.q_starts) - 1, q.shape[1], *sequences.longest)
     bias, adds = (None, False) if mask is None else _bias(op, mask, shape, q)
-    rule = _Rule(
+    before = ALL if window is None else min(window - 1, ALL)
+    key = random.next_key() if dropout else None
+    keep = None
+    if key is not None and type(q) is np.ndarray:
+        keep = np.empty(shape, np.bool_)
+        fill_keep(keep, key, 1 - dropout)
+    return Rule(
         scale=1 / math.sqrt(q.shape[3]) if scale is None else float(scale),
-        causal=causal,
+        before=before,
+        after=0 if causal else before,
         bias=bias,
         adds=adds,
-        keep=keep_mask(shape, dropout, like=q) if dropout else None,
-        kept=1 - dropout,
+        dropout=dropout,
+        key=key,
+        keep=keep,
+        sequences=sequences,
     )
-    forward = _forward_numpy if type(q) is np.ndarray else _forward_cuda
-    y, logsumexp = forward(arrays, rule)
-    return y, (y, logsumexp, rule, bias)  # bias for the check that nobody assigned to a mask
 
 
 def _bias(op: str, mask: Any, shape: Shape, q: Array) -> tuple[Array, bool]:
@@ -249,241 +413,3 @@ def _bias(op: str, mask: Any, shape: Shape, q: Array) -> tuple[Array, bool]:
         raise ShapeError(
             f"{op}: mask has shape {mask.shape}, expected one that broadcasts to {shape}"
         ) from error
-
-
-def _empty_result(q: Array, dtype: Any) -> Array:
-    """Return room for (B, H, T, D) in the memory order of (B, T, H, D)."""
-    batch, heads, length, width = q.shape
-    return backend.empty((batch, length, heads, width), dtype, like=q).swapaxes(1, 2)
-
-
-def _forward_numpy(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Array, Array]:
-    q, k, v = arrays
-    dtype = widened(q[:0]).dtype
-    y, logsumexp = _empty_result(q, q.dtype), np.empty(q.shape[:3], dtype)
-    blocks = _Blocks(q.shape, k.shape, rule.causal)
-    ones = np.ones(k.shape[2], dtype)
-    order: Literal["C", "K"] = "C" if q.shape[2] > _FEW else "K"
-
-    def run(pieces: slice) -> None:
-        for b, heads, groups in blocks.units[pieces]:
-            keys = np.asarray(k[b, groups].swapaxes(-1, -2), dtype, order=order)
-            values = np.asarray(v[b, groups], dtype, order=order)
-            for rows, seen in blocks.queries:
-                queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype, order="C")
-                weights = _product(queries, keys[:, :, :seen])
-                small = not rule.adds and weights.max(initial=0) < 40 > -weights.min(initial=0)
-                _mask(weights, rule, (b, heads, rows))
-                largest = np.zeros(weights.shape[:2], dtype)
-                if not small:  # exp may overflow, or come to 0 for a whole row
-                    np.max(weights, -1, out=largest, initial=-np.inf)
-                    largest[largest == -np.inf] = 0
-                    weights -= largest[..., None]
-                np.exp(weights, out=weights)
-                total = np.vecdot(weights, ones[:seen])
-                nothing = total == 0  # no key to attend to
-                total[nothing] = 1
-                largest[nothing] = np.finfo(dtype).max / 4  # so that backward finds weights of 0
-                logsumexp[b, heads, rows] = np.log(total) + largest
-                if rule.keep is not None:
-                    weights *= rule.keep[b, heads, rows, :seen]
-                mixed = _product(weights, values[:, :seen])
-                np.multiply(mixed, (1 / (total * rule.kept))[..., None], out=y[b, heads, rows])
-
-    backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
-    return y, logsumexp
-
-
-def _backward_numpy(
-    dy: Array,
-    arrays: tuple[Array, Array, Array],
-    y: Array,
-    logsumexp: Array,
-    rule: _Rule,
-    gradients: tuple[Array, Array, Array],
-) -> None:
-    q, k, v = arrays
-    dq, dk, dv = gradients
-    dtype = logsumexp.dtype
-    blocks = _Blocks(q.shape, k.shape, rule.causal)
-
-    def run(pieces: slice) -> None:
-        for b, heads, groups in blocks.units[pieces]:
-            keys = np.ascontiguousarray(k[b, groups], dtype)
-            keys_one = _beside(k[b, groups], 1, 1, dtype).swapaxes(-1, -2).copy()
-            values_one = _beside(v[b, groups], 1, 1, dtype).swapaxes(-1, -2).copy()
-            dkeys, dvalues = np.zeros_like(keys), np.zeros_like(keys)
-            for rows, seen in blocks.queries:
-                place = b, heads, rows
-                # What is subtracted from each row rides along in the product, as one more column
-                # that meets the ones: weights = exp(q k - logsumexp), dscores = weights (dy v - c).
-                queries = _beside(q[place], rule.scale, -logsumexp[place], dtype)
-                weights = _product(queries, keys_one[:, :, :seen])
-                _mask(weights, rule, place)
-                np.exp(weights, out=weights)
-                constant = np.vecdot(dy[place], y[place], dtype=dtype)
-                dmixed = _beside(dy[place], 1, -constant, dtype)
-                if rule.keep is None:
-                    dscores = _product(dmixed, values_one[:, :, :seen])
-                    dvalues[:, :seen] += _product_over_rows(weights, dmixed[..., :-1], keys)
-                else:
-                    keep = rule.keep[(*place, slice(seen))] * dtype.type(1 / rule.kept)
-                    dscores = _product(dmixed[..., :-1], values_one[:, :-1, :seen])
-                    dscores *= keep
-                    dscores -= constant[..., None]
-                    keep *= weights
-                    dvalues[:, :seen] += _product_over_rows(keep, dmixed[..., :-1], keys)
-                dscores *= weights
-                np.multiply(_product(dscores, keys[:, :seen]), rule.scale, out=dq[place])
-                dkeys[:, :seen] += _product_over_rows(dscores, queries[..., :-1], keys)
-            dk[b, groups], dv[b, groups] = dkeys, dvalues
-
-    backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
-
-
-class _Blocks:
-    """How the CPU cuts the work.
-
-    Attributes:
-        units: what one thread does at a time: a sequence, some of its query heads, and the key
-            heads that these read.
-        queries: blocks of queries, each with the number of keys that its last one may see.
-    """
-
-    def __init__(self, q_shape: Shape, k_shape: Shape, causal: bool) -> None:
-        batch, heads, tq, _ = q_shape
-        _, groups, tk, _ = k_shape
-        each = heads // groups
-        most = _CAUSAL_ROWS if causal else tq
-        count = min(most, tq, max(16, backend.BLOCK // max(1, each * tk)))
-        together = max(1, backend.BLOCK // max(1, each * tk * count))
-        self.units = [
-            (b, slice(first * each, last * each), slice(first, last))
-            for b in range(batch)
-            for first in range(0, groups, together)
-            if (last := min(first + together, groups))
-        ]
-        self.queries = []
-        for first in range(0, tq, max(1, count)):
-            last = min(first + count, tq)
-            seen = min(max(last + tk - tq, 0), tk) if causal else tk
-            self.queries.append((slice(first, last), seen))
-
-
-def _mask(scores: Array, rule: _Rule, place: tuple[int, slice, slice]) -> None:
-    """Add the mask to scores (heads, rows, keys) in place; -inf where forbidden."""
-    _, count, seen = scores.shape
-    if rule.bias is not None:
-        scores += rule.bias[(*place, slice(seen))]
-    if rule.causal and count > 1:
-        corner = scores[..., max(seen - count, 0) :]  # keys before are seen by all these queries
-        corner += _later(count, corner.shape[-1], scores.dtype)
-
-
-@lru_cache(maxsize=64)
-def _later(count: int, seen: int, dtype: Dtype) -> Array:
-    """Return -inf where a key comes later than its query; the last query sees all keys."""
-    return np.triu(np.full((count, seen), -np.inf, dtype), seen - count + 1)
-
-
-def _beside(array: Array, scale: float, column: Any, dtype: Dtype) -> Array:
-    """Return the scaled array (heads, rows, D) with one more column, in C order."""
-    joined = np.empty((*array.shape[:2], array.shape[2] + 1), dtype)
-    np.multiply(array, scale, out=joined[..., :-1])
-    joined[..., -1] = column
-    return joined
-
-
-def _stacked(array: Array, groups: int) -> Array:
-    """Return (heads, rows, n) as (groups, heads / groups * rows, n): what one key head meets."""
-    heads, rows, width = array.shape
-    return array.reshape(groups, heads // groups * rows, width)
-
-
-def _product(array: Array, grouped: Array) -> Array:
-    """Return (heads, rows, n) times (groups, n, m) as (heads, rows, m)."""
-    product = _stacked(array, len(grouped)) @ grouped
-    return product.reshape(*array.shape[:2], grouped.shape[2])
-
-
-def _product_over_rows(array: Array, other: Array, grouped: Array) -> Array:
-    """Return the transpose of (heads, rows, n) times (heads, rows, m) as (groups, n, m)."""
-    groups = len(grouped)
-    return _stacked(array, groups).swapaxes(-1, -2) @ _stacked(other, groups)
-
-
-def _forward_cuda(arrays: tuple[Array, Array, Array], rule: _Rule) -> tuple[Array, Array]:
-    cupy = backend.cupy
-    q, _, v = arrays
-    y = _empty_result(q, q.dtype)
-    if not y.size or not v.size:
-        y[...] = 0
-        return y, cupy.zeros(q.shape[:3], widened(q[:0]).dtype)
-    if _has_kernels(arrays, rule):
-        return y, attention_cuda.forward(arrays, y, rule.scale, rule.causal)
-    scores = _scores_cuda(arrays, rule)
-    largest = scores.max(-1, keepdims=True)
-    largest = cupy.where(largest == -cupy.inf, scores.dtype.type(0), largest)
-    weights = cupy.exp(scores - largest)
-    total = weights.sum(-1, keepdims=True)
-    nothing = total == 0
-    weights /= cupy.where(nothing, scores.dtype.type(1), total)
-    never = scores.dtype.type(np.finfo(scores.dtype).max / 4)  # backward finds weights of 0
-    logsumexp = cupy.where(nothing, never, cupy.log(total) + largest)
-    if rule.keep is not None:
-        weights *= rule.keep.reshape(weights.shape) * weights.dtype.type(1 / rule.kept)
-    y[...] = cupy.matmul(weights, widened(v)[:, :, None]).reshape(q.shape)
-    return y, logsumexp.reshape(q.shape[:3])
-
-
-def _scores_cuda(arrays: tuple[Array, Array, Array], rule: _Rule) -> Array:
-    """Return all scores, (B, Hkv, H / Hkv, Tq, Tk)."""
-    cupy = backend.cupy
-    q, k, _ = arrays
-    batch, heads, tq, width = q.shape
-    kv_heads, tk = k.shape[1:3]
-    queries = (widened(q) * widened(q[:0]).dtype.type(rule.scale)).reshape(
-        batch, kv_heads, heads // kv_heads, tq, width
-    )
-    scores = cupy.matmul(queries, widened(k)[:, :, None].swapaxes(-1, -2))
-    if rule.bias is not None:
-        scores += rule.bias.reshape(scores.shape)
-    if rule.causal:
-        later = cupy.arange(tk) > cupy.arange(tq)[:, None] + (tk - tq)
-        scores = cupy.where(later, scores.dtype.type(-np.inf), scores)
-    return scores
-
-
-def _backward_cuda(
-    dy: Array,
-    arrays: tuple[Array, Array, Array],
-    y: Array,
-    logsumexp: Array,
-    rule: _Rule,
-    gradients: tuple[Array, Array, Array],
-) -> None:
-    cupy = backend.cupy
-    q, k, v = arrays
-    dq, dk, dv = gradients
-    if not q.size or not k.size:
-        for gradient in gradients:
-            gradient[...] = 0
-        return
-    if _has_kernels(arrays, rule):
-        attention_cuda.backward(dy, arrays, y, logsumexp, gradients, rule.scale, rule.causal)
-        return
-    batch, heads, tq, width = q.shape
-    kv_heads = k.shape[1]
-    grouped = (batch, kv_heads, heads // kv_heads, tq, width)
-    dy, y = widened(dy).reshape(grouped), widened(y).reshape(grouped)
-    weights = cupy.exp(_scores_cuda(arrays, rule) - logsumexp.reshape(grouped[:4])[..., None])
-    dweights = cupy.matmul(dy, widened(v)[:, :, None].swapaxes(-1, -2))
-    kept = weights
-    if rule.keep is not None:
-        keep = rule.keep.reshape(weights.shape) * weights.dtype.type(1 / rule.kept)
-        kept = weights * keep
-        dweights *= keep
-    dv[...] = cupy.matmul(kept.swapaxes(-1, -2), dy).sum(2)
-    dscores = weights * (dweights - (dy * y).sum(-1, keepdims=True))
-    dq[...] = cupy.matmul(dscores, widened(k)[:, :, None]).reshape(q.shape) * rule.scale
-    dk[...] = cupy.matmul(dscores.swapaxes(-1, -2), widened(q).reshape(grouped)).sum(2) * rule.scale

@@ -26,7 +26,7 @@ def by_hand(layer: nn.MultiHeadAttention, x: Tensor, mask: Any = None) -> Any:
     if layer.rotary is not None:
         q, k = layer.rotary(q), layer.rotary(k)
     q, k, v = (t.swapaxes(1, 2) for t in (q, k, v))
-    y = ops.attention(q, k, v, mask, layer.causal)
+    y = ops.attention(q, k, v, mask, layer.causal, window=layer.window)
     return layer.proj(y.swapaxes(1, 2).reshape(batch, length, width))
 
 
@@ -36,6 +36,8 @@ LAYERS: list[dict[str, Any]] = [
     {"causal": True, "kv_heads": 2, "bias": False},
     {"causal": True, "kv_heads": 1, "rotary": nn.RotaryEmbedding(8)},
     {"rotary": nn.RotaryEmbedding(8, base=500.0, interleaved=True)},
+    {"causal": True, "window": 3},
+    {"window": 2, "kv_heads": 2},
 ]
 
 

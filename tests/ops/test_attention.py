@@ -25,6 +25,8 @@ def reference(
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
+    window: int | None = None,
+    keep: Any = 1,
 ) -> Any:
     heads, tq, width = q.shape[1:]
     tk = k.shape[2]
@@ -34,6 +36,9 @@ def reference(
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if causal:
         scores = np.where(np.tril(np.ones((tq, tk), bool), tk - tq), scores, -np.inf)
+    if window is not None:
+        distance = np.arange(tk) - np.arange(tk - tq, tk)[:, None]
+        scores = np.where(abs(distance) < window, scores, -np.inf)
     largest = scores.max(-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(largest == -np.inf, 0, largest))
     total = weights.sum(-1, keepdims=True)
@@ -41,7 +46,7 @@ def reference(
     if dropout:
         random.seed(3)
         weights *= keep_mask(weights.shape, dropout, like=q) / (1 - dropout)
-    return weights @ v
+    return weights * keep @ v
 
 
 def packed_reference(qkv: Any, heads: int, kv_heads: int, **options: Any) -> Any:
@@ -88,6 +93,48 @@ def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **option
     )
 
 
+def varlen_reference(
+    q: Any, k: Any, v: Any, lengths: Any, k_lengths: Any = None, dropout: float = 0, **options: Any
+) -> Any:
+    """Return the dense reference of each sequence, cut from the padded ones for dropout's sake."""
+    k_lengths = lengths if k_lengths is None else k_lengths
+    shape = len(lengths), q.shape[1], max(lengths), max(k_lengths)
+    random.seed(3)
+    keep = keep_mask(shape, dropout, like=q) / (1 - dropout) if dropout else np.ones(shape)
+    y, row, key = [], 0, 0
+    for s, (tq, tk) in enumerate(zip(lengths, k_lengths, strict=True)):
+        each = q[row : row + tq], k[key : key + tk], v[key : key + tk]
+        parts = [a.swapaxes(0, 1)[None] for a in each]
+        y.append(reference(*parts, keep=keep[s : s + 1, :, :tq, :tk], **options)[0].swapaxes(0, 1))
+        row, key = row + tq, key + tk
+    return np.concatenate(y)
+
+
+def varlen_case(
+    lengths: list[int],
+    heads: tuple[int, int],
+    width: int,
+    k_lengths: list[int] | None = None,
+    **options: Any,
+) -> Case:
+    starts = np.cumsum([0, *lengths])
+    k_starts = None if k_lengths is None else np.cumsum([0, *k_lengths])
+    rows, keys = sum(lengths), sum(lengths if k_lengths is None else k_lengths)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        random.seed(3)
+        return ops.attention_varlen(q, k, v, starts, k_starts, **options)
+
+    kv = (keys, heads[1], width)
+    return Case(
+        function,
+        [(rows, heads[0], width), kv, kv],
+        lambda q, k, v: varlen_reference(q, k, v, lengths, k_lengths, **options),
+        terms=max(lengths) * width,
+        name="attention_varlen-" + "-".join(options),
+    )
+
+
 def masked(shape: tuple[int, ...], seed: int = 0) -> Any:
     """Return a mask that forbids a third of all, and one row altogether."""
     mask = np.random.default_rng(seed).random(shape) > 0.33
@@ -123,7 +170,23 @@ CASES = [
     case((1, 4, 70, 64), kv_heads=2, tk=200, causal=True),
     case((1, 2, 200, 64), tk=70, causal=True, scale=0.2),
     case((1, 2, 65, 128), tk=31),
+    case((2, 3, 33, 4), causal=True, window=5),
+    case((2, 3, 33, 4), window=5),
+    case((1, 2, 300, 8), causal=True, window=70),
+    case((1, 2, 300, 8), window=2),
+    case((1, 2, 5, 8), tk=200, causal=True, window=70),
+    case((1, 2, 200, 8), tk=70, causal=True, window=40),
+    case((1, 2, 200, 8), tk=70, window=200),
+    case((2, 6, 31, 4), kv_heads=2, tk=33, mask=PADDING, causal=True, window=9, dropout=0.2),
+    varlen_case([5, 1, 0, 70, 3], (2, 2), 4),
+    varlen_case([5, 1, 0, 70, 3], (4, 2), 8, causal=True),
+    varlen_case([65, 2, 130], (4, 1), 8, causal=True, window=33),
+    varlen_case([65, 2, 0, 4], (2, 2), 8, k_lengths=[3, 0, 5, 129], causal=True),
+    varlen_case([33, 2, 48], (4, 2), 8, causal=True, dropout=0.4),
+    varlen_case([33, 2], (3, 3), 64, k_lengths=[48, 17], dropout=0.4, scale=0.2),
+    varlen_case([0], (2, 2), 8),
     packed_case((2, 5, 3 * 12), 3, 3),
+    packed_case((2, 130, 3 * 12), 3, 3, causal=True, window=64),
     packed_case((1, 130, 4 * 128), 2, 1, causal=True),
     packed_case((2, 129, 3 * 12), 3, 3, causal=True),
     packed_case((2, 33, 8 * 4), 4, 2, causal=True, mask=PADDING),
@@ -209,6 +272,34 @@ def test_large_scores_do_not_overflow() -> None:
     assert np.isfinite(q.grad).all()
 
 
+def test_logsumexp() -> None:
+    q, k = RNG.standard_normal((2, 6, 9, 4)), RNG.standard_normal((2, 3, 7, 4))
+    y, got = ops.attention(q, k, k, causal=True, scale=0.7, window=4, return_logsumexp=True)
+    scores = 0.7 * q @ np.repeat(k, 2, 1).swapaxes(-1, -2)
+    distance = np.arange(7) - np.arange(-2, 7)[:, None]
+    scores = np.where((distance <= 0) & (distance > -4), scores, -np.inf)
+    with np.errstate(divide="ignore"):  # the first two queries see nothing
+        expected = np.log(np.exp(scores).sum(-1))
+    np.testing.assert_allclose(got.numpy(), expected)
+    assert np.isneginf(got.numpy()[:, :, :2]).all()
+    np.testing.assert_array_equal(y.numpy(), ops.attention(q, k, k, None, True, 0.7, 0, 4).numpy())
+    half, empty = Tensor(np.ones((1, 1, 2, 3), "float16")), Tensor(np.ones((1, 1, 0, 3), "float16"))
+    _, narrow = ops.attention(half, half, half, return_logsumexp=True)
+    assert narrow.dtype == np.float32
+    _, nothing = ops.attention(half, empty, empty, return_logsumexp=True)
+    assert np.isneginf(nothing.numpy()).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_lengths_may_live_beside_the_tensors(device: str) -> None:
+    q = Tensor(RNG.standard_normal((9, 2, 4))).to(device)
+    expected = ops.attention_varlen(q, q, q, [0, 3, 9], causal=True).numpy()
+    starts = backend.to_device(np.array([0, 3, 9], "int32"), device)
+    for longest in (None, 6, 100):
+        y = ops.attention_varlen(q, q, q, starts, max_length=longest, causal=True)
+        np.testing.assert_array_equal(y.numpy(), expected)
+
+
 def test_the_result_is_laid_out_for_the_projection_that_follows() -> None:
     q = Tensor(np.ones((2, 3, 5, 4)))
     y = ops.attention(q, q, q).numpy().swapaxes(1, 2)
@@ -251,3 +342,31 @@ def test_arguments_that_do_not_fit() -> None:
         ops.attention(q, q, q, dropout=1.0)
     with pytest.raises(ShapeError, match=r"qkv has shape \(2, 5, 35\), expected \(B, T, 9 \* D\)"):
         ops.attention_packed(tensor(2, 5, 35), 3)
+    with pytest.raises(ArgumentError, match="window is 0, expected 1 or more"):
+        ops.attention(q, q, q, window=0)
+
+
+def test_sequences_that_do_not_fit() -> None:
+    q = Tensor(np.ones((5, 4, 8), "float32"))
+    k = Tensor(np.ones((6, 2, 8), "float32"))
+    run = ops.attention_varlen
+    with pytest.raises(ShapeError, match=r"q has shape \(1, 5, 4, 8\), expected \(total, H, D\)"):
+        run(q[None], q, q, [0, 5])
+    with pytest.raises(ShapeError, match=r"k has shape \(5, 4, 7\), expected \(total k, Hkv, 8\)"):
+        run(q, q[:, :, :7], q, [0, 5])
+    with pytest.raises(ShapeError, match=r"v has shape \(4, 4, 8\), expected \(5, 4, 8\) like k"):
+        run(q, q, q[1:], [0, 5])
+    with pytest.raises(ShapeError, match="k has 6 rows, expected 5 like q"):
+        run(q, k, k, [0, 5])
+    with pytest.raises(ShapeError, match=r"k_starts has shape \(3,\), expected \(2,\) like starts"):
+        run(q, k, k, [0, 5], [0, 2, 6])
+    for starts in ([0, 4], [1, 5], [0, 3, 2, 5]):
+        with pytest.raises(ShapeError, match=r"starts is .*, expected to rise from 0 to 5"):
+            run(q, q, q, starts)
+    for starts in ([], [[0, 5]]):
+        with pytest.raises(ShapeError, match=r"starts has shape .*, expected \(sequences \+ 1,\)"):
+            run(q, q, q, np.array(starts, int))
+    with pytest.raises(DtypeError, match="starts has dtype float64, expected integers"):
+        run(q, q, q, [0.0, 5.0])
+    with pytest.raises(ArgumentError, match="max_length is 2, expected at least 3"):
+        run(q, q, q, [0, 2, 5], max_length=2)

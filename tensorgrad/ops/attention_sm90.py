@@ -16,8 +16,7 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
-
-Arrays = tuple[Array, Array, Array]
+from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
 
 _FORWARD, _BACKWARD = "attention_forward_sm90.cu", "attention_backward_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
@@ -35,21 +34,24 @@ _KEYS_TILES = {64: (2, 96), 128: (2, 64)}
 _QUERIES_TILES = {64: (3, 64), 128: (2, 80)}
 
 
-def supports(arrays: Arrays, scale: float) -> bool:
-    """Whether the kernels are for this GPU, and for these arrays without mask and dropout."""
-    q, k, _ = arrays
+def supports(arrays: Arrays, rule: Rule) -> bool:
+    """Whether the kernels are for this GPU, for these arrays and this rule."""
+    q, _, _ = arrays
     return (
         q.itemsize == 2
         and q.shape[3] in _FORWARD_TILES
-        and q.size > 0
-        and k.size > 0
-        and scale > 0
+        and rule.scale > 0
+        and rule.before == ALL
+        and rule.bias is None
+        and not rule.dropout
+        and rule.sequences is None
         and _gpu(q.device.id)[0] == 90
     )
 
 
-def forward(arrays: Arrays, y: Array, scale: float, causal: bool) -> Array:
-    """Write the result to y, in the memory order of (B, T, H, D), and return the logsumexp."""
+def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+    """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
+    y, causal = empty_result(arrays[0], arrays[0].dtype), rule.after == 0
     q, k, v = (_readable(array) for array in arrays)
     batch, heads, length, width = q.shape
     groups, columns = (_FORWARD_TILES_LONG if k.shape[2] >= _LONG else _FORWARD_TILES)[width]
@@ -58,22 +60,17 @@ def forward(arrays: Arrays, y: Array, scale: float, causal: bool) -> Array:
         _grid(q, groups),
         (_WARPGROUP * (groups + 1),),
         (y, logsumexp, _rows(q), _boxes(k, columns), _boxes(v, columns),
-         _problem(q, k, q, scale, causal)),
+         _problem(q, k, q, rule.scale, causal)),
         _SHARED,
     )  # fmt: skip
-    return logsumexp
+    return y, logsumexp
 
 
 def backward(
-    dy: Array,
-    arrays: Arrays,
-    y: Array,
-    logsumexp: Array,
-    gradients: Arrays,
-    scale: float,
-    causal: bool,
+    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
 ) -> None:
     """Write the gradients, of the dtype of q; dk and dv have equal strides."""
+    causal = rule.after == 0
     q, k, v = (_readable(array) for array in arrays)
     dy = _readable(dy.astype(q.dtype, copy=False))
     batch, heads, length, width = q.shape
@@ -91,7 +88,7 @@ def backward(
         _grid(k, groups),
         (_WARPGROUP * (groups + 1),),
         (dk, dv, sums, _rows(k), _rows(v), _boxes(q, columns), _boxes(dy, columns),
-         _problem(q, k, k, scale, causal), np.int32(pitch), _strides(dk)),
+         _problem(q, k, k, rule.scale, causal), np.int32(pitch), _strides(dk)),
         _SHARED,
     )  # fmt: skip
     groups, columns = _QUERIES_TILES[width]
@@ -99,7 +96,7 @@ def backward(
         _grid(q, groups),
         (_WARPGROUP * (groups + 1),),
         (dq, dq, sums, _rows(q), _rows(dy), _boxes(k, columns), _boxes(v, columns),
-         _problem(q, k, q, scale, causal), np.int32(pitch), _strides(dq)),
+         _problem(q, k, q, rule.scale, causal), np.int32(pitch), _strides(dq)),
         _SHARED,
     )  # fmt: skip
 

@@ -1,0 +1,222 @@
+"""The NumPy passes of attention: (Tq, Tk) exists a block of queries at a time, in the cache.
+
+A block meets only the keys that one of its queries may see. Scores, weights and sums are float32
+for 16-bit inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype
+from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
+from tensorgrad.ops.operand import widened
+
+_FEW = 16  # up to so many queries it does not pay to copy the keys into an order made for products
+_CAUSAL_ROWS = 64  # queries a block: fewer skip more of what is masked, more multiply faster
+
+
+def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+    """Return the result and the logarithm of each row's sum of exponentials."""
+    q, k, v = arrays
+    y, logsumexp = empty_result(q, q.dtype), np.empty(q.shape[:3], widened(q[:0]).dtype)
+    for rows, keys, own in _sequences(rule):
+        part = q[:, :, rows], k[:, :, keys], v[:, :, keys]
+        _forward(part, own, y[:, :, rows], logsumexp[:, :, rows])
+    return y, logsumexp
+
+
+def backward(
+    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+) -> None:
+    """Write the gradients of q, k and v."""
+    q, k, v = arrays
+    dq, dk, dv = gradients
+    for rows, keys, own in _sequences(rule):
+        _backward(
+            dy[:, :, rows], (q[:, :, rows], k[:, :, keys], v[:, :, keys]), y[:, :, rows],
+            logsumexp[:, :, rows], own, (dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]),
+        )  # fmt: skip
+
+
+def _sequences(rule: Rule) -> Iterator[tuple[slice, slice, Rule]]:
+    """Yield the places of the queries and keys of each sequence, and the rule between them."""
+    if rule.sequences is None:
+        yield slice(None), slice(None), rule
+        return
+    q_starts, k_starts = rule.sequences.q_starts.tolist(), rule.sequences.k_starts.tolist()
+    for s in range(len(q_starts) - 1):
+        rows, keys = slice(*q_starts[s : s + 2]), slice(*k_starts[s : s + 2])
+        keep = None
+        if rule.keep is not None:
+            keep = rule.keep[s : s + 1, :, : rows.stop - rows.start, : keys.stop - keys.start]
+        yield rows, keys, replace(rule, keep=keep, sequences=None)
+
+
+def _forward(arrays: Arrays, rule: Rule, y: Array, logsumexp: Array) -> None:
+    q, k, v = arrays
+    dtype = logsumexp.dtype
+    blocks = _Blocks(q.shape, k.shape, rule)
+    ones = np.ones(k.shape[2], dtype)
+    kept = 1 - rule.dropout
+    order: Literal["C", "K"] = "C" if q.shape[2] > _FEW else "K"
+
+    def run(pieces: slice) -> None:
+        for b, heads, groups in blocks.units[pieces]:
+            keys = np.asarray(k[b, groups].swapaxes(-1, -2), dtype, order=order)
+            values = np.asarray(v[b, groups], dtype, order=order)
+            for rows, seen in blocks.queries:
+                queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype, order="C")
+                weights = _product(queries, keys[:, :, seen])
+                small = not rule.adds and weights.max(initial=0) < 40 > -weights.min(initial=0)
+                blocks.mask(weights, rule.bias, (b, heads, rows, seen))
+                largest = np.zeros(weights.shape[:2], dtype)
+                if not small:  # exp may overflow, or come to 0 for a whole row
+                    np.max(weights, -1, out=largest, initial=-np.inf)
+                    largest[largest == -np.inf] = 0
+                    weights -= largest[..., None]
+                np.exp(weights, out=weights)
+                total = np.vecdot(weights, ones[seen])
+                nothing = total == 0  # no key to attend to
+                total[nothing] = 1
+                largest[nothing] = np.finfo(dtype).max / 4  # so that backward finds weights of 0
+                logsumexp[b, heads, rows] = np.log(total) + largest
+                if rule.keep is not None:
+                    weights *= rule.keep[b, heads, rows, seen]
+                mixed = _product(weights, values[:, seen])
+                np.multiply(mixed, (1 / (total * kept))[..., None], out=y[b, heads, rows])
+
+    backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
+
+
+def _backward(
+    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+) -> None:
+    q, k, v = arrays
+    dq, dk, dv = gradients
+    dtype = logsumexp.dtype
+    blocks = _Blocks(q.shape, k.shape, rule)
+
+    def run(pieces: slice) -> None:
+        for b, heads, groups in blocks.units[pieces]:
+            keys = np.ascontiguousarray(k[b, groups], dtype)
+            keys_one = _beside(k[b, groups], 1, 1, dtype).swapaxes(-1, -2).copy()
+            values_one = _beside(v[b, groups], 1, 1, dtype).swapaxes(-1, -2).copy()
+            dkeys, dvalues = np.zeros_like(keys), np.zeros_like(keys)
+            for rows, seen in blocks.queries:
+                place = b, heads, rows
+                # What is subtracted from each row rides along in the product, as one more column
+                # that meets the ones: weights = exp(q k - logsumexp), dscores = weights (dy v - c).
+                queries = _beside(q[place], rule.scale, -logsumexp[place], dtype)
+                weights = _product(queries, keys_one[:, :, seen])
+                blocks.mask(weights, rule.bias, (*place, seen))
+                np.exp(weights, out=weights)
+                constant = np.vecdot(dy[place], y[place], dtype=dtype)
+                dmixed = _beside(dy[place], 1, -constant, dtype)
+                if rule.keep is None:
+                    dscores = _product(dmixed, values_one[:, :, seen])
+                    dvalues[:, seen] += _product_over_rows(weights, dmixed[..., :-1], keys)
+                else:
+                    keep = rule.keep[(*place, seen)] * dtype.type(1 / (1 - rule.dropout))
+                    dscores = _product(dmixed[..., :-1], values_one[:, :-1, seen])
+                    dscores *= keep
+                    dscores -= constant[..., None]
+                    keep *= weights
+                    dvalues[:, seen] += _product_over_rows(keep, dmixed[..., :-1], keys)
+                dscores *= weights
+                np.multiply(_product(dscores, keys[:, seen]), rule.scale, out=dq[place])
+                dkeys[:, seen] += _product_over_rows(dscores, queries[..., :-1], keys)
+            dk[b, groups], dv[b, groups] = dkeys, dvalues
+
+    backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
+
+
+class _Blocks:
+    """How the CPU cuts the work.
+
+    Attributes:
+        units: what one thread does at a time: a sequence, some of its query heads, and the key
+            heads that these read.
+        queries: blocks of queries, each with the keys that at least one of them may see.
+    """
+
+    def __init__(self, q_shape: Shape, k_shape: Shape, rule: Rule) -> None:
+        batch, heads, tq, _ = q_shape
+        _, groups, tk, _ = k_shape
+        each = heads // groups
+        most = _CAUSAL_ROWS if min(rule.before, rule.after) < ALL else tq
+        width = min(tk, rule.before + rule.after + most)
+        count = min(most, tq, max(16, backend.BLOCK // max(1, each * width)))
+        together = max(1, backend.BLOCK // max(1, each * width * count))
+        self.units = [
+            (b, slice(first * each, last * each), slice(first, last))
+            for b in range(batch)
+            for first in range(0, groups, together)
+            if (last := min(first + together, groups))
+        ]
+        # Query i sees the keys from i + low up to, but not including, i + high.
+        self.low, self.high = tk - tq - rule.before, tk - tq + rule.after + 1
+        self.queries = []
+        for first in range(0, tq, max(1, count)):
+            last = min(first + count, tq)
+            start = min(max(first + self.low, 0), tk)
+            stop = max(min(last - 1 + self.high, tk), start)
+            self.queries.append((slice(first, last), slice(start, stop)))
+
+    def mask(
+        self, scores: Array, bias: Array | None, place: tuple[int, slice, slice, slice]
+    ) -> None:
+        """Add the mask to scores (heads, rows, keys) in place; -inf where forbidden."""
+        _, _, rows, seen = place
+        if bias is not None:
+            scores += bias[place]
+        count, dtype = scores.shape[1], scores.dtype
+        first = max(rows.start + self.high, seen.start)  # keys before are early enough for all
+        if first < seen.stop:
+            diagonal = rows.start + self.high - first
+            later = scores[..., first - seen.start :]
+            later += _forbidden(count, seen.stop - first, diagonal, dtype, True)
+        last = min(rows.stop - 1 + self.low, seen.stop)  # keys from here on are late enough
+        if last > seen.start:
+            diagonal = rows.start + self.low - 1 - seen.start
+            earlier = scores[..., : last - seen.start]
+            earlier += _forbidden(count, last - seen.start, diagonal, dtype, False)
+
+
+@lru_cache(maxsize=64)
+def _forbidden(rows: int, keys: int, diagonal: int, dtype: Dtype, above: bool) -> Array:
+    """Return -inf from a diagonal on, above or below it, and 0 elsewhere."""
+    return (np.triu if above else np.tril)(np.full((rows, keys), -np.inf, dtype), diagonal)
+
+
+def _beside(array: Array, scale: float, column: Any, dtype: Dtype) -> Array:
+    """Return the scaled array (heads, rows, D) with one more column, in C order."""
+    joined = np.empty((*array.shape[:2], array.shape[2] + 1), dtype)
+    np.multiply(array, scale, out=joined[..., :-1])
+    joined[..., -1] = column
+    return joined
+
+
+def _stacked(array: Array, groups: int) -> Array:
+    """Return (heads, rows, n) as (groups, heads / groups * rows, n): what one key head meets."""
+    heads, rows, width = array.shape
+    return array.reshape(groups, heads // groups * rows, width)
+
+
+def _product(array: Array, grouped: Array) -> Array:
+    """Return (heads, rows, n) times (groups, n, m) as (heads, rows, m)."""
+    product = _stacked(array, len(grouped)) @ grouped
+    return product.reshape(*array.shape[:2], grouped.shape[2])
+
+
+def _product_over_rows(array: Array, other: Array, grouped: Array) -> Array:
+    """Return the transpose of (heads, rows, n) times (heads, rows, m) as (groups, n, m)."""
+    groups = len(grouped)
+    return _stacked(array, groups).swapaxes(-1, -2) @ _stacked(other, groups)

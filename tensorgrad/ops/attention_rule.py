@@ -1,0 +1,62 @@
+"""Who attends to whom in one attention, and how strongly: what all implementations are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import Dtype
+from tensorgrad.philox import Key
+
+Arrays = tuple[Array, Array, Array]
+ALL = 2**30  # more keys than there are
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences that lie one after the other in arrays (1, H, total, D).
+
+    Attributes:
+        q_starts, k_starts: (sequences + 1), int32, on the device of q: sequence s has the queries
+            from q_starts[s] to q_starts[s + 1] - 1.
+        longest: of the sequences in q, and in k and v; on the GPU as the caller told.
+    """
+
+    q_starts: Array
+    k_starts: Array
+    longest: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Equal in forward and backward.
+
+    Query i of Tq stands at position p = i + Tk - Tq of Tk, and sees the keys from p - before to
+    p + after: a causal rule has after = 0, one without a window before = ALL.
+
+    Attributes:
+        bias: (B, H, Tq, Tk), mostly of stride 0, of the dtype of the scores: added to them, -inf
+            forbids.
+        adds: whether bias holds more than 0 and -inf.
+        dropout: the probability with which a weight is set to 0. Of sequences of unequal length,
+            weight (s, h, i, j) takes the bits that it has in an array (sequences, H, *longest).
+        key: of the bits of dropout, as `keep_mask` draws them; the CUDA kernels do so themselves.
+        keep: (B, H, Tq, Tk), bool: which weights dropout spares, on the CPU.
+    """
+
+    scale: float
+    before: int = ALL
+    after: int = ALL
+    bias: Array | None = None
+    adds: bool = False
+    dropout: float = 0.0
+    key: Key | None = None
+    keep: Array | None = None
+    sequences: Sequences | None = None
+
+
+def empty_result(q: Array, dtype: Dtype) -> Array:
+    """Return room for (B, H, T, D) in the memory order of (B, T, H, D)."""
+    batch, heads, length, width = q.shape
+    return backend.empty((batch, length, heads, width), dtype, like=q).swapaxes(1, 2)
