@@ -29,7 +29,6 @@ from tensorgrad.backend import (
     byte_bounds,
     is_array,
     namespace,
-    sum_to_shape,
 )
 from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import GradError, ShapeError
@@ -386,7 +385,7 @@ def _fit(dx: Array, target: Edge, more: bool) -> Array:
     if isinstance(dx, np.generic):
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
     if dx.shape != target.shape:
-        dx = sum_to_shape(dx, target.shape)
+        dx = ops.reduce.sum_to_shape(dx, target.shape)
     return _cast(dx, target.dtype) if type(target) is Node else dx
 
 
@@ -468,3 +467,6 @@ def mark_assigned(array: Array) -> None:
     """Say that elements of an array changed, so that no graph that saved them is used on."""
     if array.size:
         _assigned.note(array)
+
+
+from tensorgrad import ops  # noqa: E402  last: they import `record` from here

@@ -146,18 +146,6 @@ def _add_into_kernel(compute: str) -> Any:
     )
 
 
-def sum_to_shape(dy: Array, shape: Shape) -> Array:
-    """Return the gradient of broadcasting `shape` to the shape of dy: the sum over what it added.
-
-    16-bit types are summed in float32 and stay float32.
-    """
-    extra = dy.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(
-        i + extra for i, n in enumerate(shape) if n == 1 and dy.shape[i + extra] != 1
-    )
-    return dy.sum(axes, dtype=compute_dtype(dy.dtype), keepdims=True).reshape(shape)
-
-
 def contiguous(array: Array) -> Array:
     """Return the array in C order, itself when it is so already."""
     return array if array.flags.c_contiguous else namespace(array).ascontiguousarray(array)

@@ -1,63 +1,97 @@
-"""Matrix products by cuBLAS, through CuPy.
+"""Matrix products by cuBLASLt.
 
-cuBLAS counts in columns: it takes our rows for the transpose, so it is asked for y^T = b^T a^T.
+It counts in columns: it takes our rows for the transpose, so it is asked for y^T = b^T a^T.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cache
 
 from tensorgrad import backend
-from tensorgrad.dtypes import bfloat16, float16, float32, float64
+from tensorgrad.dtypes import Dtype, float64
+from tensorgrad.kernels import cublaslt
 from tensorgrad.ops.matmul_problem import Operand, Problem
 
-# From library_types.h and cublas_api.h
-TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
-_COMPUTE_32F, _COMPUTE_64F, _ANY_ALGORITHM = 68, 70, -1
+Steps = tuple[int, int, int]  # from one matrix to the next, row to row and column to column
 
 
 def refusal(p: Problem) -> str | None:
-    """Say what of the problem cuBLAS cannot do."""
-    if p.bias is not None or p.before_gelu is not None or p.residual is not None:
-        return "a product that nothing but an addition follows"
+    """Say what of the problem cuBLASLt cannot do."""
+    if p.y.dtype == float64 and (p.bias is not None or p.before_gelu is not None):
+        return "another dtype than float64 for a bias or GELU"
+    if p.residual is not None and (p.add or p.before_gelu is not None):
+        return "a residual alone, not one that is added after GELU or beside y itself"
     return None
 
 
 def multiply(p: Problem) -> None:
     """Compute y, which has elements."""
-    y = p.y
-    if not p.width:
-        if not p.add:
-            y[...] = 0
+    if not p.width:  # one term that is 0: what follows the product happens all the same
+        zeros = backend.cupy.zeros(max(p.rows, p.columns), p.a.array.dtype)
+        p = p._replace(width=1, a=Operand(zeros, 0, 1, 1), b=Operand(zeros, 0, p.columns, 1))
+    a, b, y = p.a, p.b, p.y
+    left, right, to = a.array.data.ptr, b.array.data.ptr, y.data.ptr
+    places = left | right | to | 256
+    bias, before, residual = p.bias, p.before_gelu, p.residual
+    plan = _plan(
+        p.batch, p.rows, p.width, p.columns, a[1:], b[1:], a.array.dtype, y.dtype,
+        places & -places, None if bias is None else bias.dtype, before is not None,
+        backend.cupy.cuda.runtime.getDevice(),
+    )  # fmt: skip
+    if plan is None:
+        a, b = _readable(a, p.rows, p.width), _readable(b, p.width, p.columns)
+        multiply(p._replace(a=a, b=b))
         return
-    a, a_transposed, a_leading = layout(p.a, p.rows, p.width)
-    b, b_transposed, b_leading = layout(p.b, p.width, p.columns)
-    double = y.dtype == float64
-    number = np.float64 if double else np.float32
-    one, beta = np.ones(1, number), np.full(1, p.add, number)
-    cublas, handle = backend.cupy.cuda.cublas, backend.cupy.cuda.device.get_cublas_handle()
-    cublas.gemmStridedBatchedEx(
-        handle, b_transposed, a_transposed, p.columns, p.rows, p.width,
-        one.ctypes.data,
-        b.array.data.ptr, TYPES[b.array.dtype], b_leading, b.batch,
-        a.array.data.ptr, TYPES[a.array.dtype], a_leading, a.batch,
-        beta.ctypes.data,
-        y.data.ptr, TYPES[y.dtype], p.columns, p.rows * p.columns,
-        p.batch, _COMPUTE_64F if double else _COMPUTE_32F, _ANY_ALGORITHM,
+    cublaslt.run(
+        plan, right, left, to if residual is None else residual.data.ptr, to,
+        p.add or residual is not None,
+        0 if bias is None else bias.data.ptr, 0 if before is None else before.data.ptr,
     )  # fmt: skip
 
 
-def layout(operand: Operand, rows: int, columns: int) -> tuple[Operand, bool, int]:
-    """Return matrices as cuBLAS reads them, whether transposed, and the leading dimension.
+@cache  # what the library keeps for a plan is some hundred bytes
+def _plan(
+    batch: int, rows: int, width: int, columns: int, a: Steps, b: Steps, dtype: Dtype,
+    y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: bool, device: int,
+) -> cublaslt.Plan | None:  # fmt: skip
+    """Return how to multiply; None if an operand must be copied for it."""
+    a_layout, b_layout = _layout(*a, rows, width), _layout(*b, width, columns)
+    if a_layout is None or b_layout is None:
+        return None
+    product = cublaslt.Product(
+        _matrix(dtype, batch, width, columns, b[0], *b_layout),
+        _matrix(dtype, batch, rows, width, a[0], *a_layout),
+        _matrix(y_dtype, batch, rows, columns, rows * columns, False, columns),
+        b_layout[0], a_layout[0], alignment, bias, gelu,
+    )  # fmt: skip
+    return cublaslt.prepare(product, device)
 
-    One of the strides must be 1 and the other as long as a row or more; else they are copied.
+
+def _matrix(
+    dtype: Dtype, batch: int, rows: int, columns: int, step: int, turned: bool, leading: int
+) -> cublaslt.Matrix:
+    """Describe (rows, columns) in our order as the transpose in columns."""
+    tall, broad = (rows, columns) if turned else (columns, rows)
+    return cublaslt.Matrix(dtype, tall, broad, leading, batch, step)
+
+
+def _layout(step: int, row: int, column: int, rows: int, columns: int) -> tuple[bool, int] | None:
+    """Return whether matrices are transposed, and the leading dimension.
+
+    One of the strides must be 1 and the other as long as a row or more; else None.
     """
-    array, _, row, column = operand
     if (column == 1 or columns == 1) and (row >= columns or rows == 1):
-        return operand, False, max(row, columns)
+        return False, max(row, columns)
     if (row == 1 or rows == 1) and (column >= rows or columns == 1):
-        return operand, True, max(column, rows)
-    step = rows * columns
+        return True, max(column, rows)
+    return None
+
+
+def _readable(operand: Operand, rows: int, columns: int) -> Operand:
+    """Return the operand, copied where cuBLAS cannot read it."""
+    if _layout(*operand[1:], rows, columns) is not None:
+        return operand
+    array, step = operand.array, rows * columns
     if operand.batch == 0:  # one matrix for all
         array, step = array[(0,) * (array.ndim - 2)], 0
-    return Operand(backend.contiguous(array), step, columns, 1), False, columns
+    return Operand(backend.contiguous(array), step, columns, 1)

@@ -1,13 +1,14 @@
 """Matrix products on the GPU: which kernel does them.
 
-Each kernel is a module with two functions: `refusal(problem)` says what the kernel needs and the
-problem has not, or None, and `multiply(problem)` computes y, which has elements. `KERNELS` lists
-them.
+A kernel is two functions: `refusal(problem)` says what the kernel needs and the problem has not, or
+None, and `multiply(problem)` computes y, which has elements. `KERNELS` lists them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,11 +16,25 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError
-from tensorgrad.ops import matmul_cublas
+from tensorgrad.kernels.tuned import tuned
+from tensorgrad.ops import matmul_cublas, matmul_tiled
 from tensorgrad.ops.matmul_problem import Problem, problem
 from tensorgrad.ops.operand import widened
 
-KERNELS: dict[str, Any] = {"cublas": matmul_cublas}
+
+class Kernel(NamedTuple):
+    """One way to multiply."""
+
+    refusal: Callable[[Problem], str | None]
+    multiply: Callable[[Problem], None]
+
+
+KERNELS = {
+    "cublas": Kernel(matmul_cublas.refusal, matmul_cublas.multiply),
+    "tiled": Kernel(matmul_tiled.refusal, matmul_tiled.multiply),
+    "tf32": Kernel(matmul_tiled.refusal_tf32, matmul_tiled.multiply_tf32),
+}
+DEFAULT = "cublas"  # where tuned.json has no entry
 
 
 def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Array:
@@ -46,13 +61,14 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
         if kernel is not None:
             raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None for {a.dtype}")
         return backend.cupy.matmul(a, b).astype(dtype, copy=False)
-    batch = a.shape[:-2]
-    if batch != b.shape[:-2]:
-        batch = np.broadcast_shapes(batch, b.shape[:-2])
+    left, right = a.shape, b.shape
+    batch = left[:-2]
+    if batch != right[:-2]:
+        batch = np.broadcast_shapes(batch, right[:-2])
     stored = dtype if dtype == a.dtype else compute_dtype(a.dtype)
-    y = backend.empty((*batch, a.shape[-2], b.shape[-1]), stored, like=a)
+    y = backend.empty((*batch, left[-2], right[-1]), stored, like=a)
     run(problem(a, b, y), kernel)
-    return y.astype(dtype, copy=False)
+    return y if stored == dtype else y.astype(dtype)
 
 
 def run(p: Problem, kernel: str | None = None) -> None:
@@ -62,7 +78,7 @@ def run(p: Problem, kernel: str | None = None) -> None:
         ArgumentError: there is no such kernel, or it does not do this product.
     """
     if kernel is None:
-        kernel = "cublas"
+        kernel = _fastest(p)
     elif kernel not in KERNELS:
         names = ", ".join(map(repr, KERNELS))
         raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None or one of {names}")
@@ -72,3 +88,40 @@ def run(p: Problem, kernel: str | None = None) -> None:
         raise ArgumentError(f"matmul: kernel is {kernel!r}, which needs {reason}")
     if p.y.size:
         chosen.multiply(p)
+
+
+def case(dtype: Dtype, layout: str, rows: int, width: int, columns: int, gelu: bool) -> str:
+    """Return the name of a class of products in tuned.json.
+
+    Args:
+        dtype: of the operands.
+        layout: "n" where the rows of an operand are contiguous, "t" where its columns are; a, b.
+        rows, width, columns: each counts as "s" (up to 256), "m" (up to 2048) or "l".
+        gelu: whether GELU follows.
+    """
+    sizes = "".join("s" if n <= 256 else "m" if n <= 2048 else "l" for n in (rows, width, columns))
+    return f"{dtype} {layout} {sizes}{' gelu' if gelu else ''}"
+
+
+def _fastest(p: Problem) -> str:
+    """Return the kernel that was the fastest for such products, of those that do this one."""
+    found = DEFAULT
+    if p.batch == 1:
+        found = _tuned(
+            p.a.array.dtype, p.a.column != 1, p.b.column != 1, p.rows, p.width, p.columns,
+            p.before_gelu is not None, backend.cupy.cuda.runtime.getDevice(),
+        )  # fmt: skip
+    for name in (found, DEFAULT):
+        if KERNELS[name].refusal(p) is None:
+            return name
+    return "tiled"
+
+
+@lru_cache(maxsize=4096)
+def _tuned(
+    dtype: Dtype, a_turned: bool, b_turned: bool, rows: int, width: int, columns: int,
+    gelu: bool, device: int,
+) -> str:  # fmt: skip
+    """Return what tuned.json says, for the current device."""
+    layout = "nt"[a_turned] + "nt"[b_turned]
+    return tuned("matmul", case(dtype, layout, rows, width, columns, gelu), DEFAULT)

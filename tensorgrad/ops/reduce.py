@@ -314,6 +314,18 @@ def sum_array(x: Array, axes: Axes, keepdims: bool = False, dtype: Dtype | None 
     return _reduce("Sum", x, axes, keepdims, dtype or _sum_dtype(x.dtype))
 
 
+def sum_to_shape(dy: Array, shape: Shape) -> Array:
+    """Return the gradient of broadcasting `shape` to the shape of dy: the sum over what it added.
+
+    16-bit types are summed in float32 and stay float32.
+    """
+    extra = dy.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, n in enumerate(shape) if n == 1 and dy.shape[i + extra] != 1
+    )
+    return sum_array(dy, axes, dtype=compute_dtype(dy.dtype)).reshape(shape)
+
+
 def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:
     """Return x as a tensor and the axes to reduce in ascending order."""
     if type(x) is not Tensor:

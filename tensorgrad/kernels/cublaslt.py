@@ -1,0 +1,221 @@
+"""cuBLASLt through ctypes: products with an addition, a bias or GELU in the same kernel.
+
+CuPy's own calls to cuBLAS cannot be captured into a CUDA graph, round partial sums to 16 bits and
+know no epilogues. The library comes with CuPy's. Everything is in columns, as in Fortran.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from ctypes import byref, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from functools import cache
+from typing import Any, NamedTuple
+
+from tensorgrad import backend
+from tensorgrad.dtypes import Dtype, bfloat16, float16, float32, float64
+from tensorgrad.errors import KernelError
+
+# From library_types.h and cublasLt.h
+_TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
+_COMPUTE_32F, _COMPUTE_64F = 68, 70
+_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_LEADING, _AUX_STEP, _BIAS_TYPE = (
+    3, 4, 7, 8, 11, 12, 13, 26,
+)  # fmt: skip
+_BATCH, _STEP = 5, 6
+_MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENT_A = 1, 3, 5
+_IN_PLACE_OR_WIDE = 1 | 2  # partial sums that are added up in another kernel stay in float32
+_WORKSPACE = 32 * 1024 * 1024  # bytes, as NVIDIA advises for Hopper
+_DEFAULT, _WITH_BIAS, _WITH_GELU, _WITH_AUX = 1, 4, 32, 128
+
+
+class Matrix(NamedTuple):
+    """A batch of matrices in columns: `leading` elements from one column to the next."""
+
+    dtype: Dtype
+    rows: int
+    columns: int
+    leading: int
+    batch: int
+    step: int
+
+
+class Product(NamedTuple):
+    """d = a b + beta c, and what follows. Turned operands are transposed before the product."""
+
+    a: Matrix
+    b: Matrix
+    d: Matrix  # c lies as d does
+    turn_a: bool
+    turn_b: bool
+    alignment: int  # of all addresses: bytes, a power of two
+    bias: Dtype | None  # one number a row
+    gelu: bool  # keeps what it is taken of, which lies as d does
+
+
+class _Choice(ctypes.Structure):
+    """What the library proposes for a product."""
+
+    _fields_ = (
+        ("algorithm", c_uint64 * 8),
+        ("workspace", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+class Plan(NamedTuple):
+    """A product that is ready to run, on one device."""
+
+    handle: c_void_p
+    operation: c_void_p
+    a: c_void_p  # layouts
+    b: c_void_p
+    d: c_void_p
+    algorithm: Any
+    workspace: int  # bytes
+    one: Any  # 1 and 0 in the type of alpha and beta
+    zero: Any
+    lock: threading.Lock  # pointers of the epilogue are part of the operation
+
+
+def run(
+    plan: Plan, a: int, b: int, c: int, d: int, add: bool, bias: int = 0, before_gelu: int = 0
+) -> None:
+    """Run a product on the current stream; operands and results are addresses."""
+    if bias or before_gelu:
+        with plan.lock:
+            if bias:
+                _set(plan.operation, _BIAS, c_void_p(bias))
+            if before_gelu:
+                _set(plan.operation, _AUX, c_void_p(before_gelu))
+            _multiply(plan, a, b, c, d, add)
+    else:
+        _multiply(plan, a, b, c, d, add)
+
+
+def _multiply(plan: Plan, a: int, b: int, c: int, d: int, add: bool) -> None:
+    """Call the library."""
+    cuda, size = backend.cupy.cuda, plan.workspace
+    memory = cuda.alloc(size) if size else None
+    status = _library().cublasLtMatmul(
+        plan.handle, plan.operation, plan.one, a, plan.a, b, plan.b,
+        plan.one if add else plan.zero, c, plan.d, d, plan.d,
+        plan.algorithm, memory.ptr if memory else None, size, cuda.get_current_stream().ptr,
+    )  # fmt: skip
+    if status:
+        _check(status, "cublasLtMatmul")
+
+
+def prepare(product: Product, device: int) -> Plan:
+    """Return the way that the library proposes on a device, which is the current one.
+
+    Raises:
+        KernelError: there is none.
+    """
+    double = product.d.dtype == float64
+    library, handle = _library(), _handle(device)
+    operation, preference = c_void_p(), c_void_p()
+    compute = _COMPUTE_64F if double else _COMPUTE_32F
+    scale = _TYPES[float64 if double else float32]
+    _check(library.cublasLtMatmulDescCreate(byref(operation), compute, scale), "create")
+    _set(operation, _TRANSPOSE_A, c_int32(product.turn_a))
+    _set(operation, _TRANSPOSE_B, c_int32(product.turn_b))
+    epilogue = _WITH_BIAS if product.bias else 0
+    epilogue |= _WITH_GELU | _WITH_AUX if product.gelu else 0
+    _set(operation, _EPILOGUE, c_int32(epilogue or _DEFAULT))
+    if product.bias:
+        _set(operation, _BIAS_TYPE, c_int32(_TYPES[product.bias]))
+    if product.gelu:
+        _set(operation, _AUX_LEADING, c_int64(product.d.leading))
+        _set(operation, _AUX_STEP, c_int64(product.d.step))
+    layouts = _layout(product.a), _layout(product.b), _layout(product.d)
+    _check(library.cublasLtMatmulPreferenceCreate(byref(preference)), "create")
+    wishes: list[tuple[int, Any]] = [
+        (_MOST_WORKSPACE, c_uint64(_WORKSPACE)),
+        (_REDUCTIONS, c_int32(_IN_PLACE_OR_WIDE)),
+    ]
+    wishes += [(_ALIGNMENT_A + i, c_int32(product.alignment)) for i in range(4)]  # a, b, c, d
+    for name, value in wishes:
+        set_preference = library.cublasLtMatmulPreferenceSetAttribute
+        _check(set_preference(preference, name, byref(value), ctypes.sizeof(value)), "preference")
+    choice, found = _Choice(), c_int()
+    status = library.cublasLtMatmulAlgoGetHeuristic(
+        handle, operation, *layouts, layouts[2], preference, 1, byref(choice), byref(found)
+    )
+    library.cublasLtMatmulPreferenceDestroy(preference)
+    if status or not found.value or choice.state:
+        raise KernelError(f"matmul: cuBLASLt got {product}, expected a product that it can do")
+    number = c_double if double else c_float
+    return Plan(
+        handle, operation, *layouts, choice.algorithm, choice.workspace,
+        byref(number(1)), byref(number(0)), threading.Lock(),
+    )  # fmt: skip
+
+
+def _layout(matrix: Matrix) -> c_void_p:
+    """Return the library's description of matrices."""
+    layout, library = c_void_p(), _library()
+    _check(
+        library.cublasLtMatrixLayoutCreate(
+            byref(layout), _TYPES[matrix.dtype], matrix.rows, matrix.columns, matrix.leading
+        ),
+        "cublasLtMatrixLayoutCreate",
+    )
+    for name, value in ((_BATCH, c_int32(matrix.batch)), (_STEP, c_int64(matrix.step))):
+        _check(
+            library.cublasLtMatrixLayoutSetAttribute(
+                layout, name, byref(value), ctypes.sizeof(value)
+            ),
+            "cublasLtMatrixLayoutSetAttribute",
+        )
+    return layout
+
+
+def _set(operation: c_void_p, name: int, value: Any) -> None:
+    """Set an attribute of an operation."""
+    _check(
+        _library().cublasLtMatmulDescSetAttribute(
+            operation, name, byref(value), ctypes.sizeof(value)
+        ),
+        "cublasLtMatmulDescSetAttribute",
+    )
+
+
+def _check(status: int, what: str) -> None:
+    """Raise unless the call succeeded."""
+    if status:
+        raise KernelError(f"matmul: {what} got cuBLAS error {status}, expected 0")
+
+
+@cache
+def _handle(device: int) -> c_void_p:
+    """Return the library's context on a device, which is the current one."""
+    handle = c_void_p()
+    _check(_library().cublasLtCreate(byref(handle)), f"cublasLtCreate on GPU {device}")
+    return handle
+
+
+@cache
+def _library() -> Any:
+    """Return cuBLASLt with the types of its functions."""
+    from cuda import pathfinder  # comes with CuPy
+
+    library = ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path)
+    pointer = c_void_p
+    for name, types in {
+        "Create": (pointer,),
+        "MatmulDescCreate": (pointer, c_int, c_int),
+        "MatmulDescSetAttribute": (pointer, c_int, pointer, c_size_t),
+        "MatrixLayoutCreate": (pointer, c_int, c_uint64, c_uint64, c_int64),
+        "MatrixLayoutSetAttribute": (pointer, c_int, pointer, c_size_t),
+        "MatmulPreferenceCreate": (pointer,),
+        "MatmulPreferenceDestroy": (pointer,),
+        "MatmulPreferenceSetAttribute": (pointer, c_int, pointer, c_size_t),
+        "MatmulAlgoGetHeuristic": (*[pointer] * 7, c_int, pointer, pointer),
+        "Matmul": (*[pointer] * 14, c_size_t, pointer),
+    }.items():
+        function = getattr(library, f"cublasLt{name}")
+        function.argtypes, function.restype = types, c_int
+    return library

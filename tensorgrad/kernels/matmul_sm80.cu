@@ -1,0 +1,219 @@
+// Matrix products on tensor cores by mma.sync, for any GPU from Ampere on: float16, bfloat16, and
+// float32 rounded to TF32 (10 bits of mantissa), all summed in float32.
+//
+// A block computes a tile of y: 128 x 256 with 8 warps or, where there is too little work for such
+// tiles, 64 x 64 with 4. It copies 128 bytes of terms of each row of a and column of b at a time to
+// shared memory, up to three copies ahead of the arithmetic, in lines as they lie in global memory,
+// the 16-byte pieces of a line permuted so that the eight that ldmatrix reads at once lie in different
+// banks. A warp computes 64 x 64 (or 32 x 32) of the tile: 8 ldmatrix for 32 products of 16 x 8 x 16, and while
+// those run, the operands of the next come in.
+//
+// Each y is written once, with =, or += where the problem says so.
+//
+// An operand must be contiguous along one axis and aligned to 16 bytes along the other; anything
+// else is read element by element, which is several times slower.
+//
+// where: FLAG = true | false
+// instantiate: matmul_mma<{__half | __nv_bfloat16 | float}, {FLAG}, {FLAG}, {4, 64 | 2, 32}>
+#include "ampere.cuh"
+#include "matmul.cuh"
+
+constexpr int STEPS = 4;          // products along the terms of one tile in shared memory
+constexpr int LINE = 32 * STEPS;  // bytes of terms of each row and column there
+
+// A tile of one operand in shared memory: LENGTH rows of a (or columns of b) by LINE bytes of terms.
+// ALONG_TERMS: a line in memory holds the terms of one row of a; else one term of all rows.
+template <typename T, int LENGTH, bool ALONG_TERMS> struct Layout {
+    static constexpr int PIECE = 16 / sizeof(T), TERMS = LINE / sizeof(T);
+    static constexpr int LINES = ALONG_TERMS ? LENGTH : TERMS;
+    static constexpr int PIECES = (ALONG_TERMS ? TERMS : LENGTH) / PIECE;   // in a line; 8 or more
+    static constexpr int BYTES = LENGTH * LINE;
+
+    __device__ static int offset(int line, int piece) {
+        // Floats across lines are read word by word, four lines and two pieces at once.
+        const int turn = sizeof(T) == 4 && !ALONG_TERMS ? line * 2 : line;
+        return (line * PIECES + (piece ^ (turn & 7))) * 16;
+    }
+
+    // Operand words of 16 rows (or columns) from `start`, for the products of `step`. Word 2 t + h
+    // has half t of the terms and half h of the rows; for b, word 2 h + t.
+    template <bool B> __device__ static void read(unsigned (&x)[4], unsigned tile, int start, int step) {
+        const int lane = threadIdx.x % 32;
+        const int low = lane / 8 % 2, high = lane / 16;   // the bits of the matrix that this lane names
+        const int term = B ? low : high, half = B ? high : low;
+        if constexpr (ALONG_TERMS)
+            load_matrices(x, tile + offset(start + half * 8 + lane % 8, step * 2 + term));
+        else if constexpr (sizeof(T) == 2)
+            load_matrices_transposed(x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + half));
+        else {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int t = B ? i % 2 : i / 2, h = B ? i / 2 : i % 2;
+                const int place = start + h * 8 + lane / 4;
+                x[i] = load_word(tile + offset(step * 8 + t * 4 + lane % 4, place / 4) + place % 4 * 4);
+            }
+        }
+        if constexpr (sizeof(T) == 4) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = round_to_tf32(x[i]);
+        }
+    }
+};
+
+// Copies such tiles, one along the terms after the other, each in STEPS parts. The operand is seen as
+// `length` rows of `width` terms, with the distances `step` from row to row and `term_step`.
+template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
+    using Place = Layout<T, LENGTH, ALONG_TERMS>;
+    static constexpr int PASS = THREADS / Place::PIECES;   // lines at a time
+    static constexpr int PASSES = Place::LINES / PASS;
+
+    const T* from;
+    long long line_step, element_step, tile_step;
+    int line, piece, left, width;
+    bool vectors;
+
+    __device__ Loader(const T* data, long long step, long long term_step, int start, int length, int width, bool vectors)
+        : line_step(ALONG_TERMS ? step : term_step), element_step(ALONG_TERMS ? term_step : step),
+          tile_step(Place::TERMS * term_step), width(width), vectors(vectors) {
+        line = threadIdx.x / Place::PIECES;
+        piece = threadIdx.x % Place::PIECES;
+        from = data + start * step + line * line_step + piece * Place::PIECE * element_step;
+        left = length - start - (ALONG_TERMS ? line : piece * Place::PIECE);   // rows from here on
+    }
+
+    // Where the piece of a pass goes to, and how many of its elements exist.
+    __device__ unsigned place(unsigned tile, int pass) const { return tile + Place::offset(line + pass * PASS, piece); }
+    __device__ int count(int first, int pass) const {
+        const int terms = width - first - (ALONG_TERMS ? piece * Place::PIECE : line + pass * PASS);
+        const int rows = ALONG_TERMS ? left - pass * PASS : left;
+        return (ALONG_TERMS ? rows : terms) > 0 ? max(0, min(Place::PIECE, ALONG_TERMS ? terms : rows)) : 0;
+    }
+
+    __device__ void copy(unsigned tile, int first, int part) const {
+        #pragma unroll
+        for (int i = 0; i < PASSES / STEPS; ++i) {
+            const int pass = part * (PASSES / STEPS) + i;
+            copy_async<16>(place(tile, pass), from + pass * PASS * line_step, count(first, pass) * int(sizeof(T)));
+        }
+    }
+
+    // The whole tile, element by element. Not unrolled: it would push the loop out of the instruction cache.
+    __device__ void gather(unsigned tile, int first) const {
+        #pragma unroll 1
+        for (int pass = 0; pass < PASSES; ++pass) {
+            const T* source = from + pass * PASS * line_step;
+            const int exist = count(first, pass);
+            Vec<T> v;
+            #pragma unroll
+            for (int i = 0; i < Place::PIECE; ++i, source += element_step) v.values[i] = i < exist ? *source : T(0.f);
+            const int4 bits = reinterpret_cast<const int4&>(v);
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                         :: "r"(place(tile, pass)), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w) : "memory");
+        }
+    }
+
+    __device__ void advance() { from += tile_step; }
+};
+
+// Until at most `stages` - 2 tiles are on their way, of 2, 3 or 4 stages.
+__device__ inline void wait_for_tile(int stages) {
+    if (stages == 4) copy_wait<2>();
+    else if (stages == 3) copy_wait<1>();
+    else copy_wait<0>();
+}
+
+// `stages` is how many tiles of both operands the shared memory has room for.
+template <typename T, bool A_ALONG_TERMS, bool B_ALONG_TERMS, int WARPS, int SIZE>
+__global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constant__ Problem p, int stages) {
+    constexpr int THREADS = 64 * WARPS, ROWS = 2 * SIZE, COLUMNS = WARPS * SIZE;
+    constexpr int TALL = SIZE / 16, BROAD = SIZE / 8;   // products that make up what a warp computes
+    using A = Layout<T, ROWS, A_ALONG_TERMS>;
+    using B = Layout<T, COLUMNS, B_ALONG_TERMS>;
+    extern __shared__ __align__(128) unsigned char memory[];
+    const unsigned tiles = to_shared(memory);
+
+    const Tile tile = tile_of_block<ROWS, COLUMNS>(p);
+    Loader<T, ROWS, A_ALONG_TERMS, THREADS> load_a(
+        static_cast<const T*>(p.a.data) + tile.batch * p.a.batch, p.a.row, p.a.column,
+        tile.row, p.rows, p.width, p.a_vectors);
+    Loader<T, COLUMNS, B_ALONG_TERMS, THREADS> load_b(
+        static_cast<const T*>(p.b.data) + tile.batch * p.b.batch, p.b.column, p.b.row,
+        tile.column, p.columns, p.width, p.b_vectors);
+    const int count = (p.width + A::TERMS - 1) / A::TERMS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp % 2 * SIZE, warp_column = warp / 2 * SIZE;
+
+    const auto copy = [&](int index, int stage, int part) {
+        const unsigned to = tiles + stage * (A::BYTES + B::BYTES);
+        const bool more = index < count;
+        if (more && load_a.vectors) load_a.copy(to, index * A::TERMS, part);
+        else if (more && part == 0) load_a.gather(to, index * A::TERMS);
+        if (more && load_b.vectors) load_b.copy(to + A::BYTES, index * A::TERMS, part);
+        else if (more && part == 0) load_b.gather(to + A::BYTES, index * A::TERMS);
+        if (part == STEPS - 1) {
+            load_a.advance();
+            load_b.advance();
+            copy_commit();
+        }
+    };
+    #pragma unroll 1
+    for (int i = 0; i < stages - 1; ++i)
+        #pragma unroll
+        for (int part = 0; part < STEPS; ++part) copy(i, i, part);
+
+    float sums[TALL][BROAD][4] = {};
+    unsigned a[2][TALL][4], b[2][BROAD / 2][4];
+    const auto read = [&](int set, int stage, int step) {
+        const unsigned from = tiles + stage * (A::BYTES + B::BYTES);
+        #pragma unroll
+        for (int i = 0; i < TALL; ++i) A::template read<false>(a[set][i], from, warp_row + i * 16, step);
+        #pragma unroll
+        for (int j = 0; j < BROAD / 2; ++j)
+            B::template read<true>(b[set][j], from + A::BYTES, warp_column + j * 16, step);
+    };
+
+    wait_for_tile(stages);
+    __syncthreads();
+    read(0, 0, 0);
+    int stage = 0, free = stages - 1;   // the tile to multiply, and the place of the next to copy
+    for (int index = 0; index < count; ++index) {
+        const int next = stage + 1 == stages ? 0 : stage + 1;
+        #pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            copy(index + stages - 1, free, step);
+            if (step == STEPS - 1) {   // all copies of this tile have been read into registers
+                wait_for_tile(stages);
+                __syncthreads();
+            }
+            read((step + 1) % 2, step == STEPS - 1 ? next : stage, (step + 1) % STEPS);
+            #pragma unroll
+            for (int i = 0; i < TALL; ++i)
+                #pragma unroll
+                for (int j = 0; j < BROAD; ++j)
+                    multiply<T>(sums[i][j], a[step % 2][i], b[step % 2][j / 2][j % 2 * 2], b[step % 2][j / 2][j % 2 * 2 + 1]);
+        }
+        free = stage;
+        stage = next;
+    }
+
+    copy_wait<0>();
+    __syncthreads();
+    constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages have room for
+    float* const rows = reinterpret_cast<float*>(memory) + warp * HALF * PITCH;
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        #pragma unroll
+        for (int i = 0; i < TALL / 2; ++i)
+            #pragma unroll
+            for (int j = 0; j < BROAD; ++j)
+                #pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float* two = sums[half * TALL / 2 + i][j] + h * 2;
+                    *reinterpret_cast<float2*>(rows + (i * 16 + h * 8 + lane / 4) * PITCH + j * 8 + lane % 4 * 2) =
+                        make_float2(two[0], two[1]);
+                }
+        __syncwarp();
+        finish_rows<T, HALF, SIZE, PITCH>(p, tile.batch, tile.row + warp_row + half * HALF, tile.column + warp_column, rows);
+        __syncwarp();
+    }
+}

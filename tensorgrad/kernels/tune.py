@@ -1,0 +1,149 @@
+"""Measure which kernel is the fastest here: `python -m tensorgrad.kernels.tune [--write]`.
+
+Runs every case of every choice that TUNERS expose on the current GPU and prints the times. With
+--write the winners go to tuned.json, where they replace those of the same architecture; without,
+the command says what would change. Nothing is ever measured while a program trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from tensorgrad import backend
+from tensorgrad.errors import KernelError
+from tensorgrad.kernels.tuned import PATH, Case, Rows, architecture, read, write
+
+# Modules with a function `cases() -> Iterator[Case]`. By name: they belong to layers above.
+TUNERS = ("tensorgrad.ops.matmul_tune",)
+_CLEARLY = 0.97  # of the default's time is faster than noise
+_LEAST, _MOST, _ENOUGH = 5, 50, 10.0  # runs, runs, milliseconds
+
+
+class Answer(NamedTuple):
+    """What a case took with each candidate, in milliseconds, and which one is to be used."""
+
+    choice: str
+    name: str
+    default: str
+    times: dict[str, float]
+    best: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tune as the command line says and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tensorgrad.kernels.tune", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("only", nargs="*", help="begin of the cases to measure; all by default")
+    parser.add_argument("--write", action="store_true", help="keep the result in tuned.json")
+    parser.add_argument("--file", type=Path, default=PATH, help="instead of tuned.json")
+    options = parser.parse_args(arguments)
+    try:
+        if not backend.gpu_count():
+            raise KernelError("tune: no GPU was found, expected one to measure on")
+        rows = read(options.file) if options.file.exists() else {}
+        answers = list(answer_all(_cases(options.only), measure))
+        new = merge(rows, architecture(), answers)
+        print(table(answers))
+        print("\n".join(changes(rows, new)) or "nothing changes")
+        if options.write:
+            write(options.file, new)
+            print(f"wrote {options.file}")
+    except KernelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def answer_all(
+    cases: Iterator[Case], timer: Callable[[Callable[[], object]], float]
+) -> Iterator[Answer]:
+    """Time every candidate of every case, with a line of progress."""
+    progress = tqdm(cases, unit=" cases", disable=None)
+    for case in progress:
+        progress.set_postfix_str(case.name)
+        times = {name: timer(run) for name, run in case.candidates.items()}
+        best = min(times, key=lambda name: times[name])
+        if times[best] > _CLEARLY * times[case.default]:
+            best = case.default
+        yield Answer(case.choice, case.name, case.default, times, best)
+
+
+def measure(run: Callable[[], object]) -> float:
+    """Return the median time on the GPU in milliseconds, after two runs to warm up."""
+    cuda = backend.cupy.cuda
+    times: list[float] = []
+    run()
+    run()
+    while len(times) < _LEAST or (len(times) < _MOST and sum(times) < _ENOUGH):
+        start, end = cuda.Event(), cuda.Event()
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(float(cuda.get_elapsed_time(start, end)))
+    return sorted(times)[len(times) // 2]
+
+
+def merge(rows: Rows, gpu: str, answers: Sequence[Answer]) -> Rows:
+    """Return the rows with these answers in place; a default needs no row."""
+    new = {name: {c: dict(r) for c, r in choices.items()} for name, choices in rows.items()}
+    for answer in answers:
+        row = new.setdefault(gpu, {}).setdefault(answer.choice, {})
+        row.pop(answer.name, None)
+        if answer.best != answer.default:
+            row[answer.name] = answer.best
+    for choices in new.values():
+        for choice in [choice for choice, row in choices.items() if not row]:
+            del choices[choice]
+    return {name: choices for name, choices in new.items() if choices}
+
+
+def changes(old: Rows, new: Rows) -> list[str]:
+    """Return a line for each row that differs."""
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{' '.join(place)}: {before.get(place, 'default')} -> {after.get(place, 'default')}"
+        for place in sorted({*before, *after})
+        if before.get(place) != after.get(place)
+    ]
+
+
+def table(answers: Sequence[Answer]) -> str:
+    """Return the times, a line for each case, the chosen one marked."""
+    lines = []
+    for answer in answers:
+        times = "  ".join(
+            f"{name} {time * 1000:.1f} us{'*' if name == answer.best else ' '}"
+            for name, time in answer.times.items()
+        )
+        lines.append(f"{answer.choice} {answer.name:24} {times}")
+    return "\n".join(lines)
+
+
+def _flat(rows: Rows) -> dict[tuple[str, str, str], str]:
+    return {
+        (gpu, choice, case): name
+        for gpu, choices in rows.items()
+        for choice, row in choices.items()
+        for case, name in row.items()
+    }
+
+
+def _cases(only: Sequence[str]) -> Iterator[Case]:
+    """Yield the cases of all tuners whose name begins as one of `only` says."""
+    for module in TUNERS:
+        for case in importlib.import_module(module).cases():
+            if not only or case.name.startswith(tuple(only)):
+                yield case
+
+
+if __name__ == "__main__":
+    sys.exit(main())

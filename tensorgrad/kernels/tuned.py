@@ -1,0 +1,90 @@
+"""Choices that only measuring can make, kept in tuned.json.
+
+    {"sm_90": {"matmul": {"bfloat16 nt lll": "wgmma"}}}
+
+reads: on GPUs of this architecture, of the kernels for "matmul" (the choice) the fastest one in
+this case was "wgmma". What the file does not list takes the default that its user names. The file
+is written by `python -m tensorgrad.kernels.tune --write` and read once a process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tensorgrad import backend
+from tensorgrad.errors import KernelError
+
+PATH = Path(__file__).with_name("tuned.json")
+Rows = dict[str, dict[str, dict[str, str]]]  # architecture, choice, case: what was fastest
+
+
+class Case(NamedTuple):
+    """One question that `python -m tensorgrad.kernels.tune` puts to the GPU."""
+
+    choice: str
+    name: str
+    default: str
+    candidates: Mapping[str, Callable[[], object]]  # the default among them
+
+
+def tuned(choice: str, case: str, default: str) -> str:
+    """Return what was the fastest in a case on the current GPU, or the default."""
+    return _read(PATH).get(architecture(), {}).get(choice, {}).get(case, default)
+
+
+def architecture() -> str:
+    """Return the name of the current GPU's architecture, such as "sm_90"."""
+    return _architecture(backend.cupy.cuda.runtime.getDevice())
+
+
+def read(path: Path) -> Rows:
+    """Return the rows of a file.
+
+    Raises:
+        KernelError: it cannot be read, or holds something else.
+    """
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise KernelError(f"tuned: {path} got {error}, expected choices as JSON") from error
+    if not _nested(rows, 3):
+        raise KernelError(
+            f"tuned: {path} has other contents, expected {{GPU: {{choice: {{case: name}}}}}}"
+        )
+    found: Rows = rows
+    return found
+
+
+def write(path: Path, rows: Rows) -> None:
+    """Write rows, one case a line, so that two versions of the file compare well.
+
+    Raises:
+        KernelError: the file cannot be written.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        raise KernelError(f"tuned: {path} got {error}, expected a file to write") from error
+
+
+def _nested(value: object, depth: int) -> bool:
+    """Whether this is a dictionary of strings, or of such dictionaries."""
+    if depth == 0:
+        return isinstance(value, str)
+    return isinstance(value, dict) and all(_nested(one, depth - 1) for one in value.values())
+
+
+@cache
+def _read(path: Path) -> Rows:
+    return read(path)
+
+
+@cache
+def _architecture(device: int) -> str:
+    return f"sm_{backend.cupy.cuda.Device(device).compute_capability}"

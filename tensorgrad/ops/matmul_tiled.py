@@ -1,0 +1,128 @@
+"""Launches of kernels/matmul.cu and kernels/matmul_sm80.cu."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name, float32, float64
+from tensorgrad.kernels.loader import load
+from tensorgrad.ops.matmul_problem import Operand, Problem
+
+_STRUCT = struct.Struct("QqqqQqqqQQQQ9i4x")  # Problem of kernels/matmul.cuh
+_TILE_STAGES, _TILE_TERMS = 3, 16
+_MMA_LINE, _MMA_STAGES = 128, 4
+_EPILOGUE = 8  # elements of a row that a thread finishes together
+
+
+def refusal(p: Problem) -> str | None:
+    """Say what of the problem the kernels cannot do."""
+    capability = _gpu(p.y.device.id)[0]
+    return None if capability >= 80 else f"sm_80 or later (this GPU is sm_{capability})"
+
+
+def refusal_tf32(p: Problem) -> str | None:
+    """Say what of the problem cannot be rounded to TF32."""
+    return refusal(p) if p.a.array.dtype == float32 else "float32 operands"
+
+
+def multiply(p: Problem) -> None:
+    """Compute y, which has elements; float32 and float64 in full precision."""
+    if p.a.array.dtype.itemsize == 2:
+        multiply_tf32(p)
+        return
+    dtype = p.a.array.dtype
+    sizes = (1,) if dtype == float64 else (2, 1)
+    repeat = next((r for r in sizes if _tiles(p, 64 * r, 64 * r) >= _gpu(p.y.device.id)[1]), 1)
+    a, b, packed = _pack(p)
+    pitch = 64 * repeat + 16 // dtype.itemsize
+    vectors = f"{_flag(a == (False, True))}, {_flag(b == (False, True))}"
+    load("matmul.cu", f"matmul_tile<{c_name(dtype)}, {vectors}, {repeat}>")(
+        (_tiles(p, 64 * repeat, 64 * repeat),),
+        (256,),
+        (packed,),
+        2 * _TILE_STAGES * _TILE_TERMS * pitch * dtype.itemsize,
+    )
+
+
+def multiply_tf32(p: Problem) -> None:
+    """Compute y, which has elements, on tensor cores; float32 operands are rounded to TF32."""
+    _, processors, shared = _gpu(p.y.device.id)
+    warps, size = (4, 64) if _tiles(p, 128, 256) >= processors else (2, 32)
+    a, b, packed = _pack(p)
+    along = f"{_flag(a[0])}, {_flag(b[0])}"
+    stage = (2 * size + warps * size) * _MMA_LINE
+    stages = min(_MMA_STAGES, shared // stage)
+    load("matmul_sm80.cu", f"matmul_mma<{c_name(p.a.array.dtype)}, {along}, {warps}, {size}>")(
+        (_tiles(p, 2 * size, warps * size),),
+        (64 * warps,),
+        (packed, np.int32(stages)),
+        stages * stage,
+    )
+
+
+def _tiles(p: Problem, rows: int, columns: int) -> int:
+    """Return how many tiles cover y."""
+    return p.batch * -(-p.rows // rows) * -(-p.columns // columns)
+
+
+@cache
+def _gpu(index: int) -> tuple[int, int, int]:
+    """Return the compute capability of a GPU, its multiprocessors, and bytes shared by a block."""
+    runtime = backend.cupy.cuda.runtime
+    return (
+        int(backend.cupy.cuda.Device(index).compute_capability),
+        runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, index),
+        runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, index),
+    )
+
+
+def _flag(condition: bool) -> str:
+    """Return the condition in C++."""
+    return "true" if condition else "false"
+
+
+def _pack(p: Problem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
+    """Return how to read either operand, and the struct Problem."""
+    a, b = p.a, p.b
+    a_reading = _reading(a, a.row, a.column, p.rows, p.width)
+    b_reading = _reading(b, b.column, b.row, p.columns, p.width)
+    written = [array for array in (p.y, p.bias, p.before_gelu, p.residual) if array is not None]
+    aligned = all(array.data.ptr % (_EPILOGUE * array.itemsize) == 0 for array in written)
+    packed = _STRUCT.pack(
+        a.array.data.ptr, a.batch, a.row, a.column,
+        b.array.data.ptr, b.batch, b.row, b.column,
+        p.y.data.ptr, _pointer(p.bias), _pointer(p.before_gelu), _pointer(p.residual),
+        p.rows, p.width, p.columns, a_reading[1], b_reading[1],
+        aligned and p.columns % _EPILOGUE == 0,
+        p.y.dtype == float32,
+        p.bias is not None and p.bias.dtype == float32,
+        p.add,
+    )  # fmt: skip
+    return a_reading, b_reading, np.frombuffer(packed, f"V{_STRUCT.size}")
+
+
+def _reading(
+    operand: Operand, step: int, term_step: int, length: int, width: int
+) -> tuple[bool, bool]:
+    """Return whether to read along the terms, and whether 16 bytes at a time are aligned.
+
+    The operand is seen as `length` lines of `width` terms.
+    """
+    piece = 16 // operand.array.itemsize
+    aligned = operand.array.data.ptr % 16 == 0 and operand.batch % piece == 0
+    if aligned and (term_step == 1 or width == 1) and (step % piece == 0 or length == 1):
+        return True, True
+    if aligned and (step == 1 or length == 1) and (term_step % piece == 0 or width == 1):
+        return False, True
+    return step != 1, False
+
+
+def _pointer(array: Array | None) -> int:
+    """Return where the array lies; 0 for none."""
+    return 0 if array is None else int(array.data.ptr)

@@ -1,0 +1,265 @@
+"""Each kernel for matrix products against float64, in every layout and at awkward sizes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad
+from tensorgrad import Tensor, backend
+from tensorgrad.errors import ArgumentError
+from tensorgrad.kernels import loader
+from tensorgrad.ops import matmul_cuda
+from tensorgrad.ops.matmul_problem import problem
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+CASES = [
+    *(("tiled", dtype) for dtype in FLOATS),
+    *(("cublas", dtype) for dtype in FLOATS),
+    ("tf32", "float32"),
+]
+SIZES = (1, 2, 8, 31, 33, 64, 127, 129, 200, 257)
+EPSILON = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """All instantiations, compiled on all cores at once."""
+    if backend.gpu_count():
+        files = ("matmul.cu", "matmul_sm80.cu")
+        loader.compile_all([(f, k) for f in files for k in loader._read(f).kernels])
+
+
+def draw(rng: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return random numbers and, for the GPU, the same."""
+    values = rng.standard_normal(shape).astype(tensorgrad.dtypes.as_dtype(dtype))
+    return values, backend.cupy.asarray(values)
+
+
+def exact(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return the product in float64, and the sums of the magnitudes of its terms."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return a @ b, np.abs(a) @ np.abs(b)
+
+
+def assert_close(got: Any, a: Any, b: Any, kernel: str, dtype: str) -> None:
+    expected, magnitude = exact(a, b)
+    y = backend.to_numpy(got).astype(np.float64)
+    stored = EPSILON[str(got.dtype)]
+    # Of the sum of the magnitudes of the terms: what their sum rounds off, and what TF32 does.
+    inside = EPSILON["float64" if dtype == "float64" else "float32"] * (4 + 2 * a.shape[-1] ** 0.5)
+    inside += 2.0**-10 if kernel == "tf32" else 0
+    bound = 1.01 * stored * np.abs(expected) + inside * magnitude + 1e-30
+    if str(got.dtype) == "float16":
+        bound += 2.0**-25  # subnormal
+    assert y.shape == expected.shape
+    worst = np.max(np.abs(y - expected) / bound, initial=0)
+    assert worst <= 1, f"{kernel} {dtype} {a.shape} {b.shape}: {worst:.2f} times the bound"
+
+
+def guarded(shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
+    """Return an array full of NaN, and the memory that it lies in the middle of."""
+    size, edge = int(np.prod(shape)), 64
+    room = backend.cupy.full(size + 2 * edge, np.nan, dtype)
+    return room[edge : edge + size].reshape(shape), room
+
+
+def stored(values: Any, layout: str) -> Any:
+    """Return an equal GPU matrix, in C ("n") or Fortran ("t") order."""
+    return values if layout == "n" else values.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+def test_shapes_and_layouts(kernel: str, dtype: str, layout: str) -> None:
+    rng = np.random.default_rng(len(kernel) * 7 + ord(layout[0]) + 3 * ord(layout[1]))
+    shapes = [tuple(int(n) for n in rng.choice(SIZES, 3)) for _ in range(30)]
+    shapes += [(1023, 70, 1025), (130, 1000, 264), (2048, 96, 2304), (0, 3, 4), (3, 0, 4)]
+    for rows, width, columns in shapes:
+        a, a_gpu = draw(rng, (rows, width), dtype)
+        b, b_gpu = draw(rng, (width, columns), dtype)
+        a_gpu, b_gpu = stored(a_gpu, layout[0]), stored(b_gpu, layout[1])
+        wide = tensorgrad.dtypes.compute_dtype(a.dtype)
+        for out in {a.dtype, wide}:
+            y, room = guarded((rows, columns), out)
+            matmul_cuda.run(problem(a_gpu, b_gpu, y), kernel)
+            assert_close(y, a, b, kernel, dtype)
+            assert int(backend.cupy.isnan(room.astype("float32")).sum()) == 128, "wrote outside"
+            again = backend.cupy.full_like(y, np.nan)
+            matmul_cuda.run(problem(a_gpu, b_gpu, again), kernel)
+            assert again.tobytes() == y.tobytes()
+
+
+def views(array: Any) -> dict[str, Any]:
+    """Return views of a GPU array (B, 66, 66) of shape (B, 33, 33) with all kinds of strides."""
+    return {
+        "columns apart": array[:, :33, ::2],
+        "rows apart": array[:, ::2, :33],
+        "both apart": array[:, ::2, ::2],
+        "turned": array[:, :33, ::2].swapaxes(1, 2),
+        "backwards": array[:, 32::-1, 32::-1],
+        "misaligned": array[:, 1:34, 1:34],
+        "one row": backend.cupy.broadcast_to(array[:, :1, :33], (len(array), 33, 33)),
+        "one column": backend.cupy.broadcast_to(array[:, :33, :1], (len(array), 33, 33)),
+        "one matrix": backend.cupy.broadcast_to(array[:1, :33, :33], (len(array), 33, 33)),
+        "last first": array[::-1, :33, :33],
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+def test_strides_are_read_in_place(kernel: str, dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    left, right = (backend.cupy.asarray(draw(rng, (3, 66, 66), dtype)[0]) for _ in range(2))
+    for (one, a), (two, b) in itertools.product(views(left).items(), views(right).items()):
+        y = backend.cupy.full((3, 33, 33), np.nan, a.dtype)
+        matmul_cuda.run(problem(a, b, y), kernel)
+        try:
+            assert_close(y, backend.to_numpy(a), backend.to_numpy(b), kernel, dtype)
+        except AssertionError as error:
+            raise AssertionError(f"{one}, {two}") from error
+
+
+BATCHES = [
+    ((5, 40, 24), (5, 24, 72)),
+    ((5, 40, 24), (24, 72)),
+    ((40, 24), (5, 24, 72)),
+    ((2, 3, 40, 24), (2, 3, 24, 72)),
+    ((2, 1, 40, 24), (3, 24, 72)),
+    ((2, 3, 40, 24), (3, 24, 72)),
+    ((1, 40, 24), (7, 24, 72)),
+    ((300, 8, 8), (300, 8, 8)),
+    ((0, 8, 8), (0, 8, 8)),
+    ((24,), (3, 24, 72)),
+    ((3, 40, 24), (24,)),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shapes", BATCHES)
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+def test_batches(kernel: str, dtype: str, shapes: Any) -> None:
+    rng = np.random.default_rng(11)
+    (a, a_gpu), (b, b_gpu) = (draw(rng, shape, dtype) for shape in shapes)
+    y = tensorgrad.matmul(Tensor(a_gpu), Tensor(b_gpu), kernel=kernel)
+    assert_close(y.data, a, b, kernel, dtype)
+    turned = a_gpu.swapaxes(0, 1).copy().swapaxes(0, 1) if a.ndim > 2 else a_gpu
+    y = tensorgrad.matmul(Tensor(turned), Tensor(b_gpu), kernel=kernel)
+    assert_close(y.data, a, b, kernel, dtype)
+
+
+def gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+def test_products_are_captured(kernel: str, dtype: str) -> None:
+    cupy, rng = backend.cupy, np.random.default_rng(7)
+    (a, a_gpu), (b, b_gpu) = draw(rng, (128, 512), dtype), draw(rng, (512, 64), dtype)
+    a_gpu.fill(0)
+    y = cupy.full((128, 64), np.nan, a.dtype)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        matmul_cuda.run(problem(a_gpu, b_gpu, y), kernel)
+        stream.begin_capture()
+        matmul_cuda.run(problem(a_gpu, b_gpu, y), kernel)
+        graph = stream.end_capture()
+        a_gpu.set(a, stream=stream)
+        graph.launch(stream)
+    stream.synchronize()
+    assert_close(y, a, b, kernel, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [64, 65, 136, 520])
+@pytest.mark.parametrize(("kernel", "dtype"), [case for case in CASES if case[0] != "cublas"])
+def test_what_follows_the_product(kernel: str, dtype: str, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    (a, a_gpu), (b, b_gpu) = draw(rng, (2, 70, 40), dtype), draw(rng, (2, 40, columns), dtype)
+    wide = tensorgrad.dtypes.compute_dtype(a.dtype)
+    accuracy = 2.0**-7 if kernel == "tf32" else 40 * EPSILON[str(wide)]
+    product = exact(a, b)[0]
+    for out in {a.dtype, wide}:
+        tolerance = accuracy * 10 + 2 * EPSILON[str(out)]
+        bias, bias_gpu = draw(rng, (columns,), dtype)
+        residual, residual_gpu = draw(rng, product.shape, str(out))
+        y, before = (backend.cupy.full(product.shape, np.nan, out) for _ in range(2))
+        bias, residual = bias.astype(float), residual.astype(float)
+
+        matmul_cuda.run(problem(a_gpu, b_gpu, y, bias=bias_gpu), kernel)
+        close = dict(rtol=tolerance, atol=tolerance * 10)
+        np.testing.assert_allclose(y.get().astype(float), product + bias, **close)
+        p = problem(a_gpu, b_gpu, y, bias=bias_gpu.astype(wide), before_gelu=before)
+        matmul_cuda.run(p, kernel)
+        np.testing.assert_allclose(before.get().astype(float), product + bias, **close)
+        np.testing.assert_allclose(y.get().astype(float), gelu(product + bias), **close)
+        matmul_cuda.run(problem(a_gpu, b_gpu, y, residual=residual_gpu), kernel)
+        np.testing.assert_allclose(y.get().astype(float), product + residual, **close)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+def test_products_are_added_to_what_is_there(kernel: str, dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    for columns in (72, 71):
+        (a, a_gpu), (b, b_gpu) = draw(rng, (150, 300), dtype), draw(rng, (300, columns), dtype)
+        wide = tensorgrad.dtypes.compute_dtype(a.dtype)
+        y = backend.cupy.full((150, columns), 1000, wide)
+        matmul_cuda.run(problem(a_gpu, b_gpu, y, add=True), kernel)
+        bound = 0.1 if kernel == "tf32" else 1e-3 if wide == np.float32 else 1e-10
+        np.testing.assert_allclose(y.get(), 1000 + exact(a, b)[0], rtol=0, atol=bound)
+        empty = problem(a_gpu[:, :0], b_gpu[:0], y, add=True)
+        before = y.get()
+        matmul_cuda.run(empty, kernel)
+        np.testing.assert_array_equal(y.get(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+def test_gradients_are_computed_by_the_same_kernel(
+    kernel: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    chosen = matmul_cuda.KERNELS[kernel]
+    counting = chosen._replace(multiply=lambda p: (used.append(p), chosen.multiply(p))[1])
+    monkeypatch.setitem(matmul_cuda.KERNELS, kernel, counting)
+    rng = np.random.default_rng(1)
+    (x, x_gpu), (w, w_gpu) = draw(rng, (4, 30, 64), dtype), draw(rng, (48, 64), dtype)
+    dy, dy_gpu = draw(rng, (4, 30, 48), dtype)
+    tensors = Tensor(x_gpu, requires_grad=True), Tensor(w_gpu, requires_grad=True)
+    tensorgrad.linear(*tensors, kernel=kernel).backward(dy_gpu)
+    assert len(used) == 3
+    assert_close(tensors[0].grad.reshape(-1, 64), dy.reshape(-1, 48), w, kernel, dtype)
+    assert_close(tensors[1].grad, dy.reshape(-1, 48).T, x.reshape(-1, 64), kernel, dtype)
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_does_not_do_the_product() -> None:
+    a = Tensor(backend.cupy.ones((4, 4), "float16"))
+    with pytest.raises(ArgumentError, match="matmul: kernel is 'tf32', which needs float32 op"):
+        tensorgrad.matmul(a, a, kernel="tf32")
+    wide = backend.cupy.ones((4, 4))
+    follows = problem(wide, wide, wide.copy(), bias=wide[0])
+    with pytest.raises(ArgumentError, match="kernel is 'cublas', which needs another dtype than"):
+        matmul_cuda.run(follows, "cublas")
+    integers = Tensor(backend.cupy.ones((4, 4), "int32"))
+    with pytest.raises(ArgumentError, match="matmul: kernel is 'tiled', expected None for int32"):
+        tensorgrad.matmul(integers, integers, kernel="tiled")
+
+
+def test_there_is_no_such_kernel() -> None:
+    a = np.ones((2, 2), "float32")
+    with pytest.raises(ArgumentError, match="matmul: kernel is 'fast', expected None or one of "
+                       "'cublas', 'tiled'"):  # fmt: skip
+        matmul_cuda.run(problem(a, a, a), "fast")
+
+
+@pytest.mark.parametrize("function", [tensorgrad.matmul, tensorgrad.linear])
+def test_the_cpu_has_no_choice_of_kernels(function: Any) -> None:
+    with pytest.raises(ArgumentError, match="kernel is 'tiled', expected None for arrays on the"):
+        function(np.ones((2, 2), "float32"), np.ones((2, 2), "float32"), kernel="tiled")
