@@ -45,10 +45,13 @@ class LanguageModel(Module):
             Logits (B, T, V); or the mean negative log-likelihood of the targets, a scalar.
         Raises:
             ShapeError: tokens are not (B, T), or more than fit in the context.
-            ArgumentError, DtypeError, DeviceError: see `ops.embedding` and `ops.cross_entropy`.
+            ArgumentError, DtypeError, DeviceError: see `ops.embedding` and
+                `ops.linear_cross_entropy`.
         """
-        logits = self._logits(self.features(tokens, cache))
-        return logits if targets is None else ops.cross_entropy(logits, targets)
+        x = self.features(tokens, cache)
+        if targets is None:
+            return self._logits(x)
+        return ops.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
 
     def next_logits(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return the logits (B, V) of the one token after `tokens`; arguments as of `forward`."""

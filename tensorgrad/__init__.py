@@ -16,6 +16,7 @@ from tensorgrad.ops.einsum import *
 from tensorgrad.ops.elementwise import *
 from tensorgrad.ops.embedding import *
 from tensorgrad.ops.indexing import *
+from tensorgrad.ops.linear_cross_entropy import *
 from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
 from tensorgrad.ops.reduce import *

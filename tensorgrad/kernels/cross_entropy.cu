@@ -1,70 +1,201 @@
-// Cross entropy of logits (rows, vocabulary) and targets (rows,), and its gradient. With
-// p = softmax(logits) and q the wanted distribution, the loss of a row is -sum(q * log p) and the
-// gradient (p - q) * dy. A block takes a row; ignored rows are not read.
+// Cross entropy of logits (rows, width) and targets (rows,), and its gradient. With p the softmax of
+// the first `classes` logits of a row, q the wanted distribution and z the logarithm of the sum of
+// exponentials, the loss of a row is -sum(q * log p) + z_loss * z^2 and its gradient is
+// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows that do not count are
+// not read. dlogits may be logits, but not in cross_entropy_backward.
 //
-//   cross_entropy_count     1 / how many targets count, for the mean
-//   cross_entropy_forward   losses and logsumexp, with a running maximum: sizeof(T) bytes an element.
-//                           Where dlogits is not null also the gradient for dy == 1, for which the
-//                           logits are read again, from the L2 cache if that holds them
-//   cross_entropy_forward_staged  the same with the gradient, for rows that fit in shared memory: the
-//                           logits are read once, 2 * sizeof(T) bytes an element. Where two rows
-//                           fit, the next one is on its way while a row is worked on
-//   cross_entropy_total     the sum of the losses, in a fixed order; notes that dlogits is for dy == 1
-//   cross_entropy_backward  the gradient for any dy: 2 * sizeof(T) bytes an element, or nothing at
-//                           all where `written` says that dlogits is already the one for this dy
+//   cross_entropy_count     how many targets count, for the mean
+//   cross_entropy_group     short rows, held in the registers of up to 32 threads (1,024 logits; 256
+//                           of double): loss and gradient, each if wanted, in 2 * sizeof(T) bytes an
+//                           element
+//   cross_entropy_staged    loss and gradient of rows that fit in shared memory: the same bytes. Each
+//                           thread copies its share of the next row over what it has just used
+//   cross_entropy_forward   any row, a block each. For the gradient the logits are read again, from
+//                           the L2 cache if it holds them
+//   cross_entropy_backward  the gradient, from the logits and z: 2 * sizeof(T) bytes an element
+//   cross_entropy_total     the sum of the losses, in a fixed order
+//   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
-// Any vocabulary; logits and dlogits begin at 16-byte boundaries. All results are written with =.
+// `prepared` says that dlogits is already the gradient for dy == 1; with that dy nothing is done.
+// logits and dlogits begin at 16-byte boundaries. All results are written with =.
 // Launched by ops/cross_entropy_cuda.py.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
-// instantiate: {cross_entropy_forward | cross_entropy_backward}<{TYPE}>
-// instantiate: cross_entropy_forward_staged<{float | __half | __nv_bfloat16}>
-// instantiate: {cross_entropy_count | cross_entropy_total}<{double | float}>
+// instantiate: {cross_entropy_forward | cross_entropy_backward | cross_entropy_rescale}<{TYPE}>
+// instantiate: cross_entropy_group<{TYPE}, 8>
+// instantiate: cross_entropy_group<{float | __half | __nv_bfloat16}, 32>
+// instantiate: cross_entropy_staged<{float | __half | __nv_bfloat16}>
+// instantiate: cross_entropy_total<{double | float}>
+// instantiate: cross_entropy_count
 #include "async.cuh"
 #include "exp.cuh"
 #include "rows.cuh"
 
-// Which targets count, and how much of the uniform distribution is mixed in.
+// Which targets count, which part of the wanted distribution is theirs and which each class's, and
+// the weight of z^2.
 struct Targets {
     const long long* ids;
     long long ignored;
     long long ignores;
-    double smoothing;
+    double target;
+    double each;
+    double z_loss;
 
     __device__ bool counts(long long id) const { return !(ignores && id == ignored); }
+
+    // plain: the sum of the logits where `each` is not 0, else 0.
+    template <typename C>
+    __device__ C loss(C lse, C at_target, C plain) const {
+        return lse - C(target) * at_target - C(each) * plain + C(z_loss) * lse * lse;
+    }
 };
 
+// What the gradient of a row is multiplied with: dy, one for all rows (stride 0) or one a row, by
+// the number of rows that count. Null stands for 1.
 template <typename C>
+struct Scale {
+    const C* dy;
+    const long long* count;
+    long long stride;
+
+    __device__ C operator()(long long row) const {
+        const C weight = dy != nullptr ? dy[row * stride] : C(1);
+        return count != nullptr ? weight / C(*count > 0 ? *count : 1) : weight;
+    }
+    __device__ bool is_one() const { return dy != nullptr && stride == 0 && *dy == C(1); }
+};
+
+// The gradient of a row is exp(x - peak) * rise - floor, and drop less at the target.
+template <typename T, typename C = Compute<T>>
+struct Slopes {
+    C lse, peak, rise, floor, drop;
+
+    __device__ Slopes(Peak<C> whole, const Targets& targets, C scale)
+        : lse(whole.shift() + log(whole.total)), peak(whole.shift()),
+          rise(scale * (1 + 2 * C(targets.z_loss) * lse) / whole.total), floor(C(targets.each) * scale),
+          drop(C(targets.target) * scale) {}
+
+    __device__ C operator()(C x) const { return exp_less<T>(x, peak) * rise - floor; }
+};
+
+template <typename C> __device__ inline C not_a_number() { return C(0) * infinity<C>(); }
+
+// `count` is 0 before if there is more than one block. A sum of integers has the same bits in any order.
 __global__ void __launch_bounds__(1024)
-cross_entropy_count(C* __restrict__ share, const Targets targets, long long rows) {
-    long long count = 0;
-    for (long long i = threadIdx.x; i < rows; i += blockDim.x) count += targets.counts(targets.ids[i]);
-    count = block_sum(count);
-    if (threadIdx.x == 0) *share = C(1) / C(count > 0 ? count : 1);
+cross_entropy_count(unsigned long long* __restrict__ count, const Targets targets, long long rows) {
+    unsigned long long own = 0;
+    for (long long i = blockIdx.x * 1024ll + threadIdx.x; i < rows; i += gridDim.x * 1024ll)
+        own += targets.counts(targets.ids[i]);
+    own = block_sum(own);
+    if (threadIdx.x > 0) return;
+    if (gridDim.x == 1) *count = own;
+    else atomicAdd(count, own);
 }
 
+// Block b adds `share` losses.
 template <typename C>
 __global__ void __launch_bounds__(1024)
-cross_entropy_total(C* __restrict__ loss, C* __restrict__ written, const C* __restrict__ losses,
-                    const C* __restrict__ share, long long rows) {
+cross_entropy_total(C* __restrict__ sums, const C* __restrict__ losses, const long long* __restrict__ count,
+                    long long rows, long long share) {
+    const long long end = min(rows, (blockIdx.x + 1) * share);
     C sum = 0;
     #pragma unroll 4
-    for (long long i = threadIdx.x; i < rows; i += blockDim.x) sum += losses[i];
+    for (long long i = blockIdx.x * share + threadIdx.x; i < end; i += blockDim.x) sum += losses[i];
     sum = block_sum(sum);
-    if (threadIdx.x > 0) return;
-    *loss = share != nullptr ? sum * *share : sum;
-    if (written != nullptr) *written = 1;
+    if (threadIdx.x == 0) sums[blockIdx.x] = Scale<C>{nullptr, count, 0}(0) * sum;
 }
 
-// Fill a row with zeros; it is aligned as `p` is.
 template <typename T>
-__device__ inline void clear_row(T* p, int width) {
-    for_places(p, width, true, [&](int place, auto n) {
-        Vec<T, n> zeros;
+__global__ void __launch_bounds__(256)
+cross_entropy_rescale(T* __restrict__ values, const Scale<Compute<T>> scale, long long size) {
+    const Compute<T> factor = scale(0);
+    if (factor == 1) return;
+    const long long all = gridDim.x * 256ll, own = blockIdx.x * 256ll + threadIdx.x;
+    for (long long v = own; v < size / VECTOR<T>; v += all) {
+        Compute<T> part[VECTOR<T>];
+        unpack<T>(load_words(values + v * VECTOR<T>), part);
         #pragma unroll
-        for (T& value : zeros.values) value = T(0.f);
-        store(p + place, zeros);
-    });
+        for (Compute<T>& value : part) value *= factor;
+        store_values(values + v * VECTOR<T>, part);
+    }
+    for (long long i = size / VECTOR<T> * VECTOR<T> + own; i < size; i += all)
+        values[i] = from_compute<T>(to_compute(values[i]) * factor);
+}
+
+// See cross_entropy_group. A thread's logits lie W side by side: a vector, or 1 where rows do not
+// consist of whole vectors.
+template <typename T, int N, int W, typename C = Compute<T>>
+__device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, const Targets& targets,
+                                        const Scale<C>& scale, long long rows, int width, int classes) {
+    const bool real = group_row() < rows, smooth = targets.each != 0;
+    const long long r = real ? group_row() : 0, id = targets.ids[r];
+    const bool counts = targets.counts(id), known = 0 <= id && id < classes;
+    const C weight = scale(r);
+    // Value j is that of column first + column(j). Missing ones are -inf.
+    const int first = threadIdx.x * W, step = blockDim.x * W;
+    const auto column = [=](int j) { return j / W * step + j % W; };
+    const T* x = logits + r * width;
+    C at_target = known ? to_compute(x[id]) : not_a_number<C>();
+    C values[N];
+    #pragma unroll
+    for (int j = 0; j < N; j += W) {
+        const bool there = counts && first + column(j) < classes;
+        if constexpr (W > 1) {
+            C part[W];
+            if (there) unpack<T>(load_words(x + first + column(j)), part);
+            #pragma unroll
+            for (int k = 0; k < W; ++k) values[j + k] = there ? part[k] : -infinity<C>();
+        } else {
+            values[j] = there ? to_compute(x[first + column(j)]) : -infinity<C>();
+        }
+    }
+    if (W > 1 && classes < width)
+        #pragma unroll
+        for (int j = 0; j < N; ++j)
+            if (first + column(j) >= classes) values[j] = -infinity<C>();
+    C plain = 0;
+    if (smooth)
+        #pragma unroll
+        for (int j = 0; j < N; ++j)
+            if (first + column(j) < classes) plain += values[j];
+    asm volatile("" :: "r"(int(at_target != 0)));   // read before a thread writes over it
+    Peak<C> own = {-infinity<C>(), 0};
+    own.template absorb<T>(values);
+    own = warp_reduce(own, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); }, blockDim.x);
+    if (smooth) plain = warp_reduce(plain, [](C a, C b) { return a + b; }, blockDim.x);
+    if (!real) return;
+    Slopes<T> slopes(own, targets, weight);
+    if (!counts) slopes.rise = slopes.floor = slopes.drop = 0;
+    if (losses != nullptr && threadIdx.x == 0)
+        losses[r] = counts ? targets.loss(slopes.lse, at_target, plain) : C(0);
+    if (dlogits == nullptr) return;
+    T* dx = dlogits + r * width;
+    #pragma unroll
+    for (int j = 0; j < N; j += W) {
+        if (first + column(j) >= width) break;
+        #pragma unroll
+        for (int k = j; k < j + W; ++k) values[k] = slopes(values[k]);
+        if (W > 1 && classes < width)
+            #pragma unroll
+            for (int k = j; k < j + W; ++k)
+                if (first + column(k) >= classes) values[k] = 0;
+        if constexpr (W > 1) store_values(dx + first + column(j), reinterpret_cast<const C(&)[W]>(values[j]));
+        else dx[first + column(j)] = first + column(j) < classes ? from_compute<T>(values[j]) : T(0.f);
+    }
+    if (counts && known && int(id) / W % blockDim.x == threadIdx.x)   // once more, by the same thread
+        dx[id] = from_compute<T>(slopes(at_target) - slopes.drop);
+}
+
+// blockDim.x threads, a power of two up to 32, hold N logits of a row each; blockDim.y rows a block.
+template <typename T, int N>
+__global__ void __launch_bounds__(256)
+cross_entropy_group(Compute<T>* losses, T* dlogits, const T* logits, const Targets targets,
+                    const Scale<Compute<T>> scale, int prepared, long long rows, int width, int classes) {
+    if (prepared && scale.is_one()) return;
+    if (width % VECTOR<T> == 0)
+        group_of_threads<T, N, VECTOR<T>>(losses, dlogits, logits, targets, scale, rows, width, classes);
+    else
+        group_of_threads<T, N, 1>(losses, dlogits, logits, targets, scale, rows, width, classes);
 }
 
 // One row of logits: `head` elements before the first 16-byte boundary, then vectors, then the rest.
@@ -72,50 +203,48 @@ template <typename T>
 struct Row {
     static constexpr int WIDTH = VECTOR<T>;
     const T* x;
-    int width, head, vectors;
+    int classes, head, vectors;
 
-    __device__ Row(const T* x, int width) : x(x), width(width) {
+    __device__ Row(const T* x, int classes) : x(x), classes(classes) {
         const int past = int(reinterpret_cast<size_t>(x) / sizeof(T) % WIDTH);
-        head = min(width, (WIDTH - past) % WIDTH);
-        vectors = (width - head) / WIDTH;
+        head = min(classes, (WIDTH - past) % WIDTH);
+        vectors = (classes - head) / WIDTH;
     }
     __device__ const T* vector(int v) const { return x + head + v * WIDTH; }
-    // How many elements lie outside the vectors, and the place of number i of them.
-    __device__ int others() const { return width - vectors * WIDTH; }
+    // How many elements lie outside the vectors (less than 2 * WIDTH), and the place of number i of them.
+    __device__ int others() const { return classes - vectors * WIDTH; }
     __device__ int other(int i) const { return i < head ? i : i + vectors * WIDTH; }
-    // Whether this thread of the block writes the element at `place`, if vectors are dealt in turn.
-    __device__ bool owns(int place) const {
-        const int v = (place - head) / WIDTH;
-        const int turn = place < head ? place : v < vectors ? v : place - vectors * WIDTH;
-        return turn % blockDim.x == threadIdx.x;
+    __device__ T own_other() const { return threadIdx.x < others() ? x[other(threadIdx.x)] : T(0.f); }
+    // Which vector or which of the others the element at `place` is in; vectors are dealt in turn.
+    __device__ bool in_vector(int place) const { return place >= head && place < head + vectors * WIDTH; }
+    __device__ int turn(int place) const {
+        return place < head ? place : in_vector(place) ? (place - head) / WIDTH : place - vectors * WIDTH;
     }
+    __device__ bool owns(int place) const { return turn(place) % blockDim.x == threadIdx.x; }
 };
 
-// Which part of the distribution is the target's, and which part is each class's.
-template <typename C>
-struct Wanted {
-    C target, each;
-
-    __device__ Wanted(double smoothing, int vocabulary)
-        : target(1 - smoothing), each(smoothing / vocabulary) {}
-};
-
-// Join what the threads have found, write the loss, and return the whole row's peak and total.
-template <typename T, typename C = Compute<T>>
-__device__ inline Peak<C> finish_row(Peak<C> own, C plain, const Row<T>& row, long long target,
-                                     double smoothing, C* loss, C* logsumexp) {
-    own = block_reduce(own, Peak<C>{-infinity<C>(), 0}, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); });
-    if (smoothing != 0) plain = block_sum(plain);
-    if (threadIdx.x == 0) {
-        const bool known = 0 <= target && target < row.width;
-        const Wanted<C> wanted(smoothing, row.width);
-        const C lse = own.shift() + log(own.total);
-        *logsumexp = lse;
-        *loss = known ? lse - wanted.target * to_compute(row.x[target]) - wanted.each * plain
-                      : C(0) * infinity<C>();
-    }
-    return own;
+// Zeros in columns [begin, end) of a row.
+template <typename T>
+__device__ inline void clear(T* row, int begin, int end) {
+    for_places(row + begin, end - begin, true, [&](int place, auto n) {
+        Vec<T, n> zeros;
+        #pragma unroll
+        for (T& value : zeros.values) value = T(0.f);
+        store(row + begin + place, zeros);
+    });
 }
+
+// One thread of a block looks after the target: it writes the loss and the gradient there.
+template <typename T>
+struct Target {
+    bool known, mine;
+    int place;
+
+    __device__ Target(long long id, const Row<T>& row)
+        : known(0 <= id && id < row.classes), mine(threadIdx.x == 0), place(known ? int(id) : 0) {
+        if (known) mine = row.owns(place);
+    }
+};
 
 template <typename T, typename C>
 __device__ inline void absorb_vector(Peak<C>& own, C& plain, const Words& bits, bool smooth) {
@@ -127,53 +256,60 @@ __device__ inline void absorb_vector(Peak<C>& own, C& plain, const Words& bits, 
     for (C value : values) plain += value;
 }
 
+// Take in the own one of the others, then join what the threads of the block have found.
 template <typename T, typename C>
-__device__ inline void absorb_others(Peak<C>& own, C& plain, const Row<T>& row) {
-    for (int i = threadIdx.x; i < row.others(); i += blockDim.x) {
-        const C value[1] = {to_compute(row.x[row.other(i)])};
+__device__ inline void finish(Peak<C>& own, C& plain, const Row<T>& row, T other, bool smooth) {
+    if (threadIdx.x < row.others()) {
+        const C value[1] = {to_compute(other)};
         own.template absorb<T>(value);
-        plain += value[0];
+        if (smooth) plain += value[0];
     }
+    own = block_reduce(own, Peak<C>{-infinity<C>(), 0}, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); });
+    if (smooth) plain = block_sum(plain);
 }
 
-// dx = (exp(x - peak) / total - q) * scale. vector(v): the bits of vector v of the row.
-template <typename T, typename C, typename F>
-__device__ inline void write_gradient(T* dx, const Row<T>& row, long long target, Peak<C> whole,
-                                      double smoothing, C scale, F vector) {
-    const Wanted<C> wanted(smoothing, row.width);
-    const C peak = whole.shift(), slope = scale / whole.total, floor = wanted.each * scale;
-    const auto gradient = [=](C x) { return exp_less<T>(x, peak) * slope - floor; };
-    #pragma unroll 2
-    for (int v = threadIdx.x; v < row.vectors; v += blockDim.x) {
-        C values[VECTOR<T>];
-        unpack<T>(vector(v), values);
-        #pragma unroll
-        for (C& value : values) value = gradient(value);
-        store_values(dx + row.head + v * VECTOR<T>, values);
-    }
-    for (int i = threadIdx.x; i < row.others(); i += blockDim.x)
-        dx[row.other(i)] = from_compute<T>(gradient(to_compute(row.x[row.other(i)])));
-    if (0 <= target && target < row.width && row.owns(int(target)))   // once more, by the same thread
-        dx[target] = from_compute<T>(gradient(to_compute(row.x[target])) - wanted.target * scale);
+template <typename T, typename C>
+__device__ inline void store_gradient(T* place, const Words& bits, const Slopes<T>& slopes) {
+    C values[VECTOR<T>];
+    unpack<T>(bits, values);
+    #pragma unroll
+    for (C& value : values) value = slopes(value);
+    store_values(place, values);
 }
 
-// losses, logsumexp: (rows,). share: what dlogits is scaled with, null for 1.
+// The gradient outside the vectors, and once more at the target, by the thread that wrote it before.
+template <typename T, typename C>
+__device__ inline void finish_gradient(T* dx, const Row<T>& row, T other, const Target<T>& target, C at_target,
+                                       const Slopes<T>& slopes, int width) {
+    if (threadIdx.x < row.others())
+        dx[row.other(threadIdx.x)] = from_compute<T>(slopes(to_compute(other)));
+    if (target.known && target.mine)
+        dx[target.place] = from_compute<T>(slopes(at_target) - slopes.drop);
+    clear(dx, row.classes, width);
+}
+
 template <typename T>
-__global__ void __launch_bounds__(512, 2)
-cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ logsumexp,
-                      T* __restrict__ dlogits, const T* __restrict__ logits, const Targets targets,
-                      const Compute<T>* __restrict__ share, int vocabulary) {
+__global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
+cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ logsumexp, T* dlogits,
+                      const T* logits, const Targets targets, const Scale<Compute<T>> scale, int width,
+                      int classes) {
     using C = Compute<T>;
     constexpr int UNROLL = sizeof(T) == 8 ? 1 : 4;
-    const long long place = blockIdx.x * (long long)vocabulary, target = targets.ids[blockIdx.x];
-    if (!targets.counts(target)) {
-        if (threadIdx.x == 0) losses[blockIdx.x] = logsumexp[blockIdx.x] = 0;
-        if (dlogits != nullptr) clear_row(dlogits + place, vocabulary);
+    const long long r = blockIdx.x, id = targets.ids[r];
+    T* dx = dlogits + r * width;
+    if (!targets.counts(id)) {
+        if (threadIdx.x == 0) losses[r] = logsumexp[r] = 0;
+        if (dlogits != nullptr) clear(dx, 0, width);
         return;
     }
-    const Row<T> row(logits + place, vocabulary);
+    const Row<T> row(logits + r * width, classes);
+    const Target<T> target(id, row);
+    const C at_target = target.known ? to_compute(row.x[target.place]) : not_a_number<C>();
+    const T other = row.own_other();
+    const bool smooth = targets.each != 0;
+    const C weight = scale(r);
     Peak<C> own = {-infinity<C>(), 0};
-    C plain = 0;   // the sum of the logits, for smoothing
+    C plain = 0;
     for (int base = threadIdx.x; base < row.vectors; base += UNROLL * blockDim.x) {
         Words xs[UNROLL];
         #pragma unroll
@@ -183,99 +319,106 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
         }
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (base + u * blockDim.x < row.vectors)
-                absorb_vector<T>(own, plain, xs[u], targets.smoothing != 0);
+            if (base + u * blockDim.x < row.vectors) absorb_vector<T>(own, plain, xs[u], smooth);
     }
-    absorb_others(own, plain, row);
-    own = finish_row(own, plain, row, target, targets.smoothing, losses + blockIdx.x, logsumexp + blockIdx.x);
+    finish(own, plain, row, other, smooth);
+    const Slopes<T> slopes(own, targets, weight);
+    if (target.mine) {
+        losses[r] = targets.loss(slopes.lse, at_target, plain);
+        logsumexp[r] = slopes.lse;
+    }
     if (dlogits == nullptr) return;
-    write_gradient(dlogits + place, row, target, own, targets.smoothing, share != nullptr ? *share : C(1),
-                   [&](int v) { return load_words(row.vector(v)); });
+    #pragma unroll 2
+    for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
+        store_gradient<T, C>(dx + row.head + v * VECTOR<T>, load_words(row.vector(v)), slopes);
+    finish_gradient(dx, row, other, target, at_target, slopes, width);
 }
 
-// Dynamic shared memory: `slots` times vocabulary / VECTOR<T> vectors. With 2 slots a block takes
-// many rows and copies one ahead. Each thread reads what it has copied, so no barrier is needed.
+// Dynamic shared memory: classes / VECTOR<T> vectors. Each thread reads what it has copied itself, so
+// copies need no barrier. What else the next row needs waits in registers.
 template <typename T>
 __global__ void __launch_bounds__(1024)
-cross_entropy_forward_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ logsumexp,
-                             T* __restrict__ dlogits, const T* __restrict__ logits,
-                             const Targets targets, const Compute<T>* __restrict__ share,
-                             long long rows, int vocabulary, int slots) {
+cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ logsumexp, T* dlogits,
+                     const T* logits, const Targets targets, const Scale<Compute<T>> scale, long long rows,
+                     int width, int classes) {
     using C = Compute<T>;
     extern __shared__ __align__(16) unsigned char memory[];
-    Words* shared = reinterpret_cast<Words*>(memory);
-    const int room = vocabulary / VECTOR<T>;
-    const auto fetch = [&](long long r, int slot) {
-        if (r < rows) {
-            const Row<T> row(logits + r * vocabulary, vocabulary);
-            for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
-                copy_async(shared + slot * room + v, row.vector(v), true);
+    Words* staged = reinterpret_cast<Words*>(memory);
+    const bool smooth = targets.each != 0;
+    long long id = targets.ids[blockIdx.x];
+    Row<T> row(logits + blockIdx.x * (long long)width, classes);
+    T other = row.own_other();
+    if (targets.counts(id))
+        for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
+            copy_async(staged + v, row.vector(v), true);
+    end_batch();
+    for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
+        const long long next = min(r + gridDim.x, rows - 1);
+        const Row<T> next_row(logits + next * width, classes);
+        const long long next_id = targets.ids[next];
+        const T next_other = next_row.own_other();
+        const int next_vectors = r + gridDim.x < rows && targets.counts(next_id) ? next_row.vectors : 0;
+        const bool counts = targets.counts(id);
+        const int vectors = counts ? row.vectors : 0;
+        const Target<T> target(id, row);
+        const C weight = scale(r);
+        T* dx = dlogits + r * width;
+        wait_for_batches<0>();
+        Peak<C> own = {-infinity<C>(), 0};
+        C plain = 0;
+        #pragma unroll 2
+        for (int v = threadIdx.x; v < vectors; v += blockDim.x) absorb_vector<T>(own, plain, staged[v], smooth);
+        C at_target = not_a_number<C>();
+        if (counts && target.known && target.mine)
+            at_target = to_compute(!row.in_vector(target.place) ? other :
+                reinterpret_cast<const T*>(staged)[target.place - row.head]);
+        if (counts) finish(own, plain, row, other, smooth);
+        const Slopes<T> slopes(own, targets, weight);
+        if (target.mine) {
+            losses[r] = counts ? targets.loss(slopes.lse, at_target, plain) : C(0);
+            logsumexp[r] = slopes.lse;
+        }
+        #pragma unroll 2
+        for (int v = threadIdx.x; v < max(vectors, next_vectors); v += blockDim.x) {
+            if (v < vectors) store_gradient<T, C>(dx + row.head + v * VECTOR<T>, staged[v], slopes);
+            if (v < next_vectors) copy_async(staged + v, next_row.vector(v), true);
         }
         end_batch();
-    };
-    const C scale = share != nullptr ? *share : C(1);
-    int slot = 0;
-    fetch(blockIdx.x, 0);
-    for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
-        const Words* mine = shared + slot * room;
-        if (slots == 2) {
-            slot ^= 1;
-            fetch(r + gridDim.x, slot);
-            wait_for_batches<1>();
-        } else {
-            wait_for_batches<0>();
-        }
-        const Row<T> row(logits + r * vocabulary, vocabulary);
-        T* dx = dlogits + r * vocabulary;
-        const long long target = targets.ids[r];
-        if (targets.counts(target)) {
-            Peak<C> own = {-infinity<C>(), 0};
-            C plain = 0;
-            #pragma unroll 2
-            for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
-                absorb_vector<T>(own, plain, mine[v], targets.smoothing != 0);
-            absorb_others(own, plain, row);
-            own = finish_row(own, plain, row, target, targets.smoothing, losses + r, logsumexp + r);
-            write_gradient(dx, row, target, own, targets.smoothing, scale, [&](int v) { return mine[v]; });
-        } else {
-            if (threadIdx.x == 0) losses[r] = logsumexp[r] = 0;
-            clear_row(dx, vocabulary);
-        }
-        if (slots == 1) fetch(r + gridDim.x, 0);
+        if (counts) finish_gradient(dx, row, other, target, at_target, slopes, width);
+        else clear(dx, 0, width);
+        row = next_row;
+        id = next_id;
+        other = next_other;
     }
 }
 
-// dy: one a row (stride 1) or one for all (stride 0), then times share where that is not null.
-// written: the dy that dlogits was computed for, null if it was not. Computed as forward does,
-// but for p = exp(x - logsumexp).
+// Computed as forward does, but for p = exp(x - logsumexp).
 template <typename T>
-__global__ void __launch_bounds__(512, 2)
-cross_entropy_backward(T* __restrict__ dlogits, const T* __restrict__ logits, const Targets targets,
-                       const Compute<T>* __restrict__ logsumexp, const Compute<T>* __restrict__ dy,
-                       int stride, const Compute<T>* __restrict__ share,
-                       const Compute<T>* __restrict__ written, int vocabulary) {
+__global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
+cross_entropy_backward(T* dlogits, const T* logits, const Targets targets,
+                       const Compute<T>* __restrict__ logsumexp, const Scale<Compute<T>> scale, int prepared,
+                       long long rows, int width) {
     using C = Compute<T>;
-    const long long row = blockIdx.x;
-    C scale = dy[row * stride];
-    if (written != nullptr && *written == scale) return;
-    if (share != nullptr) scale *= *share;
-    const T* x = logits + row * vocabulary;
-    T* dx = dlogits + row * vocabulary;
-    const long long target = targets.ids[row];
-    if (!targets.counts(target)) {
-        clear_row(dx, vocabulary);
-        return;
+    if (prepared && scale.is_one()) return;
+    for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
+        const T* x = logits + r * width;
+        T* dx = dlogits + r * width;
+        const long long target = targets.ids[r];
+        if (!targets.counts(target)) {
+            clear(dx, 0, width);
+            continue;
+        }
+        const C lse = logsumexp[r], weight = scale(r), rise = weight * (1 + 2 * C(targets.z_loss) * lse);
+        const C even = C(targets.each) * weight;
+        const auto gradient = [=](T value) { return exp_for<T>(to_compute(value) - lse) * rise - even; };
+        for_places(x, width, true, [&](int place, auto n) {
+            auto out = load<n>(x + place);
+            #pragma unroll
+            for (T& value : out.values) value = from_compute<T>(gradient(value));
+            store(dx + place, out);
+        });
+        __syncthreads();
+        if (threadIdx.x == 0 && 0 <= target && target < width)
+            dx[target] = from_compute<T>(gradient(x[target]) - C(targets.target) * weight);
     }
-    const C lse = logsumexp[row];
-    const C picked = C(1 - targets.smoothing) * scale, even = C(targets.smoothing / vocabulary) * scale;
-    for_places(x, vocabulary, true, [&](int place, auto n) {
-        auto out = load<n>(x + place);
-        #pragma unroll
-        for (T& value : out.values)
-            value = from_compute<T>(exp_for<T>(to_compute(value) - lse) * scale - even);
-        store(dx + place, out);
-    });
-    __syncthreads();
-    if (threadIdx.x == 0 && 0 <= target && target < vocabulary)
-        dx[target] = from_compute<T>(exp_for<T>(to_compute(x[target]) - lse) * scale - even - picked);
 }

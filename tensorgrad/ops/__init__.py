@@ -6,6 +6,7 @@ from tensorgrad.ops import cross_entropy as cross_entropy_family
 from tensorgrad.ops import dropout as dropout_family
 from tensorgrad.ops import einsum as einsum_family
 from tensorgrad.ops import embedding as embedding_family
+from tensorgrad.ops import linear_cross_entropy as linear_cross_entropy_family
 from tensorgrad.ops import matmul as matmul_family
 from tensorgrad.ops import norm as norm_family
 from tensorgrad.ops import rotary as rotary_family
@@ -19,6 +20,7 @@ from tensorgrad.ops.einsum import *
 from tensorgrad.ops.elementwise import *
 from tensorgrad.ops.embedding import *
 from tensorgrad.ops.indexing import *
+from tensorgrad.ops.linear_cross_entropy import *
 from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
 from tensorgrad.ops.reduce import *
@@ -37,6 +39,7 @@ __all__ += einsum_family.__all__
 __all__ += elementwise.__all__
 __all__ += embedding_family.__all__
 __all__ += indexing.__all__
+__all__ += linear_cross_entropy_family.__all__
 __all__ += matmul_family.__all__
 __all__ += rotary_family.__all__
 __all__ += norm_family.__all__

@@ -1,13 +1,14 @@
 """Cross entropy of logits and integer targets. Kernels: kernels/cross_entropy.cu.
 
-Forward reads the logits once and keeps them with one number a row, the logarithm of the sum of
-exponentials; backward reads them once more and writes the gradient once. On the GPU the gradient
-is written in forward already, see cross_entropy_cuda.py. Statistics and losses are float32 for
-16-bit logits. Tests: tests/ops/test_cross_entropy.py.
+Where a gradient will be wanted, forward writes it as well, for dy == 1: exponentials are computed
+once, and backward has little left to do. Statistics and losses are float32 for 16-bit logits.
+To go from features to the loss without ever holding all logits: linear_cross_entropy.py.
+Tests: tests/ops/test_cross_entropy.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,10 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array
+from tensorgrad.dtypes import Dtype, compute_dtype, float16
 from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
 from tensorgrad.ops import cross_entropy_cuda
+from tensorgrad.ops.cross_entropy_cuda import Options
 from tensorgrad.ops.operand import float_tensor, integer_array, widened
 from tensorgrad.tensor import Tensor
 
@@ -31,11 +34,13 @@ def cross_entropy(
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Return the negative log-probability of each target under the softmax of its logits.
 
-    loss = -sum_v q_v * log_softmax(logits)_v, where q is 1 at the target and 0 elsewhere, mixed
-    with the uniform distribution: q = (1 - label_smoothing) * one_hot + label_smoothing / V
+    loss = -sum_v q_v * log_softmax(logits)_v + z_loss * logsumexp(logits)^2, where q is 1 at the
+    target and 0 elsewhere, mixed with the uniform distribution:
+    q = (1 - label_smoothing) * one_hot + label_smoothing / V
 
     Args:
         logits: (..., V), any float dtype. (The classes are the last axis, not the second.)
@@ -46,17 +51,20 @@ def cross_entropy(
         reduction: "mean" over the examples that count, "sum", or "none": one loss an example.
             The mean of no examples is 0 with gradient 0 (PyTorch: NaN), so that a batch of
             padding does no harm.
+        z_loss: from 0; keeps the logarithm of the sum of exponentials near 0, and with it logits
+            from drifting to where 16 bits are coarse. 1e-4 is usual.
 
     Returns:
         A scalar, or (...) for "none"; float32, float64 for float64 logits.
 
     Raises:
         OutOfRangeError: a target outside the vocabulary (on the CPU).
-        ArgumentError: another reduction, or label_smoothing outside [0, 1].
+        ArgumentError: another reduction, label_smoothing outside [0, 1] or z_loss below 0.
         ShapeError: the shape of targets is not that of logits without its last axis.
         DtypeError: logits are not floats, or targets not integers.
         DeviceError: targets are on another device than logits.
-    Source: label smoothing: Szegedy et al. 2015, arXiv:1512.00567, section 7.
+    Source: label smoothing: Szegedy et al. 2015, arXiv:1512.00567, section 7; z_loss: Chowdhery
+        et al. 2022, arXiv:2204.02311, section 5.
     """
     op = "cross_entropy"
     logits, targets = float_tensor(op, "logits", logits), integer_array(op, "targets", targets)
@@ -67,104 +75,141 @@ def cross_entropy(
             f"{op}: targets have shape {targets.shape}, expected {logits.shape[:-1]} "
             "(logits without the last axis)"
         )
-    if not 0 <= label_smoothing <= 1:
-        raise ArgumentError(f"{op}: label_smoothing is {label_smoothing}, expected 0 to 1")
-    if reduction not in _REDUCTIONS:
-        raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {_REDUCTIONS}")
+    options = Options(ignore_index, label_smoothing, z_loss)
+    check_options(op, options, reduction)
     backend.same_device(op, ("logits", "targets"), (logits.data, targets))
+    wanted = mode.grad_enabled and logits.requires_grad
     if type(targets) is not np.ndarray:
-        wanted = mode.grad_enabled and logits.requires_grad
-        loss, saved = cross_entropy_cuda.forward(
-            logits.data, targets, ignore_index, label_smoothing, reduction, wanted
-        )
+        loss, saved = cross_entropy_cuda.forward(logits.data, targets, options, reduction, wanted)
         return record(op, loss, (logits,), cross_entropy_cuda.backward, saved)
-    counted = targets == targets if ignore_index is None else targets != ignore_index
-    _check_targets(targets, counted, logits.shape[-1])
-    rows = logits.data.reshape(-1, logits.shape[-1])
-    flat, counted = targets.reshape(-1).astype(np.int64, copy=False), counted.reshape(-1)
-    losses, logsumexp = _forward_numpy(rows, flat, counted, label_smoothing)
-    count = None
+    vocabulary = logits.shape[-1]
+    counted = counted_targets(op, targets, ignore_index, vocabulary)
+    rows = logits.data.reshape(-1, vocabulary)
+    share = 1 / max(int(counted.sum()), 1) if reduction == "mean" else 1.0
+    later = defers(rows.dtype)
+    losses = np.empty(len(rows), compute_dtype(rows.dtype))
+    dlogits = np.empty(rows.shape, rows.dtype) if wanted else None
+    scale = np.asarray(1.0 if later else share, losses.dtype)
+    rows_numpy(losses, dlogits, rows, targets.reshape(-1), counted, options, scale)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
     else:
-        loss = losses.sum()
-        if reduction == "mean":
-            count = np.maximum(counted.sum(), 1).astype(losses.dtype)
-            loss = loss / count
-    saved = (rows, flat, counted, logsumexp, count, label_smoothing, logits.shape)
+        loss = losses.sum() * losses.dtype.type(share)
+    saved = (dlogits, share if later else 1.0, logits.shape)
     return record(op, loss, (logits,), _backward, saved)
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
-    rows, targets, counted, logsumexp, count, label_smoothing, shape = saved
-    if count is not None:
-        dy = dy / count
-    scale = dy.reshape(-1) * counted  # of each example's gradient; broadcasts a scalar dy
-    dlogits = _backward_numpy(scale, rows, targets, counted, logsumexp, label_smoothing)
-    return (dlogits.reshape(shape),)
+    dlogits, share, shape = saved
+    scale = dy.reshape(-1, 1) * dy.dtype.type(share)  # of each row, or of all
+    if scale.size == 1 and scale[0, 0] == 1:
+        return (dlogits.reshape(shape),)
+    return (rescaled(dlogits, scale).reshape(shape),)
 
 
-def _check_targets(targets: Array, counted: Array, vocabulary: int) -> None:
+def check_options(op: str, options: Options, reduction: str) -> None:
+    """Raise ArgumentError unless there is such a loss."""
+    if not 0 <= options.label_smoothing <= 1:
+        raise ArgumentError(f"{op}: label_smoothing is {options.label_smoothing}, expected 0 to 1")
+    if not 0 <= options.z_loss < math.inf:
+        raise ArgumentError(f"{op}: z_loss is {options.z_loss}, expected a number from 0")
+    if reduction not in _REDUCTIONS:
+        raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {_REDUCTIONS}")
+
+
+def defers(dtype: Dtype) -> bool:
+    """Whether gradients get the factor of the mean in backward alone.
+
+    In float16 they would vanish before dy, where the loss is scaled, can save them.
+    """
+    return dtype == float16
+
+
+def counted_targets(op: str, targets: Array, ignore_index: int | None, vocabulary: int) -> Array:
+    """Return which targets count, one after the other, once all of these are known to exist."""
+    counted = targets == targets if ignore_index is None else targets != ignore_index
     outside = ((targets < 0) | (targets >= vocabulary)) & counted
     if outside.any():
         place = tuple(int(i) for i in np.argwhere(outside)[0])
         raise OutOfRangeError(
-            f"cross_entropy: targets{list(place) or ''} is {targets[place]}, expected 0 to "
+            f"{op}: targets{list(place) or ''} is {targets[place]}, expected 0 to "
             f"{vocabulary - 1} (a vocabulary of {vocabulary})"
         )
+    return counted.reshape(-1)
 
 
-def _forward_numpy(
-    logits: Array, targets: Array, counted: Array, label_smoothing: float
-) -> tuple[Array, Array]:
-    count, vocabulary = logits.shape
-    losses = np.empty(count, widened(logits[:0]).dtype)
-    logsumexp = np.empty_like(losses)
-    picked = np.where(counted, targets, 0)
-
-    def run(piece: slice) -> None:
-        rows = widened(logits[piece])
-        largest = rows.max(-1)
-        powers = rows - largest[:, None]
-        total = np.exp(powers, out=powers).sum(-1)
-        logsumexp[piece] = np.log(total) + largest
-        at_target = rows[np.arange(len(rows)), picked[piece]]
-        if label_smoothing:
-            at_target *= 1 - label_smoothing
-            at_target += label_smoothing * rows.mean(-1)
-        losses[piece] = logsumexp[piece] - at_target
-
-    backend.parallel_blocks(run, count, max(1, backend.BLOCK // vocabulary))
-    losses[~counted] = 0
-    return losses, logsumexp
-
-
-def _backward_numpy(
-    scale: Array,
+def rows_numpy(
+    losses: Array,
+    dlogits: Array | None,
     logits: Array,
     targets: Array,
     counted: Array,
-    logsumexp: Array,
-    label_smoothing: float,
-) -> Array:
-    count, vocabulary = logits.shape
-    dlogits = np.empty((count, vocabulary), logits.dtype)
-    direct = logits.dtype == logsumexp.dtype  # no rounding at the end: work in the result
-    picked = np.where(counted, targets, 0)
+    options: Options,
+    scale: Array,
+    classes: int | None = None,
+) -> None:
+    """Write the loss of each row and, unless `dlogits` is None, the gradient times `scale`.
+
+    Args:
+        losses: (N,), of the dtype that logits are computed in.
+        dlogits: (N, width), may be `logits`.
+        logits: (N, width).
+        targets, counted: (N,).
+        options: of the loss.
+        scale: () or (N,).
+        classes: the first columns, which count; None: all.
+    """
+    classes = logits.shape[1] if classes is None else classes
+    wide = losses.dtype
+    target_part, each = 1 - options.label_smoothing, options.label_smoothing / classes
+    picked = np.where(counted, targets, 0).astype(np.intp, copy=False)
+    scale = np.broadcast_to(scale, losses.shape)
     all_count = bool(counted.all())
 
     def run(piece: slice) -> None:
-        out = dlogits[piece] if direct else np.empty(dlogits[piece].shape, logsumexp.dtype)
-        np.subtract(widened(logits[piece]), logsumexp[piece, None], out=out)
-        np.exp(out, out=out)
-        if label_smoothing:
-            out -= label_smoothing / vocabulary
-        out *= scale[piece, None]
-        out[np.arange(len(out)), picked[piece]] -= (1 - label_smoothing) * scale[piece]
+        rows = widened(logits[piece, :classes])
+        place = np.arange(len(rows)), picked[piece]
+        if dlogits is not None and dlogits.dtype == wide:
+            powers = dlogits[piece, :classes]
+        else:
+            powers = np.empty(rows.shape, wide)
+        wanted = rows[place] * wide.type(target_part)
+        if each:
+            wanted += rows.sum(-1) * wide.type(each)
+        largest = rows.max(-1)
+        np.subtract(rows, largest[:, None], out=powers)
+        total = np.exp(powers, out=powers).sum(-1)
+        logsumexp = np.log(total) + largest
+        losses[piece] = logsumexp - wanted
+        if options.z_loss:
+            losses[piece] += wide.type(options.z_loss) * logsumexp * logsumexp
+        if dlogits is None:
+            return
+        own = scale[piece]
+        slope = own / total
+        if options.z_loss:
+            slope *= 1 + wide.type(2 * options.z_loss) * logsumexp
+        powers *= slope[:, None]
+        if each:
+            powers -= (own * wide.type(each))[:, None]
+        powers[place] -= own * wide.type(target_part)
         if not all_count:
-            out[~counted[piece]] = 0  # also where logits of padding are not finite
-        if not direct:
-            dlogits[piece] = out
+            powers[~counted[piece]] = 0  # also where logits of padding are not finite
+        if dlogits.dtype != wide:
+            dlogits[piece, :classes] = powers
+        dlogits[piece, classes:] = 0
 
-    backend.parallel_blocks(run, count, max(1, backend.BLOCK // vocabulary))
-    return dlogits
+    backend.parallel_blocks(run, len(logits), max(1, backend.BLOCK // logits.shape[1]))
+    losses[~counted] = 0
+
+
+def rescaled(array: Array, scale: Array) -> Array:
+    """Return a matrix times one number, (1, 1), or one for each row, (N, 1), rounded once."""
+    y = np.empty_like(array)
+    scale = np.broadcast_to(scale, (len(array), 1))
+
+    def run(piece: slice) -> None:
+        y[piece] = widened(array[piece]) * scale[piece]
+
+    backend.parallel_blocks(run, len(array), max(1, backend.BLOCK // array.shape[1]))
+    return y

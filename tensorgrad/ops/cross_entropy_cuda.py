@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,102 +20,208 @@ from tensorgrad.dtypes import c_name, compute_dtype, float64
 from tensorgrad.kernels.loader import load
 
 _NULL = np.uintp(0)
-_STAGED_BYTES = 32768  # shorter rows are left to several blocks a multiprocessor
+_FILE = "cross_entropy.cu"
+_ALONE = 65536  # numbers that one block adds
+
+
+class Options(NamedTuple):
+    """What the loss of a row is: see `cross_entropy`."""
+
+    ignore_index: int | None
+    label_smoothing: float
+    z_loss: float
 
 
 def forward(
-    logits: Array,
-    targets: Array,
-    ignore_index: int | None,
-    label_smoothing: float,
-    reduction: str,
-    differentiate: bool,
+    logits: Array, targets: Array, options: Options, reduction: str, differentiate: bool
 ) -> tuple[Array, tuple[Any, ...]]:
     """Return the loss, and what `backward` needs."""
-    vocabulary = logits.shape[-1]
-    rows = backend.contiguous(logits).reshape(-1, vocabulary)
+    rows = backend.contiguous(logits).reshape(-1, logits.shape[-1])
     if rows.data.ptr % 16:
         rows = rows.copy()  # a view that begins inside a vector
-    ids = backend.contiguous(targets.astype(np.int64, copy=False)).reshape(-1)
-    count = len(ids)
+    ids = flat_ids(targets)
     dtype = compute_dtype(rows.dtype)
-    compute = c_name(dtype)
-    wanted = _targets(ids, ignore_index, label_smoothing)
-    share = None
-    if reduction == "mean":
-        share = backend.empty((1,), dtype, like=rows)
-        load("cross_entropy.cu", f"cross_entropy_count<{compute}>")(
-            (1,), (1024,), (share, wanted, np.int64(count))
-        )
-    losses = backend.empty((count,), dtype, like=rows)
-    logsumexp = backend.empty((count,), dtype, like=rows)
+    count = count_targets(ids, options) if reduction == "mean" else None
+    losses = backend.empty((len(ids),), dtype, like=rows)
+    logsumexp = backend.empty_like(losses)
     ahead = differentiate and reduction != "none"
     dlogits = backend.empty_like(rows) if ahead else None
-    if count:
-        arrays = (losses, logsumexp, _pointer(dlogits), rows, wanted, _pointer(share))
-        _launch_forward(rows, arrays, ahead)
-    written = backend.empty((1,), dtype, like=rows) if ahead else None
-    if reduction == "none":
-        loss = losses.reshape(targets.shape)
-    else:
-        loss = backend.empty((), dtype, like=rows)
-        load("cross_entropy.cu", f"cross_entropy_total<{compute}>")(
-            (1,), (1024,), (loss, _pointer(written), losses, _pointer(share), np.int64(count))
-        )
-    options = (ignore_index, label_smoothing, logits.shape)
-    return loss, (rows, ids, logsumexp, share, dlogits, written, options)
+    rows_forward(losses, logsumexp, dlogits, rows, ids, options, Scale(None, count))
+    loss = losses.reshape(targets.shape) if reduction == "none" else total(losses, count)
+    # A retained graph may come back with another dy: then dlogits is as computed for the last.
+    prepared = [ahead]
+    return loss, (rows, ids, logsumexp, count, dlogits, prepared, options, logits.shape)
 
 
 def backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
     """Return the gradient of the logits."""
-    rows, ids, logsumexp, share, dlogits, written, options = saved
-    ignore_index, label_smoothing, shape = options
-    dy = backend.contiguous(dy)
+    rows, ids, logsumexp, count, dlogits, prepared, options, shape = saved
+    scale = Scale(backend.contiguous(dy).reshape(-1), count)
     if dlogits is None:
         dlogits = backend.empty_like(rows)
-    if len(ids):
-        load("cross_entropy.cu", f"cross_entropy_backward<{c_name(rows.dtype)}>")(
-            (len(ids),),
+    height, width = rows.shape
+    if _held(rows):
+        _group(None, dlogits, rows, ids, options, scale, width, prepared[0])
+    elif height:
+        load(_FILE, f"cross_entropy_backward<{c_name(rows.dtype)}>")(
+            (min(height, 16 * _limits(rows.device.id).multiprocessors),),
             _block(rows, 512, 4),
-            (dlogits, rows, _targets(ids, ignore_index, label_smoothing), logsumexp, dy,
-             np.int32(1 if dy.ndim else 0), _pointer(share), _pointer(written),
-             np.int32(rows.shape[1])),
+            (dlogits, rows, _targets(ids, options, width), logsumexp, scale.pack(),
+             np.int32(prepared[0]), np.int64(height), np.int32(width)),
         )  # fmt: skip
-    if written is not None:
-        written[...] = dy  # a graph that is retained may come with another dy
+    prepared[0] = False
     return (dlogits.reshape(shape),)
 
 
+class Scale(NamedTuple):
+    """What gradients are multiplied with: dy (one, or one a row) / divisor; None stands for 1."""
+
+    dy: Array | None = None
+    divisor: Array | None = None  # a count of rows; 0 counts as 1
+
+    def pack(self) -> Any:
+        """Return the kernels' struct Scale."""
+        dy, count = (0 if a is None else a.data.ptr for a in self)
+        return np.array([(dy, count, self.dy is not None and self.dy.size != 1)], _SCALE)
+
+
+_SCALE = np.dtype([("dy", np.uintp), ("count", np.uintp), ("stride", np.int64)])
 _TARGETS = np.dtype(
-    [("ids", np.uintp), ("ignored", np.int64), ("ignores", np.int64), ("smoothing", np.float64)]
-)
+    [("ids", np.uintp), ("ignored", np.int64), ("ignores", np.int64), ("target", np.float64),
+     ("each", np.float64), ("z_loss", np.float64)]
+)  # fmt: skip
 
 
-def _targets(ids: Array, ignore_index: int | None, label_smoothing: float) -> Any:
+def flat_ids(targets: Array) -> Array:
+    """Return the targets as the kernels read them."""
+    return backend.contiguous(targets.astype(np.int64, copy=False)).reshape(-1)
+
+
+def count_targets(ids: Array, options: Options) -> Array:
+    """Return how many targets count, an array of one on the device."""
+    blocks = max(1, min(128, len(ids) // _ALONE * 4))
+    count = backend.empty((1,), np.dtype(np.int64), like=ids)
+    if blocks > 1:
+        count.fill(0)
+    load(_FILE, "cross_entropy_count")(
+        (blocks,), (1024,), (count, _targets(ids, options), np.int64(len(ids)))
+    )
+    return count
+
+
+def total(losses: Array, count: Array | None) -> Array:
+    """Return the sum of the losses, divided by a count that is not None."""
+    kernel = load(_FILE, f"cross_entropy_total<{c_name(losses.dtype)}>")
+    if len(losses) > _ALONE:
+        share = -(-len(losses) // 128)
+        sums = backend.empty((128,), losses.dtype, like=losses)
+        kernel((128,), (1024,), (sums, losses, _NULL, np.int64(len(losses)), np.int64(share)))
+        losses = sums
+    loss = backend.empty((), losses.dtype, like=losses)
+    size = np.int64(len(losses))
+    kernel((1,), (1024,), (loss, losses, _pointer(count), size, size))
+    return loss
+
+
+def rows_forward(
+    losses: Array,
+    logsumexp: Array,
+    dlogits: Array | None,
+    logits: Array,
+    ids: Array,
+    options: Options,
+    scale: Scale,
+    classes: int | None = None,
+) -> None:
+    """Write the loss of each row and, unless `dlogits` is None, the gradient.
+
+    The kernel is chosen by where a row finds room; no result depends on the grid.
+
+    Args:
+        losses: (N,).
+        logsumexp: (N,), what `backward` reads; not written for rows that are short.
+        dlogits: (N, width), may be `logits`.
+        logits: (N, width), C order, at a 16-byte boundary.
+        ids: from `flat_ids`.
+        options: of the loss.
+        scale: of the gradient.
+        classes: the first columns, which count; None: all.
+    """
+    height, width = logits.shape
+    classes = width if classes is None else classes
+    if not height:
+        return
+    if _held(logits):
+        _group(losses, dlogits, logits, ids, options, scale, classes)
+        return
+    dtype = c_name(logits.dtype)
+    wanted, limits = _targets(ids, options, classes), _limits(logits.device.id)
+    row_bytes = classes * logits.itemsize // 16 * 16
+    staged = dlogits is not None and logits.dtype != float64
+    if staged and row_bytes <= limits.block_shared:
+        blocks = min(16, limits.shared // (row_bytes + 1536))
+        load(_FILE, f"cross_entropy_staged<{dtype}>")(
+            (min(height, blocks * limits.multiprocessors),),
+            (1024 if blocks == 1 else 768 // blocks // 32 * 32,),
+            (losses, logsumexp, dlogits, logits, wanted, scale.pack(), np.int64(height),
+             np.int32(width), np.int32(classes)),
+            row_bytes,
+        )  # fmt: skip
+        return
+    load(_FILE, f"cross_entropy_forward<{dtype}>")(
+        (height,),
+        _block(logits, 512, 4),
+        (losses, logsumexp, _pointer(dlogits), logits, wanted, scale.pack(), np.int32(width),
+         np.int32(classes)),
+    )  # fmt: skip
+
+
+def rescale(values: Array, scale: Scale) -> None:
+    """Multiply in place with one number; nothing moves where that is 1."""
+    if values.size:
+        load(_FILE, f"cross_entropy_rescale<{c_name(values.dtype)}>")(
+            (min(2048, -(-values.nbytes // 4096)),),
+            (256,),
+            (values, scale.pack(), np.int64(values.size)),
+        )
+
+
+def _held(logits: Array) -> bool:
+    """Whether 32 threads hold a row in registers."""
+    return bool(logits.shape[1] <= (256 if logits.dtype == float64 else 1024))
+
+
+def _group(
+    losses: Array | None,
+    dlogits: Array | None,
+    logits: Array,
+    ids: Array,
+    options: Options,
+    scale: Scale,
+    classes: int,
+    prepared: bool = False,
+) -> None:
+    height, width = logits.shape
+    if not height:
+        return
+    own = 8 if width <= 256 else 32
+    lanes = 1 << (-(-width // own) - 1).bit_length()
+    groups = 256 // lanes
+    load(_FILE, f"cross_entropy_group<{c_name(logits.dtype)}, {own}>")(
+        (-(-height // groups),),
+        (lanes, groups),
+        (_pointer(losses), _pointer(dlogits), logits, _targets(ids, options, classes),
+         scale.pack(), np.int32(prepared), np.int64(height), np.int32(width), np.int32(classes)),
+    )  # fmt: skip
+
+
+def _targets(ids: Array, options: Options, classes: int = 1) -> Any:
     """Return the kernels' struct Targets."""
-    ignored = 0 if ignore_index is None else ignore_index
-    fields = (ids.data.ptr, ignored, ignore_index is not None, label_smoothing)
-    return np.array([fields], _TARGETS)
-
-
-def _launch_forward(rows: Array, arrays: tuple[Any, ...], ahead: bool) -> None:
-    """Choose the kernel by where a row finds room; no result depends on the grid."""
-    count, vocabulary = rows.shape
-    row_bytes = vocabulary * rows.itemsize // 16 * 16
-    room, multiprocessors = _limits(rows.device.id)
-    staged = ahead and row_bytes >= _STAGED_BYTES and rows.dtype != float64
-    slots = min(2, room // row_bytes) if staged else 0
-    if slots:
-        load("cross_entropy.cu", f"cross_entropy_forward_staged<{c_name(rows.dtype)}>")(
-            (min(count, multiprocessors),),
-            _block(rows, 1024, 1),
-            (*arrays, np.int64(count), np.int32(vocabulary), np.int32(slots)),
-            slots * row_bytes,
-        )
-    else:
-        load("cross_entropy.cu", f"cross_entropy_forward<{c_name(rows.dtype)}>")(
-            (count,), _block(rows, 512, 4), (*arrays, np.int32(vocabulary))
-        )
+    index, smoothing, z_loss = options
+    ignored = (0 if index is None else index, index is not None)
+    return np.array(
+        [(ids.data.ptr, *ignored, 1 - smoothing, smoothing / classes, z_loss)], _TARGETS
+    )
 
 
 def _block(rows: Array, most: int, batch: int) -> tuple[int]:
@@ -125,13 +231,24 @@ def _block(rows: Array, most: int, batch: int) -> tuple[int]:
     return (max(32, -(-vectors // (32 * batch * batches)) * 32),)
 
 
+class _Limits(NamedTuple):
+    """Shared memory of a block (beside its own) and of a multiprocessor, and how many of these."""
+
+    block_shared: int
+    shared: int
+    multiprocessors: int
+
+
 @lru_cache
-def _limits(device: int) -> tuple[int, int]:
-    """Return how much shared memory a block may have beside its own, and the multiprocessors."""
+def _limits(device: int) -> _Limits:
     runtime = backend.cupy.cuda.runtime
-    shared = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device)
+    names = ("PerBlockOptin", "PerMultiprocessor")
+    block, whole = (
+        runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttrMaxSharedMemory{name}"), device)
+        for name in names
+    )
     count = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device)
-    return int(shared) - 2048, int(count)
+    return _Limits(int(block) - 2048, int(whole), int(count))
 
 
 def _pointer(array: Array | None) -> Any:

@@ -18,6 +18,7 @@ from tensorgrad.backend import Array, is_numpy, same_device
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops import matmul_cuda
+from tensorgrad.ops.matmul_problem import problem
 from tensorgrad.ops.operand import float_operand, promoted, tensor_of, widened
 from tensorgrad.ops.reduce import sum_array
 from tensorgrad.tensor import Tensor
@@ -173,6 +174,16 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
         a, b = widened(a), widened(b)
     y = np.matmul(a, b)
     return y if y.dtype is dtype else np.asarray(y, dtype)
+
+
+def product_into(y: Array, a: Array, b: Array, add: bool = False) -> None:
+    """Write, or add, the product of two matrices of one dtype to y: that dtype, or float32."""
+    if not is_numpy(a):
+        matmul_cuda.run(problem(a, b, y, add=add))
+    elif add:
+        y += np.matmul(a, b)
+    else:
+        np.matmul(a, b, out=y)
 
 
 def _flat(array: Array) -> Array:

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, backend, no_grad, ops
-from tensorgrad.dtypes import FLOATS, bfloat16, float64
+from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float64
+from tensorgrad.ops import cross_entropy_cuda
+from tensorgrad.ops.cross_entropy import rows_numpy
+from tensorgrad.ops.cross_entropy_cuda import Options, Scale
 from tests.opcheck import EPSILON
 
 pytestmark = pytest.mark.gpu
@@ -82,10 +85,12 @@ def test_many_rows_share_blocks() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("width", [2, 7, 64, 1023, 16385, 50257, 50304, 120001])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("width", [2, 7, 64, 1023, 1040, 16385, 50257, 50304, 120001])
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.01)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_cross_entropy(width: int, dtype: Any, smoothing: float, reduction: str) -> None:
+def test_cross_entropy(
+    width: int, dtype: Any, smoothing: float, z_loss: float, reduction: str
+) -> None:
     rng = np.random.default_rng(width)
     logits = (3 * rng.standard_normal((ROWS, width))).astype(dtype)
     logits[3, width // 2] = -np.inf if width > 1 and not smoothing else 0
@@ -96,10 +101,49 @@ def test_cross_entropy(width: int, dtype: Any, smoothing: float, reduction: str)
 
     def function(x: Tensor) -> Tensor:
         ids = targets if backend.is_numpy(x.data) else backend.to_device(targets, "cuda")
-        return ops.cross_entropy(x, ids, label_smoothing=smoothing, reduction=reduction)
+        return ops.cross_entropy(
+            x, ids, label_smoothing=smoothing, reduction=reduction, z_loss=z_loss
+        )
 
     for weight in (np.ones_like(dy), dy):  # 1 is what forward prepares the gradient for
         compare(function, [logits], np.asarray(weight).astype("float32"), dtype)
+
+
+def test_cross_entropy_of_many_short_rows() -> None:
+    rng = np.random.default_rng(2)
+    logits, targets = (
+        rng.standard_normal((200_001, 5)).astype("float32"),
+        rng.integers(-1, 5, 200_001),
+    )
+
+    def function(x: Tensor) -> Tensor:
+        ids = targets if backend.is_numpy(x.data) else backend.to_device(targets, "cuda")
+        return ops.cross_entropy(x, ids, ignore_index=-1)
+
+    compare(function, [logits], np.ones((), "float32"), np.dtype("float32"))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("width", "classes"), [(24, 17), (1040, 1033), (20480, 20001), (50304, 50257)]
+)
+def test_cross_entropy_in_place_with_columns_that_do_not_count(
+    width: int, classes: int, dtype: Any
+) -> None:
+    rng = np.random.default_rng(width)
+    logits = (3 * rng.standard_normal((301, width))).astype(dtype)
+    ids, options = rng.integers(-1, classes, 301), Options(-1, 0.1, 0.01)
+    dy = rng.uniform(1, 2, 301).astype(compute_dtype(dtype))
+    exact, wide = np.empty(301), logits.astype(float64)
+    rows_numpy(exact, wide, wide, ids, ids >= 0, options, dy.astype(float64), classes)
+    gpu = on_gpu(logits)
+    losses, logsumexp = backend.cupy.empty((2, 301), dy.dtype)
+    cross_entropy_cuda.rows_forward(
+        losses, logsumexp, gpu, gpu, on_gpu(ids), options, Scale(on_gpu(dy)), classes
+    )
+    tolerance = 32 * EPSILON[dtype]
+    np.testing.assert_allclose(losses.get(), exact, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(gpu.get().astype(float64), wide, rtol=tolerance, atol=tolerance)
 
 
 def test_a_retained_graph_takes_another_dy() -> None:

@@ -21,13 +21,16 @@ def reference(
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    z_loss: float = 0.0,
 ) -> Any:
     vocabulary = logits.shape[-1]
-    logits = logits - logits.max(-1, keepdims=True)
-    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    largest = logits.max(-1, keepdims=True)
+    logsumexp = np.log(np.exp(logits - largest).sum(-1, keepdims=True)) + largest
+    log_probabilities = logits - logsumexp
     counted = np.full(targets.shape, True) if ignore_index is None else targets != ignore_index
     wanted = np.eye(vocabulary)[np.where(counted, targets, 0)] * (1 - label_smoothing)
-    losses = -((wanted + label_smoothing / vocabulary) * log_probabilities).sum(-1) * counted
+    losses = -((wanted + label_smoothing / vocabulary) * log_probabilities).sum(-1)
+    losses = (losses + z_loss * logsumexp[..., 0] ** 2) * counted
     if reduction == "none":
         return losses
     return losses.sum() / (max(counted.sum(), 1) if reduction == "mean" else 1)
@@ -56,6 +59,8 @@ CASES = [
         for r in ("mean", "none")
         for s in (0.1, 1.0)
     ),
+    *(case((2, 3, 11), SOME_IGNORED, reduction=r, z_loss=0.1) for r in ("mean", "sum", "none")),
+    case((7, 300), label_smoothing=0.1, z_loss=0.01),
     case((2, 3, 11), np.array([[3, 7, 0], [7, 7, 10]], "uint16"), ignore_index=7),
     case((2, 3, 11), np.array([[3, 7, 0], [7, 7, 10]], "int32"), ignore_index=None),
     case((2, 3), np.array([-100, -100])),
@@ -125,5 +130,7 @@ def test_arguments_that_do_not_fit() -> None:
         ops.cross_entropy(logits, np.zeros(2))
     with pytest.raises(ArgumentError, match=r"label_smoothing is 1\.5, expected 0 to 1"):
         ops.cross_entropy(logits, targets, label_smoothing=1.5)
+    with pytest.raises(ArgumentError, match=r"z_loss is -0\.1, expected a number from 0"):
+        ops.cross_entropy(logits, targets, z_loss=-0.1)
     with pytest.raises(ArgumentError, match="reduction is 'max', expected one of"):
         ops.cross_entropy(logits, targets, reduction="max")

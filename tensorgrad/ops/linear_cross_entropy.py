@@ -1,0 +1,252 @@
+"""A linear layer and the cross entropy of its result, without ever holding all logits.
+
+Rows are taken in chunks. The logits of a chunk become its losses, then, in the same memory, their
+own gradient, and from that the chunk's part of dx and dweight: everything that backward needs is
+made in forward, for dy == 1, with as many operations as the two ops one after the other have.
+Backward multiplies with dy. Where that comes too early (reduction "none": dy is one number a row)
+or too late (a retained graph comes back with another dy), backward computes the logits again.
+
+With N rows of width C, a vocabulary V and chunks of n rows, 16 bits: n V * 2 bytes in place of
+2 N V * 2, and V C * 4 for dweight, which each chunk reads and writes once: chunks cost
+2 V C * 4 bytes of traffic each. Tests: tests/ops/test_linear_cross_entropy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.amp import cast_operands
+from tensorgrad.autograd import mode, record
+from tensorgrad.backend import Array, is_numpy
+from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.ops import cross_entropy_cuda
+from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
+from tensorgrad.ops.cross_entropy_cuda import Options, Scale
+from tensorgrad.ops.matmul import product, product_into
+from tensorgrad.ops.operand import float_tensor, integer_array, promoted
+from tensorgrad.ops.reduce import sum_array
+from tensorgrad.tensor import Tensor
+
+__all__ = ["linear_cross_entropy"]
+_CPU_BYTES, _GPU_BYTES = 64 * 2**20, 400 * 2**20  # of the logits of a chunk
+_ROWS = 128  # a chunk is a multiple of this
+
+
+def linear_cross_entropy(
+    x: Any,
+    weight: Any,
+    targets: Any,
+    bias: Any = None,
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    z_loss: float = 0.0,
+    vocab_size: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Return `cross_entropy(linear(x, weight, bias), targets, ...)` in a fraction of the memory.
+
+    Gradients are those of the two ops; sums over rows are in float32, in the order of the chunks.
+
+    Args:
+        x: (..., C), any float dtype.
+        weight: (V, C).
+        targets: (...), as for `cross_entropy`.
+        bias: (V,) or None.
+        ignore_index, label_smoothing, reduction, z_loss: as for `cross_entropy`.
+        vocab_size: rows of `weight` that stand for a class; those after it are there for alignment
+            and take no part. None: all.
+        chunk: rows that are worked on at a time; None: as many as make 64 MB of logits on the CPU,
+            400 MB on a GPU.
+
+    Returns:
+        A scalar, or (...) for "none"; float32, float64 for float64 operands.
+
+    Raises:
+        ShapeError: weight is not (V, C), or targets or bias do not fit.
+        ArgumentError: an option is outside its range.
+        OutOfRangeError: a target outside the vocabulary (on the CPU).
+        DtypeError: an operand is of the wrong kind.
+        DeviceError: the operands are on several devices.
+    Source: Wijmans et al. 2024, arXiv:2411.09009, computes the same without logits in memory.
+    """
+    op = "linear_cross_entropy"
+    x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
+    if mode.autocast is not None:
+        x, weight = cast_operands(x, weight)
+    targets = integer_array(op, "targets", targets)
+    inputs: tuple[Tensor, ...] = (x, weight)
+    if bias is not None:
+        inputs = (x, weight, float_tensor(op, "bias", bias))
+    arrays = [tensor.data for tensor in inputs]
+    backend.same_device(op, ("x", "weight", "bias")[: len(arrays)], arrays)
+    backend.same_device(op, ("x", "targets"), (x.data, targets))
+    classes = _check_shapes(op, arrays, targets, vocab_size)
+    options = Options(ignore_index, label_smoothing, z_loss)
+    check_options(op, options, reduction)
+    if chunk is None:
+        item = promoted(op, ("x", "weight"), arrays[:2]).itemsize
+        limit = _CPU_BYTES if is_numpy(targets) else _GPU_BYTES
+        chunk = max(1, limit // (len(arrays[1]) * item * _ROWS)) * _ROWS
+    elif chunk < 1:
+        raise ArgumentError(f"{op}: chunk is {chunk}, expected 1 or more")
+    if is_numpy(targets):
+        counted = counted_targets(op, targets, ignore_index, classes)
+        count = np.asarray(max(int(counted.sum()), 1), compute_dtype(arrays[1].dtype))
+        ids = targets.reshape(-1)
+    else:
+        ids, counted, count = cross_entropy_cuda.flat_ids(targets), None, None
+        if reduction == "mean":
+            count = cross_entropy_cuda.count_targets(ids, options)
+    count = count if reduction == "mean" else None
+    problem = _Problem(arrays, ids, counted, options, classes, chunk)
+    wants = [mode.grad_enabled and tensor.requires_grad for tensor in inputs]
+    early = reduction != "none" and any(wants)
+    dtype = promoted(op, ("x", "weight"), arrays[:2])
+    losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
+    scale = Scale(None, None if defers(dtype) else count)
+    gradients = _run(problem, losses, wants if early else [], scale)
+    if reduction == "none":
+        loss = losses.reshape(targets.shape)
+    elif is_numpy(losses):
+        loss = losses.sum() if count is None else losses.sum() / count
+    else:
+        loss = cross_entropy_cuda.total(losses, count)
+    saved = (*arrays, problem, count, [gradients] if early else [])
+    return record(op, loss, inputs, _backward, saved)
+
+
+class _Problem(NamedTuple):
+    """What is to be computed."""
+
+    arrays: list[Array]  # x, weight and, if there is one, bias
+    ids: Array  # (N,)
+    counted: Array | None  # (N,) on the CPU
+    options: Options
+    classes: int
+    chunk: int
+
+
+def _check_shapes(op: str, arrays: list[Array], targets: Array, vocab_size: int | None) -> int:
+    """Return how many classes there are."""
+    x, weight = arrays[:2]
+    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight):
+        width = x.shape[-1] if x.ndim else "C"
+        raise ShapeError(
+            f"{op}: weight has shape {weight.shape}, expected (V, {width}) as x has shape {x.shape}"
+        )
+    if targets.shape != x.shape[:-1]:
+        raise ShapeError(
+            f"{op}: targets have shape {targets.shape}, expected {x.shape[:-1]} "
+            "(x without the last axis)"
+        )
+    if len(arrays) == 3 and arrays[2].shape != weight.shape[:1]:
+        raise ShapeError(
+            f"{op}: bias has shape {arrays[2].shape}, expected {weight.shape[:1]} (V of weight)"
+        )
+    classes = len(weight) if vocab_size is None else vocab_size
+    if not 1 <= classes <= len(weight):
+        raise ArgumentError(
+            f"{op}: vocab_size is {classes}, expected 1 to {len(weight)} (rows of weight)"
+        )
+    return classes
+
+
+def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Sequence[Array | None]:
+    *_, problem, count, early = saved
+    scale = Scale(backend.contiguous(dy).reshape(-1), count)
+    if not early:
+        losses = backend.empty(problem.ids.shape, dy.dtype, like=problem.ids)
+        return _run(problem, losses, needs, scale)
+    gradients: list[Array | None] = early.pop()
+    if not defers(_dtype(problem)):
+        scale = Scale(scale.dy)
+    for gradient in gradients:
+        if gradient is None:
+            continue
+        if not is_numpy(gradient):
+            cross_entropy_cuda.rescale(gradient, scale)
+        elif (factor := _factor(scale, gradient.dtype)) != 1:
+            gradient *= factor
+    return gradients
+
+
+def _run(
+    problem: _Problem, losses: Array, wants: Sequence[bool], scale: Scale
+) -> list[Array | None]:
+    """Write the losses and return the gradients that are wanted, times `scale`."""
+    dtype, shape = _dtype(problem), problem.arrays[0].shape
+    wide = compute_dtype(dtype)
+    working = wide if is_numpy(losses) else dtype  # 16 bits are converted once, not each chunk
+    x, weight = (array.astype(working, copy=False) for array in problem.arrays[:2])
+    x = backend.contiguous(x).reshape(-1, shape[-1])
+    bias = problem.arrays[2] if len(problem.arrays) == 3 else None
+    dx = dweight = dbias = None
+    if any(wants):
+        dx = backend.empty(x.shape, working, like=x) if wants[0] else None
+        dweight = backend.empty(weight.shape, wide, like=x) if wants[1] else None
+        if bias is not None and wants[2]:
+            dbias = backend.empty(bias.shape, wide, like=x)
+    for start in range(0, len(x), problem.chunk):
+        piece = slice(start, start + problem.chunk)
+        logits = product(x[piece], weight.T, working if bias is None else wide)
+        if bias is not None:
+            logits += bias
+            logits = logits.astype(working, copy=False)
+        _losses(problem, losses, logits if any(wants) else None, logits, piece, scale)
+        if dx is not None:
+            product_into(dx[piece], logits, weight)
+        if dweight is not None:
+            product_into(dweight, logits.T, x[piece], add=start > 0)
+        if dbias is not None:
+            part = sum_array(logits, (0,), dtype=wide)
+            dbias[...] = dbias + part if start else part
+        del logits  # so that the next chunk finds room where it lay
+    if not len(x):
+        for gradient in (dweight, dbias):
+            if gradient is not None:
+                gradient.fill(0)
+    found = [None if dx is None else dx.reshape(shape), dweight, dbias]
+    return found[: len(problem.arrays)]
+
+
+def _losses(
+    problem: _Problem,
+    losses: Array,
+    dlogits: Array | None,
+    logits: Array,
+    piece: slice,
+    scale: Scale,
+) -> None:
+    """Write the losses of a chunk and, unless `dlogits` is None, the gradient of its logits."""
+    ids, options, classes = problem.ids[piece], problem.options, problem.classes
+    if scale.dy is not None and scale.dy.size > 1:
+        scale = Scale(scale.dy[piece], scale.divisor)
+    if problem.counted is None:
+        logsumexp = backend.empty_like(losses[piece])
+        cross_entropy_cuda.rows_forward(
+            losses[piece], logsumexp, dlogits, logits, ids, options, scale, classes
+        )
+        return
+    factor = _factor(scale, losses.dtype)
+    rows_numpy(
+        losses[piece], dlogits, logits, ids, problem.counted[piece], options, factor, classes
+    )
+
+
+def _factor(scale: Scale, dtype: Dtype) -> Array:
+    """Return dy / count on the CPU: () or (n,)."""
+    factor = np.ones((), dtype) if scale.dy is None else scale.dy.astype(dtype, copy=False)
+    if factor.size == 1:
+        factor = factor.reshape(())
+    return factor if scale.divisor is None else np.asarray(factor / scale.divisor, dtype)
+
+
+def _dtype(problem: _Problem) -> Dtype:
+    """Return the dtype of the logits."""
+    return np.result_type(*[array.dtype for array in problem.arrays[:2]])

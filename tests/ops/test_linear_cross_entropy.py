@@ -1,0 +1,161 @@
+"""Linear + cross entropy in chunks against its definition, and against the two ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, backend, no_grad, ops
+from tensorgrad.amp import autocast
+from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tests.opcheck import Case, check
+from tests.ops.test_cross_entropy import reference
+
+RNG = np.random.default_rng(6)
+TARGETS = RNG.integers(0, 11, (3, 5))
+SOME_IGNORED = np.where(RNG.random((3, 5)) < 0.3, -100, TARGETS)
+
+
+def case(shapes: list[Any], targets: Any, **options: Any) -> Case:
+    x, weight, *bias = shapes
+    definition = {k: v for k, v in options.items() if k not in ("chunk", "vocab_size")}
+
+    def function(x: Any, weight: Any, targets: Any, bias: Any = None) -> Any:
+        return ops.linear_cross_entropy(x, weight, targets, bias, **options)
+
+    def expected(x: Any, weight: Any, targets: Any, bias: Any = 0) -> Any:
+        logits = x @ weight.T + bias
+        return reference(logits[..., : options.get("vocab_size")], targets, **definition)
+
+    named = "-".join(f"{k}={v}" for k, v in options.items())
+    return Case(function, [x, weight, targets, *bias], expected, terms=64,
+                name=f"linear_cross_entropy-{named}")  # fmt: skip
+
+
+CASES = [
+    case([(4,), (11, 4)], np.array(7)),
+    case([(3, 5, 4), (11, 4)], TARGETS, chunk=4),
+    case([(3, 5, 4), (11, 4), (11,)], TARGETS, chunk=15),
+    case([(0, 4), (11, 4), (11,)], np.zeros(0, "int64")),
+    *(
+        case([(3, 5, 4), (11, 4), (11,)], SOME_IGNORED, chunk=c, reduction=r, z_loss=0.01,
+             label_smoothing=0.1)
+        for c in (2, 100)
+        for r in ("mean", "sum", "none")
+    ),
+    *(case([(3, 5, 4), (16, 4)], TARGETS, chunk=6, vocab_size=v, z_loss=0.1) for v in (11, 13)),
+    case([(3, 5, 8), (1300, 8)], RNG.integers(0, 1250, (3, 5)), vocab_size=1250, chunk=8),
+    case([(2, 3), (5, 3)], np.array([-100, -100])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_the_definition(case: Case) -> None:
+    check(case)
+
+
+def both(function: Callable[..., Tensor], dy: float, dtype: str, device: str) -> list[Any]:
+    rng = np.random.default_rng(3)
+    x, weight = (rng.standard_normal(shape).astype(dtype) for shape in ((300, 24), (640, 24)))
+    leaves = [Tensor(backend.to_device(a, device), requires_grad=True) for a in (x, weight)]
+    targets = backend.to_device(rng.integers(0, 600, 300), device)
+    loss = function(*leaves, targets)
+    loss.backward(np.float32(dy))
+    return [backend.to_numpy(a).astype("float64") for a in (loss.data, *(t.grad for t in leaves))]
+
+
+def unfused(x: Tensor, weight: Tensor, targets: Any) -> Tensor:
+    return ops.cross_entropy(ops.linear(x, weight)[:, :600], targets)
+
+
+@pytest.mark.parametrize("chunk", [64, 128, None])
+@pytest.mark.parametrize("dy", [1, 0.25])
+def test_loss_and_gradients_of_the_two_ops(chunk: int | None, dy: float, device: str) -> None:
+    def fused(x: Tensor, weight: Tensor, targets: Any) -> Tensor:
+        return ops.linear_cross_entropy(x, weight, targets, vocab_size=600, chunk=chunk)
+
+    expected = both(unfused, dy, "float32", device)
+    for got, wanted in zip(both(fused, dy, "float32", device), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_a_scaled_loss_saves_float16_gradients(device: str) -> None:
+    """Without a scale they are below what float16 can hold, with it they are right."""
+
+    def fused(x: Tensor, weight: Tensor, targets: Any) -> Tensor:
+        return ops.linear_cross_entropy(x, weight, targets, vocab_size=600)
+
+    _, dx, dweight = both(fused, 2.0**-14, "float16", device)
+    _, scaled_dx, scaled_dweight = both(fused, 2.0**8, "float16", device)
+    _, exact_dx, exact_dweight = both(unfused, 1, "float64", device)
+    assert np.abs(dx * 2.0**14 - exact_dx).max() > 0.01 * np.abs(exact_dx).max()
+    for got, exact in ((scaled_dx, exact_dx), (scaled_dweight, exact_dweight)):
+        np.testing.assert_allclose(got / 2.0**8, exact, atol=4e-3 * np.abs(exact).max())
+    assert np.isfinite(dweight).all()
+
+
+def test_a_retained_graph_takes_another_dy(device: str) -> None:
+    x = Tensor(backend.to_device(np.ones((4, 3), "float32"), device), requires_grad=True)
+    weight = Tensor(backend.to_device(np.eye(5, 3, dtype="float32"), device))
+    loss = ops.linear_cross_entropy(x, weight, backend.to_device(np.array([0, 1, 2, 3]), device))
+    grads: list[Any] = []
+    for dy in (1, 3, 0, 1):
+        x.grad = None
+        loss.backward(np.float32(dy), retain_graph=True)
+        assert x.grad is not None
+        grads.append(backend.to_numpy(x.grad))
+    np.testing.assert_allclose(grads[1], 3 * grads[0], rtol=1e-6)
+    assert not grads[2].any()
+    np.testing.assert_array_equal(grads[3], grads[0])
+
+
+def test_one_operand_that_wants_a_gradient_is_enough() -> None:
+    arrays = [RNG.standard_normal(shape) for shape in ((6, 4), (11, 4), (11,))]
+    targets = TARGETS.reshape(-1)[:6]
+    for wanted in range(3):
+        leaves = [Tensor(a, requires_grad=i == wanted) for i, a in enumerate(arrays)]
+        ops.linear_cross_entropy(*leaves[:2], targets, leaves[2], chunk=4).backward()
+        assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(3)]
+
+
+def test_nothing_is_computed_for_gradients_that_nobody_wants() -> None:
+    x, weight = Tensor(np.ones((3, 4)), requires_grad=True), Tensor(np.ones((5, 4)))
+    with no_grad():
+        assert not ops.linear_cross_entropy(x, weight, [0, 1, 2]).requires_grad
+
+
+def test_autocast_multiplies_in_16_bits() -> None:
+    rng = np.random.default_rng(1)
+    x, weight = (Tensor(rng.standard_normal(s).astype("float32")) for s in ((8, 4), (9, 4)))
+    x.requires_grad = True
+    with autocast("bfloat16"):
+        loss = ops.linear_cross_entropy(x, weight, np.arange(8))
+    loss.backward()
+    assert loss.dtype == np.float32
+    assert x.grad is not None
+    assert x.grad.dtype == np.float32
+    exact = ops.linear_cross_entropy(x, weight, np.arange(8)).item()
+    assert 0 < abs(loss.item() - exact) < 0.02
+
+
+def test_arguments_that_do_not_fit() -> None:
+    x, weight, targets = Tensor(np.zeros((2, 3))), Tensor(np.zeros((7, 3))), np.array([0, 6])
+    with pytest.raises(ShapeError, match=r"weight has shape \(3, 7\), expected \(V, 3\)"):
+        ops.linear_cross_entropy(x, weight.T, targets)
+    with pytest.raises(ShapeError, match=r"targets have shape \(3,\), expected \(2,\)"):
+        ops.linear_cross_entropy(x, weight, np.zeros(3, "int64"))
+    with pytest.raises(ShapeError, match=r"bias has shape \(3,\), expected \(7,\)"):
+        ops.linear_cross_entropy(x, weight, targets, np.zeros(3))
+    with pytest.raises(DtypeError, match="targets has dtype float64, expected integers"):
+        ops.linear_cross_entropy(x, weight, np.zeros(2))
+    with pytest.raises(ArgumentError, match="vocab_size is 8, expected 1 to 7"):
+        ops.linear_cross_entropy(x, weight, targets, vocab_size=8)
+    with pytest.raises(ArgumentError, match="chunk is 0, expected 1 or more"):
+        ops.linear_cross_entropy(x, weight, targets, chunk=0)
+    with pytest.raises(ArgumentError, match=r"z_loss is -1\.0, expected a number from 0"):
+        ops.linear_cross_entropy(x, weight, targets, z_loss=-1.0)
+    with pytest.raises(OutOfRangeError, match=r"targets\[1\] is 6, expected 0 to 4"):
+        ops.linear_cross_entropy(x, weight, targets, vocab_size=5)
