@@ -1,6 +1,6 @@
 """Compile every kernel without a GPU: `python -m tensorgrad.kernels.compile --arch sm_80 sm_90a`.
 
-Prints registers, shared memory and spills of each instantiation that a .cu file lists, and exits
+With names of .cu files, anywhere on the command line, only these. Prints registers, shared memory and spills of each instantiation that a .cu file lists, and exits
 with 1 where a kernel does not compile, spills registers to memory, or has its wgmma serialized.
 Uses NVRTC, as the library does, or nvcc where there is no NVRTC.
 """
@@ -58,15 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("files", nargs="*", help="names of .cu files; all by default")
     parser.add_argument(
-        "--arch", nargs="+", default=["sm_80", "sm_90a"], help="such as sm_80 sm_90a"
+        "--arch", nargs="+", action="extend", default=[], help="such as sm_80 sm_90a"
     )
     parser.add_argument(
         "--quiet", action="store_true", help="print only errors and one summary line"
     )
     options = parser.parse_args(arguments)
-    paths = [loader.FOLDER / name for name in options.files] or sorted(loader.FOLDER.glob("*.cu"))
     try:
-        reports = check(paths, options.arch)
+        paths, archs = _chosen(options.files, options.arch)
+        reports = check(paths, archs)
     except KernelError as error:
         print(error, file=sys.stderr)
         return 1
@@ -81,6 +81,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in errors:
         print(line, file=sys.stderr)
     return 1 if errors else 0
+
+
+def _chosen(files: Sequence[str], archs: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the files and architectures that are meant; `--arch` takes in files that follow it."""
+    names = [*files, *(name for name in archs if name.endswith(".cu"))]
+    archs = [name for name in archs if not name.endswith(".cu")] or ["sm_80", "sm_90a"]
+    for arch in archs:
+        if not re.fullmatch(r"sm_\d+a?", arch):
+            raise KernelError(
+                f"compile: --arch is {arch!r}, expected names such as sm_80 or sm_90a"
+            )
+    paths = [loader.FOLDER / name for name in names] or sorted(loader.FOLDER.glob("*.cu"))
+    for path in paths:
+        if not path.is_file():
+            known = ", ".join(sorted(file.name for file in loader.FOLDER.glob("*.cu")))
+            raise KernelError(f"compile: got file {path.name!r}, expected one of {known}")
+    return paths, archs
 
 
 def check(paths: Sequence[Path], archs: Sequence[str]) -> list[Report]:

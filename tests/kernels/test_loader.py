@@ -208,6 +208,49 @@ def test_the_command_says_when_there_is_no_compiler(
     assert "NVRTC is missing; nvcc is not on the PATH either" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "files", "archs"),
+    [
+        ([], ["hopper.cu", "scale.cu"], ["sm_80", "sm_90a"]),
+        (["scale.cu", "--arch", "sm_75"], ["scale.cu"], ["sm_75"]),
+        (["--arch", "sm_90a", "hopper.cu", "scale.cu"], ["hopper.cu", "scale.cu"], ["sm_90a"]),
+        (["--arch", "sm_80", "--arch", "sm_90a", "--quiet", "scale.cu"], ["scale.cu"],
+         ["sm_80", "sm_90a"]),
+    ],
+)  # fmt: skip
+def test_the_command_takes_files_and_architectures_in_any_order(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    files: list[str],
+    archs: list[str],
+) -> None:
+    (folder / "hopper.cu").write_text("")
+    seen: list[Any] = []
+
+    def note(paths: Any, targets: Any) -> list[Any]:
+        seen.append(([path.name for path in paths], targets))
+        return []
+
+    monkeypatch.setattr(check, "check", note)
+    assert check.main(arguments) == 0
+    assert seen == [(files, archs)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "90a"], "--arch is '90a', expected names such as sm_80"),
+        (["nrom.cu"], "got file 'nrom.cu', expected one of scale.cu"),
+    ],
+)
+def test_the_command_names_what_it_does_not_know(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert check.main(arguments) == 1
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.gpu
 def test_kernels_launch_and_are_kept(folder: Path) -> None:
     cupy = backend.cupy
