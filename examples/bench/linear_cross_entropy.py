@@ -44,7 +44,8 @@ def ours(chunks: list[int]) -> None:
     pool, hook = cupy.get_default_memory_pool(), _Peak()
 
     def peak() -> int:
-        found, hook.most = hook.most - hook.start, 0
+        found = int(hook.most - hook.start)
+        hook.most = 0
         hook.start = pool.used_bytes()
         return found
 

@@ -1,7 +1,8 @@
 """Compile every kernel without a GPU: `python -m tensorgrad.kernels.compile --arch sm_80 sm_90a`.
 
-With names of .cu files, anywhere on the command line, only these. Prints registers, shared memory and spills of each instantiation that a .cu file lists, and exits
-with 1 where a kernel does not compile, spills registers to memory, or has its wgmma serialized.
+With names of .cu files, anywhere on the command line, only these. Prints registers, shared memory
+and spills of each instantiation that a .cu file lists, and exits with 1 where a kernel does not
+compile, spills registers to memory, or has its wgmma serialized.
 Uses NVRTC, as the library does, or nvcc where there is no NVRTC.
 """
 
