@@ -15,6 +15,7 @@ from tensorgrad.ops.dropout import *
 from tensorgrad.ops.einsum import *
 from tensorgrad.ops.elementwise import *
 from tensorgrad.ops.embedding import *
+from tensorgrad.ops.fuse import *
 from tensorgrad.ops.indexing import *
 from tensorgrad.ops.linear_cross_entropy import *
 from tensorgrad.ops.matmul import *

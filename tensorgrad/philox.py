@@ -108,6 +108,33 @@ def fill_keep(y: Array, key: Key, probability: float) -> None:
     _fill_below(y, key, 16, "random_keep", probability)
 
 
+def keep(key: Key, piece: slice, probability: float) -> Array:
+    """Return the elements `piece` of what `fill_keep` fills a NumPy array with.
+
+    The piece begins at a multiple of 16.
+    """
+    threshold = keep_threshold(probability)
+    size = piece.stop - piece.start
+    if threshold == 2**16:
+        return np.ones(size, bool)
+    words = _words(key, piece.start // 16, -(-size // 4)).view(np.uint16)
+    return words[:size] < np.uint16(threshold)
+
+
+def keep_threshold(probability: float) -> int:
+    """Return the number, at least 1, below which a lane of 16 bits keeps its element."""
+    return max(1, round(probability * 2**16))
+
+
+def advance(offset: Array, draws: int) -> None:
+    """Count up the part of the draw number that lives on the device (see `Key`).
+
+    Launched at the end of a captured step that takes so many draws, it makes each replay draw what
+    the next step would have drawn.
+    """
+    load("random.cu", "advance_draw")((1,), (1,), (offset, np.uint64(draws)))
+
+
 def fill_words(y: Array, key: Key) -> None:
     """Fill a contiguous uint64 array with random bits."""
     if not backend.is_numpy(y):

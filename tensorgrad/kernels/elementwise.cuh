@@ -1,8 +1,12 @@
 // Functions that the expressions of the elementwise table may call, beside CUDA's own
 // (exp, log, sqrt, tanh, erf, ...). Every operand arrives in the compute type C: float for
-// float and the 16-bit types, double, or an integer.
+// float and the 16-bit types, double, or an integer. Whoever includes this defines ROUGH first:
+// whether all results have 16 bits, for which the approximations of the hardware do.
 #pragma once
+#include "exp.cuh"
 
+template <typename A> __device__ inline float float32(A a) { return float(a); }
+template <typename A> __device__ inline double float64(A a) { return double(a); }
 template <typename C> __device__ inline bool is_nan(C x) { return x != x; }
 template <typename C> __device__ inline bool is_inf(C x) { return !is_nan(x) && is_nan(x - x); }
 template <typename C> __device__ inline bool is_finite(C x) { return !is_nan(x - x); }
@@ -30,18 +34,54 @@ template <typename C> __device__ inline C power(C a, C b) {   // integers, b >= 
     return result;
 }
 
-template <typename C> __device__ inline C sigmoid(C x) {
-    const C small = exp(-absolute(x));
-    return (x >= C(0) ? C(1) : small) / (C(1) + small);
+__device__ inline float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 / inf is right
+    if constexpr (ROUGH) return fast_reciprocal(1.f + fast_exp2(-LOG2_E * x));
+    else return C(1) / (C(1) + exp(-x));
 }
 template <typename C> __device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
 
-template <typename C> __device__ inline C gelu_inner_tanh(C x) {
-    const C scale = C(0.7978845608028654), cube = C(0.044715);
-    return tanh(x * (scale + scale * cube * x * x));
+// (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
+template <typename C> __device__ inline C gelu_share(C x) {
+    const C scale = C(1.5957691216057308), cube = C(0.044715);   // 2 sqrt(2 / pi)
+    return sigmoid(x * (scale + scale * cube * x * x));
 }
-template <typename C> __device__ inline C gelu_tanh(C x) { return C(0.5) * x * (C(1) + gelu_inner_tanh(x)); }
+template <typename C> __device__ inline C gelu_tanh(C x) { return x * gelu_share(x); }
 template <typename C> __device__ inline C gelu_tanh_slope(C x) {
-    const C scale = C(0.7978845608028654), cube = C(0.044715), t = gelu_inner_tanh(x);
-    return C(0.5) * (C(1) + t + x * (C(1) - t * t) * (scale + C(3) * cube * scale * x * x));
+    const C scale = C(1.5957691216057308), cube = C(0.044715), share = gelu_share(x);
+    return share + x * share * (C(1) - share) * (scale + C(3) * cube * scale * x * x);
+}
+
+template <typename C> __device__ inline C normal_density(C x) {
+    if constexpr (ROUGH) return 0.3989422804f * fast_exp2(-0.5f * LOG2_E * x * x);
+    else return C(0.3989422804014327) * exp(C(-0.5) * x * x);
+}
+// The share of the normal distribution below x. Source of the approximation, good to 1.5e-7:
+// Abramowitz & Stegun 1964, "Handbook of mathematical functions", 7.1.26.
+template <typename C> __device__ inline C normal_share(C x) {
+    if constexpr (ROUGH) {
+        const float t = fast_reciprocal(1.f + 0.3275911f * 0.70710678f * absolute(x));
+        const float sum = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f
+            + t * (-1.453152027f + t * 1.061405429f))));
+        const float tail = 1.2533141373f * sum * normal_density(x);   // beyond |x|
+        return x < 0.f ? tail : 1.f - tail;
+    } else {
+        return C(0.5) * erfc(C(-0.7071067811865476) * x);
+    }
+}
+
+// Round N results and write them in one access.
+template <typename T, int N> __device__ inline void store_rounded(T* p, const Compute<T> (&values)[N]) {
+    if constexpr (sizeof(T) == 2 && sizeof(Compute<T>) == 4 && N == VECTOR<T>) {
+        store_values(p, values);
+    } else {
+        Vec<T, N> v;
+        #pragma unroll
+        for (int j = 0; j < N; ++j) v.values[j] = from_compute<T>(values[j]);
+        store(p, v);
+    }
 }

@@ -78,6 +78,18 @@ def load(file: str, kernel: str) -> Kernel:
         return _load(file, kernel, _binary(file, kernel, _gpu_target()))
 
 
+def load_text(name: str, text: str) -> Kernel:
+    """Return the `extern "C"` kernel `name` of a source that was generated, as `load` does.
+
+    The caller keeps it: only the machine code is remembered here, on disk.
+
+    Raises:
+        KernelError: it does not compile.
+    """
+    source = Source(f"{name}.cu", text, OPTIONS, None, (name,))
+    return _function(source.name, name, _cached(source, name, _gpu_target()))
+
+
 def compile_all(kernels: Iterable[tuple[str, str]]) -> None:
     """Make (file, kernel) pairs ready on the current GPU, compiling on all cores at once.
 
@@ -193,6 +205,13 @@ def build(
 
 def _load(file: str, kernel: str, binary: Binary) -> Kernel:
     """Load machine code into the current GPU and remember the function."""
+    function = _function(file, kernel, binary)
+    _kernels[file, kernel, backend.cupy.cuda.runtime.getDevice()] = function
+    return function
+
+
+def _function(file: str, kernel: str, binary: Binary) -> Kernel:
+    """Load machine code into the current GPU."""
     cupy = backend.cupy
     device = cupy.cuda.runtime.getDevice()
     module = cupy.cuda.function.Module()
@@ -209,12 +228,11 @@ def _load(file: str, kernel: str, binary: Binary) -> Kernel:
     driver.funcSetAttribute(
         function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - static
     )
-    _kernels[file, kernel, device] = function
     return function
 
 
 def _binary(file: str, kernel: str, target: str) -> Binary:
-    """Return the machine code of one kernel, from the disk cache when it is there."""
+    """Return the machine code of a kernel that a file lists."""
     source = _read(file)
     if _canonical(kernel) not in source.kernels:
         raise KernelError(
@@ -224,6 +242,11 @@ def _binary(file: str, kernel: str, target: str) -> Binary:
         if source.arch.removesuffix("a") != target:
             raise KernelError(f"{file}: the GPU is {target}, expected {source.arch}")
         target = source.arch
+    return _cached(source, kernel, target)
+
+
+def _cached(source: Source, kernel: str, target: str) -> Binary:
+    """Return what the disk cache has, or compile."""
     key = repr((source.text, source.options, kernel, target, nvrtc().getVersion()))
     path = _cache_folder() / hashlib.sha256(key.encode()).hexdigest()[:32]
     binary = _read_cache(path, kernel)

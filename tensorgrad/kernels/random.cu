@@ -10,7 +10,7 @@
 //     unsigned long long | unsigned int | unsigned short | unsigned char
 // instantiate: {random_normal | random_uniform | add_gumbel}<{FLOAT}>
 // instantiate: random_integers<{INTEGER}>
-// instantiate: {random_words | random_bernoulli | random_keep}
+// instantiate: {random_words | random_bernoulli | random_keep | advance_draw}
 #include "philox.cuh"
 #include "types.cuh"
 
@@ -171,3 +171,6 @@ add_gumbel(double* __restrict__ y, const T* __restrict__ x, long long size, Word
         return i < size ? double(Compute<T>(x[i])) + noise : 0.0;
     });
 }
+
+// One thread: the draws of a captured step are taken.
+__global__ void advance_draw(Word* offset, Word draws) { *offset += draws; }

@@ -102,6 +102,9 @@ class TransformerBlock(Module):
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
-        x = x + self.dropout(self.attention(self.norm1(x), mask, cache))
-        y: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
-        return y
+        x = self._add(x, self.attention(self.norm1(x), mask, cache))
+        return self._add(x, self.feed_forward(self.norm2(x)))
+
+    def _add(self, x: Any, branch: Any) -> Tensor:
+        """Return x + dropout(branch), in one kernel."""
+        return ops.dropout_add(branch, x, self.dropout.p, training=self.dropout.training)

@@ -55,12 +55,7 @@ def softplus(x: Any) -> Tensor:
 
 
 GELU_TANH = Row("gelu", "x", "gelu_tanh(x)", "dy * gelu_tanh_slope(x)")
-GELU_ERF = Row(
-    "gelu",
-    "x",
-    "0.5 * x * (1 + erf(x * 0.7071067811865476))",
-    "dy * (0.5 + 0.5 * erf(x * 0.7071067811865476) + 0.3989422804014327 * x * exp(-0.5 * x * x))",
-)
+GELU_ERF = Row("gelu", "x", "x * normal_share(x)", "dy * (normal_share(x) + x * normal_density(x))")
 
 
 def gelu(x: Any, approximate: str = "tanh") -> Tensor:

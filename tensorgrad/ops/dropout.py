@@ -1,20 +1,36 @@
-"""Dropout. Tests: tests/ops/test_dropout.py. Backward keeps the mask: one byte an element."""
+"""Dropout, alone and with the residual add behind it. Kernel: kernels/dropout.cu.
+
+No mask is kept: backward draws the same bits again. Tests: tests/ops/test_dropout.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend, philox, random
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import bool_, compute_dtype
+from tensorgrad.dtypes import bool_, c_name, compute_dtype
+from tensorgrad.errors import ShapeError
+from tensorgrad.kernels.loader import load
+from tensorgrad.ops.elementwise import add
 from tensorgrad.ops.operand import float_tensor, probability
+from tensorgrad.philox import Key
 from tensorgrad.tensor import Tensor
 
-__all__ = ["dropout"]
+__all__ = ["dropout", "dropout_add"]
+
+_NULL = np.uintp(0)
+
+
+class _Draw(NamedTuple):
+    """Which elements are spared: random bits and the probability."""
+
+    key: Key
+    keep: float
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
@@ -39,10 +55,54 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
     tensor = float_tensor("dropout", "x", x)
     if probability("dropout", "p", p) == 0 or not training:
         return tensor
-    keep = keep_mask(tensor.shape, p, like=tensor.data)
-    scale = 1 / (1 - p)
-    y = _scaled(tensor.data, keep, scale)
-    return record("dropout", y, (tensor,), _backward, (keep, scale))
+    draw = _Draw(random.next_key(), 1 - p)
+    y = _forward(tensor.data, draw)
+    return record("dropout", y, (tensor,), _backward, (draw,))
+
+
+def dropout_add(
+    x: Any, residual: Any, p: float = 0.5, bias: Any = None, training: bool = True
+) -> Tensor:
+    """Return residual + dropout(x + bias), with the random numbers of `dropout`.
+
+    On the GPU it is one kernel, which reads each array once.
+
+    Args:
+        x: (..., C), any float dtype.
+        residual: the shape of x.
+        p: in [0, 1).
+        bias: (C,), or None.
+        training: False drops nothing.
+
+    Returns:
+        The shape of x. Where the dtypes differ they promote, and it is more than one kernel.
+
+    Raises:
+        ArgumentError: p outside [0, 1).
+        ShapeError: residual or bias does not fit x.
+        DtypeError: an argument is not a float.
+        DeviceError: the arguments are on different devices.
+    """
+    op = "dropout_add"
+    x, residual = float_tensor(op, "x", x), float_tensor(op, "residual", residual)
+    inputs = [x, residual]
+    if residual.shape != x.shape:
+        raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {x.shape} like x")
+    if bias is not None:
+        inputs.append(float_tensor(op, "bias", bias))
+        if inputs[2].shape != x.shape[-1:] or not x.ndim:
+            raise ShapeError(
+                f"{op}: bias has shape {inputs[2].shape}, expected (C,) of x {x.shape}"
+            )
+    names = ("x", "residual", "bias")[: len(inputs)]
+    backend.same_device(op, names, [t.data for t in inputs])
+    drops = probability(op, "p", p) > 0 and training
+    if not drops or any(t.dtype != x.dtype for t in inputs):
+        shifted = x if bias is None else add(x, inputs[2])
+        return add(residual, dropout(shifted, p) if drops else shifted)
+    draw = _Draw(random.next_key(), 1 - p)
+    y = _forward(x.data, draw, residual.data, None if bias is None else inputs[2].data)
+    return record(op, y, inputs, _add_backward, (draw,))
 
 
 def keep_mask(shape: tuple[int, ...], p: float, like: Array) -> Array:
@@ -53,29 +113,61 @@ def keep_mask(shape: tuple[int, ...], p: float, like: Array) -> Array:
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
-    keep, scale = saved
-    return (_scaled(dy, keep, scale),)
+    (draw,) = saved
+    return (_forward(dy, draw),)
 
 
-def _scaled(x: Array, keep: Array, scale: float) -> Array:
-    """Return x * keep * scale; forward and backward are the same."""
-    return (_scaled_numpy if type(x) is np.ndarray else _scaled_cuda)(x, keep, scale)
+def _add_backward(
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
+) -> tuple[Array | None, ...]:
+    (draw,) = saved
+    dx = _forward(dy, draw) if needs[0] or needs[-1] else None
+    return (dx, dy, dx)[: len(needs)]  # the walk sums the gradient of the bias
 
 
-def _scaled_numpy(x: Array, keep: Array, scale: float) -> Array:
+def _forward(
+    x: Array, draw: _Draw, residual: Array | None = None, bias: Array | None = None
+) -> Array:
+    """Return residual + keep * scale * (x + bias)."""
+    return (_forward_numpy if type(x) is np.ndarray else _forward_cuda)(x, draw, residual, bias)
+
+
+def _forward_numpy(x: Array, draw: _Draw, residual: Array | None, bias: Array | None) -> Array:
     y = np.empty(x.shape, x.dtype)
-    rows, keep_rows, out_rows = x.reshape(-1), keep.reshape(-1), y.reshape(-1)
-    factor = compute_dtype(x.dtype).type(scale)
+    compute = compute_dtype(x.dtype)
+    scale = compute.type(1 / draw.keep)
+    shifted = x if bias is None else x.astype(compute) + bias.astype(compute)
+    flat, out = shifted.reshape(-1), y.reshape(-1)
+    rest = None if residual is None else residual.reshape(-1)
 
     def run(piece: slice) -> None:
-        scaled = rows[piece] * factor
-        scaled *= keep_rows[piece]
-        out_rows[piece] = scaled
+        scaled = flat[piece] * scale
+        scaled *= philox.keep(draw.key, piece, draw.keep)
+        if rest is not None:
+            scaled += rest[piece].astype(compute)
+        out[piece] = scaled
 
     backend.parallel_blocks(run, y.size, backend.BLOCK)
     return y
 
 
-def _scaled_cuda(x: Array, keep: Array, scale: float) -> Array:
-    factor = compute_dtype(x.dtype).type(scale)
-    return (x * factor * keep).astype(x.dtype, copy=False)
+def _forward_cuda(x: Array, draw: _Draw, residual: Array | None, bias: Array | None) -> Array:
+    x = backend.contiguous(x)
+    y = backend.empty_like(x)
+    if not x.size:
+        return y
+    arrays = [None if a is None else backend.contiguous(a) for a in (x, bias, residual)]
+    width = x.shape[-1] if bias is not None else 0
+    vector = 16 // x.itemsize
+    if width % vector or any(a is not None and a.data.ptr % 16 for a in arrays):
+        vector = 1
+    key = draw.key
+    limit = (philox.keep_threshold(draw.keep) << 16) - 1
+    load("dropout.cu", f"dropout<{c_name(x.dtype)}, {vector}>")(
+        (-(-x.size // (256 * 16)),),
+        (256,),
+        (y, *[_NULL if a is None else a for a in arrays], np.int64(x.size), np.uint32(width),
+         np.uint64(key.seed), np.uint64(key.draw), np.uint64(key.stream),
+         _NULL if key.offset is None else key.offset, np.uint32(limit), np.float64(1 / draw.keep)),
+    )  # fmt: skip
+    return y

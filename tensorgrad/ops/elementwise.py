@@ -287,8 +287,8 @@ MAXIMUM = Row(
     "maximum",
     "a b",
     "maximum(a, b)",
-    "dy * where(a == b, 0.5, where(y == a, 1, 0))",
-    "dy * where(a == b, 0.5, where(y == b, 1, 0))",
+    "where(a == b, dy * 0.5, where(y == a, dy, 0))",
+    "where(a == b, dy * 0.5, where(y == b, dy, 0))",
 )
 
 

@@ -4,64 +4,43 @@ A row holds an op's value and its gradients as expressions, each written once:
 
     MULTIPLY = Row("multiply", "a b", "a * b", "dy * b", "dy * a")
 
-The expressions are Python, so NumPy evaluates them as they stand; for the GPU they are
-translated, operator by operator, to a line of CUDA inside a `cupy.ElementwiseKernel`. What
-backward needs is what the gradient expressions name, and only that is saved.
+The expressions are Python: NumPy evaluates them block by block on all cores, and `row_cuda` turns
+them into one kernel for the value and one for all gradients. What backward needs is what the
+gradient expressions name, and only that is saved. `fuse` makes rows of whole functions.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend, kernels
+from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
-from tensorgrad.dtypes import Dtype, c_name, compute_dtype, is_float
+from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import DtypeError, ShapeError
-from tensorgrad.ops import special
+from tensorgrad.ops.expression import Expressions, Formula
+from tensorgrad.ops.row_cuda import launch
+from tensorgrad.ops.row_numpy import evaluate
+from tensorgrad.ops.trace import Symbol
 from tensorgrad.tensor import Tensor
 
-# Names that expressions may call; kernels/elementwise.cuh defines the same ones.
-_FUNCTIONS: dict[str, Any] = {
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "sqrt": np.sqrt,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
-    "erf": special.erf,
-    "sigmoid": special.sigmoid,
-    "softplus": special.softplus,
-    "gelu_tanh": special.gelu_tanh,
-    "gelu_tanh_slope": special.gelu_tanh_slope,
-    "power": np.power,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "absolute": np.absolute,
-    "sign": np.sign,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "rint": np.rint,
-    "is_nan": np.isnan,
-    "is_inf": np.isinf,
-    "is_finite": np.isfinite,
-    "where": np.where,
-    "both": np.logical_and,
-    "either": np.logical_or,
-    "differ": np.logical_xor,
-    "inverted": np.logical_not,
-}
-_DEVICE_FUNCTIONS = (Path(kernels.__file__).parent / "elementwise.cuh").read_text()
 _NDARRAY = np.ndarray
+_FUSED_BLOCK = BLOCK // 2  # elements that more temporaries are made of
 _SCALARS = frozenset((bool, int, float))
+
+
+class _Gradients(NamedTuple):
+    """How to compute the gradients of some of the operands."""
+
+    whole: Callable[..., tuple[Any, ...]]  # returns one for each operand, None where not wanted
+    formula: Formula  # of those that take computing, equal ones once
+    function: Callable[..., tuple[Any, ...]]  # the same on NumPy
+    places: tuple[int | None, ...]  # for each operand: which of these; -1 is dy, None not wanted
+    sources: tuple[int | None, ...]  # for each of these: the saved operand it is the gradient of
 
 
 class Row:
@@ -77,18 +56,71 @@ class Row:
     """
 
     def __init__(self, name: str, operands: str, value: str, *gradients: str) -> None:
+        names = operands.split()
+        expressions = Expressions()
+        table = {n: expressions.name(n) for n in (*names, "y", "dy")}
+        self.text, self.gradients = value, gradients
+        self._set(
+            name,
+            names,
+            Formula(name, names, expressions, [expressions.parse(value, table)]),
+            [expressions.parse(g, table) if g else None for g in gradients],
+        )
+        self._small = self._block = BLOCK
+
+    @classmethod
+    def composed(
+        cls,
+        operands: Sequence[str],
+        value: Formula,
+        gradients: Sequence[int | None],
+        dtype: Dtype,
+        compute: Dtype,
+    ) -> Row:
+        """Return the row of a formula.
+
+        Args:
+            operands: names for errors; those of the formula may differ.
+            value: the formula.
+            gradients: one per operand, expressions of dy and the formula's parameters, or None.
+            dtype: of the value.
+            compute: what a kernel computes in.
+        """
+        row = cls.__new__(cls)
+        row._set(value.name, list(operands), value, gradients, dtype, compute)
+        row._small = -1  # its dtype may be another than the one NumPy arrives at
+        row._block = _FUSED_BLOCK
+        return row
+
+    def _set(
+        self,
+        name: str,
+        operands: list[str],
+        value: Formula,
+        gradients: Sequence[int | None],
+        dtype: Dtype | None = None,
+        compute: Dtype | None = None,
+    ) -> None:
+        expressions = value.expressions
         self.name = name
-        self.operands = operands.split()
-        self.value = value
-        self.gradients = gradients
-        named = {name for g in gradients for name in _names(g)}
-        self.saved = [n for n in (*self.operands, "y") if n in named]
-        self._value = _python(value, self.operands)
-        self._keep = _python(f"({''.join(n + ', ' for n in self.saved)})", [*self.operands, "y"])
-        self._gradients = [_python(g, ["dy", *self.saved]) if g else None for g in gradients]
-        self._differentiable = any(gradients)
+        self.operands = operands
+        self._formula = value
+        self._value = value.value()
+        self._dtype, self._compute = dtype, compute
+        self._wanted = gradients
+        named = expressions.names([g for g in gradients if g is not None])
+        self._saved = [n for n in (*value.parameters, "y") if n in named]
+        self._keep = Formula(
+            name,
+            [*value.parameters, "y"],
+            expressions,
+            [expressions.name(n) for n in self._saved],
+        ).function()
+        self._differentiable = any(g is not None for g in gradients)
+        self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype]] = {}
+        self._gradients: dict[tuple[bool, ...], _Gradients] = {}
         self._bound_backward = self._backward
-        self._leading = 1 if self.operands[0] == "c" else 0
+        self._leading = 1 if value.parameters[0] == "c" else 0
 
     def __call__(self, *operands: Any) -> Tensor:
         """Return the result, broadcast as NumPy does, in the dtype that NumPy promotes to."""
@@ -100,7 +132,7 @@ class Row:
             arrays.append(tensor.data)
         first = arrays[self._leading]
         try:
-            if type(first) is _NDARRAY and first.size <= BLOCK and first.itemsize != 2:
+            if type(first) is _NDARRAY and first.size <= self._small and first.itemsize != 2:
                 y = self._value(*arrays)
             else:
                 y = self._forward(arrays)
@@ -108,68 +140,103 @@ class Row:
             self._explain(arrays, error)
             raise
         if type(y) is not _NDARRAY and not backend.is_array(y):
+            if type(y) is Symbol:
+                return Tensor(y)
             y = np.asarray(y)  # 0-d results come as scalars
         if not self._differentiable:
             return Tensor(y)
-        saved = self._keep(*arrays, y) if self.saved else ()
+        saved = self._keep(*arrays, y) if self._saved else ()
         return record(self.name, y, inputs, self._bound_backward, saved)
 
-    def _forward(self, arrays: list[Any]) -> Array:
+    def _forward(self, arrays: list[Any]) -> Array | Symbol:
         for array in arrays:
-            if type(array) is not _NDARRAY and backend.is_array(array):
-                return self._forward_cuda(arrays)
-        return _forward_numpy(self._value, arrays)
+            if type(array) is not _NDARRAY:
+                if backend.is_array(array):
+                    return self._forward_cuda(arrays)
+                if type(array) is Symbol:
+                    dtype = _result_dtype(self._value, *[_kind(a) for a in arrays])
+                    return array.trace.apply(
+                        self.name, self.operands, self.text, self.gradients, arrays, dtype
+                    )
+        dtype = self._dtype or _result_dtype(self._value, *[_kind(a) for a in arrays])
+        return evaluate(lambda *a: (self._value(*a),), arrays, [dtype], self._block)[0]
 
     def _backward(
         self, dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-    ) -> list[Array | None]:
-        if type(dy) is not _NDARRAY:
-            return self._backward_cuda(dy, saved, needs)
-        if dy.size <= BLOCK:
-            return [
-                gradient(dy, *saved) if need and gradient else None
-                for gradient, need in zip(self._gradients, needs)  # noqa: B905  # as many
-            ]
-        return [
-            _blocked(gradient, (dy, *saved)) if need and gradient else None
-            for gradient, need in zip(self._gradients, needs, strict=True)
-        ]
+    ) -> Sequence[Array | None]:
+        gradients = self._gradients.get(tuple(needs)) or self._gradients_of(tuple(needs))
+        if type(dy) is _NDARRAY and dy.size <= self._small and dy.itemsize != 2:
+            return gradients.whole(dy, *saved)
+        arrays = (dy, *saved)
+        dtypes = [dy.dtype] * len(gradients.sources)
+        for place, source in enumerate(gradients.sources):
+            operand: Any = None if source is None else saved[source]
+            if backend.is_array(operand) and operand.shape == dy.shape:
+                dtypes[place] = operand.dtype
+        if type(dy) is _NDARRAY:
+            computed = evaluate(gradients.function, arrays, dtypes, self._block)
+        else:
+            computed = [backend.empty(dy.shape, dtype, like=dy) for dtype in dtypes]
+            if computed:
+                compute = self._compute or compute_dtype(dy.dtype)
+                launch(gradients.formula, arrays, computed, compute)
+        return [None if p is None else dy if p < 0 else computed[p] for p in gradients.places]
+
+    def _gradients_of(self, needs: tuple[bool, ...]) -> _Gradients:
+        """Work out, once, how to compute the gradients that are needed."""
+        formula = self._formula
+        expressions = formula.expressions
+        dy = expressions.name("dy")
+        wanted = [g if need else None for g, need in zip(self._wanted, needs, strict=True)]
+        computed = list(dict.fromkeys(g for g in wanted if g is not None and g != dy))
+        owners = [formula.parameters[wanted.index(g)] for g in computed]
+        name, parameters = f"{self.name}_backward", ["dy", *self._saved]
+        distinct = Formula(name, parameters, expressions, computed)
+        gradients = self._gradients[needs] = _Gradients(
+            Formula(name, parameters, expressions, wanted).function(),
+            distinct,
+            distinct.function(),
+            tuple([None if g is None else -1 if g == dy else computed.index(g) for g in wanted]),
+            tuple([self._saved.index(n) if n in self._saved else None for n in owners]),
+        )
+        return gradients
 
     def _forward_cuda(self, arrays: list[Any]) -> Array:
-        gpu = [a for a in arrays if type(a) not in _SCALARS]
-        names = [n for n, a in zip(self.operands, arrays, strict=True) if type(a) not in _SCALARS]
-        backend.same_device(self.name, names, gpu)
-        dtype = _result_dtype(self._value, *[_kind(a) for a in arrays])
-        y = backend.empty(np.broadcast_shapes(*[a.shape for a in gpu]), dtype, like=gpu[0])
-        compute = _compute_type(dtype, arrays)
-        kernel = _kernel(
-            self.name, _declare(self.operands, arrays, compute), (self.value,), compute
-        )
-        kernel(*_typed(arrays, compute), y)
+        kinds: list[Any] = []
+        given = []
+        alike = True
+        for array in arrays:
+            if type(array) in _SCALARS:
+                kinds.append(type(array))
+                continue
+            kinds.append(array.dtype)
+            given.append(array)
+            if array.shape != given[0].shape:
+                alike = False
+            if type(array) is _NDARRAY:
+                names = [
+                    n for n, a in zip(self.operands, arrays, strict=True) if type(a) not in _SCALARS
+                ]
+                backend.same_device(
+                    self.name, names, [a for a in arrays if type(a) not in _SCALARS]
+                )
+        try:
+            dtype, compute = self._types[tuple(kinds)]
+        except KeyError:
+            dtype = self._dtype or _result_dtype(self._value, *kinds)
+            compute = self._compute or _compute_type(dtype, arrays)
+            self._types[tuple(kinds)] = dtype, compute
+        shape = given[0].shape if alike else np.broadcast_shapes(*[a.shape for a in given])
+        y = backend.empty(shape, dtype, like=given[0])
+        launch(self._formula, arrays, [y], compute)
         return y
-
-    def _backward_cuda(
-        self, dy: Array, values: tuple[Any, ...], needs: Sequence[bool]
-    ) -> list[Array | None]:
-        wanted = [bool(need and g) for need, g in zip(needs, self.gradients, strict=True)]
-        expressions = tuple(
-            [g for g, want in zip(self.gradients, wanted, strict=True) if want and g != "dy"]
-        )
-        computed: list[Array] = [backend.empty_like(dy) for _ in expressions]
-        if expressions:
-            names = ["dy", *self.saved]
-            compute = compute_dtype(dy.dtype)
-            declared = _declare(names, (dy, *values), compute)
-            kernel = _kernel(f"{self.name}_backward", declared, expressions, compute)
-            kernel(*_typed((dy, *values), compute), *computed)
-        results = iter(computed)
-        return [
-            None if not want else dy if g == "dy" else next(results)
-            for g, want in zip(self.gradients, wanted, strict=True)
-        ]
 
     def _explain(self, arrays: list[Any], error: Exception) -> None:
         """Raise what names the operands when their shapes or dtypes do not fit."""
+        for array in arrays:
+            if type(array) is Symbol:
+                array.trace.refuse_arrays(self.name, self.operands, arrays)
+                return
         named = [
             (n, a) for n, a in zip(self.operands, arrays, strict=True) if type(a) not in _SCALARS
         ]
@@ -183,45 +250,6 @@ class Row:
         if isinstance(error, TypeError):
             got = ", ".join(f"{name} has dtype {a.dtype}" for name, a in named)
             raise DtypeError(f"{self.name}: {got}, expected dtypes it is defined for") from error
-
-
-def _forward_numpy(function: Callable[..., Array], arrays: Sequence[Any]) -> Array:
-    """Evaluate; 16-bit floats compute in float32 and are rounded once."""
-    for array in arrays:
-        if type(array) is np.ndarray and array.dtype.itemsize == 2 and is_float(array.dtype):
-            dtype = _result_dtype(function, *[_kind(a) for a in arrays])
-            y = _blocked(function, [_widen(a) for a in arrays])
-            return y if y.dtype == dtype else y.astype(dtype)
-    return _blocked(function, arrays)
-
-
-def _widen(array: Any) -> Any:
-    return array if type(array) in _SCALARS else array.astype(compute_dtype(array.dtype))
-
-
-def _blocked(function: Callable[..., Array], arrays: Sequence[Any]) -> Array:
-    """Evaluate in blocks on all cores where the arrays are large and laid out alike."""
-    shape = None
-    for array in arrays:
-        if type(array) is np.ndarray:
-            if array.size <= BLOCK or not array.flags.c_contiguous:
-                return function(*arrays)
-            if shape is None:
-                shape = array.shape
-            elif array.shape != shape:
-                return function(*arrays)
-    if shape is None:
-        return function(*arrays)
-    flat = [a.reshape(-1) if type(a) is np.ndarray else a for a in arrays]
-    head = function(*[a[:1] if type(a) is np.ndarray else a for a in flat])
-    y = np.empty(shape, head.dtype)
-    out = y.reshape(-1)
-
-    def run(piece: slice) -> None:
-        out[piece] = function(*[a[piece] if type(a) is np.ndarray else a for a in flat])
-
-    backend.parallel_blocks(run, y.size, BLOCK)
-    return y
 
 
 class _Constant:
@@ -264,72 +292,3 @@ def _compute_type(dtype: Dtype, arrays: list[Any]) -> Dtype:
     if dtype != np.bool_:
         return compute_dtype(dtype)
     return compute_dtype(np.result_type(*[a if type(a) in _SCALARS else a.dtype for a in arrays]))
-
-
-def _declare(names: list[str], arrays: Sequence[Any], compute: Dtype) -> tuple[str, ...]:
-    """Return the kernel's parameters: arrays of any dtype, numbers in the type it computes in."""
-    return tuple(
-        [
-            f"{letter if backend.is_array(array) else _typed([array], compute)[0].dtype} {name}_"
-            for letter, name, array in zip("PQRST", names, arrays, strict=False)
-        ]
-    )
-
-
-def _typed(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
-    return [compute.type(a) if type(a) in _SCALARS else a for a in arrays]
-
-
-@lru_cache(maxsize=4096)
-def _kernel(name: str, declared: tuple[str, ...], expressions: tuple[str, ...], c: Dtype) -> Any:
-    """Return the ElementwiseKernel that computes the expressions of the operands in type `c`."""
-    operands = [parameter.split()[1][:-1] for parameter in declared]
-    loads = [
-        f"const bool {n} = bool({n}_);" if n == "c" else f"const C {n} = C({n}_);" for n in operands
-    ]
-    stores = [f"out{i} = {cuda_expression(e)};" for i, e in enumerate(expressions)]
-    return backend.cupy.ElementwiseKernel(
-        ", ".join(declared),
-        ", ".join(f"{t} out{i}" for t, i in zip("XYZ", range(len(expressions)), strict=False)),
-        f"typedef {c_name(c)} C; {' '.join(loads)} {' '.join(stores)}",
-        f"{name}_{c.name}",
-        preamble=_DEVICE_FUNCTIONS,
-    )
-
-
-def _names(expression: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
-
-
-def _python(expression: str, names: list[str]) -> Callable[..., Array]:
-    """Return the expression as a function of the named arrays."""
-    return eval(f"lambda {', '.join(names)}: {expression}", dict(_FUNCTIONS))  # type: ignore[no-any-return]
-
-
-_OPERATORS: dict[type, str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.USub: "-",
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
-}  # fmt: skip
-
-
-def cuda_expression(expression: str) -> str:
-    """Translate an expression to CUDA; numbers become constants of the compute type C."""
-
-    def text(node: ast.expr) -> str:
-        match node:
-            case ast.Name():
-                return node.id
-            case ast.Constant():
-                return f"C({node.value!r})"
-            case ast.UnaryOp():
-                return f"({_OPERATORS[type(node.op)]}{text(node.operand)})"
-            case ast.BinOp():
-                return f"({text(node.left)} {_OPERATORS[type(node.op)]} {text(node.right)})"
-            case ast.Compare():
-                right = text(node.comparators[0])
-                return f"({text(node.left)} {_OPERATORS[type(node.ops[0])]} {right})"
-            case ast.Call(func=ast.Name(id=name)):
-                return f"{name}({', '.join(text(a) for a in node.args)})"
-        raise AssertionError(f"no CUDA for {ast.dump(node)}")
-
-    return text(ast.parse(expression, mode="eval").body)

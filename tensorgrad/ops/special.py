@@ -45,6 +45,11 @@ _GELU_SCALE = math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
 
 
+def where(c: Any, a: Any, b: Any) -> Any:
+    """Return a where the condition holds, else b; a Python condition picks one as it is."""
+    return np.where(c, a, b) if type(c) is not bool else a if c else b
+
+
 def erf(x: Values) -> Values:
     """Return the error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
     size = np.minimum(np.abs(x), 6.5)
@@ -56,10 +61,26 @@ def erf(x: Values) -> Values:
     return np.copysign(np.where(size < 1, near, far), x)
 
 
+def normal_share(x: Values) -> Values:
+    """Return the share of the normal distribution below x."""
+    y = erf(x * 0.7071067811865476)
+    y += 1
+    y *= 0.5
+    return y
+
+
+def normal_density(x: Values) -> Values:
+    """Return the density of the normal distribution."""
+    y: Values = np.exp(-0.5 * x * x) * 0.3989422804014327
+    return y
+
+
 def sigmoid(x: Values) -> Values:
-    """Return 1 / (1 + exp(-x)) without overflow, accurate for very negative x too."""
-    small = np.exp(-np.abs(x))
-    y: Values = np.where(x >= 0, 1.0, small) / (1 + small)
+    """Return 1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # 1 / inf is what is left of it
+        t = np.exp(-x)
+    t += 1
+    y: Values = 1 / t
     return y
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops, random
-from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad import Tensor, backend, ops, philox, random
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.ops.dropout import keep_mask
 from tests.opcheck import Case, check
 
@@ -30,6 +30,28 @@ CASES = [
     Case(lambda x: ops.dropout(x, 0.0), [(3, 4)], lambda x: x, name="dropout-none"),
     Case(lambda x: ops.dropout(x, 0.9, training=False), [(3, 4)], lambda x: x, name="dropout-off"),
 ]
+
+
+def seeded_add(x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
+    random.seed(5)
+    return ops.dropout_add(x, residual, 0.3, bias)
+
+
+def reference_add(x: Any, residual: Any, bias: Any = 0.0) -> Any:
+    return residual + reference(np.asarray(x + bias))
+
+
+CASES += [
+    *(Case(seeded_add, [s, s], reference_add, name="dropout_add") for s in SHAPES),
+    *(
+        Case(seeded_add, [s, s, s[-1:]], reference_add, terms=s[0], name="dropout_add-bias")
+        for s in [(5, 7), (33, 64), (3, 5, 1032), (600, 257), (0, 4)]
+    ),
+    Case(
+        lambda x, r, b: ops.dropout_add(x, r, 0.9, b, training=False), [(3, 4), (3, 4), (4,)],
+        lambda x, r, b: x + r + b, terms=3, name="dropout_add-off",
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -59,6 +81,51 @@ def test_each_call_drops_others_and_the_seed_decides() -> None:
     random.seed(2)
     np.testing.assert_array_equal(ops.dropout(x).numpy(), first)
     assert 0.4 < (first != second).mean() < 0.6
+
+
+def test_nothing_of_the_size_of_x_is_saved() -> None:
+    x = Tensor(np.ones((64, 64)), requires_grad=True)
+    node = ops.dropout(x).node
+    assert node is not None
+    assert not any(isinstance(s, np.ndarray) for s in node.saved or ())
+
+
+@pytest.mark.gpu
+def test_a_counter_on_the_device_moves_the_draws_on() -> None:
+    x = np.ones(5000, "float32")
+    random.seed(3)
+    expected = [ops.dropout(Tensor(x), 0.4).numpy() for _ in range(3)]
+    random.seed(3)
+    offset = backend.cupy.zeros(1, "uint64")
+    random.default.offset = offset
+    try:
+        for step in expected:
+            random.seed(3)
+            np.testing.assert_array_equal(ops.dropout(Tensor(x).to("cuda"), 0.4).numpy(), step)
+            philox.advance(offset, 1)
+    finally:
+        random.default.offset = None
+
+
+def test_dropout_add_promotes() -> None:
+    x, residual = Tensor(np.ones((8, 9), "float16")), Tensor(np.ones((8, 9), "float32"))
+    y = seeded_add(x, residual)
+    assert y.dtype == np.float32
+    np.testing.assert_array_equal(y.numpy(), 1 + seeded(x).numpy().astype("float32"))
+
+
+def test_dropout_add_names_what_does_not_fit() -> None:
+    x = Tensor(np.ones((2, 3), "float32"))
+    with pytest.raises(
+        ShapeError, match=r"dropout_add: residual has shape \(3,\), expected \(2, 3"
+    ):
+        ops.dropout_add(x, Tensor(np.ones(3, "float32")))
+    with pytest.raises(ShapeError, match=r"bias has shape \(2,\), expected \(C,\) of x \(2, 3\)"):
+        ops.dropout_add(x, x, 0.5, Tensor(np.ones(2, "float32")))
+    with pytest.raises(DtypeError, match="residual has dtype int64, expected a float"):
+        ops.dropout_add(x, Tensor(np.ones((2, 3), "int64")))
+    with pytest.raises(ArgumentError, match="dropout_add: p is 1, expected 0 <= p < 1"):
+        ops.dropout_add(x, x, 1)
 
 
 def test_arguments_that_do_not_fit() -> None:

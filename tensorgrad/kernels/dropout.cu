@@ -1,0 +1,104 @@
+// Dropout, with the residual add behind it or without: y = residual + keep * scale * (x + bias).
+//
+// dropout: 2 * sizeof(T) bytes an element, 3 * sizeof(T) with a residual; written with =. The mask
+//   is in no memory: backward draws the same bits again, with x = dy, and neither bias nor residual.
+//   A Philox block of 256 bits decides over 16 elements. A warp draws 32 blocks, one a thread, and
+//   moves their 512 elements in vectors of N, neighbours in neighbouring threads; the bits of a
+//   vector come from the thread that drew them by a shuffle.
+// N is 16 / sizeof(T), and 1 where an array is not aligned or the width no multiple of it.
+//
+// ops/dropout.py has the same formula in NumPy; nothing is contracted to fma, so bits are equal.
+//
+// options: -fmad=false
+// instantiate: dropout<double, {1 | 2}>
+// instantiate: dropout<float, {1 | 4}>
+// instantiate: dropout<{__half | __nv_bfloat16}, {1 | 8}>
+#include "philox.cuh"
+#include "types.cuh"
+
+constexpr int LANES = 16;   // elements that a Philox block decides over
+
+// Elements i to i + N; of the last elements as many as there are.
+template <bool WHOLE, int N, typename T>
+__device__ inline Vec<T, N> load_within(const T* p, long long i, long long size) {
+    if (WHOLE || i + N <= size) return load<N>(p + i);
+    Vec<T, N> v = {};
+    #pragma unroll
+    for (int j = 0; j < N; ++j)
+        if (i + j < size) v.values[j] = p[i + j];
+    return v;
+}
+template <bool WHOLE, int N, typename T>
+__device__ inline void store_within(T* p, long long i, long long size, const Vec<T, N>& v) {
+    if (WHOLE || i + N <= size) return store(p + i, v);
+    #pragma unroll
+    for (int j = 0; j < N; ++j)
+        if (i + j < size) p[i + j] = v.values[j];
+}
+
+// The 32 * LANES elements of a warp; WHOLE where there are so many.
+template <bool WHOLE, typename T, int N>
+__device__ inline void drop(T* y, const T* x, const T* bias, const T* residual, long long start,
+                            long long size, unsigned int width, Word seed, Word draw, Word stream,
+                            unsigned int limit, Compute<T> scale) {
+    using C = Compute<T>;
+    constexpr int VECTORS = LANES / N;   // of a thread
+    const int thread = threadIdx.x % 32;
+    Vec<T, N> xs[VECTORS], rest[VECTORS];
+    #pragma unroll
+    for (int k = 0; k < VECTORS; ++k)
+        xs[k] = load_within<WHOLE, N>(x, start + (k * 32 + thread) * N, size);
+    if (residual != nullptr)
+        #pragma unroll
+        for (int k = 0; k < VECTORS; ++k)
+            rest[k] = load_within<WHOLE, N>(residual, start + (k * 32 + thread) * N, size);
+
+    const Bits bits = philox(seed, draw, stream, start / LANES + thread);
+    unsigned int kept = 0;   // lane i is kept where its 16 bits, in the upper half, are <= limit
+    #pragma unroll
+    for (int i = 0; i < LANES; ++i) {
+        const unsigned int half = bits.values[i / 4] >> i % 4 / 2 * 32;
+        if ((i % 2 == 0 ? half << 16 : half) <= limit) kept |= 1u << i;
+    }
+    #pragma unroll
+    for (int k = 0; k < VECTORS; ++k) {
+        const int vector = k * 32 + thread;
+        const unsigned int keep =
+            __shfl_sync(0xffffffffu, kept, vector / VECTORS) >> vector % VECTORS * N;
+        const long long i = start + vector * N;
+        C values[N];
+        #pragma unroll
+        for (int j = 0; j < N; ++j) values[j] = to_compute(xs[k].values[j]);
+        if (bias != nullptr && (WHOLE || i < size)) {
+            const unsigned int column = size < 1ll << 32 ? unsigned(i) % width : i % width;
+            const auto shift = load<N>(bias + column);
+            #pragma unroll
+            for (int j = 0; j < N; ++j) values[j] += to_compute(shift.values[j]);
+        }
+        #pragma unroll
+        for (int j = 0; j < N; ++j) values[j] *= keep & 1u << j ? scale : C(0);
+        if (residual != nullptr)
+            #pragma unroll
+            for (int j = 0; j < N; ++j) values[j] = to_compute(rest[k].values[j]) + values[j];
+        if constexpr (WHOLE && N > 1) {
+            store_values(y + i, values);
+        } else {
+            #pragma unroll
+            for (int j = 0; j < N; ++j) xs[k].values[j] = from_compute<T>(values[j]);
+            store_within<WHOLE, N>(y, i, size, xs[k]);
+        }
+    }
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(256)
+dropout(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ bias,
+        const T* __restrict__ residual, long long size, unsigned int width, Word seed, Word draw,
+        Word stream, const Word* offset, unsigned int limit, double scale) {
+    const long long start = (blockIdx.x * 256ll + threadIdx.x) / 32 * (32 * LANES);
+    draw = draw_number(draw, offset);
+    if (start + 32 * LANES <= size)
+        drop<true, T, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
+    else if (start < size)
+        drop<false, T, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
+}

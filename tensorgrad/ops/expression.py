@@ -1,0 +1,226 @@
+"""Expressions of named values, once as Python and once as CUDA.
+
+An expression is a number: its place in an `Expressions`, which holds equal ones once. So a
+common subexpression, wherever it came from, is one place, and is evaluated once.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.ops import special
+
+# Names that expressions may call; kernels/elementwise.cuh defines the same ones.
+FUNCTIONS: dict[str, Any] = {
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "erf": special.erf,
+    "sigmoid": special.sigmoid,
+    "softplus": special.softplus,
+    "gelu_tanh": special.gelu_tanh,
+    "gelu_tanh_slope": special.gelu_tanh_slope,
+    "normal_share": special.normal_share,
+    "normal_density": special.normal_density,
+    "power": np.power,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "absolute": np.absolute,
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "rint": np.rint,
+    "is_nan": np.isnan,
+    "is_inf": np.isinf,
+    "is_finite": np.isfinite,
+    "where": special.where,
+    "both": np.logical_and,
+    "either": np.logical_or,
+    "differ": np.logical_xor,
+    "inverted": np.logical_not,
+    "number": lambda x: x,
+    "float32": np.float32,
+    "float64": np.float64,
+    "inf": math.inf,
+    "nan": math.nan,
+}
+_BINARY: dict[type, str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+}  # fmt: skip
+_SYMBOLS = frozenset(_BINARY.values())
+
+
+class Expressions:
+    """A growing set of expressions, each held once."""
+
+    def __init__(self) -> None:
+        # ("name", x), ("constant", float, "0.5"), ("negative", place), ("+", place, place),
+        # ("exp", place): what is done, then with what
+        self._nodes: list[tuple[Any, ...]] = []
+        self._places: dict[tuple[Any, ...], int] = {}
+
+    def name(self, name: str) -> int:
+        """Return the expression that is a named value."""
+        return self.node("name", name)
+
+    def number(self, value: float) -> int:
+        """Return the expression that is a constant."""
+        return self.node("constant", type(value), repr(value))
+
+    def node(self, *parts: Any) -> int:
+        """Return the expression of these parts, an operator or function and its operands."""
+        place = self._places.setdefault(parts, len(self._nodes))
+        if place == len(self._nodes):
+            self._nodes.append(parts)
+        return place
+
+    def parse(self, text: str, names: Mapping[str, int]) -> int:
+        """Return the expression that Python code stands for, `names` replaced."""
+
+        def place(node: ast.expr) -> int:
+            match node:
+                case ast.Name():
+                    return names[node.id] if node.id in names else self.name(node.id)
+                case ast.Constant(value=value):
+                    return self.number(value)  # type: ignore[arg-type]  # no strings in a table
+                case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=float() as value)):
+                    return self.number(-value)
+                case ast.UnaryOp(op=ast.USub()):
+                    return self.node("negative", place(node.operand))
+                case ast.BinOp():
+                    return self.node(_BINARY[type(node.op)], place(node.left), place(node.right))
+                case ast.Compare(ops=[operator], comparators=[right]):
+                    return self.node(_BINARY[type(operator)], place(node.left), place(right))
+                case ast.Call(func=ast.Name(id=name)):
+                    return self.node(name, *[place(a) for a in node.args])
+            raise AssertionError(f"no expression for {ast.dump(node)}")
+
+        return place(ast.parse(text, mode="eval").body)
+
+    def names(self, results: Sequence[int]) -> set[str]:
+        """Return the named values that the results depend on."""
+        nodes = [self._nodes[place] for place in self._needed(results)]
+        return {node[1] for node in nodes if node[0] == "name"}
+
+    def lines(
+        self, results: Sequence[int], number: Callable[[str], str]
+    ) -> tuple[list[tuple[str, str]], list[str]]:
+        """Return (name, text) of what is used more than once, and the text of each result.
+
+        Args:
+            results: what to compute.
+            number: the text of a constant.
+        """
+        needed = self._needed(results)
+        uses = dict.fromkeys(needed, 0)
+        for place in (*results, *(p for n in needed for p in self._operands(n))):
+            uses[place] += 1
+        texts: dict[int, str] = {}
+        named: list[tuple[str, str]] = []
+        for place in needed:
+            kind, *operands = self._nodes[place]
+            if kind == "name":
+                texts[place] = operands[0]
+                continue
+            if kind == "constant":
+                texts[place] = number(operands[1])
+                continue
+            parts = [texts[p] for p in operands]
+            if kind == "negative":
+                text = f"(-{parts[0]})"
+            elif kind in _SYMBOLS:
+                text = f"({parts[0]} {kind} {parts[1]})"
+            else:
+                text = f"{kind}({', '.join(parts)})"
+            if uses[place] > 1:
+                named.append((f"t{len(named)}", text))
+                text = named[-1][0]
+            texts[place] = text
+        return named, [texts[place] for place in results]
+
+    def _operands(self, place: int) -> Sequence[int]:
+        kind, *operands = self._nodes[place]
+        return () if kind in ("name", "constant") else operands
+
+    def _needed(self, results: Sequence[int]) -> list[int]:
+        """Return what the results depend on, operands before what uses them."""
+        needed: set[int] = set()
+        stack = list(results)
+        while stack:
+            place = stack.pop()
+            if place not in needed:
+                needed.add(place)
+                stack += self._operands(place)
+        return sorted(needed)  # an operand is older than its user
+
+
+class Formula:
+    """Some expressions as a function of named parameters.
+
+    Args:
+        name: of the op, for the names of kernels.
+        parameters: names. A parameter called `c` is a condition: it is tested, not computed with.
+        expressions: where the results are.
+        results: what the function returns; None stands for itself.
+
+    Attributes:
+        kernels: what `row_cuda` has compiled.
+    """
+
+    __slots__ = ("expressions", "kernels", "name", "parameters", "results")
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[str],
+        expressions: Expressions,
+        results: Sequence[int | None],
+    ) -> None:
+        self.name = name
+        self.parameters = parameters
+        self.expressions = expressions
+        self.results = results
+        self.kernels: dict[Any, Any] = {}
+
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """Return a NumPy function that returns a tuple of the results."""
+        named, texts = self._lines(str)
+        found = iter(texts)
+        values = [next(found) if r is not None else "None" for r in self.results]
+        return self._python(named, f"({''.join(f'{value}, ' for value in values)})")
+
+    def value(self) -> Callable[..., Any]:
+        """Return a NumPy function that returns the only result."""
+        named, (text,) = self._lines(str)
+        return self._python(named, text)
+
+    def _python(self, named: Sequence[tuple[str, str]], result: str) -> Callable[..., Any]:
+        body = "".join(f" {name} = {text}\n" for name, text in named)
+        scope = dict(FUNCTIONS)
+        exec(f"def run({', '.join(self.parameters)}):\n{body} return {result}", scope)
+        return scope["run"]  # type: ignore[no-any-return]
+
+    def cuda(self) -> tuple[list[str], list[str]]:
+        """Return statements in the compute type C, and the text of each result."""
+        named, texts = self._lines(_cuda_number)
+        return [f"const auto {name} = {text};" for name, text in named], texts
+
+    def _lines(self, number: Callable[[str], str]) -> tuple[list[tuple[str, str]], list[str]]:
+        return self.expressions.lines([r for r in self.results if r is not None], number)
+
+
+def _cuda_number(text: str) -> str:
+    """Return a constant of the compute type; true and false are C++'s."""
+    huge = "infinity<float>()"
+    return f"C({text.lower().replace('inf', huge).replace('nan', f'{huge} - {huge}')})"

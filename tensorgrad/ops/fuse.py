@@ -1,0 +1,114 @@
+"""`fuse`: a Python function of elementwise ops as one kernel forward and one backward.
+
+The function runs once on symbols (see `trace.py`), which write down the expressions of the rows
+that it calls; the gradients follow from those of the rows by the chain rule, as expressions of the
+same arguments. Together they are one more row of the elementwise table.
+Tests: tests/ops/test_fuse.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any
+
+from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.ops.expression import Formula
+from tensorgrad.ops.row import Row
+from tensorgrad.ops.trace import Symbol, Trace
+from tensorgrad.tensor import Tensor
+
+__all__ = ["fuse"]
+
+_SCALARS = frozenset((bool, int, float))
+
+
+def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return f as a function that reads its arguments once and keeps nothing else for backward.
+
+        @fuse
+        def swiglu(gate, up):
+            return silu(gate) * up
+
+    On the GPU, forward is one kernel and backward another; on the CPU both are computed block by
+    block in cache, on all cores. Backward recomputes what it needs from the arguments. A common
+    subexpression is computed once.
+
+    f may use arithmetic, comparisons, `where`, `clip`, all other functions of ops/elementwise.py
+    and ops/activation.py, casts to float types, Python control flow over its keyword arguments,
+    and other fused functions. All is computed in float32 (float64 where an argument is that) and
+    only the result is rounded: 16-bit arguments give more accurate results than unfused ops do,
+    which round at each step, and integers beside floats are computed with as floats.
+
+    Args:
+        f: takes tensors, arrays or Python numbers by position, which broadcast, and constants by
+            keyword. Returns one tensor. It must give the same for the same dtypes and constants:
+            it runs once for each.
+
+    Returns:
+        A function with the arguments of f.
+
+    Raises:
+        ArgumentError: when called, f uses something else than elementwise ops, or arrays that are
+            none of its arguments, or asks whether an element is true.
+        DtypeError: when called, an argument is no tensor, array or number, f returns something
+            else than one tensor, or casts to integers.
+    """
+    rows: dict[Any, Row] = {}
+
+    @wraps(f, updated=())
+    def run(*operands: Any, **constants: Any) -> Tensor:
+        kinds: list[Any] = []
+        for operand in operands:
+            value = operand.data if isinstance(operand, Tensor) else operand
+            kind = type(value)
+            if kind is Symbol:
+                return f(*operands, **constants)  # inside another fused function
+            kinds.append(kind if kind in _SCALARS else getattr(value, "dtype", None))
+        key = (*kinds, *constants.items())
+        try:
+            row = rows[key]
+        except (KeyError, TypeError):
+            row = _row(f, kinds, constants)
+            rows[key] = row
+        return row(*operands)
+
+    return run
+
+
+def _row(f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]) -> Row:
+    """Run f on symbols and return the row that it is."""
+    trace = Trace(f)
+    names = _names(f, len(kinds))
+    for name, kind in zip(names, kinds, strict=True):
+        if kind is None:
+            raise DtypeError(f"{trace.name}: {name} is no tensor, array or number; "
+                             "expected one, or a constant given by keyword")  # fmt: skip
+    for name, value in constants.items():
+        if isinstance(value, Tensor) or not isinstance(value, Hashable):
+            raise ArgumentError(
+                f"{trace.name}: {name} is a {type(value).__name__} given by keyword, expected "
+                "tensors by position and hashable constants by keyword"
+            )
+    parameters = [f"x{i}" for i in range(len(kinds))]
+    symbols = [trace.symbol(p, kind) for p, kind in zip(parameters, kinds, strict=True)]
+    result = trace.run(f, symbols, constants)
+    y = result.data if isinstance(result, Tensor) else None
+    if type(y) is not Symbol or y.dtype in _SCALARS:
+        got = type(result).__name__ if y is None else "tensor that is none of its arguments'"
+        raise DtypeError(f"fuse: {trace.name} returned a {got}, expected one tensor")
+    compute = trace.compute_dtype()
+    formula = Formula(trace.name, parameters, trace.expressions, [y.place])
+    gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
+    return Row.composed(names, formula, gradients, y.dtype, compute_dtype(compute))
+
+
+def _names(f: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of the first arguments."""
+    try:
+        names = list(inspect.signature(f).parameters)[:count]
+    except (TypeError, ValueError):  # a built-in function may have no signature
+        names = []
+    return [*names, *[f"argument {i}" for i in range(len(names), count)]]

@@ -1,0 +1,195 @@
+"""Symbols: what a function computes with while `fuse` looks at it.
+
+A symbol takes the place of an array in a tensor. A row of the elementwise table that meets one
+writes down its expression; everything else asks the symbol for something that it does not have.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, is_float
+from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.ops.expression import Expressions
+from tensorgrad.tensor import Tensor
+
+_SCALARS = frozenset((bool, int, float))
+_ALLOWED = "elementwise ops: arithmetic, comparisons, where, clip, activations, casts to floats"
+
+
+_NUMBERS = {"b": bool, "i": int, "f": float}  # what Python numbers make is one, too
+
+
+class _Step(NamedTuple):
+    """A row that was met, or a cast (no gradients)."""
+
+    y: Symbol
+    operands: dict[str, Symbol]
+    gradients: dict[str, str]  # of the operands
+    names: dict[str, int]  # what the gradients speak of
+
+
+class Trace:
+    """What one function of symbols has done so far.
+
+    Args:
+        f: the function, for errors.
+
+    Attributes:
+        expressions: all expressions.
+        kinds: dtypes and types of Python numbers that were met.
+    """
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self.name: str = getattr(f, "__name__", type(f).__name__)
+        self.expressions = Expressions()
+        self.kinds: list[Any] = []
+        self._steps: list[_Step] = []
+
+    def symbol(self, name: str, kind: Any) -> Symbol:
+        """Return a symbol for an argument of a dtype, or of a Python number's type."""
+        self.kinds.append(kind)
+        return Symbol(self, self.expressions.name(name), kind)
+
+    def run(
+        self, f: Callable[..., Tensor], symbols: Sequence[Symbol], constants: dict[str, Any]
+    ) -> Tensor:
+        """Call the function."""
+        return f(*[Tensor(s) for s in symbols], **constants)
+
+    def apply(
+        self,
+        op: str,
+        names: Sequence[str],
+        value: str,
+        gradients: Sequence[str],
+        operands: Sequence[Any],
+        dtype: Dtype,
+    ) -> Symbol:
+        """Return the value of a row of the table."""
+        self.refuse_arrays(op, names, operands)
+        table = {n: self._place(n, o) for n, o in zip(names, operands, strict=True)}
+        kind = dtype if any(_is_array(o) for o in operands) else _NUMBERS[dtype.kind]
+        y = Symbol(self, self.expressions.parse(value, table), kind)
+        self.kinds.append(kind)
+        symbols = {
+            n: o for n, o in zip(names, operands, strict=True) if type(o) is Symbol and o.is_float
+        }
+        wanted = dict(zip(names, gradients, strict=True)) if any(gradients) else {}
+        self._steps.append(_Step(y, symbols, wanted, {**table, "y": y.place}))
+        return y
+
+    def cast(self, x: Symbol, dtype: Dtype) -> Symbol:
+        """Return x in a wider or narrower float type; only the result of all is rounded."""
+        if not is_float(dtype):
+            raise DtypeError(
+                f"fuse: {self.name} casts to {dtype}, expected a float type; allowed are {_ALLOWED}"
+            )
+        self.kinds.append(dtype)
+        wide = dtype == float64
+        node = self.expressions.node("float64" if wide else "float32", x.place)
+        place = node if wide or not x.is_float else x.place
+        y = Symbol(self, place, dtype)
+        operands = {"x": x} if x.is_float else {}
+        self._steps.append(_Step(y, operands, {"x": "dy"}, {}))
+        return y
+
+    def gradients(self, y: Symbol, arguments: Sequence[Symbol]) -> list[int | None]:
+        """Return the gradients of y, expressions of dy; None where y does not depend on it."""
+        sums: dict[Symbol, int] = {y: self.expressions.name("dy")}
+        for step in reversed(self._steps):
+            dy = sums.get(step.y)
+            if dy is None:
+                continue
+            for name, operand in step.operands.items():
+                if step.gradients.get(name):
+                    names = {**step.names, "dy": dy}
+                    dx = self.expressions.parse(step.gradients[name], names)
+                    before = sums.get(operand)
+                    sums[operand] = dx if before is None else self.expressions.node("+", before, dx)
+        return [sums.get(a) if a.is_float else None for a in arguments]
+
+    def compute_dtype(self) -> Dtype:
+        """Return what a kernel computes in: what all dtypes and numbers promote to."""
+        kinds = [k(1) if k in _SCALARS else compute_dtype(k) for k in self.kinds]
+        return np.result_type(*kinds)
+
+    def refuse_arrays(self, op: str, names: Sequence[str], operands: Sequence[Any]) -> None:
+        """Raise when an operand comes from outside the function."""
+        for name, operand in zip(names, operands, strict=True):
+            if type(operand) is not Symbol and hasattr(operand, "shape") and operand.shape:
+                raise ArgumentError(
+                    f"fuse: {self.name} uses {op} with {name} of shape {operand.shape} that is "
+                    "none of its arguments, expected arguments and numbers"
+                )
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise for something that symbols do not have, naming the op that asked for it."""
+        frames, frame = [], sys._getframe(2)
+        while frame is not None and frame.f_code is not Trace.run.__code__:
+            frames.append(frame)
+            frame = frame.f_back  # type: ignore[assignment]  # None at the end
+        inside = frames[:-1] or frames  # the last is the function itself
+        ops = [f for f in inside if f.f_globals.get("__name__", "").startswith("tensorgrad.")]
+        name = ops[-1].f_code.co_name if ops else what
+        raise ArgumentError(f"fuse: {self.name} uses {name}, expected {_ALLOWED}")
+
+    def _place(self, name: str, operand: Any) -> int:
+        """Return the expression of an operand."""
+        if type(operand) is not Symbol:
+            number = operand if type(operand) in _SCALARS else operand.item()
+            self.kinds.append(type(number) if type(operand) in _SCALARS else operand.dtype)
+            return self.expressions.number(number)
+        if operand.dtype in (bool_, bool) and name != "c":  # a number to compute with
+            return self.expressions.node("number", operand.place)
+        return operand.place
+
+
+def _is_array(operand: Any) -> bool:
+    """Whether an operand decides the dtype, as Python numbers do not."""
+    return type(operand) not in _SCALARS and operand.dtype not in _SCALARS
+
+
+class Symbol:
+    """A value that is not there yet.
+
+    Attributes:
+        trace: the trace that it belongs to.
+        place: its expression.
+        dtype: the dtype that it will have, or the type of a Python number.
+    """
+
+    __slots__ = ("dtype", "place", "trace")
+    __array_ufunc__ = None  # so that NumPy's operators give up
+
+    def __init__(self, trace: Trace, place: int, dtype: Any) -> None:
+        self.trace = trace
+        self.place = place
+        self.dtype = dtype
+
+    @property
+    def is_float(self) -> bool:
+        """Whether a gradient flows here."""
+        return self.dtype not in _SCALARS and is_float(self.dtype)
+
+    def astype(self, dtype: Dtype) -> Symbol:
+        """Return the value in another dtype."""
+        return self.trace.cast(self, dtype)
+
+    def __bool__(self) -> bool:
+        raise ArgumentError(
+            f"fuse: {self.trace.name} asks whether an element is true, expected "
+            "where(condition, a, b) in place of `if`, `and` and `or`"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self.trace.refuse(name)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        self.trace.refuse("it")
+
+    __array__ = __float__ = __getitem__ = __index__ = __int__ = __iter__ = __len__ = _refuse

@@ -1,0 +1,246 @@
+"""Fused functions against NumPy, against the unfused ops, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad
+from tensorgrad import Tensor, autograd, ops
+from tensorgrad.dtypes import bfloat16, float16, float32, float64
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.ops import row_cuda
+from tensorgrad.ops.fuse import _row
+from tests.opcheck import Case, check
+
+fuse = ops.fuse
+
+
+@fuse
+def gated(gate: Any, up: Any) -> Tensor:
+    return ops.silu(gate) * up
+
+
+@fuse
+def mixed(x: Any, bias: Any, *, double: bool = False) -> Tensor:
+    z = x + bias
+    if double:
+        z = z * 2
+    return ops.where(z > 0.1, ops.tanh(z) * 3, ops.exp(-z)) - ops.clip(gated(x, bias), -0.5, 0.5)
+
+
+@fuse
+def powers(x: Any, scale: Any) -> Tensor:
+    return (x**2 + 1.5) ** 0.5 * scale / ops.maximum(x, scale)
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def mixed_numpy(x: Any, bias: Any, double: bool = False) -> Any:
+    z = (x + bias) * (2 if double else 1)
+    return np.where(z > 0.1, np.tanh(z) * 3, np.exp(-z)) - np.clip(x * sigmoid(x) * bias, -0.5, 0.5)
+
+
+SHAPES: list[tuple[int, ...]] = [(), (1,), (33, 31), (3, 5, 1025), (2, 200, 400), (0, 4)]
+CASES = [
+    *(Case(gated, [s, s], lambda g, u: g * sigmoid(g) * u, name="fuse-gated") for s in SHAPES),
+    Case(gated, [(4, 5, 6), (5, 1)], lambda g, u: g * sigmoid(g) * u, name="fuse-columns"),
+    Case(gated, [(3, 1, 1024), (5, 1)], lambda g, u: g * sigmoid(g) * u, name="fuse-outer"),
+    Case(mixed, [(7, 33, 64), (64,)], mixed_numpy, slack=3, name="fuse-bias"),
+    Case(mixed, [(300, 1000), (1000,)], mixed_numpy, slack=3, name="fuse-blocks"),
+    Case(
+        lambda x, b: mixed(x, b, double=True), [(9, 17), (9, 1)],
+        lambda x, b: mixed_numpy(x, b, True), slack=3, name="fuse-constant",
+    ),
+    Case(
+        lambda x: powers(x, 3), [(65, 129)],
+        lambda x: (x**2 + 1.5) ** 0.5 * 3 / np.maximum(x, 3), slack=2, name="fuse-number",
+    ),
+    Case(
+        fuse(lambda x, mask: ops.where(mask, x, 0.0) * mask),
+        [(4, 6), np.arange(24).reshape(4, 6) % 3 == 0],
+        lambda x, mask: np.where(mask, x, 0), name="fuse-mask",
+    ),
+    Case(
+        fuse(lambda x, ids: ops.where(ids == 2, x * ids, -x)), [(4, 6), np.arange(6)],
+        lambda x, ids: np.where(ids == 2, x * 2, -x), name="fuse-integers",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+def unfused(x: Any) -> Tensor:
+    return ops.log(ops.sigmoid(x * 3) + 0.5) * ops.gelu(x)
+
+
+def test_sixteen_bits_are_rounded_once() -> None:
+    x = np.random.default_rng(0).standard_normal(2000).astype(bfloat16)
+    exact = unfused(Tensor(x.astype(float64))).numpy()
+    once = fuse(unfused)(Tensor(x)).numpy()
+    np.testing.assert_array_equal(once, exact.astype(float32).astype(bfloat16))
+    assert (once != unfused(Tensor(x)).numpy()).any()  # which rounds five times
+
+
+@pytest.mark.parametrize("size", [1000, 300_000])
+def test_float64_agrees_with_the_unfused_ops(size: int) -> None:
+    data = np.random.default_rng(1).standard_normal(size)
+    one, two = Tensor(data, True), Tensor(data, True)
+    y, z = fuse(unfused)(one), unfused(two)
+    np.testing.assert_allclose(y.numpy(), z.numpy(), rtol=1e-14)
+    (y * y).sum().backward()
+    (z * z).sum().backward()
+    np.testing.assert_allclose(one.grad, two.grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        ((float16, float16), float16),
+        ((bfloat16, float32), float32),
+        ((float32, float64), float64),
+        ((bfloat16, bfloat16), bfloat16),
+    ],
+)
+def test_dtypes_promote_as_unfused_and_gradients_have_the_operands(
+    dtypes: tuple[Any, Any], expected: Any
+) -> None:
+    a, b = (Tensor(np.ones((3, 4), d), requires_grad=True) for d in dtypes)
+    y = gated(a, b)
+    assert y.dtype == expected
+    y.backward(np.ones((3, 4), expected))
+    assert (a.grad.dtype, b.grad.dtype) == dtypes  # type: ignore[union-attr]
+
+
+def test_casts_decide_the_dtype_of_the_result() -> None:
+    x = Tensor(np.array([1.0, 2.0], float16), requires_grad=True)
+    y = fuse(lambda x: x.astype("float32") * 2.0 + (x > 1).astype("float32"))(x)
+    assert y.dtype == float32
+    assert y.tolist() == [2.0, 5.0]
+    y.backward(np.ones(2, float32))
+    np.testing.assert_array_equal(x.grad, np.array([2, 2], float16))
+    assert fuse(lambda x: x.astype("float64") / 3)(x).dtype == float64
+    half = fuse(lambda x: (x * 3).astype("float16") * 2)(Tensor(np.ones(2, float32)))
+    assert half.dtype == float16
+
+
+def test_numbers_keep_the_dtype_of_the_arrays() -> None:
+    calls = 0
+
+    @fuse
+    def scaled(x: Any, n: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x * (1 / n) + n
+
+    for n in (2.0, 4.0, 8.0):
+        y = scaled(Tensor(np.ones(3, float16)), n)
+        assert y.dtype == float16
+        assert y.tolist() == [1 / n + n] * 3
+    assert calls == 1  # a number is an argument of the kernel
+    scaled(Tensor(np.ones(3, float32)), 2.0)
+    assert calls == 2
+
+
+def test_a_common_subexpression_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = _row(lambda x: ops.exp(ops.tanh(x)) * ops.tanh(x), [float32], {})
+    gradients = row._gradients_of((True,))
+    for formula in (row._formula, gradients.formula):
+        statements, texts = formula.cuda()
+        assert "".join([*statements, *texts]).count("tanh(x0)") == 1
+
+
+def test_equal_gradients_are_computed_once() -> None:
+    row = _row(lambda x, b: ops.gelu(x + b), [float32, float32], {})
+    assert row._gradients_of((True, True)).places == (0, 0)
+    assert row._gradients_of((False, True)).places == (None, 0)
+
+
+def test_nothing_but_the_arguments_is_saved() -> None:
+    a, b = Tensor(np.ones(5), True), Tensor(np.ones(5), True)
+    y = gated(a, b)
+    assert y.node is not None
+    assert [s is t.data for s, t in zip(y.node.saved or (), (a, b), strict=True)] == [True, True]
+
+
+def test_no_grad_checkpoint_and_reuse() -> None:
+    x = Tensor(np.linspace(-1, 1, 6), requires_grad=True)
+    with tensorgrad.no_grad():
+        assert gated(x, x).node is None
+    (gated(x, x) + gated(x, 2.0)).sum().backward()
+    expected, x.grad = x.grad, None
+    tensorgrad.checkpoint(lambda x: gated(x, x) + gated(x, 2.0))(x).sum().backward()
+    np.testing.assert_array_equal(x.grad, expected)
+    found = autograd.grad(lambda x: gated(x, x).sum() + gated(x, 2.0).sum())(x)
+    np.testing.assert_allclose(found.numpy(), expected)
+
+
+def branches(x: Any) -> Any:
+    return x if x > 0 else -x
+
+
+OUTSIDE = np.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (lambda x: x / x.sum(), "<lambda> uses sum, expected elementwise ops"),
+        (lambda x: ops.softmax(x), "uses softmax"),
+        (lambda x: x @ x, "uses __matmul__"),
+        (lambda x: x.reshape(-1), "uses reshape"),
+        (lambda x: x[0], "uses __getitem__"),
+        (lambda x: x * x.shape[0], "uses shape"),
+        (lambda x: x * float(x), "uses __float__"),
+        (branches, r"branches asks whether an element is true, expected where\("),
+        (lambda x: x + OUTSIDE, r"uses add with b of shape \(3,\) that is none of its arguments"),
+        (lambda x: Tensor(OUTSIDE) * x, r"uses multiply with a of shape \(3,\)"),
+    ],
+)
+def test_what_is_not_elementwise_is_named(f: Callable[..., Tensor], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        fuse(f)(Tensor(np.ones(3)))
+
+
+def test_arguments_and_results_that_do_not_fit() -> None:
+    x = Tensor(np.ones((2, 3)))
+    with pytest.raises(DtypeError, match="returned a tuple, expected one tensor"):
+        fuse(lambda x: (x, x))(x)  # type: ignore[arg-type, return-value]
+    with pytest.raises(DtypeError, match="casts to int64, expected a float type"):
+        fuse(lambda x: x.astype("int64"))(x)
+    with pytest.raises(DtypeError, match="up is no tensor, array or number"):
+        gated(x, "up")
+    with pytest.raises(ArgumentError, match="double is a Tensor given by keyword"):
+        mixed(x, x, double=x)
+    with pytest.raises(ShapeError, match=r"gated: gate has shape \(2, 3\), up has shape \(4,\)"):
+        gated(x, np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "operands", "vector", "strides"),
+    [
+        ((4, 6, 8), [((4, 6, 8), (384, 64, 8)), ((8,), (8,))], 2, [("1",), ("0", "1")]),
+        ((4, 6, 8), [((4, 6, 8), (384, 64, 8)), ((6, 8), (64, 8))], 2, [("1",), ("0", "1")]),
+        ((4, 6, 8), [((4, 6, 8), (384, 64, 8)), ((), ())], 2, [("1",), ("0",)]),
+        ((4, 6, 8), [((4, 6, 8), (384, 64, 8)), ((6, 1), (8, 8))], 2, [("1",), ("0", "s", "0")]),
+        ((4, 7), [((4, 7), (56, 8)), ((7,), (8,))], 1, [("1",), ("0", "1")]),
+        ((4, 6), [((4, 6), (96, 16))], 1, [("s",)]),
+        ((4, 6), [((4, 6), (8, 32))], 1, [("s", "s")]),
+        ((4, 6), [((4, 6), (64, 8))], 2, [("s", "1")]),
+        ((1, 1), [((1, 1), (8, 8))], 1, [("0",)]),
+    ],
+)
+def test_layouts_that_kernels_are_made_for(
+    shape: Any, operands: Any, vector: int, strides: Any
+) -> None:
+    layout, _ = row_cuda._plan(shape, tuple((s, t, 8) for s, t in operands), 2)
+    assert layout.vector == vector
+    assert list(layout.strides) == strides
