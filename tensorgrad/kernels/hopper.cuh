@@ -96,6 +96,18 @@ __device__ inline unsigned long long describe(const void* tile, int columns = 16
         | (shared_address(tile) & 0x3ffff) / 16;
 }
 
+// The operand a of a product, 64 rows and 64 columns of a tile, as words in registers.
+__device__ inline void load_rows(unsigned (&a)[16], const unsigned char* tile) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {   // 16 columns, two pieces of 16 bytes
+        const unsigned from = shared_address(tile) + row * SWIZZLE + ((2 * k + lane / 16) ^ row % 8) * 16;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a[4 * k]), "=r"(a[4 * k + 1]), "=r"(a[4 * k + 2]), "=r"(a[4 * k + 3])
+                     : "r"(from) : "memory");
+    }
+}
+
 // Matrix products run behind the back of the compiler, in groups: begin, issue, commit, wait until
 // at most N groups are left. Until then neither the results nor operands in registers may be touched.
 __device__ inline void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -123,15 +135,16 @@ template <int N> __device__ inline void pin(float (&x)[N]) {
     "%125, %126, %127"
 #define IN_OUT_8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
     "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define IN_OUT_16(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8)
-#define IN_OUT_32(d) IN_OUT_16(d, 0), IN_OUT_16(d, 16)
+#define IN_OUT_16_AT(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8)
+#define IN_OUT_16(d) IN_OUT_16_AT(d, 0)
+#define IN_OUT_32(d) IN_OUT_16_AT(d, 0), IN_OUT_16_AT(d, 16)
 #define IN_OUT_40(d) IN_OUT_32(d), IN_OUT_8(d, 32)
 #define IN_OUT_48(d) IN_OUT_40(d), IN_OUT_8(d, 40)
-#define IN_OUT_64(d) IN_OUT_48(d), IN_OUT_16(d, 48)
-#define IN_OUT_80(d) IN_OUT_64(d), IN_OUT_16(d, 64)
+#define IN_OUT_64(d) IN_OUT_48(d), IN_OUT_16_AT(d, 48)
+#define IN_OUT_80(d) IN_OUT_64(d), IN_OUT_16_AT(d, 64)
 #define IN_OUT_88(d) IN_OUT_80(d), IN_OUT_8(d, 80)
 #define IN_OUT_96(d) IN_OUT_88(d), IN_OUT_8(d, 88)
-#define IN_OUT_128(d) IN_OUT_96(d), IN_OUT_16(d, 96), IN_OUT_16(d, 112)
+#define IN_OUT_128(d) IN_OUT_96(d), IN_OUT_16_AT(d, 96), IN_OUT_16_AT(d, 112)
 
 // d (+)= a b for 64 rows and N columns, 16 terms of each sum, T in, float out. Of the 64 rows warp w
 // of the warpgroup has 16 w ...; there thread t has in d[4 j + 2 i + e] row t / 4 + 8 i, column
@@ -166,6 +179,7 @@ template <typename T, int N> struct Wgmma;
 #define DEFINE_WGMMA_16_BITS(...)                      \
     DEFINE_WGMMA(__half, "f16", __VA_ARGS__)           \
     DEFINE_WGMMA(__nv_bfloat16, "bf16", __VA_ARGS__)
+DEFINE_WGMMA_16_BITS(32, 16, 16, 17, 18, 19, 20, 21, 22)
 DEFINE_WGMMA_16_BITS(64, 32, 32, 33, 34, 35, 36, 37, 38)
 DEFINE_WGMMA_16_BITS(80, 40, 40, 41, 42, 43, 44, 45, 46)
 DEFINE_WGMMA_16_BITS(96, 48, 48, 49, 50, 51, 52, 53, 54)

@@ -1,7 +1,10 @@
 """Launches of kernels/attention_forward_sm90.cu and attention_backward_sm90.cu.
 
 Arrays are (B, H, T, D) views of any layout that the copy engine reads in place; others are copied.
-Which tiles serve which widths is a matter of registers and was measured on an H200.
+Kernels are compiled for a few widths of heads; one of another width takes the next larger, and the
+copy engine fills the rest with zeros. Which tiles serve which widths is a matter of registers and
+was measured on an H200. What few use (a mask, dropout, sequences of unequal length) has kernels of
+its own, so that the others stay fast.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name
+from tensorgrad.dtypes import c_name, int32
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
@@ -21,46 +24,60 @@ from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
 _FORWARD, _BACKWARD = "attention_forward_sm90.cu", "attention_backward_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _WARPGROUP = 128
+_CACHED = 24 * 2**20  # bytes of keys and values, or of queries, that stay in the L2 cache
 _PROBLEM = np.dtype(
-    [(name, "i4") for name in ("heads", "kv_heads", "queries", "keys", "together", "heads_total")]
-    + [("scale", "f4")]
+    [(name, "i4") for name in ("heads", "kv_heads", "queries", "keys", "width", "before", "after")]
+    + [("together", "i4"), ("heads_total", "i4"), ("scale", "f4")]
+)
+_EXTRAS = np.dtype(
+    [(name, "u8") for name in ("bias", "bias_batch", "bias_head", "bias_query", "bias_key")]
+    + [(name, "u8") for name in ("query_starts", "key_starts", "seed", "draw", "stream", "offset")]
+    + [("length", "i4"), ("columns", "i4"), ("threshold", "u4"), ("kept_scale", "f4")]
 )
 _STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "row")])
-# By head width: warpgroups of 64 rows in a block, and columns that they meet at a time.
-_FORWARD_TILES = {64: (3, 128), 128: (2, 128)}
-_FORWARD_TILES_LONG = {64: (3, 128), 128: (2, 176)}
-_LONG = 8192  # keys
-_KEYS_TILES = {64: (2, 96), 128: (2, 64)}
-_QUERIES_TILES = {64: (3, 64), 128: (2, 80)}
+# By head width, without and with extras: warpgroups of 64 rows in a block, and columns that they
+# meet at a time.
+_Tiles = dict[int, tuple[int, int]]
+_FORWARD_TILES: tuple[_Tiles, _Tiles] = (
+    {32: (3, 128), 64: (3, 128), 96: (3, 96), 128: (2, 128), 256: (2, 80)},
+    {64: (3, 64), 128: (2, 64), 256: (2, 32)},
+)
+_LONG_TILES = {128: (2, 176)}
+_KEYS_TILES: tuple[_Tiles, _Tiles] = (
+    {32: (2, 96), 64: (2, 96), 96: (2, 64), 128: (2, 64), 256: (2, 32)},
+    {64: (2, 64), 128: (2, 64), 256: (2, 32)},
+)
+_QUERIES_TILES: tuple[_Tiles, _Tiles] = (
+    {32: (3, 64), 64: (3, 64), 96: (2, 96), 128: (2, 80), 256: (2, 32)},
+    {64: (2, 64), 128: (2, 64), 256: (2, 32)},
+)
+_BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold dk and dv
 
 
 def supports(arrays: Arrays, rule: Rule) -> bool:
     """Whether the kernels are for this GPU, for these arrays and this rule."""
-    q, _, _ = arrays
+    q = arrays[0]
     return (
-        q.itemsize == 2
-        and q.shape[3] in _FORWARD_TILES
-        and rule.scale > 0
-        and rule.before == ALL
-        and rule.bias is None
-        and not rule.dropout
-        and rule.sequences is None
-        and _gpu(q.device.id)[0] == 90
+        q.itemsize == 2 and q.shape[3] % 8 == 0 and q.shape[3] <= 256 and _gpu(q.device.id)[0] == 90
     )
 
 
 def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
-    y, causal = empty_result(arrays[0], arrays[0].dtype), rule.after == 0
+    y = empty_result(arrays[0], arrays[0].dtype)
     q, k, v = (_readable(array) for array in arrays)
-    batch, heads, length, width = q.shape
-    groups, columns = (_FORWARD_TILES_LONG if k.shape[2] >= _LONG else _FORWARD_TILES)[width]
-    logsumexp = backend.empty((batch, heads, length), np.dtype(np.float32), like=q)
-    load(_FORWARD, f"attention_forward<{_types(q, groups, columns, causal)}>")(
-        _grid(q, groups),
+    problem = _Problem(q, k, rule)
+    width, (groups, columns) = problem.tiles(_FORWARD_TILES)
+    if not problem.extras and (problem.keys >= 8192 or (problem.keys >= 2048 and problem.even)):
+        groups, columns = _LONG_TILES.get(width, (groups, columns))
+    logsumexp = backend.empty(q.shape[:3], np.dtype(np.float32), like=q)
+    next_tile = backend.empty((1,), int32, like=q)
+    next_tile.data.memset_async(0, 4)
+    load(_FORWARD, problem.kernel("attention_forward", width, groups, columns))(
+        problem.grid(groups),
         (_WARPGROUP * (groups + 1),),
-        (y, logsumexp, _rows(q), _boxes(k, columns), _boxes(v, columns),
-         _problem(q, k, q, rule.scale, causal)),
+        (y, logsumexp, next_tile, _rows(q), _boxes(k, columns), _boxes(v, columns),
+         problem.struct(), problem.extra()),
         _SHARED,
     )  # fmt: skip
     return y, logsumexp
@@ -70,35 +87,104 @@ def backward(
     dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
 ) -> None:
     """Write the gradients, of the dtype of q; dk and dv have equal strides."""
-    causal = rule.after == 0
     q, k, v = (_readable(array) for array in arrays)
     dy = _readable(dy.astype(q.dtype, copy=False))
-    batch, heads, length, width = q.shape
     dq, dk, dv = gradients
-    groups, columns = _KEYS_TILES[width]
-    pitch = -(-length // columns) * columns
-    sums = backend.empty((batch, heads, 2, pitch), np.dtype(np.float32), like=q)
-    load(_BACKWARD, f"attention_backward_rows<{c_name(q.dtype)}, {width}>")(
-        (-(-batch * heads * pitch * width // (8 * 256)),),
+    problem = _Problem(q, k, rule)
+    width, (groups, columns) = problem.tiles(_KEYS_TILES)
+    padded = -(-problem.queries // columns) * columns
+    pitch = padded
+    if rule.sequences is not None:  # room to start each at a multiple of `columns`
+        pitch = (q.shape[2] // columns + problem.batch + 1) * columns
+    sums = backend.empty((*q.shape[:2], 2, pitch), np.dtype(np.float32), like=q)
+    struct, extra = problem.struct(), problem.extra(columns)
+    unit = np.float32(1 if problem.extras else 1 / np.log(2))
+    load(_BACKWARD, f"attention_backward_rows<{c_name(q.dtype)}>")(
+        (-(-problem.batch * problem.heads * padded * 8 // 256),),
         (256,),
-        (sums, y, dy, logsumexp, np.int32(batch), np.int32(heads), np.int32(length),
-         np.int32(pitch), *map(np.int64, _steps(dy))),
+        (sums, y, dy, logsumexp, struct, extra, np.int32(problem.batch), np.int32(columns),
+         np.int32(pitch), unit, _strides(dy)),
     )  # fmt: skip
-    load(_BACKWARD, f"attention_backward<{_types(q, groups, columns, causal)}, true>")(
-        _grid(k, groups),
-        (_WARPGROUP * (groups + 1),),
-        (dk, dv, sums, _rows(k), _rows(v), _boxes(q, columns), _boxes(dy, columns),
-         _problem(q, k, k, rule.scale, causal), np.int32(pitch), _strides(dk)),
-        _SHARED,
-    )  # fmt: skip
-    groups, columns = _QUERIES_TILES[width]
-    load(_BACKWARD, f"attention_backward<{_types(q, groups, columns, causal)}, false>")(
-        _grid(q, groups),
+    both = width <= _BOTH_GRADIENTS[problem.extras]
+    for part in ("BOTH",) if both else ("KEYS", "VALUES"):
+        load(_BACKWARD, problem.kernel("attention_backward", width, groups, columns, part))(
+            problem.grid(groups, of_keys=True),
+            (_WARPGROUP * (groups + 1),),
+            (dk, dv, sums, _rows(k), _rows(v), _boxes(q, columns), _boxes(dy, columns),
+             problem.struct(of_keys=True), extra, np.int32(pitch), _strides(dk)),
+            _SHARED,
+        )  # fmt: skip
+    width, (groups, columns) = problem.tiles(_QUERIES_TILES)
+    load(_BACKWARD, problem.kernel("attention_backward", width, groups, columns, "QUERIES"))(
+        problem.grid(groups),
         (_WARPGROUP * (groups + 1),),
         (dq, dq, sums, _rows(q), _rows(dy), _boxes(k, columns), _boxes(v, columns),
-         _problem(q, k, q, rule.scale, causal), np.int32(pitch), _strides(dq)),
+         struct, extra, np.int32(pitch), _strides(dq)),
         _SHARED,
     )  # fmt: skip
+
+
+class _Problem:
+    """What the structs Problem and Extras hold, and what follows from it for a launch."""
+
+    def __init__(self, q: Array, k: Array, rule: Rule) -> None:
+        self.q, self.rule = q, rule
+        self.batch, self.heads, self.queries, self.width = q.shape
+        self.kv_heads, self.keys = k.shape[1:3]
+        if rule.sequences is not None:
+            self.batch = len(rule.sequences.q_starts) - 1
+            self.queries, self.keys = rule.sequences.longest
+        self.extras = (
+            rule.bias is not None
+            or rule.dropout > 0
+            or rule.sequences is not None
+            or rule.scale <= 0
+        )
+        self.even = rule.before == rule.after == ALL and rule.sequences is None
+        self.processors: int = _gpu(q.device.id)[1]
+
+    def tiles(self, table: tuple[_Tiles, _Tiles]) -> tuple[int, tuple[int, int]]:
+        """Return the smallest width of a table that does, and its tiles."""
+        width = min(w for w in table[self.extras] if w >= self.width)
+        return width, table[self.extras][width]
+
+    def kernel(self, name: str, width: int, groups: int, columns: int, *part: str) -> str:
+        """Return the name of an instantiation."""
+        last = (*part, "true" if self.extras else "false")
+        return f"{name}<{c_name(self.q.dtype)}, {width}, {groups}, {columns}, {', '.join(last)}>"
+
+    def grid(self, groups: int, of_keys: bool = False) -> tuple[int]:
+        """Return a block for each multiprocessor, if there are so many tiles of rows."""
+        rows, heads = (self.keys, self.kv_heads) if of_keys else (self.queries, self.heads)
+        count = -(-rows // (64 * groups)) * heads * self.batch
+        return (min(self.processors, count),)
+
+    def struct(self, of_keys: bool = False) -> Any:
+        """Return the struct Problem for tiles of rows of q or of k."""
+        heads = self.batch * (self.kv_heads if of_keys else self.heads)
+        together = 1
+        if not self.even:  # heads whose other side stays in the cache, in groups of equal size
+            streamed = self.queries * self.heads if of_keys else self.keys * self.kv_heads
+            streamed *= 4 * self.width * self.batch
+            together = -(-heads // max(1, min(heads, -(-streamed // _CACHED))))
+        rule = self.rule
+        return _struct(
+            _PROBLEM, self.heads, self.kv_heads, self.queries, self.keys, self.width, rule.before,
+            rule.after, together, heads, rule.scale,
+        )  # fmt: skip
+
+    def extra(self, columns: int = 0) -> Any:
+        """Return the struct Extras."""
+        rule, starts, bias, key = self.rule, self.rule.sequences, self.rule.bias, self.rule.key
+        kept = 1 - rule.dropout
+        return _struct(
+            _EXTRAS,
+            *((0,) * 5 if bias is None else (bias.data.ptr, *(step // 4 for step in bias.strides))),
+            *((0, 0) if starts is None else (starts.q_starts.data.ptr, starts.k_starts.data.ptr)),
+            *((0, 0, 0) if key is None else key[:3]),
+            0 if key is None or key.offset is None else key.offset.data.ptr,
+            self.q.shape[2], columns, round(kept * 2**16), 1 / kept,
+        )  # fmt: skip
 
 
 @cache
@@ -114,17 +200,6 @@ def _readable(array: Array) -> Array:
     return array if fits(array) else array.copy()
 
 
-def _types(q: Array, groups: int, columns: int, causal: bool) -> str:
-    """Return the template arguments that all kernels have."""
-    return f"{c_name(q.dtype)}, {q.shape[3]}, {groups}, {columns}, {'true' if causal else 'false'}"
-
-
-def _grid(rows: Array, groups: int) -> tuple[int]:
-    """Return a block for each multiprocessor, if there are so many tiles of rows."""
-    batch, heads, length, _ = rows.shape
-    return (min(_gpu(rows.device.id)[1], -(-length // (64 * groups)) * batch * heads),)
-
-
 def _rows(array: Array) -> TensorMap:
     """Return the map for copies of 64 rows."""
     return _boxes(array, 64)
@@ -135,21 +210,9 @@ def _boxes(array: Array, rows: int) -> TensorMap:
     return tensor_map(array, (1, 1, rows, 64))
 
 
-def _problem(q: Array, k: Array, rows: Array, scale: float, causal: bool) -> Any:
-    """Return the struct Problem for tiles of rows of q or of k."""
-    total = rows.shape[0] * rows.shape[1]
-    together = total if causal else 1
-    return _struct(_PROBLEM, q.shape[1], k.shape[1], q.shape[2], k.shape[2], together, total, scale)
-
-
 def _strides(array: Array) -> Any:
-    """Return the struct Strides."""
-    return _struct(_STRIDES, *_steps(array))
-
-
-def _steps(array: Array) -> list[int]:
-    """Return the strides of (B, H, T) in elements."""
-    return [stride // array.itemsize for stride in array.strides[:3]]
+    """Return the struct Strides, in elements."""
+    return _struct(_STRIDES, *(stride // array.itemsize for stride in array.strides[:3]))
 
 
 @lru_cache(maxsize=1024)

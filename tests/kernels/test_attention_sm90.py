@@ -1,0 +1,194 @@
+"""The attention kernels for Hopper, on random inputs, against the NumPy path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, backend, ops, random
+from tensorgrad.dtypes import bfloat16
+from tensorgrad.ops import attention_sm90
+from tensorgrad.ops.attention_rule import Rule
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    array = backend.cupy.empty((1, 1, 1, 64), "float16")
+    if not attention_sm90.supports((array, array, array), Rule(scale=1.0)):
+        pytest.skip("needs a GPU of compute capability 9.0")
+
+
+def draw(*shapes: tuple[int, ...], dtype: Any = bfloat16) -> list[Any]:
+    rng = np.random.default_rng(sum(map(sum, shapes)))
+    return [(1.5 * rng.standard_normal(shape)).astype("float32").astype(dtype) for shape in shapes]
+
+
+def passes(device: str, arrays: list[Any], function: Any) -> list[Any]:
+    """Return the result and the gradients, the last array being the result's gradient."""
+    random.seed(5)
+    *inputs, dy = (backend.to_device(array, device) for array in arrays)
+    tensors = [Tensor(array, requires_grad=True) for array in inputs]
+    y = function(*tensors)
+    y.backward(dy)
+    return [y.numpy(), *(backend.to_numpy(tensor.grad) for tensor in tensors)]
+
+
+def compare(arrays: list[Any], function: Any) -> None:
+    """Check that both devices agree but for rounding, and two runs on the GPU in every bit."""
+    got, again = (passes("cuda", arrays, function) for _ in range(2))
+    for one, two, expected in zip(got, again, passes("cpu", arrays, function), strict=True):
+        assert one.tobytes() == two.tobytes()
+        expected = expected.astype("float32")
+        assert np.isfinite(one.astype("float32")).all()
+        error = np.linalg.norm(one.astype("float32") - expected)
+        assert error <= 8e-3 * np.linalg.norm(expected) + 1e-3
+
+
+def dense(width: int, heads: int, kv_heads: int, tq: int, tk: int, dtype: Any) -> list[Any]:
+    q, kv = (2, heads, tq, width), (2, kv_heads, tk, width)
+    return draw(q, kv, kv, q, dtype=dtype)
+
+
+SIZES = [(2, 2, 257, 257), (4, 1, 100, 333), (2, 1, 300, 129)]
+WIDTHS = [8, 32, 40, 64, 96, 128, 200, 256]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("size", SIZES)
+def test_causal(size: tuple[int, int, int, int], width: int, dtype: Any) -> None:
+    compare(dense(width, *size, dtype), lambda q, k, v: ops.attention(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("window", [None, 1, 70, 200])
+def test_window(window: int | None, width: int, causal: bool) -> None:
+    compare(
+        dense(width, 2, 1, 513, 700, bfloat16),
+        lambda q, k, v: ops.attention(q, k, v, causal=causal, window=window),
+    )
+
+
+@pytest.mark.parametrize("width", [40, 64, 128, 256])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 333), (2, 4, 100, 333), (100, 333), (1, 1)])
+@pytest.mark.parametrize("added", [False, True])
+def test_mask(added: bool, shape: tuple[int, ...], width: int) -> None:
+    rng = np.random.default_rng(1)
+    mask: Any = rng.random(shape) > 0.3
+    if added:
+        mask = np.where(mask, rng.standard_normal(shape), -3e38).astype("float32")
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own = Tensor(backend.to_device(mask, q.device))
+        return ops.attention(q, k, v, own, causal=not added)
+
+    compare(dense(width, 4, 2, 100, 333, bfloat16), function)
+
+
+@pytest.mark.parametrize("width", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("size", [(2, 2, 128, 256), (4, 2, 100, 333), (1, 1, 130, 77)])
+@pytest.mark.parametrize("window", [None, 70])
+def test_dropout(window: int | None, size: tuple[int, int, int, int], width: int) -> None:
+    compare(
+        dense(width, *size, bfloat16),
+        lambda q, k, v: ops.attention(q, k, v, causal=True, dropout=0.3, window=window),
+    )
+
+
+@pytest.mark.parametrize("tk", [128, 77, 72])
+def test_which_weights_are_dropped(tk: int) -> None:
+    q, k, v, _ = dense(128, 1, 1, 70, tk, np.float16)
+    v[...] = np.eye(tk, 128)
+
+    def run(device: str) -> Any:
+        random.seed(8)
+        own = (Tensor(a).to(device) for a in (q, k, v))
+        return ops.attention(*own, scale=0.01, dropout=0.5).numpy() == 0
+
+    np.testing.assert_array_equal(run("cuda"), run("cpu"))
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_scale(scale: float) -> None:
+    compare(
+        dense(64, 2, 2, 100, 200, bfloat16), lambda q, k, v: ops.attention(q, k, v, scale=scale)
+    )
+
+
+LENGTHS = [(100, 1, 0, 300, 64), (256, 128), (3, 3, 3, 700), (0, 0, 5)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("width", [40, 64, 128, 256])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_sequences(lengths: tuple[int, ...], width: int, dropout: float) -> None:
+    total, starts = sum(lengths), np.cumsum([0, *lengths])
+    kv = (total, 2, width)
+    compare(
+        draw((total, 4, width), kv, kv, (total, 4, width)),
+        lambda q, k, v: ops.attention_varlen(q, k, v, starts, causal=True, dropout=dropout),
+    )
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("width", [64, 128])
+def test_sequences_whose_keys_have_other_lengths(width: int, window: int | None) -> None:
+    starts, k_starts = np.array([0, 90, 100, 100, 300]), np.array([0, 200, 200, 220, 333])
+    kv = (333, 2, width)
+    compare(
+        draw((300, 4, width), kv, kv, (300, 4, width)),
+        lambda q, k, v: ops.attention_varlen(q, k, v, starts, k_starts, causal=True, window=window),
+    )
+
+
+@pytest.mark.parametrize("width", [40, 96, 128])
+def test_packed(width: int) -> None:
+    compare(
+        draw((2, 200, 8 * width), (2, 200, 4 * width)),
+        lambda qkv: ops.attention_packed(qkv, 4, 2, causal=True, window=130),
+    )
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_many_short_tiles_and_a_few_long_ones(width: int) -> None:
+    """More tiles than multiprocessors, so that blocks take several, in some order."""
+    q, kv = (9, 8, 513, width), (9, 4, 513, width)
+    arrays = draw(q, kv, kv, q)
+    compare(arrays, lambda q, k, v: ops.attention(q, k, v, causal=True))
+    compare(arrays, ops.attention)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("options", [{"causal": True}, {"dropout": 0.4}, {"window": 99}])
+def test_captured_passes_give_the_bits_of_eager_ones(width: int, options: dict[str, Any]) -> None:
+    cupy = backend.cupy
+    arrays = [backend.to_device(a, "cuda") for a in dense(width, 4, 2, 300, 300, bfloat16)]
+    *inputs, dy = arrays
+
+    def step() -> list[Any]:
+        random.seed(5)
+        tensors = [Tensor(array, requires_grad=True) for array in inputs]
+        y = ops.attention(*tensors, **options)
+        y.backward(dy)
+        return [y.data, *(tensor.grad for tensor in tensors)]
+
+    expected = [backend.to_numpy(array).tobytes() for array in step()]
+    pool = cupy.cuda.MemoryPool()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream, cupy.cuda.using_allocator(pool.malloc):
+        step()  # what is done once only
+        stream.begin_capture()
+        captured = step()
+        graph = stream.end_capture()
+    for array in captured:
+        array.fill(0)
+    cupy.cuda.runtime.deviceSynchronize()
+    for _ in range(2):
+        graph.launch(stream)
+    stream.synchronize()
+    assert [backend.to_numpy(array).tobytes() for array in captured] == expected
