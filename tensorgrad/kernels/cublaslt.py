@@ -26,7 +26,8 @@ _BATCH, _STEP = 5, 6
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENT_A = 1, 3, 5
 _IN_PLACE_OR_WIDE = 1 | 2  # partial sums that are added up in another kernel stay in float32
 _WORKSPACE = 32 * 1024 * 1024  # bytes, as NVIDIA advises for Hopper
-_DEFAULT, _WITH_BIAS, _WITH_GELU, _WITH_AUX = 1, 4, 32, 128
+_DEFAULT, _WITH_BIAS, _BESIDE = 1, 4, 128
+EPILOGUES = {"": 0, "gelu": 32, "gelu, kept": 32 | _BESIDE, "slope of gelu": 64 | _BESIDE}
 
 
 class Matrix(NamedTuple):
@@ -50,7 +51,7 @@ class Product(NamedTuple):
     turn_b: bool
     alignment: int  # of all addresses: bytes, a power of two
     bias: Dtype | None  # one number a row
-    gelu: bool  # keeps what it is taken of, which lies as d does
+    gelu: str  # of EPILOGUES: what is done with GELU, beside an array that lies as d does
 
 
 class _Choice(ctypes.Structure):
@@ -81,15 +82,15 @@ class Plan(NamedTuple):
 
 
 def run(
-    plan: Plan, a: int, b: int, c: int, d: int, add: bool, bias: int = 0, before_gelu: int = 0
+    plan: Plan, a: int, b: int, c: int, d: int, add: bool, bias: int = 0, beside: int = 0
 ) -> None:
     """Run a product on the current stream; operands and results are addresses."""
-    if bias or before_gelu:
+    if bias or beside:
         with plan.lock:
             if bias:
                 _set(plan.operation, _BIAS, c_void_p(bias))
-            if before_gelu:
-                _set(plan.operation, _AUX, c_void_p(before_gelu))
+            if beside:
+                _set(plan.operation, _AUX, c_void_p(beside))
             _multiply(plan, a, b, c, d, add)
     else:
         _multiply(plan, a, b, c, d, add)
@@ -122,12 +123,11 @@ def prepare(product: Product, device: int) -> Plan:
     _check(library.cublasLtMatmulDescCreate(byref(operation), compute, scale), "create")
     _set(operation, _TRANSPOSE_A, c_int32(product.turn_a))
     _set(operation, _TRANSPOSE_B, c_int32(product.turn_b))
-    epilogue = _WITH_BIAS if product.bias else 0
-    epilogue |= _WITH_GELU | _WITH_AUX if product.gelu else 0
+    epilogue = EPILOGUES[product.gelu] | (_WITH_BIAS if product.bias else 0)
     _set(operation, _EPILOGUE, c_int32(epilogue or _DEFAULT))
     if product.bias:
         _set(operation, _BIAS_TYPE, c_int32(_TYPES[product.bias]))
-    if product.gelu:
+    if epilogue & _BESIDE:
         _set(operation, _AUX_LEADING, c_int64(product.d.leading))
         _set(operation, _AUX_STEP, c_int64(product.d.step))
     layouts = _layout(product.a), _layout(product.b), _layout(product.d)

@@ -11,16 +11,18 @@ struct Operand {
 };
 struct Problem {
     Operand a, b;               // (rows, width) and (width, columns)
-    void* y;                    // (batch, rows, columns) in C order, as are the next but one
+    void* y;                    // (batch, rows, columns) in C order, as are all but the bias
     const void* bias;           // (columns,), or null
-    void* before_gelu;          // or null: no GELU
+    void* before_gelu;          // or null: what GELU is taken of is not kept
     const void* residual;       // or null
+    const void* gelu_of;        // or null: y is not multiplied with the slope of GELU there
     int rows, width, columns;
     int a_vectors, b_vectors;   // whether 16-byte accesses are aligned, along the contiguous axis
-    int y_vectors;              // and those of 8 elements of y, before_gelu, residual and bias
-    int wide;                   // y, before_gelu, residual are of the compute type; else of type T
+    int y_vectors;              // and those of 8 elements of y, what lies like y, and the bias
+    int wide;                   // y and what lies like y are of the compute type; else of type T
     int bias_wide;              // the bias too
     int add;                    // y += instead of y =
+    int gelu;
 };
 
 struct Tile {
@@ -58,10 +60,15 @@ __device__ inline void finish_elements(const Problem& p, size_t place, int colum
     if (p.add) add_elements<S>(x, p.y, place);
     if (p.bias && p.bias_wide) add_elements<C>(x, p.bias, column);
     else if (p.bias) add_elements<T>(x, p.bias, column);
-    if (p.before_gelu) {
-        store_elements<S>(p.before_gelu, place, x);
+    if (p.before_gelu) store_elements<S>(p.before_gelu, place, x);
+    if (p.gelu) {
         #pragma unroll
         for (int i = 0; i < N; ++i) x[i] = gelu_tanh(x[i]);
+    }
+    if (p.gelu_of) {
+        const Vec<S, N> v = load<N>(static_cast<const S*>(p.gelu_of) + place);
+        #pragma unroll
+        for (int i = 0; i < N; ++i) x[i] *= gelu_tanh_slope(to_compute(v.values[i]));
     }
     if (p.residual) add_elements<S>(x, p.residual, place);
     store_elements<S>(p.y, place, x);

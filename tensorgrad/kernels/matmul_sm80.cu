@@ -35,22 +35,23 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct Layout {
         return (line * PIECES + (piece ^ (turn & 7))) * 16;
     }
 
-    // Operand words of 16 rows (or columns) from `start`, for the products of `step`. Word 2 t + h
-    // has half t of the terms and half h of the rows; for b, word 2 h + t.
-    template <bool B> __device__ static void read(unsigned (&x)[4], unsigned tile, int start, int step) {
+    // Operand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the products of
+    // `step`. Word 2 t + h has half t of the terms and half h of the rows; for b, word 2 h + t.
+    template <bool B> __device__ static void read(unsigned (&x)[4], unsigned tile, int start, int i, int step) {
         const int lane = threadIdx.x % 32;
         const int low = lane / 8 % 2, high = lane / 16;   // the bits of the matrix that this lane names
         const int term = B ? low : high, half = B ? high : low;
         if constexpr (ALONG_TERMS)
-            load_matrices(x, tile + offset(start + half * 8 + lane % 8, step * 2 + term));
+            load_matrices(x, tile + offset(start + i * 16 + half * 8 + lane % 8, step * 2 + term));
         else if constexpr (sizeof(T) == 2)
-            load_matrices_transposed(x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + half));
-        else {
+            load_matrices_transposed(x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + i * 2 + half));
+        else {   // offset() spelled out, so that the compiler sees four addresses and constants
+            const unsigned from = tile + (lane % 4 * PIECES + start / 4 + i / 2 * 8) * 16 + lane / 4 % 4 * 4;
             #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int t = B ? i % 2 : i / 2, h = B ? i / 2 : i % 2;
-                const int place = start + h * 8 + lane / 4;
-                x[i] = load_word(tile + offset(step * 8 + t * 4 + lane % 4, place / 4) + place % 4 * 4);
+            for (int w = 0; w < 4; ++w) {
+                const int t = B ? w % 2 : w / 2, h = B ? w / 2 : w % 2;
+                const int piece = (lane % 4 * 2 ^ lane / 16) ^ (i % 2 * 4 + h * 2);
+                x[w] = load_word(from + piece * 16 + (step * 8 + t * 4) * PIECES * 16);
             }
         }
         if constexpr (sizeof(T) == 4) {
@@ -166,10 +167,10 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
     const auto read = [&](int set, int stage, int step) {
         const unsigned from = tiles + stage * (A::BYTES + B::BYTES);
         #pragma unroll
-        for (int i = 0; i < TALL; ++i) A::template read<false>(a[set][i], from, warp_row + i * 16, step);
+        for (int i = 0; i < TALL; ++i) A::template read<false>(a[set][i], from, warp_row, i, step);
         #pragma unroll
         for (int j = 0; j < BROAD / 2; ++j)
-            B::template read<true>(b[set][j], from + A::BYTES, warp_column + j * 16, step);
+            B::template read<true>(b[set][j], from + A::BYTES, warp_column, j, step);
     };
 
     wait_for_tile(stages);

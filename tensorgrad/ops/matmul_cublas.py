@@ -17,11 +17,21 @@ Steps = tuple[int, int, int]  # from one matrix to the next, row to row and colu
 
 def refusal(p: Problem) -> str | None:
     """Say what of the problem cuBLASLt cannot do."""
-    if p.y.dtype == float64 and (p.bias is not None or p.before_gelu is not None):
+    gelu = _gelu(p)
+    if p.y.dtype == float64 and (p.bias is not None or gelu):
         return "another dtype than float64 for a bias or GELU"
-    if p.residual is not None and (p.add or p.before_gelu is not None):
+    if p.residual is not None and (p.add or gelu):
         return "a residual alone, not one that is added after GELU or beside y itself"
+    if p.gelu_of is not None and (gelu != "slope of gelu" or p.add or p.bias is not None):
+        return "the slope of GELU alone"
     return None
+
+
+def _gelu(p: Problem) -> str:
+    """Return what is done with GELU, as cublaslt.EPILOGUES names it."""
+    if p.before_gelu is not None:
+        return "gelu, kept"
+    return "gelu" if p.gelu else "" if p.gelu_of is None else "slope of gelu"
 
 
 def multiply(p: Problem) -> None:
@@ -32,10 +42,11 @@ def multiply(p: Problem) -> None:
     a, b, y = p.a, p.b, p.y
     left, right, to = a.array.data.ptr, b.array.data.ptr, y.data.ptr
     places = left | right | to | 256
-    bias, before, residual = p.bias, p.before_gelu, p.residual
+    bias, residual = p.bias, p.residual
+    beside = p.gelu_of if p.before_gelu is None else p.before_gelu
     plan = _plan(
         p.batch, p.rows, p.width, p.columns, a[1:], b[1:], a.array.dtype, y.dtype,
-        places & -places, None if bias is None else bias.dtype, before is not None,
+        places & -places, None if bias is None else bias.dtype, _gelu(p),
         backend.cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
     if plan is None:
@@ -45,14 +56,14 @@ def multiply(p: Problem) -> None:
     cublaslt.run(
         plan, right, left, to if residual is None else residual.data.ptr, to,
         p.add or residual is not None,
-        0 if bias is None else bias.data.ptr, 0 if before is None else before.data.ptr,
+        0 if bias is None else bias.data.ptr, 0 if beside is None else beside.data.ptr,
     )  # fmt: skip
 
 
 @cache  # what the library keeps for a plan is some hundred bytes
 def _plan(
     batch: int, rows: int, width: int, columns: int, a: Steps, b: Steps, dtype: Dtype,
-    y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: bool, device: int,
+    y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: str, device: int,
 ) -> cublaslt.Plan | None:  # fmt: skip
     """Return how to multiply; None if an operand must be copied for it."""
     a_layout, b_layout = _layout(*a, rows, width), _layout(*b, width, columns)

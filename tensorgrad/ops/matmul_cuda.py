@@ -109,7 +109,7 @@ def _fastest(p: Problem) -> str:
     if p.batch == 1:
         found = _tuned(
             p.a.array.dtype, p.a.column != 1, p.b.column != 1, p.rows, p.width, p.columns,
-            p.before_gelu is not None, backend.cupy.cuda.runtime.getDevice(),
+            p.gelu or p.before_gelu is not None, backend.cupy.cuda.runtime.getDevice(),
         )  # fmt: skip
     for name in (found, DEFAULT):
         if KERNELS[name].refusal(p) is None:

@@ -22,7 +22,8 @@ class Problem(NamedTuple):
     """y[i] = a[i] b[i] for a batch of matrices; the sum over `width` terms is in float32.
 
     Of what follows the product, in this order: add to what y (float32) holds, add a bias for each
-    column, keep that in `before_gelu` and take GELU (tanh) of it, add a residual.
+    column, keep that in `before_gelu` and take GELU (tanh) of it, or multiply it with the slope of
+    GELU at `gelu_of`, add a residual.
     """
 
     batch: int
@@ -36,6 +37,8 @@ class Problem(NamedTuple):
     bias: Array | None = None  # (columns,), C order, of the dtype of a or float32
     before_gelu: Array | None = None  # as y; given, it asks for GELU
     residual: Array | None = None  # as y
+    gelu: bool = False  # take GELU although what it is taken of is not kept
+    gelu_of: Array | None = None  # as y
 
 
 def problem(a: Array, b: Array, y: Array, **rest: Any) -> Problem:

@@ -14,7 +14,7 @@ from tensorgrad.dtypes import c_name, float32, float64
 from tensorgrad.kernels.loader import load
 from tensorgrad.ops.matmul_problem import Operand, Problem
 
-_STRUCT = struct.Struct("QqqqQqqqQQQQ9i4x")  # Problem of kernels/matmul.cuh
+_STRUCT = struct.Struct("QqqqQqqqQQQQQ10i")  # Problem of kernels/matmul.cuh
 _TILE_STAGES, _TILE_TERMS = 3, 16
 _MMA_LINE, _MMA_STAGES = 128, 4
 _EPILOGUE = 8  # elements of a row that a thread finishes together
@@ -92,17 +92,18 @@ def _pack(p: Problem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
     a, b = p.a, p.b
     a_reading = _reading(a, a.row, a.column, p.rows, p.width)
     b_reading = _reading(b, b.column, b.row, p.columns, p.width)
-    written = [array for array in (p.y, p.bias, p.before_gelu, p.residual) if array is not None]
-    aligned = all(array.data.ptr % (_EPILOGUE * array.itemsize) == 0 for array in written)
+    beside = (p.y, p.bias, p.before_gelu, p.residual, p.gelu_of)
+    aligned = all(x is None or x.data.ptr % (_EPILOGUE * x.itemsize) == 0 for x in beside)
     packed = _STRUCT.pack(
         a.array.data.ptr, a.batch, a.row, a.column,
         b.array.data.ptr, b.batch, b.row, b.column,
-        p.y.data.ptr, _pointer(p.bias), _pointer(p.before_gelu), _pointer(p.residual),
+        *map(_pointer, beside),
         p.rows, p.width, p.columns, a_reading[1], b_reading[1],
         aligned and p.columns % _EPILOGUE == 0,
         p.y.dtype == float32,
         p.bias is not None and p.bias.dtype == float32,
         p.add,
+        p.gelu or p.before_gelu is not None,
     )  # fmt: skip
     return a_reading, b_reading, np.frombuffer(packed, f"V{_STRUCT.size}")
 

@@ -152,6 +152,10 @@ def test_batches(kernel: str, dtype: str, shapes: Any) -> None:
     assert_close(y.data, a, b, kernel, dtype)
 
 
+def slope_of_gelu(x: Any) -> Any:
+    return (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5
+
+
 def gelu(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
@@ -198,8 +202,20 @@ def test_what_follows_the_product(kernel: str, dtype: str, columns: int) -> None
         matmul_cuda.run(p, kernel)
         np.testing.assert_allclose(before.get().astype(float), product + bias, **close)
         np.testing.assert_allclose(y.get().astype(float), gelu(product + bias), **close)
+        y.fill(np.nan)
+        matmul_cuda.run(problem(a_gpu, b_gpu, y, gelu=True), kernel)
+        np.testing.assert_allclose(y.get().astype(float), gelu(product), **close)
+        matmul_cuda.run(problem(a_gpu, b_gpu, y, gelu_of=residual_gpu), kernel)
+        np.testing.assert_allclose(
+            y.get().astype(float), product * slope_of_gelu(residual), **close
+        )
         matmul_cuda.run(problem(a_gpu, b_gpu, y, residual=residual_gpu), kernel)
         np.testing.assert_allclose(y.get().astype(float), product + residual, **close)
+        if kernel != "cublas":
+            p = problem(a_gpu, b_gpu, y, bias=bias_gpu, gelu=True, residual=residual_gpu)
+            matmul_cuda.run(p, kernel)
+            expected = gelu(product + bias) + residual
+            np.testing.assert_allclose(y.get().astype(float), expected, **close)
 
 
 @pytest.mark.gpu
