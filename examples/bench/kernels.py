@@ -19,7 +19,9 @@ from typing import Any
 from examples.bench.timing import Job, copy_ceiling, milliseconds
 from tensorgrad import backend
 
-FAMILIES = ("norm", "softmax", "cross_entropy", "optimizers", "elementwise", "embedding")
+FAMILIES = (
+    "norm", "softmax", "cross_entropy", "optimizers", "elementwise", "embedding", "matmul",
+)  # fmt: skip
 
 
 def measure(job: Job, ceiling: float, compiled: bool) -> dict[str, Any]:

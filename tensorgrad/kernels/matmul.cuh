@@ -1,6 +1,7 @@
 // What the kernels for matrix products share: the problem, the order of the tiles, and what happens
 // to a result on its way to memory.
 #pragma once
+constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "elementwise.cuh"
 #include "types.cuh"
 

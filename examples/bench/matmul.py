@@ -1,0 +1,69 @@
+"""Matrix products x W^T of GPT-2's sizes, by every kernel; jobs for kernels.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from examples.bench.timing import Call, Job, Jobs, random_array
+from tensorgrad import backend
+from tensorgrad.dtypes import Dtype, bfloat16, float32
+from tensorgrad.ops import matmul_cuda
+from tensorgrad.ops.matmul_problem import Problem, problem
+
+SHAPES = (  # rows, columns, terms of each sum
+    (8192, 8192, 8192),
+    (32768, 2304, 768),
+    (32768, 768, 768),
+    (32768, 3072, 768),
+    (32768, 768, 3072),
+    (32768, 50304, 768),
+    (16384, 6400, 1600),
+)
+_WAYS: tuple[tuple[Dtype, bool, tuple[str, ...]], ...] = (  # dtype, rounded to TF32, kernels
+    (bfloat16, False, ("wgmma", "tiled", "cublas")),
+    (float32, True, ("tf32",)),
+    (float32, False, ("tiled", "cublas")),
+)
+
+
+def jobs(torch: Any) -> Jobs:
+    """Yield a job for each kernel, dtype and size."""
+    for dtype, tf32, kernels in _WAYS:
+        for rows, columns, terms in SHAPES:
+            x, w = random_array((rows, terms), dtype), random_array((columns, terms), dtype, 1)
+            p = problem(x, w.T, backend.cupy.empty((rows, columns), dtype))
+            peers = {} if torch is None else {"eager": _eager(torch, p, tf32)}
+            for name in kernels:
+                kernel = matmul_cuda.KERNELS.get(name)
+                if kernel is not None and kernel.refusal(p) is None:
+                    yield Job(
+                        f"matmul {dtype} {name}",
+                        f"{rows} x {columns} x {terms}",
+                        2 * rows * columns * terms,
+                        _call(kernel.multiply, p),
+                        peers,
+                        "TFLOP/s",
+                    )
+
+
+def _call(multiply: Callable[[Problem], None], p: Problem) -> Call:
+    return lambda _: multiply(p)
+
+
+def _eager(torch: Any, p: Problem, tf32: bool) -> Call:
+    """Return PyTorch's product of the same arrays."""
+    x, w, y = (torch.from_dlpack(_bits(array)) for array in (p.a.array, p.b.array.T, p.y))
+    if p.y.dtype == bfloat16:
+        x, w, y = (array.view(torch.bfloat16) for array in (x, w, y))
+
+    def call(_: int) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.mm(x, w.T, out=y)
+
+    return call
+
+
+def _bits(array: Any) -> Any:
+    """Return the array as integers where DLPack of this CuPy does not know its dtype."""
+    return array.view("int16") if array.dtype == bfloat16 else array
