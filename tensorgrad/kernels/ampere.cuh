@@ -9,14 +9,16 @@ __device__ inline unsigned to_shared(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// Start a copy of BYTES (4, 8 or 16), of which only the first `used` are read: the rest becomes 0.
-template <int BYTES> __device__ inline void copy_async(unsigned to, const void* from, int used) {
+// Start a copy of BYTES (4, 8 or 16); where they do not exist, zeros are written and nothing is read.
+template <int BYTES> __device__ inline void copy_async(unsigned to, const void* from, bool exist) {
     if constexpr (BYTES == 16)   // past the L1 cache
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                     :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(used) : "memory");
+        asm volatile("{\n.reg .pred none;\nsetp.eq.b32 none, %2, 0;\n"
+                     "cp.async.cg.shared.global [%0], [%1], 16, none;\n}"
+                     :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(int(exist)) : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                     :: "r"(to), "l"(__cvta_generic_to_global(from)), "n"(BYTES), "r"(used) : "memory");
+        asm volatile("{\n.reg .pred none;\nsetp.eq.b32 none, %3, 0;\n"
+                     "cp.async.ca.shared.global [%0], [%1], %2, none;\n}"
+                     :: "r"(to), "l"(__cvta_generic_to_global(from)), "n"(BYTES), "r"(int(exist)) : "memory");
 }
 __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Wait until at most N of the thread's groups are under way.

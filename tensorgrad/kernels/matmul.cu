@@ -21,7 +21,7 @@ constexpr int THREADS = 256, TERMS = 16, STAGES = 3;
 
 // Copies tiles of TERMS x LENGTH of one operand to shared memory, one along the terms after the other.
 // The operand is seen as `length` lines of `width` terms, with the distances `step` from line to line
-// and `term_step`. VECTORS: lines lie side by side, 16 bytes of them aligned.
+// and `term_step`. VECTORS: lines lie side by side, aligned and in whole pieces of 16 bytes.
 template <typename T, int LENGTH, bool VECTORS> struct Loader {
     static constexpr int PIECE = VECTORS ? 16 / sizeof(T) : 1;
     static constexpr int PITCH = LENGTH + 16 / sizeof(T);   // so that what is turned spreads over the banks
@@ -49,8 +49,8 @@ template <typename T, int LENGTH, bool VECTORS> struct Loader {
         constexpr int PASS = VECTORS ? THREADS / (LENGTH / PIECE) : THREADS / TERMS;
         #pragma unroll
         for (int i = 0; i < (VECTORS ? TERMS : LENGTH); i += PASS, source += pass_step) {
-            const int count = VECTORS ? (i < terms ? max(0, min(PIECE, lines)) : 0) : terms > 0 && i < lines;
-            copy_async<PIECE * sizeof(T)>(to + i * (VECTORS ? PITCH : 1) * int(sizeof(T)), source, count * int(sizeof(T)));
+            const bool exist = VECTORS ? i < terms && lines > 0 : terms > 0 && i < lines;
+            copy_async<PIECE * sizeof(T)>(to + i * (VECTORS ? PITCH : 1) * int(sizeof(T)), source, exist);
         }
         from += tile_step;
         terms -= TERMS;

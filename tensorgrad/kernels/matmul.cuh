@@ -18,7 +18,7 @@ struct Problem {
     const void* residual;       // or null
     const void* gelu_of;        // or null: y is not multiplied with the slope of GELU there
     int rows, width, columns;
-    int a_vectors, b_vectors;   // whether 16-byte accesses are aligned, along the contiguous axis
+    int a_vectors, b_vectors;   // whether the contiguous axis is aligned pieces of 16 bytes
     int y_vectors;              // and those of 8 elements of y, what lies like y, and the bias
     int wide;                   // y and what lies like y are of the compute type; else of type T
     int bias_wide;              // the bias too

@@ -82,19 +82,24 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
         left = length - start - (ALONG_TERMS ? line : piece * Place::PIECE);   // rows from here on
     }
 
-    // Where the piece of a pass goes to, and how many of its elements exist.
-    __device__ unsigned place(unsigned tile, int pass) const { return tile + Place::offset(line + pass * PASS, piece); }
-    __device__ int count(int first, int pass) const {
-        const int terms = width - first - (ALONG_TERMS ? piece * Place::PIECE : line + pass * PASS);
-        const int rows = ALONG_TERMS ? left - pass * PASS : left;
-        return (ALONG_TERMS ? rows : terms) > 0 ? max(0, min(Place::PIECE, ALONG_TERMS ? terms : rows)) : 0;
+    // Where the piece of a pass goes to: the lines of the passes are permuted alike.
+    __device__ unsigned place(unsigned tile, int pass) const {
+        static_assert(PASS * (sizeof(T) == 4 && !ALONG_TERMS ? 2 : 1) % 8 == 0, "");
+        return tile + Place::offset(line, piece) + pass * PASS * Place::PIECES * 16;
+    }
+
+    // Rows and terms that are left, from the piece of a pass on.
+    __device__ int rows_left(int pass) const { return ALONG_TERMS ? left - pass * PASS : left; }
+    __device__ int terms_left(int first, int pass) const {
+        return width - first - (ALONG_TERMS ? piece * Place::PIECE : line + pass * PASS);
     }
 
     __device__ void copy(unsigned tile, int first, int part) const {
         #pragma unroll
         for (int i = 0; i < PASSES / STEPS; ++i) {
             const int pass = part * (PASSES / STEPS) + i;
-            copy_async<16>(place(tile, pass), from + pass * PASS * line_step, count(first, pass) * int(sizeof(T)));
+            copy_async<16>(place(tile, pass), from + pass * PASS * line_step,
+                           rows_left(pass) > 0 && terms_left(first, pass) > 0);
         }
     }
 
@@ -103,7 +108,8 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
         #pragma unroll 1
         for (int pass = 0; pass < PASSES; ++pass) {
             const T* source = from + pass * PASS * line_step;
-            const int exist = count(first, pass);
+            const int rows = rows_left(pass), terms = terms_left(first, pass);
+            const int exist = min(rows, terms) > 0 ? (ALONG_TERMS ? terms : rows) : 0;
             Vec<T> v;
             #pragma unroll
             for (int i = 0; i < Place::PIECE; ++i, source += element_step) v.values[i] = i < exist ? *source : T(0.f);

@@ -111,15 +111,15 @@ def _pack(p: Problem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
 def _reading(
     operand: Operand, step: int, term_step: int, length: int, width: int
 ) -> tuple[bool, bool]:
-    """Return whether to read along the terms, and whether 16 bytes at a time are aligned.
+    """Return whether to read along the terms, and whether that is aligned pieces of 16 bytes.
 
     The operand is seen as `length` lines of `width` terms.
     """
     piece = 16 // operand.array.itemsize
     aligned = operand.array.data.ptr % 16 == 0 and operand.batch % piece == 0
-    if aligned and (term_step == 1 or width == 1) and (step % piece == 0 or length == 1):
+    if aligned and term_step == 1 and width % piece == 0 and (step % piece == 0 or length == 1):
         return True, True
-    if aligned and (step == 1 or length == 1) and (term_step % piece == 0 or width == 1):
+    if aligned and step == 1 and length % piece == 0 and (term_step % piece == 0 or width == 1):
         return False, True
     return step != 1, False
 

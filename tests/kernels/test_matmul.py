@@ -270,6 +270,42 @@ def test_a_kernel_that_does_not_do_the_product() -> None:
         tensorgrad.matmul(integers, integers, kernel="tiled")
 
 
+@pytest.mark.parametrize(
+    ("shape", "batch", "expected"),
+    [
+        ((5, 7), (), (0, 7, 1)),
+        ((5, 7), (2, 3), (0, 7, 1)),
+        ((3, 5, 7), (3,), (35, 7, 1)),
+        ((2, 3, 5, 7), (2, 3), (35, 7, 1)),
+        ((1, 5, 7), (3,), (0, 7, 1)),
+        ((1, 1, 5, 7), (2, 3), (0, 7, 1)),
+    ],
+)
+def test_steps_between_matrices(shape: Any, batch: Any, expected: Any) -> None:
+    array = np.zeros(shape, "float32")
+    assert operand(broadcast(array, batch), batch)[1:] == expected
+    turned = np.zeros((*shape[:-2], 7, 5), "float32").swapaxes(-1, -2)
+    found = operand(broadcast(turned, batch), batch)[1:]
+    assert found == (expected[0], 1, 5)
+
+
+def broadcast(array: Any, batch: Any) -> Any:
+    return array if array.ndim == 2 else np.broadcast_to(array, (*batch, *array.shape[-2:]))
+
+
+def operand(array: Any, batch: Any) -> Any:
+    y = np.zeros((*batch, array.shape[-2], 1), "float32")
+    return problem(array, np.zeros((array.shape[-1], 1), "float32"), y).a
+
+
+def test_matrices_that_no_single_step_leads_to_are_copied() -> None:
+    array = np.broadcast_to(np.arange(70, dtype="float32").reshape(2, 1, 5, 7), (2, 3, 5, 7))
+    found = operand(array, (2, 3))
+    assert found[1:] == (35, 7, 1)
+    np.testing.assert_array_equal(found.array, array)
+    assert found.array.flags.c_contiguous
+
+
 def test_there_is_no_such_kernel() -> None:
     a = np.ones((2, 2), "float32")
     with pytest.raises(ArgumentError, match="matmul: kernel is 'fast', expected None or one of "
