@@ -4,9 +4,9 @@ Neither pass keeps the (Tq, Tk) matrix of weights: forward keeps its result and 
 the logarithm of the sum of exponentials, from which backward computes the weights again. Keys that
 a causal mask or a window hides from a whole block of queries cost nothing.
 
-`attention_numpy.py` is the reference. On GPUs of compute capability 9.0 heads of 64 and 128 in 16
-bits have kernels of their own, which `attention_sm90.py` launches; all else is done by CuPy, with
-the whole matrix in memory.
+`attention_numpy.py` is the reference. On the GPU `_implementation` chooses: kernels for 16 bits on
+Hopper (`attention_sm90.py`), for 16 bits on all chips of compute capability 8.0 and later
+(`attention_sm80.py`), and plain ones for the rest (`attention_simple.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, int32
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tensorgrad.ops import attention_numpy, attention_sm90, attention_unfused
+from tensorgrad.ops import attention_numpy, attention_simple, attention_sm80, attention_sm90
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, Sequences, empty_result
 from tensorgrad.ops.operand import float_tensor, integer_array, probability, tensor_of, widened
 from tensorgrad.philox import fill_keep
@@ -242,7 +242,7 @@ def attention_varlen(
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None, ...]:
     q, k, v, y, logsumexp, rule, _ = saved
-    dtype = _gradient_dtype((q, k, v), rule)
+    dtype = _gradient_dtype(q)
     gradients = tuple(backend.empty(a.shape, dtype, like=a) for a in (q, k, v))
     _write_gradients(dy, (q, k, v), y, logsumexp, rule, gradients)
     return gradients
@@ -253,7 +253,7 @@ def _backward_packed(
 ) -> tuple[Array | None, ...]:
     qkv, heads, kv_heads, y, logsumexp, rule, _ = saved
     arrays = _unpack(qkv, heads, kv_heads)
-    dqkv = backend.empty(qkv.shape, _gradient_dtype(arrays, rule), like=qkv)
+    dqkv = backend.empty(qkv.shape, _gradient_dtype(qkv), like=qkv)
     dy = dy.reshape(*dy.shape[:2], heads, y.shape[3]).swapaxes(1, 2)
     _write_gradients(dy, arrays, y, logsumexp, rule, _unpack(dqkv, heads, kv_heads))
     return (dqkv,)
@@ -264,7 +264,7 @@ def _backward_varlen(
 ) -> tuple[Array | None, ...]:
     *arrays, y, logsumexp, rule = saved
     q, k, v = arrays
-    dtype = _gradient_dtype((q, k, v), rule)
+    dtype = _gradient_dtype(q)
     gradients = tuple(empty_result(a, dtype) for a in (q, k, v))
     _write_gradients(dy[None].swapaxes(1, 2), (q, k, v), y, logsumexp, rule, gradients)
     return tuple(gradient[0].swapaxes(0, 1) for gradient in gradients)
@@ -274,7 +274,9 @@ def _implementation(arrays: Arrays, rule: Rule) -> Any:
     """Return the module whose forward and backward do these arrays."""
     if type(arrays[0]) is np.ndarray:
         return attention_numpy
-    return attention_sm90 if attention_sm90.supports(arrays, rule) else attention_unfused
+    if attention_sm90.supports(arrays, rule):
+        return attention_sm90
+    return attention_sm80 if attention_sm80.supports(arrays, rule) else attention_simple
 
 
 def _forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
@@ -299,11 +301,10 @@ def _write_gradients(
             gradient[...] = 0
 
 
-def _gradient_dtype(arrays: Arrays, rule: Rule) -> Dtype:
+def _gradient_dtype(q: Array) -> Dtype:
     """Return the dtype that backward writes; the walk casts where it is not that of the inputs."""
-    dtype: Dtype = arrays[0].dtype
-    own = _implementation(arrays, rule) not in (attention_numpy, attention_unfused)
-    return dtype if own else widened(arrays[0][:0]).dtype
+    dtype: Dtype = widened(q[:0]).dtype if type(q) is np.ndarray else q.dtype
+    return dtype
 
 
 def _operands(op: str, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,136 @@
+"""What the launches of attention's general kernels have in common: the structs of attention.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name, compute_dtype
+from tensorgrad.kernels.loader import load
+from tensorgrad.ops.attention_rule import ALL, Arrays, Rule
+
+_STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "row")])
+_PROBLEM = np.dtype(
+    [
+        (name, "i4")
+        for name in ("heads", "kv_heads", "queries", "keys", "width", "before", "after",
+                     "sequences", "aligned", "by_head")
+    ]
+    + [(name, "f4") for name in ("slope", "inverse", "spared")]
+    + [("padding", "i4"), ("scale", "f8"), ("kept", "f8")]
+    + [(name, _STRIDES) for name in ("q", "k", "v", "y", "dq", "dk", "dv", "sums")]
+    + [("bias", "i8", (4,))]
+)  # fmt: skip
+_DROPOUT = np.dtype(
+    [(name, "u8") for name in ("seed", "draw", "stream", "offset")] + [("threshold", "i8")]
+)
+_NONE = np.uintp(0)  # a null pointer
+
+
+def readable(array: Array) -> Array:
+    """Return the array with the elements of its last axis beside each other."""
+    beside = array.shape[3] == 1 or array.strides[3] == array.itemsize
+    return array if beside else backend.contiguous(array)
+
+
+def problem(arrays: Arrays, y: Array, rule: Rule, gradients: Sequence[Array] = ()) -> Any:
+    """Return the struct Problem; y is the result or its gradient."""
+    q, k, v = arrays
+    batch, heads, queries, width = q.shape
+    keys, sums = k.shape[2], (heads * queries, queries, 1)
+    if rule.sequences is not None:
+        batch, sums = len(rule.sequences.q_starts) - 1, (0, queries, 1)
+        queries, keys = rule.sequences.longest
+    everything = (q, k, v, y, *gradients)
+    aligned = width * q.itemsize % 16 == 0 and all(map(_aligned, everything))
+    strides = [_strides(array) for array in everything] + [(0, 0, 0)] * (3 - len(gradients))
+    bias = (0,) * 4
+    if rule.bias is not None:
+        bias = tuple(stride // rule.bias.itemsize for stride in rule.bias.strides)
+    by_head = not (rule.after == 0 and rule.before == ALL)
+    factors = (
+        rule.scale / math.log(2),
+        1 / rule.scale if rule.scale else 0,
+        1 / (1 - rule.dropout),
+    )
+    return _struct(
+        heads, k.shape[1], queries, keys, width, rule.before, rule.after, batch, aligned, by_head,
+        *factors, 0, rule.scale, 1 - rule.dropout, *strides, sums, bias,
+    )  # fmt: skip
+
+
+def rest(rule: Rule) -> tuple[Any, Any, Any]:
+    """Return what else a kernel is told of the rule: the bias and the starts, or null."""
+    bias = _NONE if rule.bias is None else rule.bias
+    if rule.sequences is None:
+        return bias, _NONE, _NONE
+    return bias, rule.sequences.q_starts, rule.sequences.k_starts
+
+
+def dropout(rule: Rule) -> Any:
+    """Return the struct Dropout."""
+    if rule.key is None:
+        return _no_dropout()
+    seed, draw, stream, offset = rule.key
+    pointer = 0 if offset is None else offset.data.ptr
+    threshold = round((1 - rule.dropout) * 2**16)  # as fill_keep rounds it
+    return np.array([(seed, draw, stream, pointer, threshold)], _DROPOUT)
+
+
+def blocks(rows: Array, size: int, rule: Rule, keys: bool = False) -> int:
+    """Return how many blocks of so many queries, or keys, all heads of all sequences have."""
+    batch, heads, length, _ = rows.shape
+    if rule.sequences is not None:
+        batch, length = len(rule.sequences.q_starts) - 1, rule.sequences.longest[keys]
+    return int(-(-length // size) * batch * heads)
+
+
+def sums(dy: Array, y: Array, logsumexp: Array) -> Array:
+    """Return what backward needs of each query, (B, H, Tq, 2)."""
+    batch, heads, queries, width = y.shape
+    result = backend.empty((*logsumexp.shape, 2), compute_dtype(y.dtype), like=y)
+    aligned = width * y.itemsize % 16 == 0 and _aligned(y) and _aligned(dy)
+    load("attention_simple.cu", f"attention_backward_rows<{c_name(y.dtype)}>")(
+        (-(-batch * heads * queries // 32),),
+        (256,),
+        (result, y, dy, logsumexp, _struct_strides(_strides(y)), _struct_strides(_strides(dy)),
+         *map(np.int32, (batch, heads, queries, width, aligned))),
+    )  # fmt: skip
+    return result
+
+
+def _aligned(array: Array) -> bool:
+    """Whether all rows start at multiples of 16 bytes."""
+    return array.data.ptr % 16 == 0 and not any(
+        stride * array.itemsize % 16 for stride in _strides(array)
+    )
+
+
+def _strides(array: Array) -> tuple[int, ...]:
+    """Return the strides of (B, H, T) in elements; 0 where there is but one index."""
+    size = array.itemsize
+    return tuple(
+        stride // size if length > 1 else 0
+        for length, stride in zip(array.shape[:3], array.strides[:3], strict=True)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _struct(*fields: Any) -> Any:
+    return np.array([fields], _PROBLEM)
+
+
+@lru_cache(maxsize=1024)
+def _struct_strides(strides: tuple[int, ...]) -> Any:
+    return np.array([strides], _STRIDES)
+
+
+@cache
+def _no_dropout() -> Any:
+    return np.array([(0, 0, 0, 0, -1)], _DROPOUT)
