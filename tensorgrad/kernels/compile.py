@@ -28,7 +28,7 @@ _ENTRY = re.compile(
     re.DOTALL,
 )
 _SERIALIZED = re.compile(r"^.*(?:C7508|C751[0-9]).*$", re.MULTILINE)
-_BATCH = 32  # instantiations of one file compiled together: headers are read once for all of them
+_BATCH = 64  # instantiations of one file compiled together: headers are read once for all of them
 
 
 # (source, kernels, target) -> the compiler's log, and the kernel behind each linker name
@@ -119,8 +119,12 @@ def check(paths: Sequence[Path], archs: Sequence[str]) -> list[Report]:
                 (source, source.kernels[i : i + _BATCH], target)
                 for i in range(0, len(source.kernels), _BATCH)
             ]
+    # Long ones first, so that no core waits for another at the end: those for one GPU (wgmma) take
+    # several times as long as others of their size.
+    tasks.sort(key=lambda task: (task[0].arch is None, -len(task[0].text) * len(task[1])))
     with ThreadPoolExecutor(backend.threads()) as pool:
-        return list(pool.map(lambda task: _report(compiler, *task), tasks))
+        reports = list(pool.map(lambda task: _report(compiler, *task), tasks))
+    return sorted(reports, key=lambda report: report.file)
 
 
 def _compiler() -> Compiler:

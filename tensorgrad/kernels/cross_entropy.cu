@@ -5,9 +5,9 @@
 // not read. dlogits may be logits, but not in cross_entropy_backward.
 //
 //   cross_entropy_count     how many targets count, for the mean
-//   cross_entropy_group     short rows, held in the registers of up to 32 threads (1,024 logits; 256
-//                           of double): loss and gradient, each if wanted, in 2 * sizeof(T) bytes an
-//                           element
+//   cross_entropy_group     short rows, held in the registers of up to 32 threads: 256 logits, or
+//                           1,024 in whole vectors. Loss and gradient, each if wanted, in
+//                           2 * sizeof(T) bytes an element
 //   cross_entropy_staged    loss and gradient of rows that fit in shared memory: the same bytes. Each
 //                           thread copies its share of the next row over what it has just used
 //   cross_entropy_forward   any row, a block each. For the gradient the logits are read again, from
@@ -122,79 +122,104 @@ cross_entropy_rescale(T* __restrict__ values, const Scale<Compute<T>> scale, lon
         values[i] = from_compute<T>(to_compute(values[i]) * factor);
 }
 
-// See cross_entropy_group. A thread's logits lie W side by side: a vector, or 1 where rows do not
-// consist of whole vectors.
+// What a thread holds of a row: value j is that of column(j), W of them side by side: a vector, or 1
+// where rows do not consist of whole vectors. Those from `end` on are -inf.
+template <typename T, int N, int W>
+struct Share {
+    using Piece = Vec<T, W>;
+    Piece pieces[N / W];
+
+    __device__ static int column(int j) { return (j / W * blockDim.x + threadIdx.x) * W + j % W; }
+
+    __device__ void fetch(const T* row, int end) {
+        #pragma unroll
+        for (int j = 0; j < N; j += W)
+            if (column(j) < end) pieces[j / W] = load<W>(row + column(j));
+    }
+    template <typename C> __device__ void unpack_to(C (&values)[N], int end) const {
+        #pragma unroll
+        for (int j = 0; j < N; j += W) {
+            C part[W];
+            if constexpr (W > 1) unpack<T>(reinterpret_cast<const Words&>(pieces[j / W]), part);
+            else part[0] = to_compute(pieces[j].values[0]);
+            #pragma unroll
+            for (int k = 0; k < W; ++k) values[j + k] = column(j) < end ? part[k] : -infinity<C>();
+        }
+        if (W > 1 && end % W != 0)   // a vector of which some count
+            #pragma unroll
+            for (int j = 0; j < N; ++j)
+                if (column(j) >= end) values[j] = -infinity<C>();
+    }
+};
+
+// See cross_entropy_group. The next row is on its way while a row is worked on.
 template <typename T, int N, int W, typename C = Compute<T>>
 __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, const Targets& targets,
                                         const Scale<C>& scale, long long rows, int width, int classes) {
-    const bool real = group_row() < rows, smooth = targets.each != 0;
-    const long long r = real ? group_row() : 0, id = targets.ids[r];
-    const bool counts = targets.counts(id), known = 0 <= id && id < classes;
-    const C weight = scale(r);
-    // Value j is that of column first + column(j). Missing ones are -inf.
-    const int first = threadIdx.x * W, step = blockDim.x * W;
-    const auto column = [=](int j) { return j / W * step + j % W; };
-    const T* x = logits + r * width;
-    C at_target = known ? to_compute(x[id]) : not_a_number<C>();
-    C values[N];
-    #pragma unroll
-    for (int j = 0; j < N; j += W) {
-        const bool there = counts && first + column(j) < classes;
-        if constexpr (W > 1) {
-            C part[W];
-            if (there) unpack<T>(load_words(x + first + column(j)), part);
+    using Own = Share<T, N, W>;
+    const long long stride = gridDim.x * (long long)blockDim.y, last = rows - 1;
+    const bool smooth = targets.each != 0;
+    long long next = min(group_row(), last), next_id = targets.ids[next];
+    Own next_share;
+    next_share.fetch(logits + next * width, classes);
+    // Every thread of a warp takes every turn; a row beyond the last is the last one again, unwritten.
+    for (long long r = group_row(); r - threadIdx.y < rows; r += stride) {
+        const long long id = next_id, row = min(r, last);
+        C values[N];
+        next_share.unpack_to(values, classes);
+        const bool counts = targets.counts(id), known = 0 <= id && id < classes;
+        const C at_target = known ? to_compute(logits[row * width + id]) : not_a_number<C>();
+        const C weight = scale(row);
+        next = min(r + stride, last);
+        next_id = targets.ids[next];
+        next_share.fetch(logits + next * width, classes);
+        C plain = 0;
+        if (smooth)
             #pragma unroll
-            for (int k = 0; k < W; ++k) values[j + k] = there ? part[k] : -infinity<C>();
-        } else {
-            values[j] = there ? to_compute(x[first + column(j)]) : -infinity<C>();
+            for (int j = 0; j < N; ++j)
+                if (Own::column(j) < classes) plain += values[j];
+        asm volatile("" :: "r"(int(at_target != 0)));   // read before a thread writes over it
+        Peak<C> own = {-infinity<C>(), 0};
+        own.template absorb<T>(values);
+        own = warp_reduce(own, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); }, blockDim.x);
+        if (smooth) plain = warp_reduce(plain, [](C a, C b) { return a + b; }, blockDim.x);
+        if (r >= rows) continue;
+        const Slopes<T> slopes(own, targets, weight);
+        if (losses != nullptr && threadIdx.x == 0)
+            losses[r] = counts ? targets.loss(slopes.lse, at_target, plain) : C(0);
+        if (dlogits == nullptr) continue;
+        T* dx = dlogits + r * width;
+        if (!counts) {
+            for (int column = threadIdx.x; column < width; column += blockDim.x) dx[column] = T(0.f);
+            continue;
         }
-    }
-    if (W > 1 && classes < width)
         #pragma unroll
-        for (int j = 0; j < N; ++j)
-            if (first + column(j) >= classes) values[j] = -infinity<C>();
-    C plain = 0;
-    if (smooth)
-        #pragma unroll
-        for (int j = 0; j < N; ++j)
-            if (first + column(j) < classes) plain += values[j];
-    asm volatile("" :: "r"(int(at_target != 0)));   // read before a thread writes over it
-    Peak<C> own = {-infinity<C>(), 0};
-    own.template absorb<T>(values);
-    own = warp_reduce(own, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); }, blockDim.x);
-    if (smooth) plain = warp_reduce(plain, [](C a, C b) { return a + b; }, blockDim.x);
-    if (!real) return;
-    Slopes<T> slopes(own, targets, weight);
-    if (!counts) slopes.rise = slopes.floor = slopes.drop = 0;
-    if (losses != nullptr && threadIdx.x == 0)
-        losses[r] = counts ? targets.loss(slopes.lse, at_target, plain) : C(0);
-    if (dlogits == nullptr) return;
-    T* dx = dlogits + r * width;
-    #pragma unroll
-    for (int j = 0; j < N; j += W) {
-        if (first + column(j) >= width) break;
-        #pragma unroll
-        for (int k = j; k < j + W; ++k) values[k] = slopes(values[k]);
-        if (W > 1 && classes < width)
+        for (int j = 0; j < N; j += W) {
+            if (Own::column(j) >= width) break;
             #pragma unroll
-            for (int k = j; k < j + W; ++k)
-                if (first + column(k) >= classes) values[k] = 0;
-        if constexpr (W > 1) store_values(dx + first + column(j), reinterpret_cast<const C(&)[W]>(values[j]));
-        else dx[first + column(j)] = first + column(j) < classes ? from_compute<T>(values[j]) : T(0.f);
+            for (int k = j; k < j + W; ++k) values[k] = slopes(values[k]);
+            if (classes < width)
+                #pragma unroll
+                for (int k = j; k < j + W; ++k)
+                    if (Own::column(k) >= classes) values[k] = 0;
+            if constexpr (W > 1) store_values(dx + Own::column(j), reinterpret_cast<const C(&)[W]>(values[j]));
+            else dx[Own::column(j)] = from_compute<T>(values[j]);
+        }
+        if (known && int(id) / W % blockDim.x == threadIdx.x)   // once more, by the same thread
+            dx[id] = from_compute<T>(slopes(at_target) - slopes.drop);
     }
-    if (counts && known && int(id) / W % blockDim.x == threadIdx.x)   // once more, by the same thread
-        dx[id] = from_compute<T>(slopes(at_target) - slopes.drop);
 }
 
 // blockDim.x threads, a power of two up to 32, hold N logits of a row each; blockDim.y rows a block.
+// With more than 8 the rows consist of whole vectors.
 template <typename T, int N>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, N == 8 && sizeof(T) < 8 ? 4 : 2)
 cross_entropy_group(Compute<T>* losses, T* dlogits, const T* logits, const Targets targets,
                     const Scale<Compute<T>> scale, int prepared, long long rows, int width, int classes) {
     if (prepared && scale.is_one()) return;
-    if (width % VECTOR<T> == 0)
+    if (N > 8 || width % VECTOR<T> == 0)
         group_of_threads<T, N, VECTOR<T>>(losses, dlogits, logits, targets, scale, rows, width, classes);
-    else
+    else if constexpr (N == 8)
         group_of_threads<T, N, 1>(losses, dlogits, logits, targets, scale, rows, width, classes);
 }
 

@@ -159,7 +159,7 @@ def rows_forward(
     row_bytes = classes * logits.itemsize // 16 * 16
     staged = dlogits is not None and logits.dtype != float64
     if staged and row_bytes <= limits.block_shared:
-        blocks = min(16, limits.shared // (row_bytes + 1536))
+        blocks = min(24, limits.shared // (row_bytes + 1536))
         load(_FILE, f"cross_entropy_staged<{dtype}>")(
             (min(height, blocks * limits.multiprocessors),),
             (1024 if blocks == 1 else 768 // blocks // 32 * 32,),
@@ -186,9 +186,12 @@ def rescale(values: Array, scale: Scale) -> None:
         )
 
 
-def _held(logits: Array) -> bool:
-    """Whether 32 threads hold a row in registers."""
-    return bool(logits.shape[1] <= (256 if logits.dtype == float64 else 1024))
+def _held(logits: Array) -> int:
+    """Return how many logits a thread holds where 32 threads hold a row, else 0."""
+    width = logits.shape[1]
+    if width * logits.itemsize % 16 == 0 and logits.dtype != float64 and 32 < width <= 1024:
+        return 32
+    return 8 if width <= 256 else 0
 
 
 def _group(
@@ -204,11 +207,11 @@ def _group(
     height, width = logits.shape
     if not height:
         return
-    own = 8 if width <= 256 else 32
+    own = _held(logits)
     lanes = 1 << (-(-width // own) - 1).bit_length()
     groups = 256 // lanes
     load(_FILE, f"cross_entropy_group<{c_name(logits.dtype)}, {own}>")(
-        (-(-height // groups),),
+        (min(-(-height // groups), 4 * _limits(logits.device.id).multiprocessors),),
         (lanes, groups),
         (_pointer(losses), _pointer(dlogits), logits, _targets(ids, options, classes),
          scale.pack(), np.int32(prepared), np.int64(height), np.int32(width), np.int32(classes)),

@@ -85,7 +85,9 @@ def test_many_rows_share_blocks() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("width", [2, 7, 64, 1023, 1040, 16385, 50257, 50304, 120001])
+@pytest.mark.parametrize(
+    "width", [2, 7, 16, 64, 1000, 1023, 1024, 1040, 16385, 50257, 50304, 120001]
+)
 @pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.01)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_cross_entropy(
@@ -125,7 +127,8 @@ def test_cross_entropy_of_many_short_rows() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
-    ("width", "classes"), [(24, 17), (1040, 1033), (20480, 20001), (50304, 50257)]
+    ("width", "classes"),
+    [(24, 17), (64, 61), (1024, 1000), (1024, 1013), (1040, 1033), (20480, 20001), (50304, 50257)],
 )
 def test_cross_entropy_in_place_with_columns_that_do_not_count(
     width: int, classes: int, dtype: Any
