@@ -112,6 +112,30 @@ def test_the_command_needs_a_gpu(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_command_writes_only_when_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "tuned.json"
+    monkeypatch.setattr(backend, "gpu_count", lambda: 1)
+    monkeypatch.setattr(tune, "_cases", lambda only: (c for c in CASES if c.name not in only))
+    monkeypatch.setattr(tune, "measure", timer)
+    monkeypatch.setattr(tune, "architecture", lambda: "sm_90")
+    assert tune.main(["--file", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "sm_90 matmul clear: default -> tiled" in printed
+    assert not path.exists()
+    assert tune.main(["--file", str(path), "--write"]) == 0
+    assert tuned.read(path) == {"sm_90": {"matmul": {"clear": "tiled"}}}
+    capsys.readouterr()
+    assert tune.main(["clear", "--file", str(path), "--write"]) == 0  # leaves the others alone
+    assert "nothing changes" in capsys.readouterr().out
+    assert tuned.read(path) == {"sm_90": {"matmul": {"clear": "tiled"}}}
+    path.write_text("{")
+    assert tune.main(["--file", str(path), "--write"]) == 1
+    assert "expected choices as JSON" in capsys.readouterr().err
+    assert path.read_text() == "{"
+
+
 @pytest.mark.gpu
 def test_a_tiny_tuning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
