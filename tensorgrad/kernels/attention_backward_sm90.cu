@@ -20,7 +20,7 @@
 // instantiate: attention_backward_rows<{T}>
 // instantiate: attention_backward<{T}, {32, 2, 96 | 64, 2, 96 | 96, 2, 64 | 128, 2, 64}, BOTH, false>
 // instantiate: attention_backward<{T}, 256, 2, 32, {KEYS | VALUES}, {false | true}>
-// instantiate: attention_backward<{T}, {32, 3, 64 | 64, 3, 64 | 96, 2, 96 | 128, 2, 80 | 256, 2, 32}, QUERIES, false>
+// instantiate: attention_backward<{T}, {32, 3, 64 | 64, 3, 64 | 96, 3, 64 | 128, 2, 80 | 256, 2, 32}, QUERIES, false>
 // instantiate: attention_backward<{T}, 64, 2, 64, BOTH, true>
 // instantiate: attention_backward<{T}, 128, 2, 64, {KEYS | VALUES}, true>
 // instantiate: attention_backward<{T}, {64, 2, 64 | 128, 2, 64 | 256, 2, 32}, QUERIES, true>
@@ -108,6 +108,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                    const __grid_constant__ Problem p,
                    const __grid_constant__ Extras extras, int pitch, const __grid_constant__ Strides strides) {
     constexpr bool OF_QUERIES = PART == QUERIES, HAS_1 = PART != VALUES, HAS_2 = PART == VALUES || PART == BOTH;
+    // A warp reads tiles in the products alone, as one, but each lane reads sums: it says so itself.
+    constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // of a warpgroup, for a stage
     using Tiles = BackwardTiles<D, W, N>;
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES, B_BYTES = Tiles::B_BYTES;
     extern __shared__ unsigned char raw[];
@@ -121,7 +123,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
         }
         for (int s = 0; s < STAGES; ++s) {
             barriers.full[s].init(1);
-            barriers.empty[s].init(4 * W);
+            barriers.empty[s].init(ARRIVALS * W);
         }
         publish_barriers();
     }
@@ -196,7 +198,13 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
         const float slope = EXTRAS ? LOG2E : p.scale * LOG2E;   // with EXTRAS scores come scaled
         const Word draw = EXTRAS ? draw_number(extras.draw, extras.offset) : 0;
-        auto release = [&](Barrier& empty) { if (lane == 0) empty.arrive(); };
+
+        auto release = [&](Barrier& empty) {
+            if (OF_QUERIES)
+                arrive_together(empty);
+            else
+                empty.arrive();
+        };
 
         const unsigned long long a1_at = describe(a_tiles + 2 * group * Tiles::A_BYTES);
         const unsigned long long a2_at = a1_at + Tiles::A_BYTES / 16;
@@ -366,7 +374,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             pin(sum2);
             if (before >= 0) release(barriers.empty[before]);
             if (first < last) {
-                release(barriers.a_empty[group]);
+                arrive_together(barriers.a_empty[group]);
                 a_parity ^= 1;
             }
             #pragma unroll

@@ -140,7 +140,6 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, int* __restr
         // exponentials of one run under the products of the next.
         auto await_turn = [&] { named_wait(1 + group, 2 * WARPGROUP); };
         auto pass_turn = [&] { named_arrive(1 + (group + 1) % W, 2 * WARPGROUP); };
-        auto release = [&](Barrier& empty) { if (lane == 0) empty.arrive(); };
         if (group == W - 1) pass_turn();
 
         const unsigned char* q_tile = q_tiles + group * Tiles::Q_BYTES;
@@ -198,9 +197,9 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, int* __restr
                 for (; n >= end; --n) {
                     if (n < last - 1) { await_turn(); pass_turn(); }
                     barriers.k_full[at.stage].wait(at.parity);
-                    release(barriers.k_empty[at.stage]);
+                    arrive_together(barriers.k_empty[at.stage]);
                     barriers.v_full[at.stage].wait(at.parity);
-                    release(barriers.v_empty[at.stage]);
+                    arrive_together(barriers.v_empty[at.stage]);
                     at.next();
                 }
             };
@@ -286,19 +285,17 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, int* __restr
                 pass_turn();
                 wgmma_wait<1>();
                 pin(s);
-                release(barriers.k_empty[at.stage]);
+                arrive_together(barriers.k_empty[at.stage]);
                 if (EXTRAS) scale_and_add(n);
                 if (n < whole_first || n >= whole_last) mask(n);
                 exponentiate(shrink, false);
                 wgmma_wait<0>();
                 pin(o);
-                release(barriers.v_empty[before.stage]);
+                arrive_together(barriers.v_empty[before.stage]);
                 if (EXTRAS) drop(n);
                 pack_all<T>(weights, s);
-                if (__any_sync(0xffffffff, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-                    #pragma unroll
-                    for (int i = 0; i < D / 2; ++i) o[i] *= shrink[i / 2 % 2];
-                }
+                #pragma unroll
+                for (int i = 0; i < D / 2; ++i) o[i] *= shrink[i / 2 % 2];
                 add = true;
                 before = at;
                 at.next();
@@ -310,13 +307,13 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, int* __restr
                 if (KEPT) {
                     #pragma unroll
                     for (int h = 0; h < KEPT; ++h) load_rows(q[h], q_tile + h * 64 * SWIZZLE);
-                    if (KEPT == HALVES) release(barriers.q_empty[group]);
+                    if (KEPT == HALVES) arrive_together(barriers.q_empty[group]);
                 }
                 barriers.k_full[at.stage].wait(at.parity);
                 multiply_keys();
                 wgmma_wait<0>();
                 pin(s);
-                release(barriers.k_empty[at.stage]);
+                arrive_together(barriers.k_empty[at.stage]);
                 if (EXTRAS) scale_and_add(n);
                 mask(n);
                 exponentiate(shrink, true);
@@ -325,15 +322,15 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, int* __restr
                 before = at;
                 at.next();
                 for (--n; n >= own_first; --n) step();
-                if (KEPT < HALVES) release(barriers.q_empty[group]);
+                if (KEPT < HALVES) arrive_together(barriers.q_empty[group]);
                 barriers.v_full[before.stage].wait(before.parity);
                 multiply_values(before, add);
                 wgmma_wait<0>();
                 pin(o);
-                release(barriers.v_empty[before.stage]);
+                arrive_together(barriers.v_empty[before.stage]);
                 pass(first);
             } else {
-                if (first < last) release(barriers.q_empty[group]);
+                if (first < last) arrive_together(barriers.q_empty[group]);
                 #pragma unroll
                 for (float& x : o) x = 0;
             }

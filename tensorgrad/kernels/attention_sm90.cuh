@@ -174,6 +174,12 @@ __device__ inline int tile_index(int round) {
     return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
+// One arrival for a warp, when all its lanes have come.
+__device__ inline void arrive_together(Barrier& barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier.arrive();
+}
+
 // How the tiles are handed out else: a block takes the next one of all when it has loaded its last, so
 // that blocks with short tiles take more of them. The thread that loads asks for a tile a whole tile
 // ahead, and passes it on to the warps that compute.
@@ -196,7 +202,7 @@ struct Queue {
     __device__ int take(Place<2>& at) {
         full[at.stage].wait(at.parity);
         const int tile = uniform(*static_cast<volatile int*>(&index[at.stage]));
-        if (threadIdx.x % 32 == 0) empty[at.stage].arrive();
+        arrive_together(empty[at.stage]);
         at.next();
         return tile;
     }

@@ -48,7 +48,7 @@ _KEYS_TILES: tuple[_Tiles, _Tiles] = (
     {64: (2, 64), 128: (2, 64), 256: (2, 32)},
 )
 _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
-    {32: (3, 64), 64: (3, 64), 96: (2, 96), 128: (2, 80), 256: (2, 32)},
+    {32: (3, 64), 64: (3, 64), 96: (3, 64), 128: (2, 80), 256: (2, 32)},
     {64: (2, 64), 128: (2, 64), 256: (2, 32)},
 )
 _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold dk and dv
