@@ -16,23 +16,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from examples.bench.timing import Job, copy_ceiling, milliseconds
+from examples.bench.timing import Job, compare, copy_ceiling
 from tensorgrad import backend
 
 FAMILIES = (
     "norm", "softmax", "cross_entropy", "optimizers", "elementwise", "embedding", "matmul",
+    "attention",
 )  # fmt: skip
 
 
 def measure(job: Job, ceiling: float, compiled: bool) -> dict[str, Any]:
     """Return one line of the table."""
     scale = 1e6 if job.unit == "GB/s" else 1e9
-    ours = milliseconds(job.ours)
-    peers = {
-        name: milliseconds(peer)
-        for name, peer in job.peers.items()
-        if compiled or name != "compiled"
-    }
+    names = [name for name in job.peers if compiled or name != "compiled"]
+    ours, *others = compare(job.ours, *(job.peers[name] for name in names))
+    peers = dict(zip(names, others, strict=True))
     line: dict[str, Any] = {"name": job.name, "size": job.size, "ms": ours, "unit": job.unit}
     line["rate"] = job.amount / ours / scale
     if job.unit == "GB/s":

@@ -53,6 +53,25 @@ Jobs = Iterator[Job]
 
 def milliseconds(call: Call) -> float:
     """Return the median GPU time of one call."""
+    return compare(call)[0]
+
+
+def compare(*calls: Call) -> list[float]:
+    """Return the median GPU time of each call.
+
+    They take turns: under a load like this a GPU lowers its clocks after a while, by a sixth and
+    more, and what is measured first would look the faster.
+    """
+    queues = [_queue(call) for call in calls]
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(REPEATS):
+        for i in range(len(calls))[:: 1 if turn % 2 == 0 else -1]:
+            times[i].append(next(queues[i]))
+    return [statistics.median(each) for each in times]
+
+
+def _queue(call: Call) -> Iterator[float]:
+    """Yield the mean time of some calls in a row, again and again."""
     cupy = backend.cupy
     wait = cupy.RawKernel(_WAIT, "wait")
     for i in range(3):
@@ -62,9 +81,8 @@ def milliseconds(call: Call) -> float:
     call(0)
     cupy.cuda.runtime.deviceSynchronize()
     rounds = max(2, min(ROUNDS, int(0.05 / (time.perf_counter() - start))))
-    times: list[float] = []
     pause = 1e-3
-    while len(times) < REPEATS:
+    while True:
         events = [cupy.cuda.Event() for _ in range(2)]
         start = time.perf_counter()
         wait((1,), (1,), (int(pause * 1e9),))
@@ -77,8 +95,7 @@ def milliseconds(call: Call) -> float:
         if queued > pause and pause < 0.2:
             pause = 2 * queued  # the GPU may have waited for the host: once more
             continue
-        times.append(cupy.cuda.get_elapsed_time(*events) / rounds)
-    return statistics.median(times)
+        yield cupy.cuda.get_elapsed_time(*events) / rounds
 
 
 def copy_ceiling() -> float:

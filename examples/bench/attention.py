@@ -1,0 +1,135 @@
+"""Flash attention: rows for kernels.py.
+
+Peers are PyTorch's scaled_dot_product_attention with FlashAttention-2 and with cuDNN, and our own
+unfused ops, which keep the matrix of weights in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from examples.bench.timing import Call, Job, Jobs, random_array
+from tensorgrad import Tensor, backend, ops
+from tensorgrad.dtypes import bfloat16
+
+# (B, H, S, D)
+SHAPES = (
+    (1, 12, 8192, 64),
+    (1, 12, 16384, 64),
+    (32, 12, 1024, 64),
+    (8, 16, 4096, 128),
+    (2, 16, 16384, 128),
+)
+OTHER_WIDTHS = ((8, 16, 4096, 32), (8, 16, 4096, 96), (4, 8, 4096, 256))
+UNFUSED = ((32, 12, 1024, 64), (1, 12, 8192, 64), (1, 12, 16384, 64))
+
+
+def jobs(torch: Any) -> Jobs:
+    """Yield forward and backward of every shape, and both against unfused ops."""
+    for shape in (*SHAPES, *OTHER_WIDTHS):
+        for causal in (True, False):
+            yield from _passes(torch, shape, causal)
+    for shape in UNFUSED:
+        yield _against_unfused(shape)
+    yield from _features()
+
+
+def operations(shape: tuple[int, int, int, int], causal: bool) -> float:
+    """Return the usual count of floating-point operations forward; backward has 2.5 times that."""
+    batch, heads, length, width = shape
+    return 4 * batch * heads * length**2 * width * (0.5 if causal else 1)
+
+
+def _passes(torch: Any, shape: tuple[int, int, int, int], causal: bool) -> Jobs:
+    q, k, v = (Tensor(random_array(shape, bfloat16, i), requires_grad=True) for i in range(3))
+    dy = random_array(shape, bfloat16, 3)
+    node = ops.attention(q, k, v, causal=causal).node
+    assert node is not None
+    saved = node.saved or ()
+    peers = [{}, {}] if torch is None else _peers(torch, shape, causal)
+    size = f"{', '.join(map(str, shape))} {'causal' if causal else 'full'}"
+    amount = operations(shape, causal)
+    yield Job("attention forward", size, amount,
+              lambda _: ops.attention(q, k, v, causal=causal), peers[0], "TFLOP/s")  # fmt: skip
+    yield Job("attention backward", size, 2.5 * amount,
+              lambda _: node.backward(dy, saved, (True,) * 3), peers[1], "TFLOP/s")  # fmt: skip
+
+
+def _peers(torch: Any, shape: tuple[int, int, int, int], causal: bool) -> list[dict[str, Call]]:
+    attention = torch.nn.functional.scaled_dot_product_attention
+    q, k, v = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
+    dy = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    kinds = torch.nn.attention.SDPBackend
+    found: list[dict[str, Call]] = [{}, {}]
+    for name, kind in (("flash-2", kinds.FLASH_ATTENTION), ("cudnn", kinds.CUDNN_ATTENTION)):
+
+        def forward(_: int, kind: Any = kind) -> Any:
+            with torch.nn.attention.sdpa_kernel(kind):
+                return attention(q, k, v, is_causal=causal)
+
+        try:
+            y = forward(0)
+            torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
+        except RuntimeError:  # this backend does not do such heads
+            continue
+        found[0][name] = forward
+
+        def backward(_: int, y: Any = y) -> Any:
+            return torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
+
+        found[1][name] = backward
+    return found
+
+
+def _against_unfused(shape: tuple[int, int, int, int]) -> Job:
+    """Return forward and backward together, the mask added and the matrix in memory."""
+    q, k, v = (Tensor(random_array(shape, bfloat16, i), requires_grad=True) for i in range(3))
+    dy = random_array(shape, bfloat16, 3)
+    cupy = backend.cupy
+    later = cupy.triu(cupy.ones((shape[2], shape[2]), bool), 1)
+    mask = Tensor(cupy.where(later, -math.inf, 0).astype(bfloat16))
+
+    def fused() -> Tensor:
+        return ops.attention(q, k, v, causal=True)
+
+    def unfused() -> Tensor:
+        scores = ops.matmul(q, k.swapaxes(-1, -2)) * (1 / math.sqrt(shape[3])) + mask
+        return ops.matmul(ops.softmax(scores), v)
+
+    def both(function: Callable[[], Tensor]) -> Call:
+        def call(_: int) -> None:
+            for tensor in (q, k, v):
+                tensor.grad = None
+            function().backward(dy)
+
+        return call
+
+    size = f"{', '.join(map(str, shape))} causal"
+    peers = {"unfused": both(unfused)}
+    return Job("attention both", size, 3.5 * operations(shape, True), both(fused), peers, "TFLOP/s")
+
+
+def _features() -> Jobs:
+    """Yield forward passes with what few use; the operations are those of the plain causal pass."""
+    shape = (4, 16, 4096, 128)
+    q, k, v = (Tensor(random_array(shape, bfloat16, i)) for i in range(3))
+    size = f"{', '.join(map(str, shape))} causal"
+    padding = Tensor(backend.cupy.arange(4096)[None, None, None] < 4000)
+    lengths = Tensor(backend.cupy.arange(0, 4 * 4096 + 1, 4096, dtype="int32"))
+    rows = [t.swapaxes(1, 2).reshape(-1, 16, 128) for t in (q, k, v)]
+    runs: dict[str, Call] = {
+        "plain": lambda _: ops.attention(q, k, v, causal=True),
+        "window 512": lambda _: ops.attention(q, k, v, causal=True, window=512),
+        "padding mask": lambda _: ops.attention(q, k, v, padding, causal=True),
+        "dropout": lambda _: ops.attention(q, k, v, causal=True, dropout=0.1),
+        "varlen": lambda _: ops.attention_varlen(
+            rows[0], rows[1], rows[2], lengths, max_length=4096, causal=True
+        ),
+    }
+    for name, run in runs.items():
+        yield Job(f"attention {name}", size, operations(shape, True), run, unit="TFLOP/s")
