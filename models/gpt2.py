@@ -111,8 +111,7 @@ class GPT2(LanguageModel):
     def features(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return (B, T, C): what the head turns into logits."""
         tokens, start = self._checked(tokens, cache)
-        x: Tensor = self.tokens(tokens)  # (B, T, C)
-        x = x + self.positions.weight[start : start + tokens.shape[1]]
+        x: Tensor = self.tokens(tokens, self.positions.weight, start)  # (B, T, C)
         x = self._run_blocks(self.dropout(x), cache)
         y: Tensor = self.norm(x)
         return y

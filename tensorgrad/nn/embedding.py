@@ -27,9 +27,16 @@ class Embedding(Module):
         self.weight = Parameter(np.empty((vocabulary, width), np.float32))
         init.normal_(self.weight)
 
-    def forward(self, ids: Any) -> Tensor:
-        """Return (*ids.shape, width) for integers in [0, vocabulary)."""
-        return ops.embedding(self.weight, ids)
+    def forward(self, ids: Any, positions: Any = None, start: int = 0) -> Tensor:
+        """Return (*ids.shape, width) for integers in [0, vocabulary).
+
+        Args:
+            ids: integers, any shape.
+            positions: a table (P, width) whose rows are added, from row `start` on, along the
+                last axis of ids; see `ops.embedding`.
+            start: the first row.
+        """
+        return ops.embedding(self.weight, ids, positions, start)
 
     def extra_repr(self) -> str:
         """Return the sizes."""

@@ -57,7 +57,7 @@ class SwiGLU(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x, (..., width)."""
-        y: Tensor = self.down(ops.silu(self.gate(x)) * self.up(x))
+        y: Tensor = self.down(ops.swiglu(self.gate(x), self.up(x)))
         return y
 
 

@@ -1,6 +1,7 @@
-"""Activation functions, as rows of the elementwise table (see `row.py`).
+"""Activation functions, as rows of the elementwise table (see `row.py`) and fused ones of rows.
 
-Backward recomputes from x rather than keep a second array. Tests: tests/ops/test_activation.py.
+Backward recomputes from the arguments rather than keep a second array.
+Tests: tests/ops/test_activation.py.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.fuse import fuse
 from tensorgrad.ops.row import Row
 from tensorgrad.tensor import Tensor
 
 __all__ = [
+    "bias_gelu",
     "gelu",
     "relu",
     "sigmoid",
     "silu",
     "softplus",
+    "swiglu",
 ]
 
 RELU = Row("relu", "x", "maximum(x, 0)", "where(y > 0, dy, 0)")
@@ -73,3 +77,32 @@ def gelu(x: Any, approximate: str = "tanh") -> Tensor:
     if approximate == "none":
         return GELU_ERF(x)
     raise ArgumentError(f"gelu: approximate is {approximate!r}, expected 'tanh' or 'none'")
+
+
+@fuse
+def _bias_gelu(x: Tensor, bias: Tensor, *, approximate: str) -> Tensor:
+    return gelu(x + bias, approximate)
+
+
+def bias_gelu(x: Any, bias: Any, approximate: str = "tanh") -> Tensor:
+    """Return gelu(x + bias, approximate), in one kernel and without the sum being kept.
+
+    Args:
+        x: any shape.
+        bias: broadcasts to x, as a rule (C,).
+        approximate: see `gelu`.
+    """
+    return _bias_gelu(x, bias, approximate=approximate)
+
+
+@fuse
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return silu(gate) * up
+
+
+def swiglu(gate: Any, up: Any) -> Tensor:
+    """Return silu(gate) * up, in one kernel; backward needs the two arguments alone.
+
+    Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
+    """
+    return _swiglu(gate, up)

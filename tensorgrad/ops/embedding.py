@@ -1,70 +1,106 @@
 """Rows of a table, picked by integers. Tests: tests/ops/test_embedding.py.
 
 The gradient adds up the rows of dy that used the same id, in a fixed order: two runs give equal
-bits on either device.
+bits on either device. Kernels: kernels/embedding.cu, for the gradient kernels/indexing.cu.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import compute_dtype
-from tensorgrad.errors import OutOfRangeError, ShapeError
+from tensorgrad.autograd import Part, record
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import c_name, compute_dtype, int32, int64
+from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.kernels.loader import load
 from tensorgrad.ops.indexing import add_rows
 from tensorgrad.ops.operand import float_tensor, integer_array
+from tensorgrad.ops.reduce import sum_array
 from tensorgrad.tensor import Tensor
 
 __all__ = ["embedding"]
 
 
-def embedding(weight: Any, ids: Any) -> Tensor:
-    """Return the row of `weight` that each id names.
+def embedding(weight: Any, ids: Any, positions: Any = None, start: int = 0) -> Tensor:
+    """Return the row of `weight` that each id names, and with positions their sum.
 
-    y[..., :] = weight[ids[...], :]
+        y[..., t, :] = weight[ids[..., t], :] + positions[start + t, :]
 
     Args:
         weight: (V, C), any float dtype.
         ids: any shape, integers in [0, V). On the GPU the values are not inspected before the
             launch, which would wait for the device: an id outside gives a row of NaN and no
             gradient.
+        positions: (P, C), dtype of weight, a row for each place in the last axis of ids; or None.
+        start: the row of positions for the first place.
 
     Returns:
         (*ids.shape, C), dtype of weight.
 
     Raises:
-        OutOfRangeError: an id outside the vocabulary (on the CPU).
-        ShapeError: weight is not (V, C).
-        DtypeError: ids are not integers, or weight is not a float.
-        DeviceError: ids are on another device than weight.
+        OutOfRangeError: an id outside the vocabulary (on the CPU), or more places than positions.
+        ShapeError: weight is not (V, C), or positions does not fit.
+        DtypeError: ids are not integers, weight is not a float, or positions has another dtype.
+        DeviceError: the arguments are on different devices.
     """
-    weight, ids = (
-        float_tensor("embedding", "weight", weight),
-        integer_array("embedding", "ids", ids),
-    )
+    op = "embedding"
+    weight, ids = float_tensor(op, "weight", weight), integer_array(op, "ids", ids)
     if weight.ndim != 2:
-        raise ShapeError(f"embedding: weight has shape {weight.shape}, expected (V, C)")
-    backend.same_device("embedding", ("weight", "ids"), (weight.data, ids))
+        raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C)")
+    backend.same_device(op, ("weight", "ids"), (weight.data, ids))
+    inputs, rows = [weight], None
+    if positions is not None:
+        positions = float_tensor(op, "positions", positions)
+        _check_positions(weight, ids, positions, start)
+        inputs.append(positions)
+        rows = positions.data[start : start + ids.shape[-1]]
     forward = _forward_numpy if type(weight.data) is np.ndarray else _forward_cuda
-    y = forward(weight.data, ids)
-    return record("embedding", y, (weight,), _backward, (ids, weight.shape))
+    y = forward(weight.data, ids, rows)
+    return record(op, y, inputs, _backward, (ids, start, weight.shape))
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
-    ids, shape = saved
+def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) -> None:
+    """Raise unless each place in the last axis of ids has a row of positions."""
+    op = "embedding"
+    backend.same_device(op, ("weight", "positions"), (weight.data, positions.data))
+    if positions.ndim != 2 or positions.shape[1] != weight.shape[1] or not ids.ndim:
+        raise ShapeError(
+            f"{op}: positions has shape {positions.shape}, expected (P, {weight.shape[1]}) for "
+            f"ids of shape {ids.shape}"
+        )
+    if positions.dtype != weight.dtype:
+        raise DtypeError(f"{op}: positions has dtype {positions.dtype}, expected {weight.dtype}")
+    if not 0 <= start <= positions.shape[0] - ids.shape[-1]:
+        raise OutOfRangeError(
+            f"{op}: start is {start} and {ids.shape[-1]} places follow, expected at most "
+            f"{positions.shape[0]} positions"
+        )
+
+
+def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Any, ...]:
+    ids, start, shape = saved
+    dweight = _add_back(shape, ids, dy) if needs[0] else None
+    if len(needs) == 1:
+        return (dweight,)
+    if not needs[1]:
+        return dweight, None
+    dpositions = sum_array(dy, tuple(range(dy.ndim - 2)), dtype=compute_dtype(dy.dtype))
+    return dweight, Part(slice(start, start + ids.shape[-1]), dpositions)
+
+
+def _add_back(shape: Shape, ids: Array, dy: Array) -> Array:
+    """Return the gradient of the table: each row of dy added to where it came from."""
     dweight = backend.namespace(dy).zeros(shape, compute_dtype(dy.dtype))
-    if ids.size:
-        add_rows(dweight, ids.reshape(-1), dy.reshape(ids.size, shape[1]))
-    return (dweight,)
+    if dy.size:
+        add_rows(dweight, ids.reshape(-1), dy.reshape(ids.size, -1))
+    return dweight
 
 
-def _forward_numpy(weight: Array, ids: Array) -> Array:
+def _forward_numpy(weight: Array, ids: Array, positions: Array | None) -> Array:
     outside = (ids < 0) | (ids >= len(weight))
     if outside.any():
         place = tuple(int(i) for i in np.argwhere(outside)[0])
@@ -72,25 +108,32 @@ def _forward_numpy(weight: Array, ids: Array) -> Array:
             f"embedding: ids{list(place) or ''} is {ids[place]}, expected 0 to {len(weight) - 1} "
             f"(a vocabulary of {len(weight)})"
         )
-    return weight.take(ids, axis=0)
-
-
-def _forward_cuda(weight: Array, ids: Array) -> Array:
-    weight, ids = backend.contiguous(weight), backend.contiguous(ids)
-    y = backend.empty((*ids.shape, weight.shape[1]), weight.dtype, like=weight)
-    if y.size:
-        _gather_kernel()(weight, ids, np.int64(len(weight)), np.int64(weight.shape[1]), y)
+    y = weight.take(ids, axis=0)
+    if positions is not None:
+        np.add(y, positions, out=y, dtype=compute_dtype(y.dtype), casting="same_kind")
     return y
 
 
-@cache
-def _gather_kernel() -> Any:
-    return backend.cupy.ElementwiseKernel(
-        "raw T weight, raw I ids, int64 vocabulary, int64 width",
-        "T y",
-        """
-        const long long id = ids[i / width];
-        y = 0 <= id && id < vocabulary ? weight[id * width + i % width] : T(nanf(""));
-        """,
-        "embedding_forward",
-    )
+def _forward_cuda(weight: Array, ids: Array, positions: Array | None) -> Array:
+    weight, ids = backend.contiguous(weight), backend.contiguous(ids)
+    if ids.dtype not in (int32, int64):
+        ids = ids.astype(int64)
+    vocabulary, width = weight.shape
+    y = backend.empty((*ids.shape, width), weight.dtype, like=weight)
+    if not y.size:
+        return y
+    null: Any = np.uintp(0)
+    shift = null if positions is None else backend.contiguous(positions)
+    vector = 16 // weight.itemsize
+    if width % vector or weight.data.ptr % 16 or (positions is not None and shift.data.ptr % 16):
+        vector = 1
+    steps = ids.shape[-1] if positions is not None else 1
+    across = min(256, width // vector)
+    block = (across, 256 // across)
+    load("embedding.cu", f"embedding_forward<{c_name(weight.dtype)}, {vector}>")(
+        (-(-ids.size // block[1]),),
+        block,
+        (y, weight, ids, shift, np.int64(ids.size), np.int64(vocabulary), np.int32(width),
+         np.int32(steps), np.int32(ids.dtype == int64)),
+    )  # fmt: skip
+    return y

@@ -2,7 +2,7 @@
 
 The gradient of picking is adding back: dx starts at 0 and every element of dy is added where it
 was taken from, so an element that was picked twice gets the sum. Equal inputs give equal bits on
-both devices: on the GPU the places are sorted and each is summed by one thread, without atomics.
+both devices: on the GPU the places are sorted and summed in order, without atomics.
 
 On the CPU an index outside its axis raises. On the GPU that would mean waiting for the device, so
 there it wraps around, as it does in CuPy.
@@ -11,7 +11,6 @@ there it wraps around, as it does in CuPy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from tensorgrad.autograd import Part, mode, record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.ops.indexing_cuda import add_rows_cuda
 from tensorgrad.ops.operand import axis_index, integer_array, tensor_of
 from tensorgrad.tensor import Tensor
 
@@ -220,10 +220,10 @@ def add_rows(total: Array, rows: Array, values: Array) -> None:
         rows: (m,) integers; may repeat. What is not in 0 to n - 1 is skipped on the GPU.
         values: (m, C), any float dtype.
     """
-    rows = rows.astype(np.int64, copy=False)
     if not is_numpy(total):
-        _add_rows_cuda(total, rows, values)
+        add_rows_cuda(total, backend.asarray_like(rows, total), values)  # rows may be on the CPU
         return
+    rows = rows.astype(np.int64, copy=False)
     values = values.astype(total.dtype, copy=False)
     width = total.shape[1]
     if width < _WIDE:
@@ -239,33 +239,6 @@ def add_rows(total: Array, rows: Array, values: Array) -> None:
     for start, count in zip(starts[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
         row = total[rows[start]]
         row += np.add.reduce(values[order[start : start + count]], 0)
-
-
-def _add_rows_cuda(total: Array, rows: Array, values: Array) -> None:
-    rows = backend.cupy.asarray(rows)  # indices may have been given on the CPU
-    order = rows.argsort()
-    _add_rows_kernel()(
-        rows[order], order, backend.contiguous(values), *total.shape, total, size=values.size
-    )
-
-
-@cache
-def _add_rows_kernel() -> Any:
-    """Sum each run of equal rows in one thread a column: the order of addition is fixed."""
-    return backend.cupy.ElementwiseKernel(
-        "raw int64 rows, raw int64 order, raw X values, int64 height, int64 width",
-        "raw Y total",
-        """
-        long long first = i / width, column = i % width, row = rows[first];
-        if (0 <= row && row < height && (first == 0 || rows[first - 1] != row)) {
-            Y sum = 0;
-            for (long long j = first; j < rows.size() && rows[j] == row; ++j)
-                sum += Y(values[order[j] * width + column]);
-            total[row * width + column] += sum;
-        }
-        """,
-        "add_rows",
-    )
 
 
 def _add_back(shape: Shape, rows: Array, dy: Array) -> Array:

@@ -1,6 +1,7 @@
-"""Turning pairs of elements: rotary positions. Tests: tests/ops/test_rotary.py.
+"""Turning pairs of elements: rotary positions. Kernel: kernels/rotary.cu.
 
 A turn is undone by the opposite turn, so backward is forward with -sin.
+Tests: tests/ops/test_rotary.py.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.kernels.loader import load
 from tensorgrad.ops.operand import float_tensor, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]
+
+_HEADS = 4  # that a thread turns, as in the kernel
 
 
 def rotary(
@@ -58,20 +63,38 @@ def rotary(
         raise ShapeError(
             f"{op}: cos has shape {cos.shape}, sin {sin.shape}, expected what broadcasts to {pairs}"
         ) from error
-    y = _turn(x.data, cosines, sines, heads, interleaved)
+    if type(x.data) is np.ndarray:
+        y = _turn_numpy(x.data, cosines, sines, 1, heads, interleaved)
+        return record(op, y, (x,), _backward, (cosines, sines, heads, interleaved))
+    if cos.shape == sin.shape:
+        cosines, sines = cos.data, sin.data
+    cosines, sines = (_angles(a, x.data, heads) for a in (cosines, sines))
+    y = _turn_cuda(x.data, cosines, sines, 1, heads, interleaved)
     return record(op, y, (x,), _backward, (cosines, sines, heads, interleaved))
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
     cos, sin, heads, interleaved = saved
-    return (_turn(dy, cos, -sin, heads, interleaved),)
+    turn = _turn_numpy if type(dy) is np.ndarray else _turn_cuda
+    return (turn(dy, cos, sin, -1, heads, interleaved),)
 
 
-def _turn(x: Array, cos: Array, sin: Array, heads: int, interleaved: bool) -> Array:
+def _turn_numpy(
+    x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool
+) -> Array:
+    """Return x with the first heads turned forwards (direction 1) or back (-1)."""
     y = backend.empty_like(x)
     y[..., heads:, :] = x[..., heads:, :]
-    run = _turn_numpy if type(x) is np.ndarray else _turn_cuda
-    run(*_pairs(x[..., :heads, :], interleaved), cos, sin, *_pairs(y[..., :heads, :], interleaved))
+    a, b = _pairs(x[..., :heads, :], interleaved)
+    a_out, b_out = _pairs(y[..., :heads, :], interleaved)
+
+    def run(piece: slice) -> None:
+        one, two, across = widened(a[piece]), widened(b[piece]), direction * sin[piece]
+        a_out[piece] = one * cos[piece] - two * across
+        b_out[piece] = two * cos[piece] + one * across
+
+    if a.size:
+        backend.parallel_blocks(run, len(a), max(1, backend.BLOCK * len(a) // a.size))
     return y
 
 
@@ -83,17 +106,40 @@ def _pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
     return x[..., :half], x[..., half:]
 
 
-def _turn_numpy(a: Array, b: Array, cos: Array, sin: Array, a_out: Array, b_out: Array) -> None:
-    def run(piece: slice) -> None:
-        one, two = widened(a[piece]), widened(b[piece])
-        a_out[piece] = one * cos[piece] - two * sin[piece]
-        b_out[piece] = two * cos[piece] + one * sin[piece]
+def _angles(cos: Array, x: Array, heads: int) -> Array:
+    """Return (rows, 1 or heads, D / 2), contiguous, so that row r of x takes row r % rows."""
+    leading, own = x.shape[:-2], cos.shape[:-2]
+    while own and own[0] == 1:
+        own = own[1:]
+    shared = cos.ndim < 2 or cos.shape[-2] == 1
+    cos = cos.reshape(*own, *cos.shape[-2:])
+    if own != leading[len(leading) - len(own) :]:
+        own = leading
+    shape = (1 if shared else heads, x.shape[-1] // 2)
+    cos = backend.cupy.broadcast_to(cos, (*own, *shape)).reshape(-1, *shape)
+    return backend.contiguous(cos).astype(compute_dtype(x.dtype), copy=False)
 
-    if a.size:
-        backend.parallel_blocks(run, len(a), max(1, backend.BLOCK * len(a) // a.size))
 
-
-def _turn_cuda(a: Array, b: Array, cos: Array, sin: Array, a_out: Array, b_out: Array) -> None:
-    one, two = widened(a), widened(b)
-    a_out[...] = one * cos - two * sin
-    b_out[...] = two * cos + one * sin
+def _turn_cuda(
+    x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool
+) -> Array:
+    """Do as `_turn_numpy`, with angles from `_angles`."""
+    x = backend.contiguous(x)
+    y = backend.empty_like(x)
+    if not x.size:
+        return y
+    all_heads, width = x.shape[-2:]
+    rows, half = x.size // (all_heads * width), width // 2
+    pairs = 16 // x.itemsize
+    if half % pairs or any(a.data.ptr % 16 for a in (x, cos, sin)):
+        pairs = 1
+    across = min(256, -(-all_heads // _HEADS) * (half // pairs))
+    block = (across, 256 // across)
+    load("rotary.cu", f"rotary_turn<{c_name(x.dtype)}, {pairs}>")(
+        (-(-rows // block[1]),),
+        block,
+        (y, x, cos, sin, np.int64(rows), np.int32(all_heads), np.int32(half), np.int32(heads),
+         np.int64(max(1, cos.shape[0])), np.int32(cos.shape[1]), np.int32(interleaved),
+         np.int32(direction)),
+    )  # fmt: skip
+    return y

@@ -28,6 +28,20 @@ CASES = [
         lambda x: x / 2 * (1 + erf(x / math.sqrt(2))),
         name="gelu-none",
     ),
+    *(
+        Case(ops.swiglu, [s, s], lambda g, u: g / (1 + np.exp(-g)) * u)
+        for s in [(7,), (33, 31), (300, 1024), (0, 3)]
+    ),
+    *(
+        Case(ops.bias_gelu, [s, s[-1:]], lambda x, b: FUNCTIONS[-1][1](x + b), terms=len(s))
+        for s in [(3, 7), (33, 64), (300, 1024), (0, 3)]
+    ),
+    Case(
+        lambda x, b: ops.bias_gelu(x, b, "none"),
+        [(9, 31), (31,)],
+        lambda x, b: (x + b) / 2 * (1 + erf((x + b) / math.sqrt(2))),
+        name="bias_gelu-none",
+    ),
 ]
 
 
@@ -51,5 +65,7 @@ def test_no_overflow_far_from_zero() -> None:
 
 
 def test_gelu_names_its_argument() -> None:
+    with pytest.raises(ArgumentError, match="gelu: approximate is 'fast', expected 'tanh' or"):
+        ops.bias_gelu(Tensor(np.ones(2)), Tensor(np.ones(2)), "fast")
     with pytest.raises(ArgumentError, match="gelu: approximate is 'fast', expected 'tanh' or"):
         ops.gelu(Tensor(np.ones(2)), approximate="fast")

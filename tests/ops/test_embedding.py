@@ -22,6 +22,33 @@ CASES = [
 ]
 
 
+def with_positions(shape: tuple[int, ...], width: int, count: int, start: int) -> Case:
+    ids = RNG.integers(0, 11, shape)
+    return Case(
+        lambda w, p, i: ops.embedding(w, i, p, start), [(11, width), (count, width), ids],
+        lambda w, p, i: w[i] + p[start : start + shape[-1]],
+        terms=ids.size + 1, name="embedding-positions",
+    )  # fmt: skip
+
+
+CASES += [
+    with_positions((2, 5), 8, 7, 1),
+    with_positions((3, 4), 31, 4, 0),
+    with_positions((7,), 1, 9, 2),
+    with_positions((4, 33), 1032, 40, 3),
+    with_positions((0, 4), 8, 4, 0),
+    Case(ops.embedding, [(300, 40), RNG.integers(0, 300, 5000)], lambda w, i: w[i], terms=40),
+    Case(
+        ops.embedding, [(70000, 8), RNG.integers(0, 70000, 3000, dtype="int32")],
+        lambda w, i: w[i], terms=9,
+    ),
+    Case(  # one id in nearly all places: a run over many windows
+        ops.embedding, [(9, 24), np.where(RNG.random(4001) < 0.9, 4, RNG.integers(0, 9, 4001))],
+        lambda w, i: w[i], terms=4001,
+    ),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_numpy(case: Case) -> None:
     check(case)
@@ -51,6 +78,27 @@ def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(ShapeError, match=r"weight has shape \(3,\), expected \(V, C\)"):
         ops.embedding(Tensor(np.ones(3)), [0])
     assert ops.embedding(weight, [0, 2]).shape == (2, 2)
+
+
+def test_rows_are_added_to_a_gradient_that_is_there() -> None:
+    weight, positions = (Tensor(np.zeros((4, 3), "float16"), True) for _ in range(2))
+    buffer = np.ones((2, 4, 3), "float32")
+    weight.grad, positions.grad = buffer
+    y = ops.embedding(weight, np.array([[1, 1], [3, 1]]), positions, 2)
+    (y.sum() + weight.sum() * 2).backward()
+    np.testing.assert_array_equal(buffer[0], np.repeat([[3.0], [6], [3], [4]], 3, axis=1))
+    np.testing.assert_array_equal(buffer[1], np.repeat([[1.0], [1], [3], [3]], 3, axis=1))
+    assert weight.grad.base is buffer
+
+
+def test_positions_that_do_not_fit() -> None:
+    weight, ids = Tensor(np.ones((7, 2))), np.zeros((2, 3), "int64")
+    with pytest.raises(ShapeError, match=r"positions has shape \(3, 4\), expected \(P, 2\)"):
+        ops.embedding(weight, ids, Tensor(np.ones((3, 4))))
+    with pytest.raises(DtypeError, match="positions has dtype float32, expected float64"):
+        ops.embedding(weight, ids, Tensor(np.ones((3, 2), "float32")))
+    with pytest.raises(OutOfRangeError, match="start is 2 and 3 places follow, expected at most 4"):
+        ops.embedding(weight, ids, Tensor(np.ones((4, 2))), 2)
 
 
 @pytest.mark.gpu

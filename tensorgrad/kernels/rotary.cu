@@ -1,0 +1,89 @@
+// Rotary positions on q and k where they lie, beside v, in the packed projection: (rows, H, D) of
+// which the first `heads` of the H are turned and the others copied.
+//
+// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread turns P pairs: two accesses
+//   of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines and sines
+//   are fp32 (fp64 for double), one for each pair of a row or of a row and head; they stay in L2.
+//   Backward is the turn by the opposite angle, direction = -1.
+// P is 16 / sizeof(T), and 1 where an array is not aligned or D / 2 no multiple of it.
+//
+// instantiate: rotary_turn<double, {1 | 2}>
+// instantiate: rotary_turn<float, {1 | 4}>
+// instantiate: rotary_turn<{__half | __nv_bfloat16}, {1 | 8}>
+#include "types.cuh"
+
+// Turn the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
+template <bool INTERLEAVED, typename T, int P, typename C, int PART>
+__device__ inline void turn(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART> (&cosine)[P / PART],
+                            const Vec<C, PART> (&sine)[P / PART], C direction) {
+    T values[2 * P];
+    #pragma unroll
+    for (int i = 0; i < P; ++i) {
+        values[i] = one.values[i];
+        values[P + i] = two.values[i];
+    }
+    #pragma unroll
+    for (int i = 0; i < P; ++i) {
+        T& first = values[INTERLEAVED ? 2 * i : i];
+        T& second = values[INTERLEAVED ? 2 * i + 1 : P + i];
+        const C a = to_compute(first), b = to_compute(second);
+        const C c = cosine[i / PART].values[i % PART], s = direction * sine[i / PART].values[i % PART];
+        first = from_compute<T>(a * c - b * s);
+        second = from_compute<T>(b * c + a * s);
+    }
+    #pragma unroll
+    for (int i = 0; i < P; ++i) {
+        one.values[i] = values[i];
+        two.values[i] = values[P + i];
+    }
+}
+
+// Row r takes the angles of row r % angle_rows; angle_heads is 1 or `heads`. Threads: x along the
+// vectors of a row, y along rows.
+template <typename T, int P>
+__global__ void __launch_bounds__(256)
+rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __restrict__ cosines,
+            const Compute<T>* __restrict__ sines, long long rows, int all_heads, int half, int heads,
+            long long angle_rows, int angle_heads, int interleaved, int direction) {
+    using C = Compute<T>;
+    constexpr int PART = P < VECTOR<C> ? P : VECTOR<C>;   // angles that one access moves
+    constexpr int HEADS = 4;   // that share a thread's angles, under way at a time
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const long long start = row * all_heads * 2 * half;
+    const long long angle_start = row % angle_rows * angle_heads * half;
+    const int vectors = half / P, groups = (all_heads + HEADS - 1) / HEADS;
+    for (int slot = threadIdx.x; slot < groups * vectors; slot += blockDim.x) {
+        const int group = slot / vectors, pair = slot % vectors * P;
+        Vec<T, P> one[HEADS], two[HEADS];
+        #pragma unroll
+        for (int k = 0; k < HEADS; ++k) {
+            const int head = k * groups + group;
+            if (head >= all_heads) break;
+            const T* p = x + start + head * 2 * half + (interleaved ? 2 * pair : pair);
+            one[k] = load<P>(p);
+            two[k] = load<P>(p + (interleaved ? P : half));
+        }
+        Vec<C, PART> cosine[P / PART], sine[P / PART];
+        #pragma unroll
+        for (int k = 0; k < HEADS; ++k) {
+            const int head = k * groups + group;
+            if (head >= all_heads) break;
+            if (head < heads) {
+                if (k == 0 || angle_heads > 1)
+                    #pragma unroll
+                    for (int i = 0; i < P / PART; ++i) {
+                        const long long angle =
+                            angle_start + (angle_heads > 1 ? head * half : 0) + pair + i * PART;
+                        cosine[i] = load<PART>(cosines + angle);
+                        sine[i] = load<PART>(sines + angle);
+                    }
+                if (interleaved) turn<true>(one[k], two[k], cosine, sine, C(direction));
+                else turn<false>(one[k], two[k], cosine, sine, C(direction));
+            }
+            T* p = y + start + head * 2 * half + (interleaved ? 2 * pair : pair);
+            store(p, one[k]);
+            store(p + (interleaved ? P : half), two[k]);
+        }
+    }
+}
