@@ -110,6 +110,24 @@ class Part:
         return dx
 
 
+class Twin(Part):
+    """The gradients of an op's two results, on their way to the one node that takes both.
+
+    `first` is None while nobody has sent one.
+    """
+
+    __slots__ = ("first", "second")
+
+    def __init__(self, first: Array | Part | None, second: Array) -> None:
+        self.first = first
+        self.second = second
+
+    def __add__(self, other: Part | Array) -> Twin:
+        return Twin(other if self.first is None else self.first + other, self.second)
+
+    __radd__ = __add__
+
+
 def record(
     name: str,
     data: Array,
@@ -378,6 +396,8 @@ def _fit(dx: Array, target: Edge, more: bool) -> Array:
 
     A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too.
     """
+    if type(dx) is Twin:
+        return dx
     if type(dx) is Part:
         if more:
             return dx.cast(target.dtype) if type(target) is Node else dx

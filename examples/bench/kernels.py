@@ -20,8 +20,8 @@ from examples.bench.timing import Job, compare, copy_ceiling
 from tensorgrad import backend
 
 FAMILIES = (
-    "norm", "softmax", "cross_entropy", "optimizers", "elementwise", "dropout", "embedding",
-    "matmul", "attention",
+    "norm", "softmax", "reduce", "fused", "cross_entropy", "optimizers", "elementwise", "dropout",
+    "embedding", "matmul", "attention",
 )  # fmt: skip
 
 

@@ -1,7 +1,10 @@
 // layer_norm and rms_norm over the last axis: y = (x - mean) * rstd * weight + bias. A null mean
-// makes it rms_norm, a null weight is 1, a null bias 0. Statistics are in the compute type.
+// makes it rms_norm, a null weight is 1, a null bias 0. Statistics are in the compute type. With a
+// residual, x + residual is what is normalised, and written too; backward then takes a gradient of
+// that sum as well, and its dx is the gradient of both summands.
 //
-//   norm_forward_rows         the row in registers: x is read once, y written once
+//   norm_forward_rows         x is read once, y written once: the next row is on its way to shared
+//                             memory while one is worked on in registers, where weight and bias stay
 //   norm_forward_loop         any width and alignment: x is read three times, from caches where it fits
 //   norm_backward_rows        x and dy are read once, dx is written once; sums for dweight and dbias
 //                             stay in registers over the rows of a block, which writes one partial row
@@ -9,11 +12,13 @@
 //   norm_backward_columns     any width and alignment: the partial rows, x and dy are read again
 //   norm_backward_parameters  adds up the partial rows, in order
 //
-// The two *_rows kernels move 2 and 3 * sizeof(T) bytes an element and want rows of whole, aligned
-// 16-byte vectors. All results are written with =. Launched by ops/norm_cuda.py.
+// The two *_rows kernels move 2 and 3 * sizeof(T) bytes an element (4 and 4 with a residual) and want
+// rows of whole, aligned 16-byte vectors. All results are written with =. Launched by ops/norm_cuda.py.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
-// instantiate: norm_forward_rows<{TYPE}, {1 | 2 | 3 | 4 | 8}>
+// where: SHAPE = 1, 0 | 3, 32 | 3, 0 | 4, 64 | 4, 128 | 4, 0
+// instantiate: norm_forward_rows<{TYPE}, {SHAPE}, {true | false}, false>
+// instantiate: norm_forward_rows<{__half | __nv_bfloat16}, {SHAPE}, {true | false}, true>
 // instantiate: norm_backward_rows<{TYPE}, {1 | 2}>
 // instantiate: {norm_forward_loop | norm_backward_loop | norm_backward_columns}<{TYPE}>
 // instantiate: norm_backward_parameters<{double | float}>
@@ -22,21 +27,16 @@
 
 constexpr int STAGES = 2;   // rows that backward has under way for each group
 
-// VECTOR<T> parameters from `column` on; `wide` says that they are stored in the compute type.
+// VECTOR<T> parameters from `column` on, of those stored in the compute type; without any, `absent`.
 template <typename T>
-__device__ inline void load_parameters(Compute<T> (&out)[VECTOR<T>], const void* p, bool wide,
-                                       int column) {
+__device__ inline void load_wide(Compute<T> (&out)[VECTOR<T>], const void* p, int column, int absent) {
     using C = Compute<T>;
-    if (wide) {
+    #pragma unroll
+    for (int j = 0; j < VECTOR<T>; j += VECTOR<C>) {
+        Vec<C> part;
+        if (p != nullptr) part = load<VECTOR<C>>(static_cast<const C*>(p) + column + j);
         #pragma unroll
-        for (int j = 0; j < VECTOR<T>; j += VECTOR<C>) {
-            const Vec<C> part = load<VECTOR<C>>(static_cast<const C*>(p) + column + j);
-            #pragma unroll
-            for (int k = 0; k < VECTOR<C>; ++k) out[j + k] = part.values[k];
-        }
-    } else {
-        const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const T*>(p) + column);
-        unpack<T>({{bits.x, bits.y, bits.z, bits.w}}, out);
+        for (int k = 0; k < VECTOR<C>; ++k) out[j + k] = p != nullptr ? part.values[k] : C(absent);
     }
 }
 
@@ -46,72 +46,148 @@ __device__ inline Compute<T> load_parameter(const void* p, bool wide, int column
                 : to_compute(static_cast<const T*>(p)[column]);
 }
 
-template <typename T, int VECTORS>
-__global__ void __launch_bounds__(256, VECTORS > 4 ? 4 : 5)
-norm_forward_rows(T* __restrict__ y, Compute<T>* __restrict__ mean_out, Compute<T>* __restrict__ rstd_out,
-                  const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
-                  const void* __restrict__ bias, bool bias_wide, long long rows, int width, double eps) {
+// What a warp, and then a row, has seen so far. Without a mean that is 0.
+template <typename C>
+struct Moments {
+    C count, mean, squares;   // squares: the sum of (value - mean)^2
+
+    // Chan et al. 1979 (Stanford STAN-CS-79-773), eq. 2.1.
+    __device__ void join(const Moments& other) {
+        const C apart = other.mean - mean, part = other.count / (count + other.count);
+        squares += other.squares + apart * apart * count * part;
+        mean += apart * part;
+        count += other.count;
+    }
+};
+
+// Blocks of a multiprocessor: as many as leave each thread the registers it needs.
+template <typename T, int VECTORS, int LANES>
+constexpr int FORWARD_BLOCKS = sizeof(T) == 8 || LANES == 0 ? 1 : VECTORS > 3 ? 5 : 6;
+
+// RESIDUAL: x + residual, rounded, is written to sum_out and normalised. WIDE: weight and bias are
+// stored in the compute type. Shared memory: VECTORS * 16 bytes a thread, twice that with RESIDUAL.
+// LANES: threads a row, in blocks of 128; 0 where only blockDim says.
+template <typename T, int VECTORS, int LANES, bool RESIDUAL, bool WIDE>
+__global__ void __launch_bounds__(LANES > 0 ? 128 : 512, FORWARD_BLOCKS<T, VECTORS, LANES>)
+norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
+                  Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
+                  const T* __restrict__ residual, const void* __restrict__ weight,
+                  const void* __restrict__ bias, long long rows, int width, double eps) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
-    __shared__ C partials[64];
-    GroupReducer<C> group(partials);
-    const long long row = group_row();
-    const int vectors = row < rows ? width / WIDTH : 0;
-    Words xs[VECTORS];
-    load_row(xs, x + row * width, vectors);
-    C values[WIDTH], parameters[WIDTH];
+    __shared__ Moments<C> shared[2][32];
+    extern __shared__ __align__(16) unsigned char memory[];
+    const int row_threads = LANES > 0 ? LANES : blockDim.x, threads = LANES > 0 ? 128 : blockDim.x * blockDim.y;
+    const int vectors = width / WIDTH, groups = threads / row_threads, step = gridDim.x * groups;
 
-    C mean = 0;
-    if (mean_out != nullptr) {
-        C sum = 0;
+    // Each thread copies its share of the next row to memory of its own: no barrier.
+    Words* next = reinterpret_cast<Words*>(memory) + threadIdx.y * row_threads + threadIdx.x;
+    long long row = blockIdx.x * (long long)groups + threadIdx.y, place = row * width + threadIdx.x * WIDTH;
+    const auto fetch = [&] {
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            unpack<T>(xs[i], values);
-            #pragma unroll
-            for (C value : values) sum += value;
-            keep_packed<T>(xs[i]);
+            const int offset = i * row_threads;
+            const bool inside = row < rows && threadIdx.x + offset < vectors;
+            copy_async(next + i * threads, x + place + offset * WIDTH, inside);
+            if (RESIDUAL) copy_async(next + (VECTORS + i) * threads, residual + place + offset * WIDTH, inside);
         }
-        mean = group.sum(sum) / C(width);
-    }
-    C squares = 0;   // of what the mean leaves, so that nothing cancels
+        end_batch();
+    };
+    fetch();
+
+    C count = 0;   // of the values that this warp has of a row
+    const int lanes = min(row_threads, 32), first = row_threads > 32 ? threadIdx.x / 32 * 32 : 0;
+    Words weights[WIDE ? 1 : VECTORS], biases[WIDE ? 1 : VECTORS];
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        if (threadIdx.x + i * blockDim.x >= vectors) continue;
-        unpack<T>(xs[i], values);
-        #pragma unroll
-        for (C value : values) squares += (value - mean) * (value - mean);
-        keep_packed<T>(xs[i]);
-    }
-    const C rstd = C(1) / sqrt(group.sum(squares) / C(width) + C(eps));
-    if (threadIdx.x == 0 && row < rows) {
-        rstd_out[row] = rstd;
-        if (mean_out != nullptr) mean_out[row] = mean;
-    }
-    #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        const int v = threadIdx.x + i * blockDim.x;
-        if (v >= vectors) continue;
-        unpack<T>(xs[i], values);
-        #pragma unroll
-        for (C& value : values) value = (value - mean) * rstd;
-        if (weight != nullptr) {
-            load_parameters<T>(parameters, weight, weight_wide, v * WIDTH);
+        count += max(0, min(lanes, vectors - first - i * row_threads)) * WIDTH;
+        if constexpr (!WIDE) {
+            C ones[WIDTH];
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) values[j] *= parameters[j];
+            for (C& value : ones) value = 1;
+            const int v = threadIdx.x + i * row_threads;
+            weights[i] = pack(ones, T());
+            biases[i] = Words{};
+            if (v < vectors && weight != nullptr) weights[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
+            if (v < vectors && bias != nullptr) biases[i] = load_words(static_cast<const T*>(bias) + v * WIDTH);
         }
-        if (bias != nullptr) {
-            load_parameters<T>(parameters, bias, bias_wide, v * WIDTH);
+    }
+    const C share = C(1) / C(width), own_share = C(1) / max(count, C(1));
+
+    int turn = 0;
+    while (row - threadIdx.y < rows) {
+        const long long mine = row, here = place;
+        row += step;
+        place += step * (long long)width;
+        wait_for_batches<0>();
+        C values[VECTORS][WIDTH], sum = 0;
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            unpack<T>(next[i * threads], values[i]);
+            if constexpr (RESIDUAL) {
+                C others[WIDTH];
+                unpack<T>(next[(VECTORS + i) * threads], others);
+                #pragma unroll
+                for (int j = 0; j < WIDTH; ++j) values[i][j] += others[j];
+                const Words rounded = pack(values[i], T());
+                if (mine < rows && threadIdx.x + i * row_threads < vectors)
+                    store_words(sum_out + here + i * row_threads * WIDTH, rounded);
+                unpack<T>(rounded, values[i]);
+            }
+        }
+        fetch();
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i)
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) values[j] += parameters[j];
+            for (C value : values[i]) sum += value;
+        Moments<C> own = {count, mean_out != nullptr ? warp_sum(sum, lanes) * own_share : C(0), 0};
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            if (threadIdx.x + i * row_threads >= vectors) continue;
+            #pragma unroll
+            for (C value : values[i]) own.squares += (value - own.mean) * (value - own.mean);
         }
-        store_values(y + row * width + v * WIDTH, values);
+        own.squares = warp_sum(own.squares, lanes);
+        if (const int warps = row_threads / 32; warps > 1) {
+            Moments<C>* of = shared[turn] + threadIdx.y * warps;   // in turn: one barrier is enough
+            turn ^= 1;
+            if (threadIdx.x % 32 == 0) of[threadIdx.x / 32] = own;
+            __syncthreads();
+            own = of[0];
+            for (int i = 1; i < warps; ++i) own.join(of[i]);
+        }
+        const C rstd = rsqrt(own.squares * share + C(eps)), shift = -own.mean * rstd;
+        if (mine >= rows) continue;
+        if (threadIdx.x == 0) {
+            rstd_out[mine] = rstd;
+            if (mean_out != nullptr) mean_out[mine] = own.mean;
+        }
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const int v = threadIdx.x + i * row_threads;
+            if (v >= vectors) continue;
+            C w[WIDTH], b[WIDTH];
+            if constexpr (WIDE) {
+                load_wide<T>(w, weight, v * WIDTH, 1);
+                load_wide<T>(b, bias, v * WIDTH, 0);
+            } else {
+                unpack<T>(weights[i], w);
+                unpack<T>(biases[i], b);
+                keep_packed<T>(weights[i]);
+                keep_packed<T>(biases[i]);
+            }
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j) values[i][j] = (values[i][j] * rstd + shift) * w[j] + b[j];
+            store_values(y + here + i * row_threads * WIDTH, values[i]);
+        }
     }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(512)
-norm_forward_loop(T* __restrict__ y, Compute<T>* __restrict__ mean_out, Compute<T>* __restrict__ rstd_out,
-                  const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
+__global__ void __launch_bounds__(512, 1)
+norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
+                  Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
+                  const T* __restrict__ residual, const void* __restrict__ weight, bool weight_wide,
                   const void* __restrict__ bias, bool bias_wide, long long rows, int width, double eps) {
     using C = Compute<T>;
     __shared__ C partials[64];
@@ -120,30 +196,57 @@ norm_forward_loop(T* __restrict__ y, Compute<T>* __restrict__ mean_out, Compute<
     const int count = row < rows ? width : 0;
     x += row * width;
     y += row * width;
+    if (residual != nullptr) {   // from here on x is the sum
+        residual += row * width;
+        T* sum = sum_out + row * width;
+        const bool alike = aligned_alike(x, residual) && aligned_alike(x, sum);
+        for_places(x, count, alike, [&](int place, auto n) {
+            auto values = load<n>(x + place);
+            const auto others = load<n>(residual + place);
+            #pragma unroll
+            for (int j = 0; j < n; ++j)
+                values.values[j] = from_compute<T>(to_compute(values.values[j]) + to_compute(others.values[j]));
+            store(sum + place, values);
+        });
+        __syncthreads();
+        x = sum;
+    }
 
     C mean = 0;
     if (mean_out != nullptr) {
         C sum = 0;
-        #pragma unroll 4
-        for (int i = threadIdx.x; i < count; i += blockDim.x) sum += to_compute(x[i]);
+        for_places(x, count, true, [&](int place, auto n) {
+            const auto values = load<n>(x + place);
+            #pragma unroll
+            for (int j = 0; j < n; ++j) sum += to_compute(values.values[j]);
+        });
         mean = group.sum(sum) / C(width);
     }
-    C squares = 0;
-    #pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += blockDim.x)
-        squares += (to_compute(x[i]) - mean) * (to_compute(x[i]) - mean);
-    const C rstd = C(1) / sqrt(group.sum(squares) / C(width) + C(eps));
+    C squares = 0;   // of what the mean leaves, so that nothing cancels
+    for_places(x, count, true, [&](int place, auto n) {
+        const auto values = load<n>(x + place);
+        #pragma unroll
+        for (int j = 0; j < n; ++j) {
+            const C value = to_compute(values.values[j]) - mean;
+            squares += value * value;
+        }
+    });
+    const C rstd = rsqrt(group.sum(squares) / C(width) + C(eps));
     if (threadIdx.x == 0 && row < rows) {
         rstd_out[row] = rstd;
         if (mean_out != nullptr) mean_out[row] = mean;
     }
-    #pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        C value = (to_compute(x[i]) - mean) * rstd;
-        if (weight != nullptr) value *= load_parameter<T>(weight, weight_wide, i);
-        if (bias != nullptr) value += load_parameter<T>(bias, bias_wide, i);
-        y[i] = from_compute<T>(value);
-    }
+    for_places(x, count, aligned_alike(x, y), [&](int place, auto n) {
+        auto values = load<n>(x + place);
+        #pragma unroll
+        for (int j = 0; j < n; ++j) {
+            C value = (to_compute(values.values[j]) - mean) * rstd;
+            if (weight != nullptr) value *= load_parameter<T>(weight, weight_wide, place + j);
+            if (bias != nullptr) value += load_parameter<T>(bias, bias_wide, place + j);
+            values.values[j] = from_compute<T>(value);
+        }
+        store(y + place, values);
+    });
 }
 
 template <typename C>
@@ -161,7 +264,7 @@ template <typename C> __device__ inline Pair<C> operator+(Pair<C> a, Pair<C> b) 
 template <typename T, int VECTORS>
 __global__ void __launch_bounds__(512)
 norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const T* __restrict__ dy,
-                   const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
+                   const T* __restrict__ dsum, const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
                    const Compute<T>* __restrict__ mean_in, const Compute<T>* __restrict__ rstd_in,
                    long long rows, int width) {
     using C = Compute<T>;
@@ -177,7 +280,9 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         const int v = threadIdx.x + i * blockDim.x;
         #pragma unroll
         for (C& value : weights[i]) value = 1;
-        if (weight != nullptr && v < vectors) load_parameters<T>(weights[i], weight, weight_wide, v * WIDTH);
+        if (weight == nullptr || v >= vectors) continue;
+        if (weight_wide) load_wide<T>(weights[i], weight, v * WIDTH, 1);
+        else unpack<T>(load_words(static_cast<const T*>(weight) + v * WIDTH), weights[i]);
     }
 
     // Each thread copies its share of the rows to come into a ring of its own: no barrier.
@@ -219,6 +324,8 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
             xs[i] = ring[((slot * VECTORS + i) * 2 + 0) * threads];
             dys[i] = ring[((slot * VECTORS + i) * 2 + 1) * threads];
         }
+        Words others[VECTORS] = {};
+        if (dsum != nullptr) load_row(others, dsum + row * width, row < rows ? vectors : 0);
         const C mean = means[0], rstd = rstds[0];
         #pragma unroll
         for (int j = 1; j < STAGES; ++j) {
@@ -258,6 +365,9 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
                 const C x_hat = (values[j] - mean) * rstd;
                 values[j] = rstd * (slopes[j] * weights[i][j] - shift - x_hat * slope);
             }
+            unpack<T>(others[i], slopes);
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j) values[j] += slopes[j];
             store_values(dx + row * width + v * WIDTH, values);
         }
     }
@@ -290,8 +400,8 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
 
 template <typename T>
 __global__ void __launch_bounds__(512)
-norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ x,
-                   const void* __restrict__ weight, bool weight_wide,
+norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ dsum,
+                   const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
                    const Compute<T>* __restrict__ mean_in, const Compute<T>* __restrict__ rstd_in,
                    long long rows, int width) {
     using C = Compute<T>;
@@ -304,24 +414,35 @@ norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __rest
     x += row * width;
     dy += row * width;
     dx += row * width;
+    if (dsum != nullptr) dsum += row * width;
 
     Pair<C> sum = {0, 0};
-    #pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        C dx_hat = to_compute(dy[i]);
-        if (weight != nullptr) dx_hat *= load_parameter<T>(weight, weight_wide, i);
-        sum.first += dx_hat;
-        sum.second += dx_hat * ((to_compute(x[i]) - mean) * rstd);
-    }
+    for_places(x, count, aligned_alike(x, dy), [&](int place, auto n) {
+        const auto xs = load<n>(x + place), dys = load<n>(dy + place);
+        #pragma unroll
+        for (int j = 0; j < n; ++j) {
+            C dx_hat = to_compute(dys.values[j]);
+            if (weight != nullptr) dx_hat *= load_parameter<T>(weight, weight_wide, place + j);
+            sum.first += dx_hat;
+            sum.second += dx_hat * ((to_compute(xs.values[j]) - mean) * rstd);
+        }
+    });
     sum = group(sum, Pair<C>{0, 0}, [](Pair<C> a, Pair<C> b) { return a + b; });
     const C shift = mean_in != nullptr ? sum.first / C(width) : C(0), slope = sum.second / C(width);
-    #pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        C dx_hat = to_compute(dy[i]);
-        if (weight != nullptr) dx_hat *= load_parameter<T>(weight, weight_wide, i);
-        const C x_hat = (to_compute(x[i]) - mean) * rstd;
-        dx[i] = from_compute<T>(rstd * (dx_hat - shift - x_hat * slope));
-    }
+    const bool alike = aligned_alike(x, dy) && aligned_alike(x, dx) && (dsum == nullptr || aligned_alike(x, dsum));
+    for_places(x, count, alike, [&](int place, auto n) {
+        auto values = load<n>(x + place);
+        const auto dys = load<n>(dy + place), others = load<n>((dsum != nullptr ? dsum : dy) + place);
+        #pragma unroll
+        for (int j = 0; j < n; ++j) {
+            C dx_hat = to_compute(dys.values[j]);
+            if (weight != nullptr) dx_hat *= load_parameter<T>(weight, weight_wide, place + j);
+            const C x_hat = (to_compute(values.values[j]) - mean) * rstd;
+            const C own = rstd * (dx_hat - shift - x_hat * slope);
+            values.values[j] = from_compute<T>(dsum != nullptr ? own + to_compute(others.values[j]) : own);
+        }
+        store(dx + place, values);
+    });
 }
 
 // A block of 32 x 8 threads: 32 columns of a chunk of the rows. Grid: tiles of columns, chunks.

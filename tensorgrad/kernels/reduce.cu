@@ -106,34 +106,47 @@ struct Place {
     long long index;
 };
 
-// The first place of the largest value, or of the first NaN.
-template <typename T>
-struct ArgMax : Fold<ArgMax<T>, T, Place<Compute<T>>, long long> {
+// The first place of the largest (or least) value, or of the first NaN.
+template <typename T, bool LEAST>
+struct FirstBest : Fold<FirstBest<T, LEAST>, T, Place<Compute<T>>, long long> {
     using A = Compute<T>;
-    __device__ static Place<A> identity() { return {lowest<A>(), 0x7fffffffffffffffll}; }
+    __device__ static bool beats(A b, A a) { return LEAST ? b < a : b > a; }
+    __device__ static Place<A> identity() {
+        return {LEAST ? highest<A>() : lowest<A>(), 0x7fffffffffffffffll};
+    }
     __device__ static Place<A> lift(T x, long long index) { return {A(x), index}; }
     __device__ static Place<A> combine(Place<A> a, Place<A> b) {
         const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
-        const bool better = b.value > a.value || (b_nan && !a_nan);
+        const bool better = beats(b.value, a.value) || (b_nan && !a_nan);
         const bool equal = b.value == a.value || (b_nan && a_nan);
         return better || (equal && b.index < a.index) ? b : a;
     }
-    __device__ static long long finish(Place<A> place, double) { return place.index; }
-};
-
-template <typename T>
-struct ArgMin : Fold<ArgMin<T>, T, Place<Compute<T>>, long long> {
-    using A = Compute<T>;
-    __device__ static Place<A> identity() { return {highest<A>(), 0x7fffffffffffffffll}; }
-    __device__ static Place<A> lift(T x, long long index) { return {A(x), index}; }
-    __device__ static Place<A> combine(Place<A> a, Place<A> b) {
-        const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
-        const bool better = b.value < a.value || (b_nan && !a_nan);
-        const bool equal = b.value == a.value || (b_nan && a_nan);
-        return better || (equal && b.index < a.index) ? b : a;
+    // The best of the few is found first, by their numbers: places are wide, and NaN is rare.
+    template <int N>
+    __device__ static void absorb(Place<A>& acc, const T (&x)[N], long long first, long long step) {
+        A best = A(x[0]);
+        int place = 0;
+        bool nan = best != best;
+        #pragma unroll
+        for (int i = 1; i < N; ++i) {
+            const A value = A(x[i]);
+            nan |= value != value;
+            if (beats(value, best)) {
+                best = value;
+                place = i;
+            }
+        }
+        if (!nan) {
+            acc = combine(acc, {best, first + place * step});
+            return;
+        }
+        #pragma unroll
+        for (int i = 0; i < N; ++i) acc = combine(acc, lift(x[i], first + i * step));
     }
     __device__ static long long finish(Place<A> place, double) { return place.index; }
 };
+template <typename T> struct ArgMax : FirstBest<T, false> {};
+template <typename T> struct ArgMin : FirstBest<T, true> {};
 
 template <typename T>
 struct Any : Fold<Any<T>, T, int, bool> {
@@ -183,6 +196,9 @@ struct NormMax : Fold<NormMax<T>, T, Compute<T>, Compute<T>> {
     __device__ static A combine(A a, A b) { return b > a || b != b ? b : a; }
 };
 
+__device__ inline double quotient(double a, double b) { return a / b; }
+__device__ inline float quotient(float a, float b) { return __fdividef(a, b); }   // 2 ulp, a tenth of the time
+
 template <typename A>
 struct Moments {
     A count, mean, squares;   // squares: the sum of (x - mean)^2
@@ -209,7 +225,7 @@ struct Var {
     }
     __device__ static Acc combine(Acc a, Acc b) {
         const A count = a.count + b.count, delta = b.mean - a.mean;
-        const A share = count > 0 ? b.count / count : A(0);
+        const A share = count > 0 ? quotient(b.count, count) : A(0);
         return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
     }
     __device__ static Out finish(Acc acc, double divisor) { return acc.squares / A(divisor); }
@@ -229,6 +245,10 @@ struct LogSumExp {
     using Out = A;
     // An infinite maximum is not subtracted: inf - inf is NaN.
     __device__ static A shift(A peak) { return abs(peak) < highest<A>() ? peak : A(0); }
+    __device__ static A power(A x) {   // to the accuracy of T
+        if constexpr (sizeof(T) == 2) return __expf(x);
+        else return exp(x);
+    }
     __device__ static Acc identity() { return {lowest<A>(), 0}; }
     template <int N>
     __device__ static void absorb(Acc& acc, const In (&x)[N], long long, long long) {
@@ -236,12 +256,12 @@ struct LogSumExp {
         #pragma unroll
         for (int i = 0; i < N; ++i) peak = A(x[i]) > peak ? A(x[i]) : peak;
         #pragma unroll
-        for (int i = 0; i < N; ++i) total += exp(A(x[i]) - shift(peak));
-        acc = {peak, acc.total * exp(acc.peak - shift(peak)) + total};
+        for (int i = 0; i < N; ++i) total += power(A(x[i]) - shift(peak));
+        acc = {peak, acc.total * power(acc.peak - shift(peak)) + total};
     }
     __device__ static Acc combine(Acc a, Acc b) {
         const A peak = b.peak > a.peak ? b.peak : a.peak;
-        return {peak, a.total * exp(a.peak - shift(peak)) + b.total * exp(b.peak - shift(peak))};
+        return {peak, a.total * power(a.peak - shift(peak)) + b.total * power(b.peak - shift(peak))};
     }
     __device__ static Out finish(Acc acc, double) { return shift(acc.peak) + log(acc.total); }
 };

@@ -37,8 +37,8 @@ __device__ inline A block_reduce(A x, A identity, F combine) {
     return warp_reduce(lane < warps ? partials[lane] : identity, combine);
 }
 
-template <typename A> __device__ inline A warp_sum(A x) {
-    return warp_reduce(x, [](A a, A b) { return a + b; });
+template <typename A> __device__ inline A warp_sum(A x, int lanes = 32) {
+    return warp_reduce(x, [](A a, A b) { return a + b; }, lanes);
 }
 template <typename A> __device__ inline A warp_max(A x) {
     return warp_reduce(x, [](A a, A b) { return b > a ? b : a; });

@@ -1,104 +1,291 @@
-// softmax and log_softmax of rows, and their gradients. `logarithm` says which of the two.
+// softmax of x * scale + mask along rows, log_softmax of x, and their gradients; `logarithm` says
+// which of the two. What the mask means, and how it is read: scores.cuh.
 //
-//   softmax_forward_rows   the row in registers: x is read once, y written once
-//   softmax_forward_loop   any width and alignment, a block a row: x is read twice
-//   softmax_backward_rows  y and dy are read once, dx is written once
-//   softmax_backward_loop  any width and alignment, a block a row: y and dy are read twice
+//   softmax_*_rows    the row in registers: for rows of whole, aligned 16-byte vectors
+//   softmax_*_short   rows of any width, up to 2048: a block copies what it does to shared memory
+//   softmax_*_staged  long rows of any width, in shared memory as far as it has room. A block takes
+//                     many rows: while it writes one, the next is on its way; what has no room is
+//                     read twice, the second time from the L2 cache
 //
-// The *_rows kernels move 2 and 3 * sizeof(T) bytes an element and want rows of whole, aligned
-// 16-byte vectors; there are none for double, whose exp fills the registers. All results
-// are written with =. Launched by ops/softmax_cuda.py.
+// All read and write each element once, forward 2 and backward 3 * sizeof(T) bytes; under a causal
+// mask forward does not read what is not allowed. All results are written with =. There are no
+// *_rows kernels for double, whose exp fills the registers. Launched by ops/softmax_cuda.py.
 //
-// instantiate: {softmax_forward_rows | softmax_backward_rows}<{float | __half | __nv_bfloat16},
-//     {1 | 2 | 4}>
-// instantiate: {softmax_forward_loop | softmax_backward_loop}<{double | float | __half | __nv_bfloat16}>
-#include "exp.cuh"
+// where: TYPE = double | float | __half | __nv_bfloat16
+// instantiate: softmax_forward_rows<{float | __half | __nv_bfloat16}, {1 | 2 | 4}, {true | false}>
+// instantiate: softmax_backward_rows<{float | __half | __nv_bfloat16}, {1 | 2 | 4}>
+// instantiate: {softmax_forward_short | softmax_forward_staged}<{TYPE}, {true | false}>
+// instantiate: {softmax_backward_short | softmax_backward_staged}<{TYPE}>
+#include "async.cuh"
 #include "rows.cuh"
+#include "scores.cuh"
 
-template <typename T, int VECTORS>
-__global__ void __launch_bounds__(256)
+// y = value(score), once the largest score of a row and the sum of exp(score - peak) are known.
+template <typename T, bool MASKED>
+struct Normalized {
+    using C = Compute<T>;
+    C shift, scale;
+    bool logarithm;
+
+    __device__ Normalized(C peak, C total, bool logarithm) : logarithm(logarithm) {
+        const bool nothing = MASKED && total == 0;   // allowed in this row: zeros, where else NaN
+        shift = peak + (logarithm ? log(total) : C(0));
+        if (nothing) shift = 0;
+        scale = nothing ? C(0) : C(1) / total;
+    }
+    __device__ C operator()(C score) const {
+        return logarithm ? score - shift : exp_for<T>(score - shift) * scale;
+    }
+};
+
+template <typename T, int VECTORS, bool MASKED>
+__global__ void __launch_bounds__(512, 2)
 softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows, int width,
-                     bool logarithm) {
+                     const Scores scores, bool logarithm) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
     __shared__ C partials[64];
     GroupReducer<C> group(partials);
     const long long row = group_row();
-    const int vectors = row < rows ? width / WIDTH : 0;
+    const RowScores<T, MASKED> own(scores, row, row < rows ? width : 0, 0);
     Words xs[VECTORS];
-    load_row(xs, x + row * width, vectors);
-    C values[WIDTH];
+    load_row(xs, x + row * width, (own.limit + WIDTH - 1) / WIDTH);
 
-    C peak = -infinity<C>();
+    C values[VECTORS][WIDTH], peak = -infinity<C>();
+    own.make(values, threadIdx.x * WIDTH, blockDim.x * WIDTH, [&](C (&values)[VECTORS][WIDTH]) {
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) unpack<T>(xs[i], values[i]);
+    });
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        if (threadIdx.x + i * blockDim.x >= vectors) continue;
-        unpack<T>(xs[i], values);
         #pragma unroll
-        for (C value : values) peak = max(value, peak);
-        keep_packed<T>(xs[i]);
+        for (C value : values[i]) peak = max(value, peak);   // passes over NaN, which total meets
     }
     peak = group.max(peak);
+    if (MASKED && peak == -infinity<C>()) peak = 0;
     C total = 0;
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        if (threadIdx.x + i * blockDim.x >= vectors) continue;
-        unpack<T>(xs[i], values);
+        if ((threadIdx.x + i * blockDim.x) * WIDTH >= own.limit) continue;
         #pragma unroll
-        for (C value : values) total += exp_for<T>(value - peak);
-        keep_packed<T>(xs[i]);
+        for (C value : values[i]) total += exp_for<T>(value - peak);
     }
-    total = group.sum(total);
-    const C scale = C(1) / total, shift = logarithm ? log(total) : C(0);
+    const Normalized<T, MASKED> result(peak, group.sum(total), logarithm);
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        const int v = threadIdx.x + i * blockDim.x;
-        if (v >= vectors) continue;
-        unpack<T>(xs[i], values);
+        const int column = (threadIdx.x + i * blockDim.x) * WIDTH;
+        if (row >= rows || column >= width) continue;
         #pragma unroll
-        for (C& value : values)
-            value = logarithm ? value - peak - shift : exp_for<T>(value - peak) * scale;
-        store_values(y + row * width + v * WIDTH, values);
+        for (C& value : values[i]) value = result(value);
+        store_values(y + row * width + column, values[i]);
     }
 }
 
+// Rows side by side, in to and out of shared memory; by vectors where the pointer is aligned.
 template <typename T>
-__global__ void __launch_bounds__(512)
-softmax_forward_loop(T* __restrict__ y, const T* __restrict__ x, int width, bool logarithm) {
-    using C = Compute<T>;
-    x += blockIdx.x * (long long)width;
-    y += blockIdx.x * (long long)width;
-    Peak<C> own = {-infinity<C>(), 0};
-    for_places(x, width, true, [&](int place, auto n) {
-        const auto part = load<n>(x + place);
-        C values[n];
-        #pragma unroll
-        for (int j = 0; j < n; ++j) values[j] = to_compute(part.values[j]);
-        own.template absorb<T>(values);
-    });
-    own = block_reduce(own, Peak<C>{-infinity<C>(), 0}, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); });
-    const C scale = C(1) / own.total, shift = logarithm ? log(own.total) : C(0);
-    for_places(x, width, aligned_alike(x, y), [&](int place, auto n) {
-        auto values = load<n>(x + place);
-        #pragma unroll
-        for (T& value : values.values) {
-            const C z = to_compute(value) - own.peak;
-            value = from_compute<T>(logarithm ? z - shift : exp_for<T>(z) * scale);
-        }
-        store(y + place, values);
-    });
+__device__ inline void load_tile(T* tile, const T* x, int count) {
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    const int vectors = aligned_alike(x, nullptr) ? count / VECTOR<T> : 0;
+    for (int v = thread; v < vectors; v += threads)
+        copy_async(tile + v * VECTOR<T>, x + v * VECTOR<T>, true);
+    for (int i = vectors * VECTOR<T> + thread; i < count; i += threads) tile[i] = x[i];
+}
+template <typename T>
+__device__ inline void store_tile(T* y, const T* tile, int count) {
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    const int vectors = aligned_alike(y, nullptr) ? count / VECTOR<T> : 0;
+    for (int v = thread; v < vectors; v += threads)
+        store(y + v * VECTOR<T>, load<VECTOR<T>>(tile + v * VECTOR<T>));
+    for (int i = vectors * VECTOR<T> + thread; i < count; i += threads) y[i] = tile[i];
 }
 
-// softmax: dx = y * (dy - sum(dy * y)). log_softmax: dx = dy - exp(y) * sum(dy).
+constexpr int COUNT = 8;   // values a thread
+
+// A block takes `deep` rows. blockDim: (lanes of a row, rows at a time), lanes * COUNT >= width.
+// Dynamic shared memory: that many rows.
+template <typename T, bool MASKED>
+__global__ void __launch_bounds__(256)
+softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows, int width,
+                      int deep, const Scores scores, bool logarithm) {
+    using C = Compute<T>;
+    __shared__ C partials[64];
+    GroupReducer<C> group(partials);
+    extern __shared__ __align__(16) unsigned char memory[];
+    T* tile = reinterpret_cast<T*>(memory);
+    const long long first = blockIdx.x * (long long)deep;
+    const int here = int(min((long long)deep, rows - first));
+    load_tile(tile, x + first * width, here * width);
+    end_batch();
+    wait_for_batches<0>();
+    __syncthreads();
+
+    for (int base = 0; base < here; base += blockDim.y) {
+        const int r = base + threadIdx.y;
+        const RowScores<T, MASKED> own(scores, first + r, r < here ? width : 0, 0);
+        T* mine = tile + r * width;
+        C values[COUNT][1], peak = -infinity<C>(), total = 0;
+        own.make(values, threadIdx.x, blockDim.x, [&](C (&values)[COUNT][1]) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const int column = threadIdx.x + i * blockDim.x;
+                values[i][0] = column < own.limit ? to_compute(mine[column]) : C(0);
+            }
+        });
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i) peak = max(values[i][0], peak);
+        peak = group.max(peak);
+        if (MASKED && peak == -infinity<C>()) peak = 0;
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (threadIdx.x + i * blockDim.x < own.limit) total += exp_for<T>(values[i][0] - peak);
+        const Normalized<T, MASKED> result(peak, group.sum(total), logarithm);
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int column = threadIdx.x + i * blockDim.x;
+            if (r < here && column < width) mine[column] = from_compute<T>(result(values[i][0]));
+        }
+    }
+    __syncthreads();
+    store_tile(y + first * width, tile, here * width);
+}
+
+// A row of any alignment: `head` elements before the first 16-byte boundary, then vectors, then the rest.
 template <typename T>
-__device__ inline Compute<T> softmax_gradient(Compute<T> dy, Compute<T> y, Compute<T> sum, bool logarithm) {
-    return logarithm ? dy - exp_for<T>(y) * sum : y * (dy - sum);
+struct Row {
+    static constexpr int WIDTH = VECTOR<T>;
+    const T* x;
+    int width, head, vectors;
+
+    __device__ Row(const T* x, int width) : x(x), width(width) {
+        const int past = int(reinterpret_cast<size_t>(x) / sizeof(T) % WIDTH);
+        head = min(width, (WIDTH - past) % WIDTH);
+        vectors = (width - head) / WIDTH;
+    }
+    __device__ const T* vector(int v) const { return x + head + v * WIDTH; }
+    // How many elements lie outside the vectors, and the place of number i of them.
+    __device__ int others() const { return width - vectors * WIDTH; }
+    __device__ int other(int i) const { return i < head ? i : i + vectors * WIDTH; }
+};
+
+// As Peak::absorb, with a sum of its own, so that the exponentials wait for nothing but the peak.
+template <typename T, typename C, int N>
+__device__ inline void absorb(Peak<C>& all, const C (&x)[N]) {
+    const C before = all.peak;
+    #pragma unroll
+    for (C value : x) all.peak = max(value, all.peak);
+    const C base = all.shift();
+    C sum = 0;
+    #pragma unroll
+    for (C value : x) sum += exp_less<T>(value, base);
+    all.total = all.total * exp_for<T>(before - base) + sum;
+}
+
+// The vectors of a row, cut into pieces that are copied to shared memory one after the other, so
+// that work begins when the first has come. Each thread reads what it has copied: no barriers.
+constexpr int PIECES = 4;
+
+// Call f(v) for this thread's vectors of a piece, of those in shared memory.
+template <typename T, typename F>
+__device__ inline void for_piece(int piece, int vectors, int room, F f) {
+    constexpr int UNROLL = sizeof(T) == 8 ? 1 : 2;
+    const int chunk = (room + PIECES * blockDim.x - 1) / (PIECES * blockDim.x) * blockDim.x;
+    const int end = min(min(vectors, room), (piece + 1) * chunk);
+    #pragma unroll UNROLL
+    for (int v = piece * chunk + threadIdx.x; v < end; v += blockDim.x) f(v);
+}
+
+// Call f(piece) for each piece when it has come. All are under way before that.
+template <typename F>
+__device__ inline void as_they_come(F f) {
+    static_assert(PIECES == 4, "one line for each");
+    wait_for_batches<3>(); f(0);
+    wait_for_batches<2>(); f(1);
+    wait_for_batches<1>(); f(2);
+    wait_for_batches<0>(); f(3);
+}
+
+// Dynamic shared memory: `room` vectors. x and y begin at 16-byte boundaries.
+template <typename T, bool MASKED>
+__global__ void __launch_bounds__(sizeof(T) == 8 ? 384 : 768, 1)
+softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long rows, int width,
+                       int room, const Scores scores, bool logarithm) {
+    using C = Compute<T>;
+    constexpr int WIDTH = VECTOR<T>;
+    extern __shared__ __align__(16) unsigned char memory[];
+    Words* shared = reinterpret_cast<Words*>(memory);
+    const auto fetch = [&](long long r, int piece) {
+        if (r < rows) {
+            const Row<T> row(x + r * width, width);
+            for_piece<T>(piece, row.vectors, room, [&](int v) { copy_async(shared + v, row.vector(v), true); });
+        }
+        end_batch();
+    };
+    for (int piece = 0; piece < PIECES; ++piece) fetch(blockIdx.x, piece);
+    for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
+        const Row<T> row(x + r * width, width);
+        const RowScores<T, MASKED> own(scores, r, width, row.head);
+        const auto vector = [&](const Words& bits, int v, C (&values)[1][WIDTH]) {
+            own.make(values, row.head + v * WIDTH, 0, [&](C (&values)[1][WIDTH]) { unpack<T>(bits, values[0]); });
+        };
+        const auto other = [&](int place) {
+            C value[1][1];
+            own.make(value, place, 0, [&](C (&value)[1][1]) { value[0][0] = to_compute(row.x[place]); });
+            return value[0][0];
+        };
+        Peak<C> whole = {-infinity<C>(), 0};
+        as_they_come([&](int piece) {
+            for_piece<T>(piece, row.vectors, room, [&](int v) {
+                C values[1][WIDTH];
+                vector(shared[v], v, values);
+                absorb<T>(whole, values[0]);
+            });
+        });
+        #pragma unroll 2
+        for (int v = room + threadIdx.x; v < row.vectors; v += blockDim.x) {
+            C values[1][WIDTH];
+            vector(load_words_cached(row.vector(v)), v, values);
+            absorb<T>(whole, values[0]);
+        }
+        for (int i = threadIdx.x; i < row.others(); i += blockDim.x) {
+            const C value[1] = {other(row.other(i))};
+            absorb<T>(whole, value);
+        }
+        whole = block_reduce(whole, Peak<C>{-infinity<C>(), 0}, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); });
+
+        const Normalized<T, MASKED> result(whole.peak, whole.total, logarithm);
+        T* out = y + r * width;
+        const auto write = [&](const Words& bits, int v) {
+            C values[1][WIDTH];
+            vector(bits, v, values);
+            #pragma unroll
+            for (C& value : values[0]) value = result(value);
+            store_values(out + row.head + v * WIDTH, values[0]);
+        };
+        for (int piece = 0; piece < PIECES; ++piece) {
+            for_piece<T>(piece, row.vectors, room, [&](int v) { write(shared[v], v); });
+            fetch(r + gridDim.x, piece);
+        }
+        #pragma unroll 2
+        for (int v = room + threadIdx.x; v < row.vectors; v += blockDim.x) write(load_words_cached(row.vector(v)), v);
+        for (int i = threadIdx.x; i < row.others(); i += blockDim.x)
+            out[row.other(i)] = from_compute<T>(result(other(row.other(i))));
+    }
+}
+
+// softmax: dx = scale * y * (dy - sum(dy * y)). log_softmax: dx = dy - exp(y) * sum(dy).
+template <typename C> __device__ inline C softmax_term(C dy, C y, bool logarithm) {
+    return logarithm ? dy : dy * y;
+}
+template <typename T>
+__device__ inline Compute<T> softmax_gradient(Compute<T> dy, Compute<T> y, Compute<T> sum,
+                                              Compute<T> scale, bool logarithm) {
+    return logarithm ? dy - exp_for<T>(y) * sum : scale * y * (dy - sum);
 }
 
 template <typename T, int VECTORS>
 __global__ void __launch_bounds__(256)
 softmax_backward_rows(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ y,
-                      long long rows, int width, bool logarithm) {
+                      long long rows, int width, double scale, bool logarithm) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
     __shared__ C partials[64];
@@ -115,7 +302,7 @@ softmax_backward_rows(T* __restrict__ dx, const T* __restrict__ dy, const T* __r
         unpack<T>(ys[i], values);
         unpack<T>(dys[i], slopes);
         #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) sum += logarithm ? slopes[j] : slopes[j] * values[j];
+        for (int j = 0; j < WIDTH; ++j) sum += softmax_term(slopes[j], values[j], logarithm);
         keep_packed<T>(ys[i]);
         keep_packed<T>(dys[i]);
     }
@@ -127,35 +314,115 @@ softmax_backward_rows(T* __restrict__ dx, const T* __restrict__ dy, const T* __r
         unpack<T>(ys[i], values);
         unpack<T>(dys[i], slopes);
         #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) values[j] = softmax_gradient<T>(slopes[j], values[j], sum, logarithm);
+        for (int j = 0; j < WIDTH; ++j)
+            values[j] = softmax_gradient<T>(slopes[j], values[j], sum, C(scale), logarithm);
         store_values(dx + row * width + v * WIDTH, values);
     }
 }
 
+// As forward, with shared memory for two tiles, each a multiple of 16 bytes.
 template <typename T>
-__global__ void __launch_bounds__(512)
-softmax_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ y,
-                      int width, bool logarithm) {
+__global__ void __launch_bounds__(256)
+softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ y,
+                       long long rows, int width, int deep, double scale, bool logarithm) {
     using C = Compute<T>;
-    const long long start = blockIdx.x * (long long)width;
-    dx += start;
-    dy += start;
-    y += start;
-    C sum = 0;
-    for_places(dy, width, aligned_alike(dy, y), [&](int place, auto n) {
-        const auto dys = load<n>(dy + place), ys = load<n>(y + place);
+    __shared__ C partials[64];
+    GroupReducer<C> group(partials);
+    extern __shared__ __align__(16) unsigned char memory[];
+    T* dys = reinterpret_cast<T*>(memory);
+    T* ys = dys + (deep * width + VECTOR<T> - 1) / VECTOR<T> * VECTOR<T>;
+    const long long first = blockIdx.x * (long long)deep;
+    const int here = int(min((long long)deep, rows - first));
+    load_tile(dys, dy + first * width, here * width);
+    load_tile(ys, y + first * width, here * width);
+    end_batch();
+    wait_for_batches<0>();
+    __syncthreads();
+
+    for (int base = 0; base < here; base += blockDim.y) {
+        const int r = base + threadIdx.y, mine = r * width, own = r < here ? width : 0;
+        C values[COUNT], slopes[COUNT], sum = 0;
         #pragma unroll
-        for (int j = 0; j < n; ++j)
-            sum += logarithm ? to_compute(dys.values[j]) : to_compute(dys.values[j]) * to_compute(ys.values[j]);
-    });
-    sum = block_sum(sum);
-    for_places(dy, width, aligned_alike(dy, y) && aligned_alike(dy, dx), [&](int place, auto n) {
-        const auto ys = load<n>(y + place);
-        auto out = load<n>(dy + place);
+        for (int i = 0; i < COUNT; ++i) {
+            const int column = threadIdx.x + i * blockDim.x;
+            values[i] = column < own ? to_compute(ys[mine + column]) : C(0);
+            slopes[i] = column < own ? to_compute(dys[mine + column]) : C(0);
+            sum += softmax_term(slopes[i], values[i], logarithm);
+        }
+        sum = group.sum(sum);
         #pragma unroll
-        for (int j = 0; j < n; ++j)
-            out.values[j] = from_compute<T>(softmax_gradient<T>(
-                to_compute(out.values[j]), to_compute(ys.values[j]), sum, logarithm));
-        store(dx + place, out);
-    });
+        for (int i = 0; i < COUNT; ++i) {
+            const int column = threadIdx.x + i * blockDim.x;
+            if (column < own)
+                dys[mine + column] = from_compute<T>(softmax_gradient<T>(slopes[i], values[i], sum, C(scale), logarithm));
+        }
+    }
+    __syncthreads();
+    store_tile(dx + first * width, dys, here * width);
+}
+
+// As forward, with shared memory for `room` vectors of dy and of y.
+template <typename T>
+__global__ void __launch_bounds__(sizeof(T) == 8 ? 384 : 768, 1)
+softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ y,
+                        long long rows, int width, int room, double scale, bool logarithm) {
+    using C = Compute<T>;
+    constexpr int WIDTH = VECTOR<T>;
+    extern __shared__ __align__(16) unsigned char memory[];
+    Words* shared_y = reinterpret_cast<Words*>(memory);
+    Words* shared_dy = shared_y + room;
+    const auto fetch = [&](long long r, int piece) {
+        if (r < rows) {
+            const Row<T> row(y + r * width, width), slope(dy + r * width, width);
+            for_piece<T>(piece, row.vectors, room, [&](int v) {
+                copy_async(shared_y + v, row.vector(v), true);
+                copy_async(shared_dy + v, slope.vector(v), true);
+            });
+        }
+        end_batch();
+    };
+    for (int piece = 0; piece < PIECES; ++piece) fetch(blockIdx.x, piece);
+    for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
+        const Row<T> row(y + r * width, width), slope(dy + r * width, width);
+        C sum = 0;
+        const auto absorb = [&](const Words& y_bits, const Words& dy_bits) {
+            C values[WIDTH], slopes[WIDTH];
+            unpack<T>(y_bits, values);
+            unpack<T>(dy_bits, slopes);
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j) sum += softmax_term(slopes[j], values[j], logarithm);
+        };
+        as_they_come([&](int piece) {
+            for_piece<T>(piece, row.vectors, room, [&](int v) { absorb(shared_y[v], shared_dy[v]); });
+        });
+        #pragma unroll 2
+        for (int v = room + threadIdx.x; v < row.vectors; v += blockDim.x)
+            absorb(load_words_cached(row.vector(v)), load_words_cached(slope.vector(v)));
+        for (int i = threadIdx.x; i < row.others(); i += blockDim.x)
+            sum += softmax_term(to_compute(slope.x[row.other(i)]), to_compute(row.x[row.other(i)]), logarithm);
+        sum = block_sum(sum);
+
+        T* out = dx + r * width;
+        const auto write = [&](const Words& y_bits, const Words& dy_bits, int v) {
+            C values[WIDTH], slopes[WIDTH];
+            unpack<T>(y_bits, values);
+            unpack<T>(dy_bits, slopes);
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j)
+                values[j] = softmax_gradient<T>(slopes[j], values[j], sum, C(scale), logarithm);
+            store_values(out + row.head + v * WIDTH, values);
+        };
+        for (int piece = 0; piece < PIECES; ++piece) {
+            for_piece<T>(piece, row.vectors, room, [&](int v) { write(shared_y[v], shared_dy[v], v); });
+            fetch(r + gridDim.x, piece);
+        }
+        #pragma unroll 2
+        for (int v = room + threadIdx.x; v < row.vectors; v += blockDim.x)
+            write(load_words_cached(row.vector(v)), load_words_cached(slope.vector(v)), v);
+        for (int i = threadIdx.x; i < row.others(); i += blockDim.x) {
+            const int place = row.other(i);
+            out[place] = from_compute<T>(softmax_gradient<T>(
+                to_compute(slope.x[place]), to_compute(row.x[place]), sum, C(scale), logarithm));
+        }
+    }
 }

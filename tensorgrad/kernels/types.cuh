@@ -44,6 +44,10 @@ template <typename T> __device__ inline Words load_words(const T* p) {   // stre
     const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(p));
     return {{bits.x, bits.y, bits.z, bits.w}};
 }
+template <typename T> __device__ inline Words load_words_cached(const T* p) {   // to be read again
+    const uint4 bits = *reinterpret_cast<const uint4*>(p);
+    return {{bits.x, bits.y, bits.z, bits.w}};
+}
 
 __device__ inline void unpack(const Words& bits, double (&values)[2], double) {
     #pragma unroll
@@ -112,10 +116,12 @@ __device__ inline Words pack(const float (&values)[8], __nv_bfloat16) {
     return bits;
 }
 
-// Round and write VECTOR<T> values to an aligned place.
-template <typename T> __device__ inline void store_values(T* p, const Compute<T> (&values)[VECTOR<T>]) {
-    const Words bits = pack(values, T());
+template <typename T> __device__ inline void store_words(T* p, const Words& bits) {
     // An assignment may be taken apart, and the parts are not always joined again.
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(__cvta_generic_to_global(p)),
         "r"(bits.words[0]), "r"(bits.words[1]), "r"(bits.words[2]), "r"(bits.words[3]) : "memory");
+}
+// Round and write VECTOR<T> values to an aligned place.
+template <typename T> __device__ inline void store_values(T* p, const Compute<T> (&values)[VECTOR<T>]) {
+    store_words(p, pack(values, T()));
 }

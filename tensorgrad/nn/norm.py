@@ -33,6 +33,10 @@ class LayerNorm(Module):
         """Return the shape of x, (..., width)."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
+    def add(self, x: Any, residual: Any) -> tuple[Tensor, Tensor]:
+        """Return x + residual and its normalisation, computed together."""
+        return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
     def extra_repr(self) -> str:
         """Return the size."""
         bias = "" if self.bias is not None else ", bias=False"
@@ -57,6 +61,10 @@ class RMSNorm(Module):
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x, (..., width)."""
         return ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Any, residual: Any) -> tuple[Tensor, Tensor]:
+        """Return x + residual and its normalisation, computed together."""
+        return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         """Return the size."""

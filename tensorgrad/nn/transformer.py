@@ -10,7 +10,7 @@ from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmb
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module
-from tensorgrad.nn.norm import LayerNorm
+from tensorgrad.nn.norm import LayerNorm, RMSNorm
 from tensorgrad.tensor import Tensor
 
 
@@ -102,8 +102,16 @@ class TransformerBlock(Module):
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
-        x = self._add(x, self.attention(self.norm1(x), mask, cache))
-        return self._add(x, self.feed_forward(self.norm2(x)))
+        x, normed = self._add_and_norm(x, self.attention(self.norm1(x), mask, cache))
+        return self._add(x, self.feed_forward(normed))
+
+    def _add_and_norm(self, x: Any, branch: Any) -> tuple[Tensor, Tensor]:
+        """Return x + dropout(branch) and norm2 of it, in one kernel where nothing is dropped."""
+        drops = self.dropout.training and self.dropout.p > 0
+        if isinstance(self.norm2, (LayerNorm, RMSNorm)) and not drops:
+            return self.norm2.add(x, branch)
+        x = self._add(x, branch)
+        return x, self.norm2(x)
 
     def _add(self, x: Any, branch: Any) -> Tensor:
         """Return x + dropout(branch), in one kernel."""

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import record
+from tensorgrad.autograd import Part, Twin, record
 from tensorgrad.backend import Array
 from tensorgrad.errors import ShapeError
 from tensorgrad.ops.norm_cuda import backward as _backward_cuda
 from tensorgrad.ops.norm_cuda import forward as _forward_cuda
-from tensorgrad.ops.operand import float_tensor, widened
+from tensorgrad.ops.operand import float_tensor, promoted, widened
 from tensorgrad.tensor import Tensor
 
-__all__ = ["layer_norm", "rms_norm"]
+__all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
 _ABSENT = Tensor(np.zeros(()))  # stands among the inputs for a parameter that was not given
 
@@ -70,11 +70,83 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
     return _run("rms_norm", x, weight, None, eps, centre=False)
 
 
+def add_layer_norm(
+    x: Any, residual: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """Add, then normalise: what a residual branch ends with and the next one begins with.
+
+    s = x + residual, y = layer_norm(s, weight, bias, eps), in one pass forward and one backward
+
+    Args:
+        x: (..., C), any float dtype.
+        residual: the shape of x, any float dtype.
+        weight: (C,), or None for 1.
+        bias: (C,), or None for 0.
+        eps: added to the variance.
+
+    Returns:
+        s and y, both (..., C) in the dtype that x and residual promote to.
+
+    Raises:
+        ShapeError: x has no axis, residual has another shape, or weight or bias is not (C,).
+        DtypeError: an argument is not a float.
+        DeviceError: the arguments are on different devices.
+    """
+    return _run_added("add_layer_norm", x, residual, weight, bias, eps, centre=True)
+
+
+def add_rms_norm(
+    x: Any, residual: Any, weight: Any = None, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    """Add, then divide by the root mean square, as `add_layer_norm` does with `layer_norm`.
+
+    s = x + residual, y = rms_norm(s, weight, eps)
+
+    Args:
+        x: (..., C), any float dtype.
+        residual: the shape of x, any float dtype.
+        weight: (C,), or None for 1.
+        eps: added to the mean square.
+
+    Returns:
+        s and y, both (..., C) in the dtype that x and residual promote to.
+
+    Raises:
+        ShapeError: x has no axis, residual has another shape, or weight is not (C,).
+        DtypeError: an argument is not a float.
+        DeviceError: the arguments are on different devices.
+    """
+    return _run_added("add_rms_norm", x, residual, weight, None, eps, centre=False)
+
+
 def _run(op: str, x: Any, weight: Any, bias: Any, eps: float, centre: bool) -> Tensor:
     x = float_tensor(op, "x", x)
+    weight, bias = _parameters(op, {"x": x}, weight, bias)
+    y, total, mean, rstd = _forward(x.data, None, weight.data, bias.data, eps, centre)
+    saved = (total, _given(weight.data), mean, rstd)
+    return record(op, y, (x, weight, bias), _backward, saved)
+
+
+def _run_added(
+    op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centre: bool
+) -> tuple[Tensor, Tensor]:
+    x, residual = float_tensor(op, "x", x), float_tensor(op, "residual", residual)
+    weight, bias = _parameters(op, {"x": x, "residual": residual}, weight, bias)
+    if residual.shape != x.shape:
+        raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {x.shape} like x")
+    dtype = promoted(op, ("x", "residual"), (x.data, residual.data))
+    first, second = (t.data.astype(dtype, copy=False) for t in (x, residual))
+    y, total, mean, rstd = _forward(first, second, weight.data, bias.data, eps, centre)
+    saved = (total, _given(weight.data), mean, rstd)
+    added = record(op, total, (x, residual, weight, bias), _backward_added, saved)
+    return added, record(op, y, (added,), _backward_normed, ())
+
+
+def _parameters(op: str, given: dict[str, Tensor], weight: Any, bias: Any) -> tuple[Tensor, Tensor]:
+    """Return weight and bias, checked, _ABSENT for one that was not given."""
+    x = given["x"]
     if x.ndim == 0:
         raise ShapeError(f"{op}: x has shape (), expected (..., C)")
-    given = {"x": x}
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None:
             given[name] = tensor = float_tensor(op, name, value)
@@ -84,24 +156,55 @@ def _run(op: str, x: Any, weight: Any, bias: Any, eps: float, centre: bool) -> T
                     "(last axis of x)"
                 )
     backend.same_device(op, list(given), [t.data for t in given.values()])
-    weight, bias = given.get("weight"), given.get("bias")
-    scale = None if weight is None else weight.data
-    shift = None if bias is None else bias.data
-    forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
-    y, mean, rstd = forward(x.data, scale, shift, eps, centre)
-    inputs = (x, _ABSENT if weight is None else weight, _ABSENT if bias is None else bias)
-    return record(op, y, inputs, _backward, (x.data, scale, mean, rstd))
+    return given.get("weight", _ABSENT), given.get("bias", _ABSENT)
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None, ...]:
+def _given(parameter: Array) -> Array | None:
+    return None if parameter is _ABSENT.data else parameter
+
+
+def _forward(
+    x: Array, residual: Array | None, weight: Array, bias: Array, eps: float, centre: bool
+) -> tuple[Array, Array, Array | None, Array]:
+    forward = _forward_numpy if type(x) is np.ndarray else _forward_cuda
+    return forward(x, residual, _given(weight), _given(bias), eps, centre)
+
+
+def _backward(
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool], dsum: Array | None = None
+) -> tuple[Array | None, ...]:
     backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
     x, weight, mean, rstd = saved
-    return backward(dy, x, weight, mean, rstd, needs)
+    return backward(dy, dsum, x, weight, mean, rstd, needs)
+
+
+def _backward_normed(
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
+) -> tuple[Array | None, ...]:
+    return (Twin(None, dy),)
+
+
+def _backward_added(
+    dy: Array | Twin, saved: tuple[Any, ...], needs: Sequence[bool]
+) -> tuple[Array | None, ...]:
+    if type(dy) is not Twin:  # nobody used the normalised rows
+        return dy, dy, None, None
+    dsum = dy.first.spread(saved[0].shape) if isinstance(dy.first, Part) else dy.first
+    wanted = (needs[0] or needs[1], needs[2], needs[3])
+    dx, dweight, dbias = _backward(dy.second, saved, wanted, dsum)
+    return dx, dx, dweight, dbias
 
 
 def _forward_numpy(
-    x: Array, weight: Array | None, bias: Array | None, eps: float, centre: bool
-) -> tuple[Array, Array | None, Array]:
+    x: Array,
+    residual: Array | None,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    centre: bool,
+) -> tuple[Array, Array, Array | None, Array]:
+    if residual is not None:
+        x = (widened(x) + widened(residual)).astype(x.dtype, copy=False)
     wide, width = widened(x), x.shape[-1]
     count = x.size // width if width else 0
     scale = None if weight is None else weight.astype(wide.dtype, copy=False)
@@ -125,11 +228,12 @@ def _forward_numpy(
             out += shift
 
     backend.parallel_blocks(run, count, _block(width))
-    return y.astype(x.dtype, copy=False), mean, rstd
+    return y.astype(x.dtype, copy=False), x, mean, rstd
 
 
 def _backward_numpy(
     dy: Array,
+    dsum: Array | None,
     x: Array,
     weight: Array | None,
     mean: Array | None,
@@ -162,7 +266,10 @@ def _backward_numpy(
         out *= factor
 
     backend.parallel_blocks(run, count, block, multiplies=True)
-    return dx.reshape(x.shape), dweights.sum(0), dbiases.sum(0)
+    dx = dx.reshape(x.shape)
+    if dsum is not None:
+        dx += dsum
+    return dx, dweights.sum(0), dbiases.sum(0)
 
 
 def _block(width: int) -> int:

@@ -11,19 +11,31 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.loader import load
-from tensorgrad.ops.rows_cuda import Layout, aligned, held, looped
+from tensorgrad.ops.rows_cuda import Layout, aligned, held, looped, resident
 
 _NULL = np.uintp(0)
 _STAGES = 2  # as in the kernel
+_SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
 _BLOCKS = 264  # that share the rows in backward; each leaves one partial row of dweight and dbias
 _COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias are summed by themselves
 
 
 def forward(
-    x: Array, weight: Array | None, bias: Array | None, eps: float, centre: bool
-) -> tuple[Array, Array | None, Array]:
-    """Return y and, for each row, the mean (None without `centre`) and 1 / deviation."""
+    x: Array,
+    residual: Array | None,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    centre: bool,
+) -> tuple[Array, Array, Array | None, Array]:
+    """Return y, x + residual, and for each row the mean (None without `centre`) and 1 / deviation.
+
+    Without a residual, x itself stands for the sum. All arrays but y are contiguous.
+    """
     x = backend.contiguous(x)
+    total = x
+    if residual is not None:
+        residual, total = backend.contiguous(residual), backend.empty_like(x)
     width = x.shape[-1]
     rows = x.size // width if width else 0
     compute = compute_dtype(x.dtype)
@@ -31,35 +43,51 @@ def forward(
     mean = backend.empty((rows,), compute, like=x) if centre else None
     rstd = backend.empty((rows,), compute, like=x)
     if not rows:
-        return y, mean, rstd
+        return y, total, mean, rstd
     weight, bias = _parameter(weight, x), _parameter(bias, x)
+    arrays = (y, total, _pointer(mean), rstd, x, _pointer(residual))
+    sizes = (np.int64(rows), np.int32(width), np.float64(eps))
     layout = None
-    if aligned(width, x, y, weight, bias):
-        layout = held(width * x.itemsize, (1, 2, 3, 4, 8), lanes=32, threads=64, most=256)
+    if aligned(width, x, y, residual, weight, bias):
+        layout = held(width * x.itemsize, (1, 3, 4), lanes=32, threads=128, most=512)
     name = c_name(x.dtype)
-    if layout is not None:
-        kernel = f"norm_forward_rows<{name}, {layout.vectors}>"
-    else:
-        layout, kernel = looped(width), f"norm_forward_loop<{name}>"
-    load("norm.cu", kernel)(
-        layout.grid(rows),
-        layout.block,
-        (y, _pointer(mean), rstd, x, *_given(weight, x), *_given(bias, x), np.int64(rows),
-         np.int32(width), np.float64(eps)),
-    )  # fmt: skip
-    return y, mean, rstd
+    if layout is None:
+        layout = looped(width)
+        arguments = (*arrays, *_given(weight, x), *_given(bias, x), *sizes)
+        load("norm.cu", f"norm_forward_loop<{name}>")(layout.grid(rows), layout.block, arguments)
+        return y, total, mean, rstd
+    wide = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
+    if wide:
+        weight, bias = (
+            None if p is None else p.astype(compute, copy=False) for p in (weight, bias)
+        )
+    threads = layout.threads * layout.groups
+    flags = ", ".join("true" if flag else "false" for flag in (residual is not None, wide))
+    shape = (layout.vectors, layout.threads)
+    lanes = layout.threads if shape in _SHAPES else 0
+    kernel = load("norm.cu", f"norm_forward_rows<{name}, {layout.vectors}, {lanes}, {flags}>")
+    shared = threads * layout.vectors * 16 * (1 if residual is None else 2)
+    blocks = min(*layout.grid(rows), resident(kernel, threads, shared, x.device.id))
+    kernel((blocks,), layout.block, (*arrays, _pointer(weight), _pointer(bias), *sizes), shared)
+    return y, total, mean, rstd
 
 
 def backward(
     dy: Array,
+    dsum: Array | None,
     x: Array,
     weight: Array | None,
     mean: Array | None,
     rstd: Array,
     needs: Sequence[bool],
 ) -> tuple[Array | None, ...]:
-    """Return dx, dweight and dbias, None where not needed; the latter two in the compute type."""
+    """Return dx, dweight and dbias, None where not needed; the latter two in the compute type.
+
+    `dsum` is added to dx.
+    """
     dy, x = backend.contiguous(dy), backend.contiguous(x)
+    if dsum is not None:
+        dsum = backend.contiguous(dsum.astype(x.dtype, copy=False))
     rows, width = rstd.size, x.shape[-1]
     dx = backend.empty_like(x) if needs[0] else None
     dweight = backend.empty((width,), rstd.dtype, like=x) if needs[1] else None
@@ -71,13 +99,13 @@ def backward(
         return dx, dweight, dbias
     weight = _parameter(weight, x)
     layout = None
-    if dx is not None and aligned(width, x, dy, dx, weight):
+    if dx is not None and aligned(width, x, dy, dsum, dx, weight):
         layout = held(width * x.itemsize, (1, 2), lanes=512, threads=512, most=512)
     if layout is not None:
-        partials = _rows(layout, dx, dy, x, weight, mean, rstd, any(needs[1:]))
+        partials = _rows(layout, dx, dy, dsum, x, weight, mean, rstd, any(needs[1:]))
     else:
         if dx is not None:
-            _loop(dx, dy, x, weight, mean, rstd)
+            _loop(dx, dy, dsum, x, weight, mean, rstd)
         partials = _columns(dy, x, mean, rstd) if any(needs[1:]) else None
     if partials is not None:
         load("norm.cu", f"norm_backward_parameters<{c_name(rstd.dtype)}>")(
@@ -93,6 +121,7 @@ def _rows(
     layout: Layout,
     dx: Array,
     dy: Array,
+    dsum: Array | None,
     x: Array,
     weight: Array | None,
     mean: Array | None,
@@ -108,23 +137,30 @@ def _rows(
     load("norm.cu", f"norm_backward_rows<{c_name(x.dtype)}, {layout.vectors}>")(
         (blocks,),
         layout.block,
-        (dx, _pointer(partials), dy, x, *_given(weight, x), _pointer(mean), rstd, np.int64(rows),
-         np.int32(width)),
+        (dx, _pointer(partials), dy, _pointer(dsum), x, *_given(weight, x), _pointer(mean), rstd,
+         np.int64(rows), np.int32(width)),
         shared,
     )  # fmt: skip
     return partials
 
 
 def _loop(
-    dx: Array, dy: Array, x: Array, weight: Array | None, mean: Array | None, rstd: Array
+    dx: Array,
+    dy: Array,
+    dsum: Array | None,
+    x: Array,
+    weight: Array | None,
+    mean: Array | None,
+    rstd: Array,
 ) -> None:
     rows, width = rstd.size, x.shape[-1]
     layout = looped(width)
     load("norm.cu", f"norm_backward_loop<{c_name(x.dtype)}>")(
         layout.grid(rows),
         layout.block,
-        (dx, dy, x, *_given(weight, x), _pointer(mean), rstd, np.int64(rows), np.int32(width)),
-    )
+        (dx, dy, _pointer(dsum), x, *_given(weight, x), _pointer(mean), rstd, np.int64(rows),
+         np.int32(width)),
+    )  # fmt: skip
 
 
 def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:

@@ -3,20 +3,23 @@
 Tests: tests/ops/test_softmax.py.
 
 Both subtract the maximum first, so that no exponential overflows. 16-bit floats are computed in
-float32 and rounded once. An axis whose values are all -inf gives NaN, as in PyTorch.
+float32 and rounded once. An axis whose values are all -inf gives NaN, as in PyTorch, but 0 under a
+mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
-from tensorgrad.ops.operand import axis_index, float_tensor, widened
+from tensorgrad.dtypes import is_float
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.ops.operand import axis_index, float_tensor, tensor_of, widened
 from tensorgrad.ops.softmax_cuda import backward as _backward_cuda
 from tensorgrad.ops.softmax_cuda import forward as _forward_cuda
 from tensorgrad.tensor import Tensor
@@ -24,23 +27,40 @@ from tensorgrad.tensor import Tensor
 __all__ = ["log_softmax", "softmax"]
 
 
-def softmax(x: Any, axis: int = -1) -> Tensor:
-    """Return numbers that are positive and sum to 1 along an axis.
+def softmax(
+    x: Any, axis: int = -1, scale: float | None = None, mask: Any = None, causal: bool = False
+) -> Tensor:
+    """Return numbers that are positive and sum to 1 along an axis; 0 where a mask excludes.
 
-    y_i = exp(x_i) / sum_j exp(x_j)
+    y_i = exp(z_i) / sum_j exp(z_j), z = scale * x + mask
 
     Args:
         x: any shape with at least one axis, any float dtype.
         axis: where the sum runs.
+        scale: factor on x; default 1.
+        mask: broadcastable to x; bool, False where x is excluded, or float, added. Views with
+            strides are read in place, so a mask of padding costs no memory of the size of x.
+        causal: x is (..., Tq, Tk) and query i sees the keys up to i + Tk - Tq.
 
     Returns:
-        The shape and dtype of x.
+        The shape and dtype of x. Under a mask, what has nothing allowed is 0.
 
     Raises:
-        DtypeError: x is not a float.
-        ArgumentError: x has no such axis.
+        DtypeError: x is not a float, or mask is neither bool nor float.
+        ArgumentError: x has no such axis, or causal with an axis that is not the last.
+        ShapeError: mask does not broadcast to x, or causal without two axes.
+        DeviceError: the arguments are on different devices.
+        GradError: mask requires a gradient.
     """
-    return _run("softmax", x, axis, logarithm=False)
+    op = "softmax"
+    x = float_tensor(op, "x", x)
+    axis = axis_index(op, axis, x.ndim)
+    if causal and x.ndim < 2:
+        raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., Tq, Tk) for causal")
+    if causal and axis != x.ndim - 1:
+        raise ArgumentError(f"{op}: axis is {axis}, expected {x.ndim - 1} (the last) for causal")
+    rule = _Rule(1.0 if scale is None else float(scale), _mask(op, mask, x.data, axis), causal)
+    return _run(op, x, axis, rule, logarithm=False)
 
 
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
@@ -59,45 +79,94 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
         DtypeError: x is not a float.
         ArgumentError: x has no such axis.
     """
-    return _run("log_softmax", x, axis, logarithm=True)
+    x = float_tensor("log_softmax", "x", x)
+    axis = axis_index("log_softmax", axis, x.ndim)
+    return _run("log_softmax", x, axis, _Rule(1.0, None, False), logarithm=True)
 
 
-def _run(op: str, x: Any, axis: int, logarithm: bool) -> Tensor:
-    x = float_tensor(op, "x", x)
-    axis = axis_index(op, axis, x.ndim)
+class _Rule(NamedTuple):
+    """What softmax is taken of; the mask is in the shape of x, with the axis moved last."""
+
+    scale: float
+    mask: Array | None
+    causal: bool
+
+
+def _mask(op: str, mask: Any, x: Array, axis: int) -> Array | None:
+    """Return the mask, checked, as a view in the shape of x with the axis moved last."""
+    if mask is None:
+        return None
+    mask = tensor_of(op, "mask", mask)
+    if mask.requires_grad:
+        raise GradError(f"{op}: mask requires a gradient, expected one that does not")
+    if mask.dtype != np.bool_ and not is_float(mask.dtype):
+        raise DtypeError(f"{op}: mask has dtype {mask.dtype}, expected bool or a float")
+    backend.same_device(op, ("x", "mask"), (x, mask.data))
+    try:
+        whole = backend.namespace(x).broadcast_to(mask.data, x.shape)
+    except ValueError as error:
+        raise ShapeError(
+            f"{op}: mask has shape {mask.shape}, expected one that broadcasts to {x.shape}"
+        ) from error
+    return whole.swapaxes(axis, -1)
+
+
+def _run(op: str, x: Tensor, axis: int, rule: _Rule, logarithm: bool) -> Tensor:
     forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
-    y = forward(x.data.swapaxes(axis, -1), logarithm).swapaxes(axis, -1)
-    return record(op, y, (x,), _backward, (y, axis, logarithm))
+    y = forward(x.data.swapaxes(axis, -1), *rule, logarithm).swapaxes(axis, -1)
+    return record(op, y, (x,), _backward, (y, axis, rule.scale, logarithm))
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
-    y, axis, logarithm = saved
+    y, axis, scale, logarithm = saved
     backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
-    return (backward(dy.swapaxes(axis, -1), y.swapaxes(axis, -1), logarithm).swapaxes(axis, -1),)
+    dx = backward(dy.swapaxes(axis, -1), y.swapaxes(axis, -1), scale, logarithm)
+    return (dx.swapaxes(axis, -1),)
 
 
-def _forward_numpy(x: Array, logarithm: bool) -> Array:
+def _forward_numpy(
+    x: Array, scale: float, mask: Array | None, causal: bool, logarithm: bool
+) -> Array:
     if not x.size:
         return np.empty_like(x)
-    wide = widened(x)
+    masked = mask is not None or causal
+    wide = _scores(widened(x), scale, mask, causal)
     y = np.empty(x.shape, wide.dtype)
     width = x.shape[-1]
     rows, out_rows = wide.reshape(-1, width), y.reshape(-1, width)
 
     def run(piece: slice) -> None:
         out = out_rows[piece]
-        np.subtract(rows[piece], rows[piece].max(-1, keepdims=True), out=out)
+        peak = rows[piece].max(-1, keepdims=True)
+        if masked:
+            peak[peak == -np.inf] = 0  # nothing is allowed: all exponentials shall be 0
+        np.subtract(rows[piece], peak, out=out)
         if logarithm:
             out -= np.log(np.exp(out).sum(-1, keepdims=True))
         else:
             np.exp(out, out=out)
-            out /= out.sum(-1, keepdims=True)
+            total = out.sum(-1, keepdims=True)
+            if masked:
+                total[total == 0] = 1
+            out /= total
 
     backend.parallel_blocks(run, len(rows), max(1, backend.BLOCK // width))
     return y.astype(x.dtype, copy=False)
 
 
-def _backward_numpy(dy: Array, y: Array, logarithm: bool) -> Array:
+def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> Array:
+    """Return scale * x + mask, -inf where excluded."""
+    if scale != 1:
+        x = x * x.dtype.type(scale)
+    if mask is not None:
+        x = np.where(mask, x, -np.inf) if mask.dtype == np.bool_ else x + mask.astype(x.dtype)
+    if causal:
+        queries, keys = x.shape[-2:]
+        x = np.where(np.tri(queries, keys, keys - queries, dtype=bool), x, -np.inf)
+    return x
+
+
+def _backward_numpy(dy: Array, y: Array, scale: float, logarithm: bool) -> Array:
     if not dy.size:
         return dy
     wide_dy, wide_y = widened(dy), widened(y)
@@ -114,6 +183,8 @@ def _backward_numpy(dy: Array, y: Array, logarithm: bool) -> Array:
         else:
             np.subtract(dy, np.vecdot(dy, y)[:, None], out=out)
             out *= y
+            if scale != 1:
+                out *= scale
 
     backend.parallel_blocks(run, len(dy_rows), max(1, backend.BLOCK // width))
     return dx

@@ -2,68 +2,178 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, float64
+from tensorgrad.dtypes import c_name, compute_dtype, float64
+from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.loader import load
-from tensorgrad.ops.rows_cuda import Layout, aligned, held
+from tensorgrad.ops.rows_cuda import Layout, aligned, held, resident, shared_memory
+
+_SHORT = 2048  # elements of a row: 256 threads with 8 each
+_TILE_BYTES = 8192  # that a block shall copy of an array
+_KINDS = {"none": 0, "bool": 1, "own": 2, "wide": 3}  # of masks, as in kernels/scores.cuh
 
 
-def forward(x: Array, logarithm: bool) -> Array:
-    """Return softmax or log_softmax of the last axis."""
-    x = backend.contiguous(x)
+def forward(x: Array, scale: float, mask: Array | None, causal: bool, logarithm: bool) -> Array:
+    """Return softmax of x * scale + mask, or log_softmax, of the last axis.
+
+    Args:
+        x: any layout.
+        scale: of x.
+        mask: in the shape of x, with any strides; bool or a float.
+        causal: as in `softmax`.
+        logarithm: whether log_softmax is wanted.
+    """
+    scores = _scores(x, scale, mask, causal)
+    x = _rows(x)
     y = backend.empty_like(x)
     if not x.size:
         return y
-    width = x.shape[-1]
-    rows = x.size // width
-    layout = _held(x, y)
-    if layout is not None:
-        load("softmax.cu", f"softmax_forward_rows<{c_name(x.dtype)}, {layout.vectors}>")(
-            layout.grid(rows),
-            layout.block,
-            (y, x, np.int64(rows), np.int32(width), np.bool_(logarithm)),
-        )
-    else:
-        load("softmax.cu", f"softmax_forward_loop<{c_name(x.dtype)}>")(
-            (rows,), _block(x), (y, x, np.int32(width), np.bool_(logarithm))
-        )
+    arrays, options = (y, x, *_sizes(x)), (scores, np.bool_(logarithm))
+    masked = ", true" if causal or mask is not None else ", false"
+    _launch("forward", masked, _held(512, x, y), 1, arrays, options)
     return y
 
 
-def backward(dy: Array, y: Array, logarithm: bool) -> Array:
+def backward(dy: Array, y: Array, scale: float, logarithm: bool) -> Array:
     """Return dx of the last axis."""
-    dy, y = backend.contiguous(dy), backend.contiguous(y)
+    dy, y = _rows(dy), _rows(y)
     dx = backend.empty_like(dy)
     if not dx.size:
         return dx
-    width = dx.shape[-1]
-    rows = dx.size // width
-    layout = _held(dx, dy, y)
-    if layout is not None:
-        load("softmax.cu", f"softmax_backward_rows<{c_name(y.dtype)}, {layout.vectors}>")(
-            layout.grid(rows),
-            layout.block,
-            (dx, dy, y, np.int64(rows), np.int32(width), np.bool_(logarithm)),
-        )
-    else:
-        load("softmax.cu", f"softmax_backward_loop<{c_name(y.dtype)}>")(
-            (rows,), _block(dx), (dx, dy, y, np.int32(width), np.bool_(logarithm))
-        )
+    arrays, options = (dx, dy, y, *_sizes(dx)), (np.float64(scale), np.bool_(logarithm))
+    _launch("backward", "", _held(256, dx, dy, y), 2, arrays, options)
     return dx
 
 
-def _held(*arrays: Array) -> Layout | None:
-    """Return how rows are held in registers; None where they have to be gone through twice."""
+def _rows(x: Array) -> Array:
+    """Return x contiguous, a long one from a 16-byte boundary on."""
+    x = backend.contiguous(x)
+    return x.copy() if x.data.ptr % 16 and x.ndim and x.shape[-1] > _SHORT else x
+
+
+def _held(most: int, *arrays: Array) -> Layout | None:
+    """Return how rows are held in registers by at most so many threads; None if they are not."""
     first = arrays[0]
     width = first.shape[-1]
     if first.dtype == float64 or not aligned(width, *arrays):
         return None
-    return held(width * first.itemsize, (1, 2, 4), lanes=32, threads=64, most=256)
+    size = width * first.itemsize
+    vectors = 4 if size > 48 else 2 if size > 16 else 1  # several loads under way for each thread
+    return held(size, (vectors,), lanes=32, threads=64, most=most)
 
 
-def _block(x: Array) -> tuple[int]:
-    """Return threads for one row: whole warps, about four vectors each."""
-    return (min(512, max(32, -(-x.shape[-1] * x.itemsize // 2048) * 32)),)
+def _sizes(x: Array) -> tuple[Any, Any]:
+    width = x.shape[-1]
+    return np.int64(x.size // width), np.int32(width)
+
+
+def _launch(
+    name: str,
+    flag: str,
+    layout: Layout | None,
+    tiles: int,
+    arrays: tuple[Any, ...],
+    options: tuple[Any, ...],
+) -> None:
+    """Choose the kernel, with a template argument more; `tiles` of the arrays are read."""
+    y = arrays[0]
+    types = c_name(y.dtype)
+    if layout is not None:
+        kernel = load("softmax.cu", f"softmax_{name}_rows<{types}, {layout.vectors}{flag}>")
+        kernel(layout.grid(y.size // y.shape[-1]), layout.block, (*arrays, *options))
+    elif y.shape[-1] <= _SHORT:
+        kernel = load("softmax.cu", f"softmax_{name}_short<{types}{flag}>")
+        _launch_short(kernel, tiles, arrays, options)
+    else:
+        kernel = load("softmax.cu", f"softmax_{name}_staged<{types}{flag}>")
+        _launch_staged(kernel, tiles, arrays, options)
+
+
+def _launch_short(
+    kernel: Any, tiles: int, arrays: tuple[Any, ...], options: tuple[Any, ...]
+) -> None:
+    """Give a row as few lanes as can hold it, and a block 256 threads and some rows for each."""
+    y = arrays[0]
+    width = y.shape[-1]
+    lanes = 1 << (-(-width // 8) - 1).bit_length()
+    groups = 256 // lanes
+    rounds = max(1, _TILE_BYTES // (groups * width * y.itemsize))
+    whole = 16 // math.gcd(16, width * y.itemsize)  # rows that end at a 16-byte boundary
+    deep = -(-groups * rounds // whole) * whole
+    kernel(
+        (-(-y.size // (width * deep)),),
+        (lanes, groups),
+        (*arrays, np.int32(deep), *options),
+        tiles * -(-deep * width * y.itemsize // 16) * 16,
+    )
+
+
+def _launch_staged(
+    kernel: Any, tiles: int, arrays: tuple[Any, ...], options: tuple[Any, ...]
+) -> None:
+    """Give blocks as much shared memory as holds a row of each array, or all; fill the GPU."""
+    y = arrays[0]
+    width = y.shape[-1]
+    limit = shared_memory(y.device.id)
+    vectors = width * y.itemsize // 16
+    room = min(vectors, limit // (16 * tiles))
+    shared = room * 16 * tiles
+    most = 768 if 2 * shared > limit and y.itemsize < 8 else 384  # two blocks if they find room
+    threads = min(most, -(-vectors // 128) * 32)
+    blocks = min(y.size // width, resident(kernel, threads, shared, y.device.id))
+    kernel((blocks,), (threads,), (*arrays, np.int32(room), *options), shared)
+
+
+_SCORES = np.dtype(
+    [("scale", np.float64), ("mask", np.uintp), ("kind", np.int64), ("lengths", np.int64, 2),
+     ("strides", np.int64, 4), ("queries", np.int64)]
+)  # fmt: skip
+
+
+def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> Any:
+    """Return the kernels' struct Scores."""
+    queries = x.shape[-2] if causal else 0
+    if (causal or mask is not None) and x.size // max(1, x.shape[-1]) >= 1 << 32:
+        raise ShapeError(f"softmax: x has shape {x.shape}, expected under 2^32 rows with a mask")
+    if mask is None or not mask.size:
+        return _unmasked(scale, queries)
+    kind = "bool" if mask.dtype == np.bool_ else "own" if mask.dtype == x.dtype else "wide"
+    if kind == "wide":
+        mask = mask.astype(compute_dtype(x.dtype), copy=False)
+    lengths, strides = _collapsed(mask)
+    if len(lengths) > 4:
+        mask = backend.contiguous(mask)
+        lengths, strides = _collapsed(mask)
+    lengths, strides = [1] * (4 - len(lengths)) + lengths, [0] * (4 - len(strides)) + strides
+    fields = (scale, mask.data.ptr, _KINDS[kind], lengths[1:3], strides, queries)
+    return np.array([fields], _SCORES)
+
+
+@lru_cache
+def _unmasked(scale: float, queries: int) -> Any:
+    return np.array([(scale, 0, _KINDS["none"], (1, 1), (0,) * 4, queries)], _SCORES)
+
+
+def _collapsed(mask: Array) -> tuple[list[int], list[int]]:
+    """Return lengths and strides, in elements, of as few axes as describe it; the last stays."""
+    lengths: list[int] = []
+    strides: list[int] = []
+    axes = list(zip(mask.shape, mask.strides, strict=True))
+    for length, stride in axes[:-1]:
+        stride //= mask.itemsize
+        if length == 1:
+            continue
+        if lengths and strides[-1] == length * stride:
+            lengths[-1] *= length
+            strides[-1] = stride
+        else:
+            lengths.append(length)
+            strides.append(stride)
+    return [*lengths, axes[-1][0]], [*strides, axes[-1][1] // mask.itemsize]

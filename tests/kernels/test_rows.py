@@ -18,14 +18,22 @@ from tests.opcheck import EPSILON
 pytestmark = pytest.mark.gpu
 
 ROWS = 37
-WIDTHS = [5, 8, 31, 64, 264, 768, 1023, 1600, 4096, 8192, 8200, 65536, 65537]
+WIDTHS = [5, 8, 31, 64, 256, 264, 768, 1023, 1600, 4096, 8192, 8200, 65536, 65537]
 OPS: dict[str, Callable[..., Tensor]] = {
     "layer_norm": ops.layer_norm,
     "rms_norm": lambda x, weight, bias: ops.rms_norm(x, weight),
     "softmax": lambda x, weight, bias: ops.softmax(x),
+    "softmax-causal": lambda x, weight, bias: ops.softmax(x, scale=0.5, causal=True),
+    "softmax-mask": lambda x, weight, bias: ops.softmax(x, scale=0.5, mask=bias.detach()),
+    "softmax-padding": lambda x, weight, bias: ops.softmax(x, mask=bias.data > 0),
     "log_softmax": lambda x, weight, bias: ops.log_softmax(x),
 }
 TARGETS = np.random.default_rng(1).integers(0, 1 << 40, ROWS)
+
+
+def added(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    total, normed = ops.add_layer_norm(x, residual, weight, bias)
+    return total * 0.5 + normed
 
 
 def run(function: Callable[..., Tensor], arrays: list[Any], dy: Any) -> list[Any]:
@@ -67,6 +75,16 @@ def test_rows_of_any_width(op: str, width: int, dtype: Any) -> None:
     shapes = [(ROWS, width), (width,), (width,), (ROWS, width)]
     *arrays, dy = [rng.standard_normal(s).astype(dtype) for s in shapes]
     compare(OPS[op], arrays, dy, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_residual_and_both_results(width: int, dtype: Any) -> None:
+    rng = np.random.default_rng(width)
+    shapes = [(ROWS, width), (ROWS, width), (width,), (width,), (ROWS, width)]
+    *arrays, dy = [rng.standard_normal(s).astype(dtype) for s in shapes]
+    arrays[1] = np.zeros_like(arrays[1])  # so that the sum is exact on both sides
+    compare(added, arrays, dy, dtype)
 
 
 @pytest.mark.parametrize("parameters", ["float32", "float64"])

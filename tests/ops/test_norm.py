@@ -31,7 +31,34 @@ def layer_norm_without_weight(x: Tensor, bias: Tensor) -> Tensor:
     return ops.layer_norm(x, None, bias)
 
 
+def add_layer_norm(x: Any, residual: Any, weight: Any = 1, bias: Any = 0) -> Any:
+    return x + residual, layer_norm(x + residual, weight, bias)
+
+
+def add_rms_norm(x: Any, residual: Any, weight: Any = 1) -> Any:
+    return x + residual, rms_norm(x + residual, weight)
+
+
+def both_used(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    added, normed = ops.add_layer_norm(x, residual, weight, bias)
+    return added + normed * added[:1] + normed  # slices of the sum too
+
+
+def both_used_numpy(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+    added, normed = add_layer_norm(x, residual, weight, bias)
+    return added + normed * added[:1] + normed
+
+
 CASES = [
+    *(
+        Case(ops.add_layer_norm, [s, s, s[-1:], s[-1:]], add_layer_norm,
+             terms=int(np.prod(s)), slack=3)
+        for s in SHAPES
+    ),
+    Case(ops.add_rms_norm, [(3, 33), (3, 33), (33,)], add_rms_norm, terms=99, slack=3),
+    Case(ops.add_rms_norm, [(2, 3, 264), (2, 3, 264)], add_rms_norm, terms=264, slack=3),
+    Case(both_used, [(5, 40), (5, 40), (40,), (40,)], both_used_numpy, terms=200, slack=8,
+         name="add_layer_norm-both"),
     *(
         Case(ops.layer_norm, [s, s[-1:], s[-1:]], layer_norm, terms=int(np.prod(s)), slack=2)
         for s in SHAPES
@@ -68,6 +95,26 @@ def test_parameters_may_be_wider_than_x() -> None:
     assert weight.grad.dtype == np.float32
 
 
+def test_the_sum_may_be_used_alone() -> None:
+    x, residual, weight = (Tensor(np.ones(s), requires_grad=True) for s in ((2, 3), (2, 3), 3))
+    added, normed = ops.add_layer_norm(x, residual, weight)
+    added.backward(np.full((2, 3), 2.0))
+    np.testing.assert_array_equal(x.grad, np.full((2, 3), 2.0))
+    np.testing.assert_array_equal(residual.grad, x.grad)
+    assert weight.grad is None
+    assert normed.requires_grad
+
+
+def test_dtypes_of_a_sum_promote() -> None:
+    x = Tensor(np.ones((2, 4), "float16"), requires_grad=True)
+    residual = Tensor(np.arange(8, dtype="float32").reshape(2, 4), requires_grad=True)
+    added, normed = ops.add_rms_norm(x, residual)
+    assert added.dtype == normed.dtype == np.float32
+    (added * normed).sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == np.float16
+
+
 def test_arguments_that_do_not_fit() -> None:
     x = Tensor(np.ones((2, 4)))
     message = r"layer_norm: weight has shape \(3,\), expected \(4,\) \(last axis of x\)"
@@ -77,6 +124,8 @@ def test_arguments_that_do_not_fit() -> None:
         ops.layer_norm(x, None, x)
     with pytest.raises(ShapeError, match=r"rms_norm: x has shape \(\), expected \(..., C\)"):
         ops.rms_norm(Tensor(np.ones(())))
+    with pytest.raises(ShapeError, match=r"residual has shape \(4,\), expected \(2, 4\) like x"):
+        ops.add_layer_norm(x, Tensor(np.ones(4)))
     with pytest.raises(DtypeError, match="rms_norm: weight has dtype int64, expected a float"):
         ops.rms_norm(x, Tensor(np.arange(4)))
     with pytest.raises(DtypeError, match="layer_norm: x is a list, expected a tensor"):

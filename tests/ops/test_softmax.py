@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, ops
-from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tests.opcheck import Case, check
 
 SHAPES: list[tuple[int, ...]] = [(7,), (1, 1), (33, 31), (2, 3, 1023), (5, 1025), (0, 4), (3, 0)]
@@ -19,8 +19,32 @@ def softmax(x: Any, axis: int = -1) -> Any:
     return powers / powers.sum(axis, keepdims=True)
 
 
+def masked(x: Any, mask: Any, scale: float = 1.0, axis: int = -1) -> Any:
+    z = np.where(mask, scale * x, -np.inf) if mask.dtype == bool else scale * x + mask
+    peak = z.max(axis, keepdims=True)
+    powers = np.exp(z - np.where(np.isfinite(peak), peak, 0))
+    total = powers.sum(axis, keepdims=True)
+    return powers / np.where(total == 0, 1, total)
+
+
+def causal(x: Any, scale: float = 1.0) -> Any:
+    queries, keys = x.shape[-2:]
+    return masked(x, np.tri(queries, keys, keys - queries, dtype=bool), scale)
+
+
 def log_softmax(x: Any, axis: int = -1) -> Any:
     return np.log(softmax(x, axis))
+
+
+def bits(shape: tuple[int, ...]) -> Any:
+    """Return a mask that allows two thirds, and nothing in the first row."""
+    mask = np.random.default_rng(3).random(shape) < 2 / 3
+    mask[(0,) * (len(shape) - 1)] = False
+    return mask
+
+
+def added(shape: tuple[int, ...]) -> Any:
+    return np.random.default_rng(3).standard_normal(shape)
 
 
 CASES = [
@@ -34,6 +58,31 @@ CASES = [
     Case(
         lambda x: ops.log_softmax(x, 0), [(65, 3)], lambda x: log_softmax(x, 0),
         terms=65, name="log_softmax-axis0",
+    ),
+    Case(
+        lambda x: ops.softmax(x, scale=0.25), [(3, 33)], lambda x: softmax(0.25 * x),
+        terms=33, name="softmax-scale",
+    ),
+    *(
+        Case(lambda x: ops.softmax(x, scale=0.5, causal=True), [s], lambda x: causal(x, 0.5),
+             terms=s[-1], name="softmax-causal")
+        for s in ((4, 4), (2, 3, 7, 40), (2, 9, 5), (1, 300, 264))
+    ),
+    *(
+        Case(lambda x, m: ops.softmax(x, scale=0.5, mask=m), [(2, 3, 5, w), bits(shape)],
+             lambda x, m: masked(x, m, 0.5), terms=w, name=f"softmax-bool-{shape}")
+        for w in (8, 33, 264, 300)
+        for shape in ((2, 3, 5, w), (2, 1, 1, w), (5, 1), (3, 1, w))
+    ),
+    *(
+        Case(lambda x, m: ops.softmax(x, mask=m.data), [(2, 3, 5, w), added(shape)],
+             lambda x, m: masked(x, m), terms=w, gradient=False, name=f"softmax-added-{shape}")
+        for w in (8, 33, 264, 300)
+        for shape in ((1, 3, 1, w), (5, w), ())
+    ),
+    Case(
+        lambda x, m: ops.softmax(x, 1, mask=m), [(4, 9, 3), bits((9, 1))],
+        lambda x, m: masked(x, m, axis=1), terms=9, name="softmax-bool-axis1",
     ),
 ]  # fmt: skip
 
@@ -61,6 +110,16 @@ def test_values_of_minus_infinity_have_no_share() -> None:
     np.testing.assert_array_equal(x.grad, [-0.5, 0, 0.5])
 
 
+def test_rows_without_anything_allowed_are_zero() -> None:
+    x = Tensor(np.ones((2, 3), "float32"), requires_grad=True)
+    y = ops.softmax(x, mask=np.array([[0.0], [-np.inf]]))
+    y.backward(np.arange(6, dtype="float32").reshape(2, 3))
+    np.testing.assert_allclose(y.numpy(), [[1 / 3] * 3, [0] * 3], rtol=1e-6)
+    assert x.grad is not None
+    np.testing.assert_array_equal(x.grad[1], [0, 0, 0])
+    np.testing.assert_array_equal(ops.softmax(x, causal=True).numpy()[0], [0.5, 0.5, 0])
+
+
 def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(DtypeError, match="softmax: x has dtype int64, expected a float"):
         ops.softmax(Tensor(np.arange(3)))
@@ -68,3 +127,14 @@ def test_arguments_that_do_not_fit() -> None:
         ops.log_softmax(Tensor(np.ones((2, 3))), 2)
     with pytest.raises(ArgumentError, match="softmax: axis is -1, expected none: it has no axes"):
         ops.softmax(Tensor(np.ones(())))
+    x = Tensor(np.ones((2, 3)))
+    with pytest.raises(ShapeError, match=r"mask has shape \(2,\), expected one that broadcasts"):
+        ops.softmax(x, mask=np.ones(2, bool))
+    with pytest.raises(DtypeError, match="mask has dtype int64, expected bool or a float"):
+        ops.softmax(x, mask=np.ones(3, int))
+    with pytest.raises(GradError, match="mask requires a gradient"):
+        ops.softmax(x, mask=Tensor(np.ones(3), requires_grad=True))
+    with pytest.raises(ArgumentError, match=r"axis is 0, expected 1 \(the last\) for causal"):
+        ops.softmax(x, 0, causal=True)
+    with pytest.raises(ShapeError, match=r"x has shape \(3,\), expected \(..., Tq, Tk\)"):
+        ops.softmax(Tensor(np.ones(3)), causal=True)
