@@ -119,9 +119,8 @@ def check(paths: Sequence[Path], archs: Sequence[str]) -> list[Report]:
                 (source, source.kernels[i : i + _BATCH], target)
                 for i in range(0, len(source.kernels), _BATCH)
             ]
-    # Long ones first, so that no core waits for another at the end: those for one GPU (wgmma) take
-    # several times as long as others of their size.
-    tasks.sort(key=lambda task: (task[0].arch is None, -len(task[0].text) * len(task[1])))
+    # Files of few kernels have long ones; the many short ones fill the end, so that no core waits.
+    tasks.sort(key=lambda task: len(task[0].kernels))
     with ThreadPoolExecutor(backend.threads()) as pool:
         reports = list(pool.map(lambda task: _report(compiler, *task), tasks))
     return sorted(reports, key=lambda report: report.file)

@@ -52,6 +52,7 @@ def linear_cross_entropy(
     """Return `cross_entropy(linear(x, weight, bias), targets, ...)` in a fraction of the memory.
 
     Gradients are those of the two ops; sums over rows are in float32, in the order of the chunks.
+    They are made along with the loss where an operand wants them: to evaluate, use `no_grad`.
 
     Args:
         x: (..., C), any float dtype.
