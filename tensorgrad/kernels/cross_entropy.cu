@@ -1,8 +1,8 @@
 // Cross entropy of logits (rows, width) and targets (rows,), and its gradient. With p the softmax of
 // the first `classes` logits of a row, q the wanted distribution and z the logarithm of the sum of
 // exponentials, the loss of a row is -sum(q * log p) + z_loss * z^2 and its gradient is
-// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows that do not count are
-// not read. dlogits may be logits, but not in cross_entropy_backward.
+// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows that do not count get
+// zeros, whatever they hold. dlogits may be logits, but not in cross_entropy_backward.
 //
 //   cross_entropy_count     how many targets count, for the mean
 //   cross_entropy_group     short rows, held in the registers of up to 32 threads: 256 logits, or
