@@ -27,6 +27,14 @@ struct Barrier {
     __device__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(this)) : "memory");
     }
+    // At the same barrier of a block of the cluster. Says that this thread has read, not that it wrote.
+    __device__ void arrive_at(int block) {
+        asm volatile("{\n"
+                     ".reg .b32 there;\n"
+                     "mapa.shared::cluster.u32 there, %0, %1;\n"
+                     "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                     "}" :: "r"(shared_address(this)), "r"(block) : "memory");
+    }
     __device__ void arrive_and_expect(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :: "r"(shared_address(this)), "r"(bytes) : "memory");
@@ -55,6 +63,17 @@ __device__ inline void named_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
+// Blocks of a cluster (__cluster_dims__) run at once and reach each other's shared memory. All
+// threads of all its blocks meet here; no block may end while another may still write to it.
+__device__ inline int rank_in_cluster() {
+    int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
+
 // Called by all warps of a warpgroup. Takes effect only in a kernel with __launch_bounds__(n, 1).
 template <int N> __device__ inline void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
@@ -78,11 +97,55 @@ __device__ inline void copy_box(void* to, const TensorMap& map, Barrier& full, i
                     "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
+// The same into all blocks of the cluster whose bits are set in `blocks`, at the same place of each
+// one's shared memory; the bytes arrive at the same barrier of each.
+__device__ inline void copy_box_to(unsigned short blocks, void* to, const TensorMap& map, Barrier& full,
+                                   int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+                 :: "r"(shared_address(to)), "l"(&map), "r"(shared_address(&full)),
+                    "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks) : "memory");
+}
+
 // The same for `bytes` bytes in a row, a multiple of 16 as are both addresses.
 __device__ inline void copy_row(void* to, const void* from, int bytes, Barrier& full) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes),
                     "r"(shared_address(&full)) : "memory");
+}
+
+// The way back: a box from shared memory, written or added to (float) what is there; what lies
+// outside of the tensor is dropped. Before, each thread that wrote to the box calls publish_box and
+// the threads meet. The thread that sends commits, and waits until at most N commits have been read
+// from shared memory, or have been written.
+__device__ inline void publish_box() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void send_box(const TensorMap& map, const void* from, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+__device__ inline void add_box(const TensorMap& map, const void* from, int x, int y, int z, int w) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, {%2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+__device__ inline void boxes_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> __device__ inline void boxes_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory");
+}
+template <int N> __device__ inline void boxes_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory");
+}
+
+// Four matrices of 8 x 8 values of 16 bits between shared memory and words of an accumulator's
+// layout: lane l has the address of row l % 8 of matrix l / 8, and of each matrix in row l / 4 the
+// columns l % 4 * 2 and the next.
+__device__ inline void store_matrices(void* row, const unsigned (&w)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :: "r"(shared_address(row)), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+__device__ inline void load_matrices(unsigned (&w)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(shared_address(row)) : "memory");
 }
 
 // Where a tile lies in shared memory: rows of 128 bytes, eight rows an atom of 1,024 bytes to which

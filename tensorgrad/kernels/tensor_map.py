@@ -12,20 +12,21 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import KernelError
 
 TensorMap = Any  # numpy array of one element of 128 bytes, which CuPy passes to kernels by value
-_UINT16, _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE = 1, 0, 3, 3, 0
+_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 3, 0
+_TYPES = {2: 1, 4: 7}  # by bytes: any 16 bits, float32
 
 
 def tensor_map(array: Array, box: Shape) -> TensorMap:
-    """Return the map of a 16-bit GPU array for copies of boxes of 64 or fewer columns.
+    """Return the map of a 16-bit or float32 GPU array for copies of boxes of rows of 128 bytes.
 
     Args:
         array: any number of axes up to 5, as `fits` says.
-        box: lengths along the axes of the array; the last is 64, the others are at most 256.
+        box: lengths along the axes of the array; the last 128 bytes, the others at most 256.
 
     Raises:
         KernelError: the driver refused.
     """
-    return _encode(array.data.ptr, array.shape, array.strides, box)
+    return map_memory(array.data.ptr, array.itemsize, array.shape, array.strides, box)
 
 
 def fits(array: Array) -> bool:
@@ -41,9 +42,9 @@ def fits(array: Array) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _encode(pointer: int, shape: Shape, strides: Shape, box: Shape) -> TensorMap:
-    """Fill in the 128 bytes, whose address must be a multiple of 64."""
-    room = np.empty(192, np.uint8)
+def map_memory(pointer: int, itemsize: int, shape: Shape, strides: Shape, box: Shape) -> TensorMap:
+    """Return the map of memory; `strides` in bytes, the last one being that of an element."""
+    room = np.empty(192, np.uint8)  # of which 128, from a multiple of 64 on
     start = -room.ctypes.data % 64
     encoded = room[start : start + 128]
     rank = len(shape)
@@ -51,7 +52,7 @@ def _encode(pointer: int, shape: Shape, strides: Shape, box: Shape) -> TensorMap
     steps = [step if length > 1 else 16 for length, step in zip(shape, strides, strict=True)]
     error = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(encoded.ctypes.data),
-        ctypes.c_int(_UINT16),
+        ctypes.c_int(_TYPES[itemsize]),
         ctypes.c_uint32(rank),
         ctypes.c_void_p(pointer),
         (ctypes.c_uint64 * rank)(*reversed(shape)),

@@ -17,7 +17,7 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.tuned import tuned
-from tensorgrad.ops import matmul_cublas, matmul_tiled
+from tensorgrad.ops import matmul_cublas, matmul_sm90, matmul_tiled
 from tensorgrad.ops.matmul_problem import Problem, problem
 from tensorgrad.ops.operand import widened
 
@@ -33,6 +33,7 @@ KERNELS = {
     "cublas": Kernel(matmul_cublas.refusal, matmul_cublas.multiply),
     "tiled": Kernel(matmul_tiled.refusal, matmul_tiled.multiply),
     "tf32": Kernel(matmul_tiled.refusal_tf32, matmul_tiled.multiply_tf32),
+    "wgmma": Kernel(matmul_sm90.refusal, matmul_sm90.multiply),
 }
 DEFAULT = "cublas"  # where tuned.json has no entry
 
@@ -106,7 +107,9 @@ def case(dtype: Dtype, layout: str, rows: int, width: int, columns: int, gelu: b
 def _fastest(p: Problem) -> str:
     """Return the kernel that was the fastest for such products, of those that do this one."""
     found = DEFAULT
-    if p.batch == 1:
+    if matmul_sm90.is_fast(p):
+        found = "wgmma"
+    elif p.batch == 1:
         found = _tuned(
             p.a.array.dtype, p.a.column != 1, p.b.column != 1, p.rows, p.width, p.columns,
             p.gelu or p.before_gelu is not None, backend.cupy.cuda.runtime.getDevice(),

@@ -1,0 +1,263 @@
+// Matrix products of 16 bits on Hopper, with what follows them. y is written with =, or with += where
+// it is float.
+//
+//   y = a b + bias + residual, or y = gelu(a b + bias), or y = (a b) gelu'(pre)
+//
+// A block computes tiles of 128 x N sums in the registers of two warpgroups, 64 rows each. The copy
+// engine brings 64 columns of a and 64 rows of b at a time into a ring of stages in shared memory, from
+// where the tensor cores read them; two blocks below each other share the columns of b. Meanwhile the
+// last tile leaves: its sums are rounded into shared memory, and other warps send them to memory, take
+// GELU of them, and bring what the next tile needs beside its sums. Blocks stay and take tile after tile,
+// in bands of rows, so that what the blocks of the chip read at one time is in the L2 cache.
+//
+// Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
+// N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
+// occupies the tensor cores for 1,024 clocks. N = 128 is for few tiles; where there are fewer still
+// than multiprocessors and K is long, each cluster adds up a share of K, and matmul_sum the parts.
+//
+// arch: sm_90a
+// where: T = __half | __nv_bfloat16
+// where: LAYOUT = false, false | false, true | true, true
+// instantiate: matmul<{T}, {NARROW | WIDE}, {256, 2 | 128, 1}, {LAYOUT}>
+// instantiate: matmul<{T}, GELU, {256, 2 | 128, 1}, false, false>
+// instantiate: matmul<{T}, GELU_BACKWARD, {256, 2 | 128, 1}, false, true>
+// instantiate: matmul_sum<{float | __half | __nv_bfloat16}>
+#include "matmul_sm90.cuh"
+
+constexpr int HELPER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // of a thread, of 65,536 in all
+constexpr int HELPERS = 3, CONSUMERS = 8, TIMES = 3;   // warps that write, warps that compute, and for how many
+
+// Shared memory of a block: the ring, boxes for the 16 rows of each consumer's warp, its bias.
+template <int N> struct Rooms {
+    static constexpr int STAGES = N == 256 ? 3 : 5, BOXES = N / 64;
+    static constexpr int A_BYTES = M * K * 2, B_BYTES = N * K * 2;
+    unsigned char a[STAGES][A_BYTES], b[STAGES][B_BYTES], boxes[CONSUMERS][BOXES][BOX_BYTES];
+    float bias[CONSUMERS][N];
+};
+
+// CLUSTER blocks are below each other. *_COLUMNS: memory goes along the rows of a, the columns of b
+// rather than along the terms. beside: residual or pre, as y.
+template <typename T, Ending ENDING, int N, int CLUSTER, bool A_COLUMNS, bool B_COLUMNS>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * 3, 1)
+matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap beside_map,
+       const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+       const __grid_constant__ Product p) {
+    using Room = Rooms<N>;
+    constexpr int STAGES = Room::STAGES, BOXES = Room::BOXES;
+    constexpr int WIDTH = ENDING == WIDE ? 32 : 64, TURNS = N / WIDTH / BOXES;   // columns of a box
+    extern __shared__ unsigned char raw[];
+    Room& room = *reinterpret_cast<Room*>(raw + (-shared_address(raw) & 1023));
+    // Of the stages; and of the boxes of a consumer's warp: may be filled, were filled, have pre.
+    __shared__ Barrier full[STAGES], empty[STAGES], open[CONSUMERS], filled[CONSUMERS], brought[CONSUMERS];
+    const int rank = CLUSTER == 1 ? 0 : rank_in_cluster();
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            full[s].init(1);
+            empty[s].init(2 * CLUSTER);   // the consumers of all blocks that wait for the tiles
+        }
+        for (int w = 0; w < CONSUMERS; ++w) {
+            open[w].init(1);
+            filled[w].init(1);
+            brought[w].init(1);
+        }
+        publish_barriers();
+    }
+    if (CLUSTER == 1) __syncthreads(); else cluster_sync();
+
+    const int tile_rows = (p.rows + M * CLUSTER - 1) / (M * CLUSTER), tile_columns = (p.columns + N - 1) / N;
+    Schedule schedule(p, tile_rows * tile_columns * p.matrices, blockIdx.x / CLUSTER, gridDim.x / CLUSTER);
+    auto spot_at = [&](int tile) { return spot_of<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank); };
+    Piece piece;
+    const int group = uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
+    const int warp = uniform(thread / 32), lane = thread % 32;
+
+    if (group < 0) {
+        give_registers<HELPER_REGISTERS>();
+        if (warp == HELPERS) {   // loads
+            Place<STAGES> at;
+            while (lane == 0 && schedule.next(piece)) {
+                const Spot spot = spot_at(piece.tile);
+                const int a_matrix = spot.matrix * p.a_step, b_matrix = spot.matrix * p.b_step;
+                for (int k = piece.begin * K; k < piece.end * K; k += K) {
+                    Barrier& arrived = full[at.stage];
+                    empty[at.stage].wait(at.parity ^ 1);
+                    arrived.arrive_and_expect(Room::A_BYTES + Room::B_BYTES);
+                    if (A_COLUMNS) {
+                        for (int i = 0; i < M; i += 64)
+                            copy_box(room.a[at.stage] + i * SWIZZLE, a_map, arrived, spot.row + i, k, a_matrix, 0);
+                    } else {
+                        copy_box(room.a[at.stage], a_map, arrived, k, spot.row, a_matrix, 0);
+                    }
+                    constexpr int COLUMNS = B_COLUMNS ? 64 : 128;   // at a time
+                    #pragma unroll
+                    for (int i = 0; i < N / CLUSTER; i += COLUMNS) {
+                        const int first = rank * (N / CLUSTER) + i, n = spot.column + first;
+                        void* to = room.b[at.stage] + first * SWIZZLE;
+                        const int x = B_COLUMNS ? n : k, y = B_COLUMNS ? k : n;
+                        if (CLUSTER == 1) copy_box(to, b_map, arrived, x, y, b_matrix, 0);
+                        else copy_box_to((1 << CLUSTER) - 1, to, b_map, arrived, x, y, b_matrix, 0);
+                    }
+                    at.next();
+                }
+            }
+        } else {   // write, each warp for every third one of the consumers
+            const bool beside = ENDING == GELU_BACKWARD || (ENDING == NARROW && p.residual);
+            unsigned parity = 0, brought_parity = 0;
+            // Opens the boxes of warp w for the next tile, with what belongs beside its sums.
+            auto prepare = [&](int w, const Spot& spot) {
+                if (ENDING != GELU_BACKWARD && p.bias) {
+                    copy_bias<T, N>(room.bias[w], p, spot.column);
+                    __syncwarp();
+                }
+                if (lane > 0) return;
+                if (!beside) { open[w].arrive(); return; }
+                Barrier& arrived = ENDING == GELU_BACKWARD ? brought[w] : open[w];
+                arrived.arrive_and_expect(BOXES * BOX_BYTES);
+                for (int c = 0; c < BOXES; ++c)
+                    copy_box(room.boxes[w][c], beside_map, arrived, spot.column + c * 64, spot.row + w * 16,
+                             spot.matrix, 0);
+            };
+            bool more = schedule.next(piece);
+            if (more)
+                for (int w = warp; w < CONSUMERS; w += HELPERS) prepare(w, spot_at(piece.tile));
+            while (more) {
+                if (ENDING == GELU_BACKWARD) {   // pre becomes slopes, in its place
+                    #pragma unroll 1
+                    for (int w = warp; w < CONSUMERS; w += HELPERS) {
+                        brought[w].wait(brought_parity);
+                        gelu_in_boxes<T, true>(room.boxes[w]);
+                        __syncwarp();
+                        if (lane == 0) open[w].arrive();
+                    }
+                    brought_parity ^= 1;
+                }
+                const Spot spot = spot_at(piece.tile);
+                // Parts of sums go to as many results as there are slabs, and one more.
+                const int part = p.share ? (piece.begin + p.share - 1) / p.share : 0;
+                more = schedule.next(piece);
+                const Spot next = spot_at(piece.tile);
+                #pragma unroll 1
+                for (int turn = 0; turn < TURNS; ++turn) {
+                    auto send = [&](const TensorMap& map, int w) {   // lane 0
+                        for (int c = 0; c < BOXES; ++c) {
+                            const int x = spot.column + (turn * BOXES + c) * WIDTH, row = spot.row + w * 16;
+                            if (ENDING == WIDE && p.add) add_box(map, room.boxes[w][c], x, row, spot.matrix, part);
+                            else send_box(map, room.boxes[w][c], x, row, spot.matrix, part);
+                        }
+                    };
+                    // A commit for each w, also where there is none: the waits count them.
+                    #pragma unroll
+                    for (int i = 0; i < TIMES; ++i) {
+                        const int w = warp + i * HELPERS;
+                        if (w < CONSUMERS) filled[w].wait(parity);
+                        if (lane > 0) continue;
+                        if (w < CONSUMERS && (ENDING != GELU || p.pre)) send(ENDING == GELU ? beside_map : y_map, w);
+                        boxes_commit();
+                    }
+                    #pragma unroll 1
+                    for (int i = 0; i < TIMES && ENDING == GELU; ++i) {
+                        const int w = warp + i * HELPERS;
+                        if (lane == 0) boxes_wait_read<TIMES - 1>();   // pre has left
+                        __syncwarp();
+                        if (w < CONSUMERS) gelu_in_boxes<T, false>(room.boxes[w]);
+                        publish_box();
+                        __syncwarp();
+                        if (lane > 0) continue;
+                        if (w < CONSUMERS) send(y_map, w);
+                        boxes_commit();
+                    }
+                    #pragma unroll
+                    for (int i = 0; i < TIMES; ++i) {
+                        const int w = warp + i * HELPERS;
+                        if (lane == 0) i == 0 ? boxes_wait_read<2>() : i == 1 ? boxes_wait_read<1>() : boxes_wait_read<0>();
+                        if (w < CONSUMERS && (more || turn + 1 < TURNS)) prepare(w, next);
+                    }
+                    parity ^= 1;
+                }
+            }
+            if (lane == 0) boxes_wait<0>();
+        }
+    } else {   // compute
+        take_registers<CONSUMER_REGISTERS>();
+        auto release = [&](int stage) {
+            if (CLUSTER == 1) { if (thread == 0) empty[stage].arrive(); }
+            else if (thread < CLUSTER) empty[stage].arrive_at(thread);
+        };
+        const int w = group * 4 + warp;
+        Place<STAGES> at;
+        unsigned parity = 0;
+        float sums[N / 2];
+        while (schedule.next(piece)) {
+            int before = 0;
+            for (int k = piece.begin; k < piece.end; ++k) {
+                const unsigned long long a = describe(room.a[at.stage] + group * 64 * SWIZZLE);
+                const unsigned long long b = describe(room.b[at.stage], K * SWIZZLE);
+                full[at.stage].wait(at.parity);
+                pin(sums);
+                wgmma_begin();
+                #pragma unroll
+                for (int i = 0; i < K / 16; ++i)   // 16 terms further: along the rows, or 16 rows on
+                    Wgmma<T, N>::template run<B_COLUMNS, A_COLUMNS>(
+                        sums, a + i * (A_COLUMNS ? SWIZZLE : 2), b + i * (B_COLUMNS ? SWIZZLE : 2),
+                        k > piece.begin || i > 0);
+                wgmma_commit();
+                wgmma_wait<1>();
+                if (k > piece.begin) release(before);
+                before = at.stage;
+                at.next();
+            }
+            wgmma_wait<0>();
+            pin(sums);
+            release(before);
+
+            #pragma unroll
+            for (int turn = 0; turn < TURNS; ++turn) {
+                open[w].wait(parity);
+                if (turn == 0 && ENDING != GELU_BACKWARD && p.bias) add_bias(sums, room.bias[w]);
+                #pragma unroll
+                for (int c = 0; c < BOXES; ++c) {
+                    float* own = sums + (turn * BOXES + c) * WIDTH / 2;
+                    unsigned char* box = room.boxes[w][c];
+                    if (ENDING == WIDE) {
+                        fill_box_wide(box, own);
+                    } else {
+                        if (ENDING == GELU_BACKWARD) take_box<T, true>(own, box);
+                        else if (ENDING == NARROW && p.residual) take_box<T, false>(own, box);
+                        fill_box<T>(box, own);
+                    }
+                }
+                publish_box();
+                __syncwarp();
+                if (lane == 0) filled[w].arrive();
+                parity ^= 1;
+            }
+        }
+    }
+    if (CLUSTER > 1) cluster_sync();   // what a block still copies or signals must find the other
+}
+
+// y = or += the sum of the parts that matmul<T, WIDE> wrote of one product, in the order of K.
+template <typename Y>
+__global__ void __launch_bounds__(256)
+matmul_sum(Y* __restrict__ y, const float* __restrict__ parts, int tile_height, int tile_width,
+           const __grid_constant__ Product p) {
+    const long long size = (long long)p.rows * p.columns, index = (blockIdx.x * 256ll + threadIdx.x) * 4;
+    if (index >= size) return;
+    const int row = index / p.columns, column = index - (long long)row * p.columns;
+    const int tile_rows = (p.rows + tile_height - 1) / tile_height;
+    const int tile = column / tile_width * tile_rows + row / tile_height;
+    const int steps = (p.terms + K - 1) / K, slabs = steps / p.share, rest = steps - slabs * p.share;
+    int count = slabs;
+    if (rest) count += 1 + (tile * rest / p.share != (tile * rest + rest - 1) / p.share);   // cut in two
+    float sum[4] = {};
+    for (int i = 0; i < count; ++i) {
+        const Vec<float, 4> part = load<4>(parts + i * size + index);
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] += part.values[e];
+    }
+    Vec<Y, 4> result = {};
+    if (p.add) result = load<4>(y + index);
+    #pragma unroll
+    for (int e = 0; e < 4; ++e) result.values[e] = Y(p.add ? float(result.values[e]) + sum[e] : sum[e]);
+    store(y + index, result);
+}

@@ -1,0 +1,196 @@
+"""The matrix products of Hopper against float64: layouts, sizes, batches and what follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad
+from tensorgrad import backend
+from tensorgrad.errors import ArgumentError
+from tensorgrad.kernels import loader
+from tensorgrad.ops import matmul_cuda, matmul_sm90
+from tensorgrad.ops.matmul_problem import Problem, problem
+from tensorgrad.ops.matmul_sm90 import Plan
+from tensorgrad.ops.special import gelu_tanh, gelu_tanh_slope
+
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-21}
+LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
+LARGE, SMALL = Plan(256, 2, 0), Plan(128, 1, 0)
+SIZES = [(1, 8, 8), (8, 16, 8), (127, 64, 264), (129, 72, 128), (300, 200, 520), (513, 1000, 776)]
+
+hopper = pytest.mark.skipif(
+    backend.gpu_count() == 0
+    or backend.cupy.cuda.Device(0).compute_capability != "90",  # nothing else runs sm_90a
+    reason="no GPU of compute capability 9.0 was found",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """All instantiations, compiled on all cores at once."""
+    if backend.gpu_count() and backend.cupy.cuda.Device(0).compute_capability == "90":
+        file = "matmul_sm90.cu"
+        loader.compile_all([(file, kernel) for kernel in loader._read(file).kernels])
+
+
+def draw(rng: Any, shape: tuple[int, ...], dtype: str, layout: str = "n") -> tuple[Any, Any]:
+    """Return random numbers in float64, and the same on the GPU in an order of the last axes."""
+    values = rng.standard_normal(shape).astype(tensorgrad.dtypes.as_dtype(dtype))
+    stored = backend.cupy.asarray(values)
+    if layout == "t":
+        stored = stored.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+    return values.astype("float64"), stored
+
+
+def guarded(shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
+    """Return an array full of NaN, and the memory that it lies in the middle of."""
+    size, edge = int(np.prod(shape)), 64
+    room = backend.cupy.full(size + 2 * edge, np.nan, dtype)
+    return room[edge : edge + size].reshape(shape), room
+
+
+def assert_close(got: Any, expected: Any, terms: int) -> None:
+    y = backend.to_numpy(got).astype("float64")
+    scale = np.abs(expected).max()
+    tolerance = EPSILON[str(got.dtype)] + 2e-7 * terms**0.5
+    np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance * scale / 4)
+
+
+def run(p: Problem, plan: Plan | None = None) -> Any:
+    """Return y, computed twice for equal bits."""
+    assert matmul_sm90.refusal(p) is None
+    before = p.y.copy()
+    matmul_sm90.multiply(p, plan)
+    first = p.y.copy()
+    p.y[...] = before
+    matmul_sm90.multiply(p, plan)
+    assert first.tobytes() == p.y.tobytes()
+    return p.y
+
+
+@pytest.mark.gpu
+@hopper
+@pytest.mark.parametrize("plan", [LARGE, SMALL, None], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_layouts_and_sizes(dtype: str, layout: str, plan: Plan | None) -> None:
+    rng = np.random.default_rng()
+    for rows, width, columns in SIZES:
+        if layout[0] == "t":
+            rows = -(-rows // 8) * 8
+        a, a_gpu = draw(rng, (rows, width), dtype, layout[0])
+        b, b_gpu = draw(rng, (width, columns), dtype, layout[1])
+        for out in (dtype, "float32"):
+            y, room = guarded((rows, columns), tensorgrad.dtypes.as_dtype(out))
+            assert_close(run(problem(a_gpu, b_gpu, y), plan), a @ b, width)
+            assert int(backend.cupy.isnan(room.astype("float32")).sum()) == 128, "wrote outside"
+        y[...] = 3
+        y = run(problem(a_gpu, b_gpu, y, add=True), plan)
+        assert_close(y, a @ b + 3, width)
+
+
+@pytest.mark.gpu
+@hopper
+@pytest.mark.parametrize("tiles", [(256, 2), (128, 1)])
+@pytest.mark.parametrize(("rows", "width", "columns"), [(264, 8200, 520), (768, 30000, 768)])
+def test_shares_of_long_sums(tiles: tuple[int, int], rows: int, width: int, columns: int) -> None:
+    rng = np.random.default_rng()
+    a, a_gpu = draw(rng, (rows, width), "bfloat16", "t")
+    b, b_gpu = draw(rng, (width, columns), "bfloat16")
+    expected = a @ b
+    clusters = matmul_sm90._gpu(0)[1] // tiles[1]
+    count = -(-rows // (128 * tiles[1])) * -(-columns // tiles[0])
+    least = -(-count * -(-width // 64) // clusters)
+    for share in (least, least + 3):
+        for dtype in ("float32", "bfloat16"):
+            y = backend.cupy.full(expected.shape, np.nan, tensorgrad.dtypes.as_dtype(dtype))
+            p = problem(a_gpu, b_gpu, y)
+            assert_close(run(p, Plan(*tiles, share)), expected, width)
+        y = backend.cupy.full(expected.shape, 2, "float32")
+        assert_close(
+            run(problem(a_gpu, b_gpu, y, add=True), Plan(*tiles, share)), expected + 2, width
+        )
+
+
+@pytest.mark.gpu
+@hopper
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches(layout: str) -> None:
+    rng = np.random.default_rng()
+    for left, right in [((5,), (5,)), ((2, 3), (2, 3)), ((4,), ()), ((), (4,)), ((1,), (3,))]:
+        a, a_gpu = draw(rng, (*left, 136, 72), "bfloat16", layout[0])
+        b, b_gpu = draw(rng, (*right, 72, 264), "bfloat16", layout[1])
+        expected = a @ b
+        y = backend.cupy.full(expected.shape, np.nan, b_gpu.dtype)
+        assert_close(run(problem(a_gpu, b_gpu, y)), expected, 72)
+        assert_close(run(problem(a_gpu, b_gpu, y), SMALL), expected, 72)
+
+
+@pytest.mark.gpu
+@hopper
+@pytest.mark.parametrize("plan", [LARGE, SMALL], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_follows(dtype: str, plan: Plan) -> None:
+    rng = np.random.default_rng()
+    for rows, width, columns in [(1, 8, 8), (129, 72, 264), (1000, 136, 776)]:
+        x, x_gpu = draw(rng, (rows, width), dtype)
+        w, w_gpu = draw(rng, (width, columns), dtype, "t")
+        residual, residual_gpu = draw(rng, (rows, columns), dtype)
+        w_gpu *= w_gpu.dtype.type(0.25)  # exact, and in place: its order stays
+        sums = x @ w / 4  # moderate numbers for GELU
+
+        def new(like: Any = residual_gpu) -> Any:
+            return backend.cupy.full_like(like, np.nan)
+
+        for kind in (dtype, "float32"):
+            bias, bias_gpu = draw(rng, (columns,), kind)
+            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu)
+            assert_close(run(p, plan), sums + bias, width)
+            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, residual=residual_gpu)
+            assert_close(run(p, plan), sums + bias + residual, width)
+            pre = new()
+            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, before_gelu=pre)
+            assert_close(run(p, plan), gelu_tanh(sums + bias), width)
+            assert_close(pre, sums + bias, width)
+            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, gelu=True)
+            assert_close(run(p, plan), gelu_tanh(sums + bias), width)
+            wide = backend.cupy.zeros((rows, columns), "float32")
+            assert_close(run(problem(x_gpu, w_gpu, wide, bias=bias_gpu), plan), sums + bias, width)
+        assert_close(run(problem(x_gpu, w_gpu, new(), residual=residual_gpu), plan),
+                     sums + residual, width)  # fmt: skip
+        v, v_gpu = draw(rng, (width, columns), dtype)
+        pre, pre_gpu = residual * 2, residual_gpu * residual_gpu.dtype.type(2)
+        p = problem(x_gpu, v_gpu, new(), gelu_of=pre_gpu)
+        assert_close(run(p, plan), x @ v * gelu_tanh_slope(pre), width)
+
+
+@pytest.mark.gpu
+@hopper
+def test_what_is_refused() -> None:
+    half = backend.cupy.zeros((64, 72), "float16")
+    y = backend.cupy.zeros((64, 64), "float16")
+    odd = backend.cupy.zeros((64, 65), "float16")[:, 1:]
+    refused = {
+        "float16 or bfloat16": problem(half.astype("float32"), half.T.astype("float32"), y),
+        "read": problem(odd, odd.T, y),
+        "results": problem(half, half.T[:, :63], y[:, :63].copy()),
+        "to add to": problem(half, half.T, y, add=True),
+        "slope": problem(half, half.T, y, gelu_of=y),
+    }
+    for words, p in refused.items():
+        with pytest.raises(ArgumentError, match=words):
+            matmul_cuda.run(p, "wgmma")
+
+
+def test_plans_keep_the_chip_busy() -> None:
+    assert matmul_sm90.plan_of(1, 32768, 768, 3072, 132, True) == LARGE
+    assert matmul_sm90.plan_of(1, 256, 768, 768, 132, False) == SMALL
+    share = matmul_sm90.plan_of(1, 768, 32768, 768, 132, True)
+    assert 0 < share.share < 32768 // 64
+    for rows, terms, columns in [(768, 32768, 768), (1600, 16384, 1600), (8, 100000, 8)]:
+        plan = matmul_sm90.plan_of(1, rows, terms, columns, 132, True)
+        tiles = -(-rows // (128 * plan.cluster)) * -(-columns // plan.columns)
+        assert plan.share == 0 or plan.share * (132 // plan.cluster) >= tiles * -(-terms // 64)
