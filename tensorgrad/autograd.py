@@ -30,8 +30,9 @@ from tensorgrad.backend import (
     is_array,
     namespace,
 )
-from tensorgrad.dtypes import Dtype
+from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import GradError, ShapeError
+from tensorgrad.partial import Late, Part, Twin
 from tensorgrad.tensor import Tensor
 
 Backward = Callable[[Array, tuple[Any, ...], Sequence[bool]], "Sequence[Array | None]"]
@@ -74,60 +75,6 @@ class Node:
 Edge = Node | Tensor
 
 
-class Part:
-    """A gradient that is zero outside a view `dx[key]`; backward functions may return one.
-
-    Parts of one array are collected and added into it once, so a loop over the T rows of an
-    array costs T rows, not T arrays.
-    """
-
-    __slots__ = ("pieces",)
-    __array_ufunc__ = None  # so that `array + part` calls Part.__radd__
-    dtype = shape = None  # no array's: the walk hands it to `_fit`
-
-    def __init__(self, key: Any, dy: Array) -> None:
-        self.pieces = [(key, dy)]
-
-    def __add__(self, other: Part | Array) -> Part:
-        # in place: the walk alone holds a part, and T parts must not be copied T times
-        self.pieces += other.pieces if type(other) is Part else [(..., other)]
-        return self
-
-    __radd__ = __add__
-
-    def cast(self, dtype: Dtype) -> Part:
-        """Give the pieces a dtype."""
-        self.pieces = [(key, _cast(dy, dtype)) for key, dy in self.pieces]
-        return self
-
-    def spread(self, shape: Shape) -> Array:
-        """Return the gradient as an array."""
-        dtypes = [dy.dtype for _, dy in self.pieces]
-        dx = namespace(self.pieces[0][1]).zeros(shape, np.result_type(*dtypes))
-        for key, dy in self.pieces:
-            view = dx[key]
-            view += dy
-        return dx
-
-
-class Twin(Part):
-    """The gradients of an op's two results, on their way to the one node that takes both.
-
-    `first` is None while nobody has sent one.
-    """
-
-    __slots__ = ("first", "second")
-
-    def __init__(self, first: Array | Part | None, second: Array) -> None:
-        self.first = first
-        self.second = second
-
-    def __add__(self, other: Part | Array) -> Twin:
-        return Twin(other if self.first is None else self.first + other, self.second)
-
-    __radd__ = __add__
-
-
 def record(
     name: str,
     data: Array,
@@ -144,8 +91,8 @@ def record(
         backward: `backward(dy, saved, needs)` returns one gradient (or None) per input. `dy` has
             the shape and dtype of `data` and must not be modified. Where the op broadcast an
             input, the gradient may come in the broadcast shape: the walk sums it down. Where it
-            has another float dtype than the input, the walk casts it. A `Part` stands for an
-            array that is zero outside a view.
+            has another float dtype than the input, the walk casts it. For a `Part` or
+            a `Late` see partial.py.
         saved: what backward needs, most of all arrays; freed as the walk passes.
     """
     if isinstance(data, np.generic):
@@ -344,7 +291,7 @@ def _walk(
             if dx is not None:
                 shape = dx.shape
                 if not shape or shape != target.shape or dx.dtype is not target.dtype:
-                    dx = _fit(dx, target, target in waiting)
+                    dx = _fit(dx, target, target in waiting, deliver is _deliver)
             if target in waiting:  # used several times: add up until the last contribution
                 other = sums.get(target)
                 if other is not None:
@@ -391,15 +338,19 @@ def _check_saved(node: Node) -> None:
     _assigned.check(node)
 
 
-def _fit(dx: Array, target: Edge, more: bool) -> Array:
+def _fit(dx: Array, target: Edge, more: bool, deliver: bool) -> Array | None:
     """Return a gradient in the shape of its input and, but for leaves, in its dtype.
 
-    A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too.
+    A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too. What
+    adds itself is added to such a gradient at once, and None is left to deliver.
     """
     if type(dx) is Twin:
         return dx
-    if type(dx) is Part:
-        if more:
+    if type(dx) is Part or type(dx) is Late:
+        if deliver and isinstance(target, Tensor) and _is_wide(target.grad):
+            dx.add_to(target.grad)
+            return None
+        if more and type(dx) is Part:
             return dx.cast(target.dtype) if type(target) is Node else dx
         dx = dx.spread(target.shape)
     if isinstance(dx, np.generic):
@@ -407,6 +358,11 @@ def _fit(dx: Array, target: Edge, more: bool) -> Array:
     if dx.shape != target.shape:
         dx = ops.reduce.sum_to_shape(dx, target.shape)
     return _cast(dx, target.dtype) if type(target) is Node else dx
+
+
+def _is_wide(grad: Array | None) -> bool:
+    """Whether sums lose nothing when they are added to a gradient one by one."""
+    return grad is not None and grad.dtype == compute_dtype(grad.dtype)
 
 
 def _deliver(leaf: Tensor, dx: Array | None) -> None:

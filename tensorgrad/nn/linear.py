@@ -42,3 +42,11 @@ class Linear(Module):
         """Return the sizes."""
         outputs, inputs = self.weight.shape
         return f"{inputs}, {outputs}" + ("" if self.bias is not None else ", bias=False")
+
+
+def add_linear(layer: Module, x: Any, residual: Any = None) -> Tensor:
+    """Return layer(x) + residual, the sum taken by the matrix product where the layer is Linear."""
+    if type(layer) is Linear:
+        return ops.linear(x, layer.weight, layer.bias, residual=residual)
+    y: Tensor = layer(x) if residual is None else residual + layer(x)
+    return y

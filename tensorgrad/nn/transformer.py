@@ -8,7 +8,7 @@ from typing import Any
 from tensorgrad import ops
 from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
 from tensorgrad.nn.dropout import Dropout
-from tensorgrad.nn.linear import Linear
+from tensorgrad.nn.linear import Linear, add_linear
 from tensorgrad.nn.module import Module
 from tensorgrad.nn.norm import LayerNorm, RMSNorm
 from tensorgrad.tensor import Tensor
@@ -32,10 +32,14 @@ class FeedForward(Module):
         self.down = Linear(hidden, width, bias)
         self.approximate = approximate
 
-    def forward(self, x: Any) -> Tensor:
-        """Return the shape of x, (..., width)."""
-        y: Tensor = self.down(ops.gelu(self.up(x), self.approximate))
-        return y
+    def forward(self, x: Any, residual: Any = None) -> Tensor:
+        """Return (..., width) for x of that shape; a residual is added."""
+        up, down = self.up, self.down
+        if type(up) is Linear and type(down) is Linear:  # not what a user has put in their place
+            return ops.feed_forward(
+                x, up.weight, up.bias, down.weight, down.bias, residual, self.approximate
+            )
+        return add_linear(down, ops.gelu(up(x), self.approximate), residual)
 
 
 class SwiGLU(Module):
@@ -55,10 +59,9 @@ class SwiGLU(Module):
         self.up = Linear(width, hidden, bias)
         self.down = Linear(hidden, width, bias)
 
-    def forward(self, x: Any) -> Tensor:
-        """Return the shape of x, (..., width)."""
-        y: Tensor = self.down(ops.swiglu(self.gate(x), self.up(x)))
-        return y
+    def forward(self, x: Any, residual: Any = None) -> Tensor:
+        """Return (..., width) for x of that shape; a residual is added."""
+        return add_linear(self.down, ops.swiglu(self.gate(x), self.up(x)), residual)
 
 
 class TransformerBlock(Module):
@@ -103,12 +106,17 @@ class TransformerBlock(Module):
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
         x, normed = self._add_and_norm(x, self.attention(self.norm1(x), mask, cache))
+        if isinstance(self.feed_forward, (FeedForward, SwiGLU)) and not self._drops():
+            y: Tensor = self.feed_forward(normed, residual=x)
+            return y
         return self._add(x, self.feed_forward(normed))
+
+    def _drops(self) -> bool:
+        return self.dropout.training and self.dropout.p > 0
 
     def _add_and_norm(self, x: Any, branch: Any) -> tuple[Tensor, Tensor]:
         """Return x + dropout(branch) and norm2 of it, in one kernel where nothing is dropped."""
-        drops = self.dropout.training and self.dropout.p > 0
-        if isinstance(self.norm2, (LayerNorm, RMSNorm)) and not drops:
+        if isinstance(self.norm2, (LayerNorm, RMSNorm)) and not self._drops():
             return self.norm2.add(x, branch)
         x = self._add(x, branch)
         return x, self.norm2(x)

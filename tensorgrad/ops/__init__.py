@@ -7,6 +7,7 @@ from tensorgrad.ops import dropout as dropout_family
 from tensorgrad.ops import einsum as einsum_family
 from tensorgrad.ops import embedding as embedding_family
 from tensorgrad.ops import fuse as fuse_family
+from tensorgrad.ops import linear as linear_family
 from tensorgrad.ops import linear_cross_entropy as linear_cross_entropy_family
 from tensorgrad.ops import matmul as matmul_family
 from tensorgrad.ops import norm as norm_family
@@ -22,6 +23,7 @@ from tensorgrad.ops.elementwise import *
 from tensorgrad.ops.embedding import *
 from tensorgrad.ops.fuse import *
 from tensorgrad.ops.indexing import *
+from tensorgrad.ops.linear import *
 from tensorgrad.ops.linear_cross_entropy import *
 from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
@@ -42,6 +44,7 @@ __all__ += elementwise.__all__
 __all__ += embedding_family.__all__
 __all__ += fuse_family.__all__
 __all__ += indexing.__all__
+__all__ += linear_family.__all__
 __all__ += linear_cross_entropy_family.__all__
 __all__ += matmul_family.__all__
 __all__ += rotary_family.__all__

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import Part, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import c_name, compute_dtype, int32, int64
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
@@ -20,6 +20,7 @@ from tensorgrad.kernels.loader import load
 from tensorgrad.ops.indexing import add_rows
 from tensorgrad.ops.operand import float_tensor, integer_array
 from tensorgrad.ops.reduce import sum_array
+from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 
 __all__ = ["embedding"]

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import autograd, backend
-from tensorgrad.autograd import Part, mode, record
+from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
 from tensorgrad.ops.indexing_cuda import add_rows_cuda
 from tensorgrad.ops.operand import axis_index, integer_array, tensor_of
+from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 
 __all__ = [

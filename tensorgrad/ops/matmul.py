@@ -1,4 +1,4 @@
-"""Matrix products: matmul, linear, einsum and their kin. Tests: tests/ops/test_matmul.py.
+"""Matrix products. Tests: tests/ops/test_matmul.py.
 
 16-bit operands are multiplied and summed in float32 and rounded once. Gradients of 16-bit
 operands come in float32: the walk rounds them, but for leaves with a float32 gradient.
@@ -19,12 +19,10 @@ from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops import matmul_cuda
 from tensorgrad.ops.matmul_problem import problem
-from tensorgrad.ops.operand import float_operand, promoted, tensor_of, widened
-from tensorgrad.ops.reduce import sum_array
+from tensorgrad.ops.operand import promoted, tensor_of, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = [
-    "linear",
     "matmul",
 ]
 
@@ -92,71 +90,10 @@ def _matmul_backward(
         da = da[..., 0, :] if a.ndim == 1 else da
     if needs[1]:
         if columns.ndim == 2 and rows.ndim > 2:  # one product sums over the leading axes too
-            rows, dy = _flat(rows), _flat(dy)
+            rows, dy = flat(rows), flat(dy)
         db = product(rows.swapaxes(-1, -2), dy, wide, kernel)
         db = db[..., 0] if b.ndim == 1 else db
     return da, db
-
-
-def linear(x: Any, weight: Any, bias: Any = None, kernel: str | None = None) -> Tensor:
-    """Return y = x W^T + b as one matrix product over all rows of x.
-
-    Args:
-        x: (..., in), any float dtype.
-        weight: (out, in).
-        bias: (out,) or None; added before the result is rounded.
-        kernel: as for `matmul`.
-
-    Returns:
-        (..., out), in the dtype that x and weight promote to.
-
-    Raises:
-        ShapeError: weight is not (out, in) or bias not (out,).
-        DtypeError: an operand holds no floats.
-        ArgumentError: there is no such kernel here, or it does not do this product.
-    """
-    x, weight = tensor_of("linear", "x", x), tensor_of("linear", "weight", weight)
-    if mode.autocast is not None:
-        x, weight = cast_operands(x, weight)
-    a, w = x.data, weight.data
-    if w.ndim != 2 or not a.ndim or a.shape[-1] != w.shape[1]:
-        width = a.shape[-1] if a.ndim else "in"
-        raise ShapeError(
-            f"linear: weight has shape {w.shape}, expected (out, {width}) as x has shape {a.shape}"
-        )
-    inputs: tuple[Tensor, ...] = (x, weight)
-    if bias is not None:
-        bias = tensor_of("linear", "bias", bias)
-        if bias.data.shape != w.shape[:1]:
-            raise ShapeError(
-                f"linear: bias has shape {bias.shape}, expected {w.shape[:1]} (out of weight)"
-            )
-        inputs = (x, weight, bias)
-    names = ("x", "weight", "bias")[: len(inputs)]
-    for name, operand in zip(names, inputs, strict=True):
-        if operand.data.dtype.kind != "f":  # bfloat16 has another kind
-            float_operand("linear", name, operand)
-    same_device("linear", names, [t.data for t in inputs])
-    dtype = promoted("linear", names[:2], (a, w))
-    y = product(_flat(a), w.T, dtype if bias is None else compute_dtype(dtype), kernel)
-    if bias is not None:
-        y += bias.data
-        y = y.astype(dtype, copy=False)
-    y = y.reshape(*a.shape[:-1], w.shape[0])
-    return record("linear", y, inputs, _linear_backward, (a, w, kernel))
-
-
-def _linear_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> list[Array | None]:
-    x, weight, kernel = saved
-    wide = compute_dtype(dy.dtype)
-    rows, dy_rows = _flat(x), _flat(dy)
-    dx = product(dy_rows, weight, dy.dtype, kernel).reshape(x.shape) if needs[0] else None
-    dweight = product(dy_rows.T, rows, wide, kernel) if needs[1] else None
-    if len(needs) == 2:
-        return [dx, dweight]
-    return [dx, dweight, sum_array(dy_rows, (0,), dtype=wide) if needs[2] else None]
 
 
 def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Array:
@@ -165,7 +102,7 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
     Where b is one matrix, the leading axes of a are rows of one product.
     """
     if b.ndim == 2 and a.ndim > 2:
-        return product(_flat(a), b, dtype, kernel).reshape(*a.shape[:-1], b.shape[-1])
+        return product(flat(a), b, dtype, kernel).reshape(*a.shape[:-1], b.shape[-1])
     if not is_numpy(a):
         return matmul_cuda.product(a, b, dtype, kernel)
     if kernel is not None:
@@ -186,7 +123,7 @@ def product_into(y: Array, a: Array, b: Array, add: bool = False) -> None:
         np.matmul(a, b, out=y)
 
 
-def _flat(array: Array) -> Array:
+def flat(array: Array) -> Array:
     """Return the array as one matrix, a row for each place in its leading axes."""
     if array.ndim == 2:
         return array

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import Part, Twin, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.errors import ShapeError
 from tensorgrad.ops.norm_cuda import backward as _backward_cuda
 from tensorgrad.ops.norm_cuda import forward as _forward_cuda
 from tensorgrad.ops.operand import float_tensor, promoted, widened
+from tensorgrad.partial import Part, Twin
 from tensorgrad.tensor import Tensor
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]

@@ -36,20 +36,9 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 ]
 
 
-def linear(x: Any, weight: Any, bias: Any = 0) -> Any:
-    return x @ weight.T + bias
-
-
 CASES = [
     *(Case(ops.matmul, [*shapes], np.matmul, terms=65) for shapes in SHAPES),
     Case(lambda x: ops.matmul(x, x), [(3, 3)], lambda x: x @ x, terms=6, name="matmul-same"),
-    Case(ops.linear, [(7,), (5, 7), (5,)], linear, terms=8),
-    Case(ops.linear, [(31, 33), (65, 33), (65,)], linear, terms=65),
-    Case(ops.linear, [(2, 3, 7), (5, 7), (5,)], linear, terms=8),
-    Case(ops.linear, [(2, 3, 7), (5, 7)], linear, terms=8),
-    Case(ops.linear, [(0, 7), (5, 7), (5,)], linear, terms=8),
-    Case(ops.linear, [(3, 0), (5, 0), (5,)], linear, terms=8),
-    Case(ops.linear, [(3, 7), (0, 7), (0,)], linear, terms=8),
 ]
 
 

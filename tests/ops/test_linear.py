@@ -1,0 +1,124 @@
+"""Linear layers against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad
+from tensorgrad import Tensor, amp, ops
+from tensorgrad.autograd import on_grad_ready
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tests.opcheck import Case, check
+
+bfloat16 = tensorgrad.dtypes.bfloat16
+SIZES = [(7,), (31, 33), (2, 3, 7), (40, 64), (2, 24, 72)]  # the last ones of whole vectors
+
+
+def linear(x: Any, weight: Any, bias: Any = 0, residual: Any = 0) -> Any:
+    return x @ weight.T + bias + residual
+
+
+def gelu(x: Any) -> Any:
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def feed_forward(x: Any, up: Any, b: Any, down: Any, c: Any, residual: Any = 0) -> Any:
+    return linear(gelu(linear(x, up, b)), down, c, residual)
+
+
+def with_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    return ops.linear(x, weight, bias, residual=residual)
+
+
+CASES = [
+    Case(ops.linear, [(7,), (5, 7), (5,)], linear, terms=8),
+    Case(ops.linear, [(31, 33), (65, 33), (65,)], linear, terms=65),
+    Case(ops.linear, [(2, 3, 7), (5, 7), (5,)], linear, terms=8),
+    Case(ops.linear, [(2, 3, 7), (5, 7)], linear, terms=8),
+    Case(ops.linear, [(2, 24, 72), (136, 72), (136,)], linear, terms=136),
+    Case(ops.linear, [(0, 7), (5, 7), (5,)], linear, terms=8),
+    Case(ops.linear, [(3, 0), (5, 0), (5,)], linear, terms=8),
+    Case(ops.linear, [(3, 7), (0, 7), (0,)], linear, terms=8),
+    *(
+        Case(with_residual, [x, (n, x[-1]), (n,), (*x[:-1], n)], linear, terms=n,
+             name="linear-residual")
+        for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
+    ),
+    *(
+        Case(ops.linear_gelu, [x, (n, x[-1]), (n,)], lambda *a: gelu(linear(*a)), terms=n, slack=2)
+        for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
+    ),
+    Case(ops.linear_gelu, [(3, 8), (16, 8)], lambda *a: gelu(linear(*a)), terms=16),
+    *(
+        Case(ops.feed_forward, [x, (n, x[-1]), (n,), (x[-1], n), (x[-1],), x], feed_forward,
+             terms=n, slack=8)
+        for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
+    ),
+    Case(
+        lambda x, up, down: ops.feed_forward(x, up, None, down, None),
+        [(3, 8), (16, 8), (24, 16)], lambda x, up, down: feed_forward(x, up, 0, down, 0),
+        terms=24, slack=8, name="feed_forward-plain",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+def test_other_gelu() -> None:
+    x, w = np.array([[0.5, -2.0]]), np.array([[1.0, 0.0], [0.25, 1.0]])
+    y = ops.linear_gelu(x, w, approximate="none")
+    np.testing.assert_array_equal(y.numpy(), ops.gelu(x @ w.T, "none").numpy())
+    with pytest.raises(ArgumentError, match="gelu: approximate is 'erf'"):
+        ops.linear_gelu(x, w, approximate="erf")
+
+
+def test_a_wide_residual_widens_the_result() -> None:
+    x, w = np.ones((3, 4), bfloat16), np.full((2, 4), 0.3, bfloat16)
+    residual = np.full((3, 2), 1e-3, np.float32)
+    y = ops.linear(x, w, residual=residual)
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y.numpy(), 4 * float(w[0, 0]) + 1e-3, rtol=1e-6)
+    with amp.autocast("bfloat16"):
+        y = ops.feed_forward(x.astype("float32"), w, None, w.T, None, x.astype("float32"))
+    assert y.dtype == np.float32
+
+
+def test_weight_gradients_are_added_to_wide_ones_and_hooks_see_the_sum() -> None:
+    rng = np.random.default_rng(0)
+    x, w = Tensor(rng.standard_normal((5, 4))), Tensor(rng.standard_normal((3, 4)), True)
+    w.grad = before = np.ones((3, 4))
+    seen = []
+    on_grad_ready(w, lambda leaf: seen.append(leaf.grad.copy()))
+    (ops.linear(x, w) + ops.linear(x * 2, w)).backward(np.ones((5, 3)))
+    expected = 1 + 3 * np.ones((3, 5)) @ x.data
+    assert w.grad is before
+    np.testing.assert_allclose(w.grad, expected, rtol=1e-12)
+    assert len(seen) == 1
+    np.testing.assert_array_equal(seen[0], w.grad)
+
+
+X = np.ones((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ops.linear(X, X, residual=X), ShapeError,
+         r"linear: residual has shape \(2, 3\), expected \(2, 2\)"),
+        (lambda: ops.linear_gelu(X, X.T), ShapeError, r"linear_gelu: weight has shape \(3, 2\), "),
+        (lambda: ops.linear_gelu(X, X, X), ShapeError, r"linear_gelu: bias has shape \(2, 3\), "),
+        (lambda: ops.linear_gelu(X, np.ones((2, 3), int)), DtypeError,
+         "linear_gelu: weight has dtype int64, expected a float"),
+        (lambda: ops.feed_forward(X, X, None, X, None), ShapeError,
+         r"linear: weight has shape \(2, 3\), expected \(out, 2\)"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
