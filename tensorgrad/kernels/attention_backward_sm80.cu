@@ -29,7 +29,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const Sums<float>* __
                    const __grid_constant__ Problem p, const __grid_constant__ Dropout dropout) {
     constexpr int M = 64 * R, HALF = N * PITCH<D>, W = KEYS && D > 128 ? 128 : D;
     extern __shared__ uint4 shared[];
-    T *a1_tile = reinterpret_cast<T*>(shared), *a2_tile = a1_tile + M * PITCH<D>, *stages = a2_tile + M * PITCH<D>;
+    T *a1_tile = reinterpret_cast<T*>(shared), *a2_tile = a1_tile + M * PITCH<D>;
+    T* stages = a2_tile + M * PITCH<D>;
     const Tile tile = tile_of(p, KEYS ? p.kv_heads : p.heads, KEYS ? p.keys : p.queries, M, KEYS);
     const Span span = span_of(p, q_starts, k_starts, tile.sequence);
     const int length = KEYS ? span.keys : span.queries, columns = KEYS ? span.queries : span.keys;
@@ -39,7 +40,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const Sums<float>* __
     const int b_head = KEYS ? tile.head * share : tile.head / share;
     const Strides &a1_at = KEYS ? p.k : p.q, &a2_at = KEYS ? p.v : p.y, &b1_at = KEYS ? p.q : p.k,
                   &b2_at = KEYS ? p.y : p.v, &d1_at = KEYS ? p.dk : p.dq;
-    const int a_start = (KEYS ? span.k_start : span.q_start) + block_row, b_start = KEYS ? span.q_start : span.k_start;
+    const int a_start = (KEYS ? span.k_start : span.q_start) + block_row;
+    const int b_start = KEYS ? span.q_start : span.k_start;
     a1 += place(a1_at, tile.sequence, tile.head, a_start);
     a2 += place(a2_at, tile.sequence, tile.head, a_start);
     b1 += place(b1_at, tile.sequence, b_head, b_start);
@@ -51,8 +53,10 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const Sums<float>* __
 
     auto bring = [&](int i, int head, int column) {   // head: counted from b_head
         T* stage = stages + i % 2 * (2 * HALF);
-        load_tile<N, D>(stage, b1 + head * b1_at.head + column * b1_at.row, b1_at.row, columns - column, p.width, p.aligned);
-        load_tile<N, D>(stage + HALF, b2 + head * b2_at.head + column * b2_at.row, b2_at.row, columns - column, p.width, p.aligned);
+        load_tile<N, D>(stage, b1 + head * b1_at.head + column * b1_at.row, b1_at.row, columns - column,
+                        p.width, p.aligned);
+        load_tile<N, D>(stage + HALF, b2 + head * b2_at.head + column * b2_at.row, b2_at.row, columns - column,
+                        p.width, p.aligned);
         if (KEYS && threadIdx.x < N) {   // a query's sums go into the padding of its dy
             const bool valid = column + threadIdx.x < columns;
             copy_async<8>(to_shared(stage + HALF + threadIdx.x * PITCH<D> + D),

@@ -74,8 +74,12 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, const T* __r
             __syncthreads();
         }
         if (!meets<R, false>(p, span, row, n * N, N)) continue;
-        if (bias == nullptr) clear(s);
-        else start_scores<false, R, N>(s, p, span, bias + tile.sequence * p.bias[0] + tile.head * p.bias[1], row, n * N);
+        if (bias == nullptr) {
+            clear(s);
+        } else {
+            const float* at = bias + tile.sequence * p.bias[0] + tile.head * p.bias[1];
+            start_scores<false, R, N>(s, p, span, at, row, n * N);
+        }
         multiply_rows<N>(s, queries, k_tile);
         if (!meets_all<R, false>(p, span, row, n * N, N)) hide<false, R, N>(s, p, span, row, n * N);
         bool shrinks = false;
@@ -86,7 +90,8 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, const T* __r
             for (int h = 0; h < 2; ++h) {
                 float largest = peak[r][h];
                 #pragma unroll
-                for (int j = 0; j < N / 8; ++j) largest = fmaxf(largest, fmaxf(s[r][j][2 * h], s[r][j][2 * h + 1]));
+                for (int j = 0; j < N / 8; ++j)
+                    largest = fmaxf(largest, fmaxf(s[r][j][2 * h], s[r][j][2 * h + 1]));
                 largest = quad_reduce(largest, [](float a, float b) { return fmaxf(a, b); });
                 const float base = largest == -infinity<float>() ? 0.0f : largest * p.slope;
                 shrink[r][h] = fast_exp2(peak[r][h] * p.slope - base);
@@ -96,7 +101,10 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, const T* __r
                 #pragma unroll
                 for (int j = 0; j < N / 8; ++j)
                     #pragma unroll
-                    for (int e = 0; e < 2; ++e) sum += s[r][j][2 * h + e] = fast_exp2(s[r][j][2 * h + e] * p.slope - base);
+                    for (int e = 0; e < 2; ++e) {
+                        float& x = s[r][j][2 * h + e];
+                        sum += x = fast_exp2(x * p.slope - base);
+                    }
                 total[r][h] = total[r][h] * shrink[r][h] + sum;
             }
         if (__any_sync(0xffffffff, shrinks)) {

@@ -149,7 +149,8 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
     __shared__ Buffer<T> buffer;
     const Tile tile = tile_of(p, p.heads, p.queries, ROWS, false);
     const Span span = span_of(p, q_starts, k_starts, tile.sequence);
-    const int block_row = tile.block * ROWS, rows = min(span.queries - block_row, ROWS), piece = blockIdx.y * PIECE;
+    const int block_row = tile.block * ROWS, rows = min(span.queries - block_row, ROWS);
+    const int piece = blockIdx.y * PIECE;
     if (rows <= 0) return;
     const int kv_head = tile.head / (p.heads / p.kv_heads);
     q += place(p.q, tile.sequence, tile.head, span.q_start + block_row);
@@ -164,7 +165,8 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
     #pragma unroll
     for (T& x : peak) x = -infinity<T>();
     for (int column = met.first * COLUMNS; column < met.last * COLUMNS; column += COLUMNS) {
-        multiply_rows(s, buffer, q, p.q.row, rows, k + column * p.k.row, p.k.row, span.keys - column, p.width);
+        const int left = span.keys - column;
+        multiply_rows(s, buffer, q, p.q.row, rows, k + column * p.k.row, p.k.row, left, p.width);
         finish_scores<false>(s, p, span, bias, block_row, column);
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -182,7 +184,7 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
             draw_bits<false>(buffer, p, dropout, bits + column);
             drop<false>(s, buffer, T(1));
         }
-        accumulate(o, buffer, s, v + column * p.v.row, p.v.row, span.keys - column, p.width - piece);
+        accumulate(o, buffer, s, v + column * p.v.row, p.v.row, left, p.width - piece);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -210,12 +212,14 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const Sums<T>* __rest
     const Tile tile = tile_of(p, KEYS ? p.kv_heads : p.heads, KEYS ? p.keys : p.queries, ROWS, KEYS);
     const Span span = span_of(p, q_starts, k_starts, tile.sequence);
     const int length = KEYS ? span.keys : span.queries, columns = KEYS ? span.queries : span.keys;
-    const int block_row = tile.block * ROWS, rows = min(length - block_row, ROWS), piece = blockIdx.y * PIECE;
+    const int block_row = tile.block * ROWS, rows = min(length - block_row, ROWS);
+    const int piece = blockIdx.y * PIECE;
     if (rows <= 0) return;
     const int share = p.heads / p.kv_heads, heads = KEYS ? share : 1;   // heads that the block's rows meet
     const Strides &a1_at = KEYS ? p.k : p.q, &a2_at = KEYS ? p.v : p.y, &b1_at = KEYS ? p.q : p.k,
                   &b2_at = KEYS ? p.y : p.v, &d1_at = KEYS ? p.dk : p.dq;
-    const int a_start = (KEYS ? span.k_start : span.q_start) + block_row, b_start = KEYS ? span.q_start : span.k_start;
+    const int a_start = (KEYS ? span.k_start : span.q_start) + block_row;
+    const int b_start = KEYS ? span.q_start : span.k_start;
     a1 += place(a1_at, tile.sequence, tile.head, a_start);
     a2 += place(a2_at, tile.sequence, tile.head, a_start);
     const Range met = tiles_met<KEYS>(p, span, block_row, rows, columns, COLUMNS);
@@ -223,7 +227,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const Sums<T>* __rest
 
     T s[4][2], g[4][2], sum1[4][4] = {}, sum2[4][4] = {};
     for (int each = 0; each < heads; ++each) {
-        const int b_head = KEYS ? tile.head * share + each : tile.head / share, head = KEYS ? b_head : tile.head;
+        const int b_head = KEYS ? tile.head * share + each : tile.head / share;
+        const int head = KEYS ? b_head : tile.head;
         const T* b1_rows = b1 + place(b1_at, tile.sequence, b_head, b_start);
         const T* b2_rows = b2 + place(b2_at, tile.sequence, b_head, b_start);
         const T* head_bias = bias == nullptr ? bias : bias + tile.sequence * p.bias[0] + head * p.bias[1];
@@ -282,7 +287,8 @@ attention_backward_rows(Sums<Compute<T>>* __restrict__ sums, const T* __restrict
             for (int i = lane * VECTOR<T>; i < width; i += 8 * VECTOR<T>) {
                 const Vec<T> one = load<VECTOR<T>>(y + i), two = load<VECTOR<T>>(dy + i);
                 #pragma unroll
-                for (int e = 0; e < VECTOR<T>; ++e) delta += Compute<T>(one.values[e]) * Compute<T>(two.values[e]);
+                for (int e = 0; e < VECTOR<T>; ++e)
+                    delta += Compute<T>(one.values[e]) * Compute<T>(two.values[e]);
             }
         } else {
             for (int i = lane; i < width; i += 8) delta += Compute<T>(y[i]) * Compute<T>(dy[i]);

@@ -146,7 +146,8 @@ __device__ inline void store_rows(T* to, long long stride, int rows, int width, 
         for (int j = 0; j < W / 8; ++j)
             #pragma unroll
             for (int h = 0; h < 2; ++h)
-                *reinterpret_cast<unsigned*>(tile + (16 * r + 8 * h + lane / 4) * PITCH<D> + 8 * j + lane % 4 * 2) =
+                *reinterpret_cast<unsigned*>(
+                    tile + (16 * r + 8 * h + lane / 4) * PITCH<D> + 8 * j + lane % 4 * 2) =
                     pack(c[r][j][2 * h] * scale[r][h], c[r][j][2 * h + 1] * scale[r][h], T());
     __syncwarp();
     #pragma unroll
@@ -173,7 +174,8 @@ __device__ inline bool meets(const Problem& p, const Span& span, int row, int co
 }
 template <int R, bool KEYS>
 __device__ inline bool meets_all(const Problem& p, const Span& span, int row, int column, int n) {
-    return column >= range_of<KEYS>(p, span, row + 16 * R - 1).first && column + n <= range_of<KEYS>(p, span, row).last;
+    return column >= range_of<KEYS>(p, span, row + 16 * R - 1).first &&
+           column + n <= range_of<KEYS>(p, span, row).last;
 }
 
 template <int R, int J> __device__ inline void clear(float (&c)[R][J][4]) {
@@ -197,7 +199,8 @@ __device__ inline void start_scores(float (&s)[R][N / 8][4], const Problem& p, c
         for (int i = 0; i < 4; ++i)
             #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const int own = row + 16 * r + i / 2 * 8 + lane / 4, other = column + 8 * j + lane % 4 * 2 + i % 2;
+                const int own = row + 16 * r + i / 2 * 8 + lane / 4;
+                const int other = column + 8 * j + lane % 4 * 2 + i % 2;
                 const int query = KEYS ? other : own, key = KEYS ? own : other;
                 float x = 0;
                 if (query < span.queries && key < span.keys) x = bias[query * p.bias[2] + key * p.bias[3]];
@@ -238,7 +241,8 @@ __device__ inline void drop(float (&x)[R][N / 8][4], const T* tile, float factor
             if (i % 2 == 0) __syncwarp();
             #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const int row = own + 16 * r + i / 2 * 8, query = KEYS ? column : row, bit = KEYS ? row : column;
+                const int row = own + 16 * r + i / 2 * 8;
+                const int query = KEYS ? column : row, bit = KEYS ? row : column;
                 const Word* words = reinterpret_cast<const Word*>(tile + query * PITCH<D> + D);
                 x[r][j][i] *= words[bit / 64] >> bit % 64 & 1 ? factor : 0.0f;
             }
