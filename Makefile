@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test lint types install clean distclean
+.PHONY: help train test lint types sanitize install clean distclean
 
 VENV ?= .venv
 ARGS ?=
@@ -43,6 +43,11 @@ lint: install ## check style and format with ruff
 types: install ## check types with mypy --strict
 	@echo 'types (mypy)'
 	@$(bin)/mypy tensorgrad examples tests
+
+sanitize: install ## look for memory errors and races in kernels, on a GPU (ARGS="tests/kernels -k softmax")
+	@for tool in memcheck racecheck initcheck; do echo "$$tool"; \
+		compute-sanitizer --tool $$tool --error-exitcode 1 $(bin)/python -m tests.sanitize $(ARGS) \
+		|| exit 1; done
 
 # A stamp for each set of extras, older than pyproject.toml when that has changed.
 extras = dev$(cuda)
