@@ -6,20 +6,23 @@ Operands are read where they lie, along the terms of the sums or across. Nothing
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import bfloat16, c_name, float16, float32
-from tensorgrad.kernels.loader import load
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
+from tensorgrad.kernels.loader import Kernel, load
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
-from tensorgrad.ops.matmul_problem import Operand, Problem
+from tensorgrad.ops.matmul_problem import Problem
+
+Steps = tuple[int, int, int]  # in elements, to the next matrix, row and column
 
 _FILE = "matmul_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _THREADS = 384
+_BAND = 8  # rows of tiles, in clusters, that are worked on before the next
 _ROWS, _STEP = 128, 64  # of a block's tile, and the terms of each sum that are brought at a time
 _PRODUCT = np.dtype(
     [(name, "u8") for name in ("bias", "residual", "pre")]
@@ -44,31 +47,44 @@ class Plan(NamedTuple):
 
 def refusal(p: Problem) -> str | None:
     """Say what the kernels need and the problem has not."""
-    dtype, y = p.a.array.dtype, p.y
-    if dtype not in (float16, bfloat16) or _gpu(y.device.id)[0] != 90:
+    places = p.y.data.ptr | p.a.array.data.ptr | p.b.array.data.ptr
+    for array in (p.residual, p.before_gelu, p.gelu_of):
+        if array is not None:
+            places |= array.data.ptr
+    return _refusal(
+        p.rows, p.width, p.columns, p.a[1:], p.b[1:], p.a.array.dtype, p.y.dtype, places & 15,
+        None if p.bias is None else p.bias.data.ptr & 7, _ending(p), p.residual is not None, p.add,
+        p.y.device.id,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _refusal(
+    rows: int, terms: int, columns: int, a: Steps, b: Steps, dtype: Dtype, y_dtype: Dtype,
+    misplaced: int, bias_misplaced: int | None, ending: str, residual: bool, add: bool, device: int,
+) -> str | None:  # fmt: skip
+    if dtype not in (float16, bfloat16) or _gpu(device)[0] != 90:
         return "float16 or bfloat16 on a GPU of compute capability 9.0"
-    layout = _layout(p)
-    if layout is None or p.width == 0:
+    layout = _layout(rows, terms, columns, a, b)
+    if misplaced or layout is None or terms == 0:
         return "operands that the copy engine reads in place, with rows of a multiple of 16 bytes"
-    whole = [array for array in (y, p.residual, p.before_gelu, p.gelu_of) if array is not None]
-    if p.columns * y.itemsize % 16 or any(array.data.ptr % 16 for array in whole):
+    if columns * y_dtype.itemsize % 16:
         return "results with rows of a multiple of 16 bytes"
-    if p.bias is not None and p.bias.data.ptr % 8:
+    if bias_misplaced:
         return "a bias that begins at a multiple of 8 bytes"
-    ending = _ending(p)
-    if p.add if y.dtype == dtype else ending != "NARROW" or p.residual is not None:
+    if add if y_dtype == dtype else ending != "NARROW" or residual:
         return "a result of 16 bits, or of float32 to add to"
-    if ending == "GELU" and (layout != (False, False) or p.residual is not None):
+    if ending == "GELU" and (layout != (False, False) or residual):
         return "the layout of a linear layer for GELU, and no residual"
     if ending == "GELU_BACKWARD" and (
-        layout != (False, True) or p.bias is not None or p.residual is not None
+        layout != (False, True) or bias_misplaced is not None or residual
     ):
         return "the layout of a linear layer for the slope of GELU, and nothing else to add"
     return None
 
 
 def is_fast(p: Problem) -> bool:
-    """Whether the kernels are, as far as was measured, as fast as cuBLASLt or faster.
+    """Whether the kernels are, as far as was measured, about as fast as cuBLASLt or faster.
 
     They are where tiles of 256 columns leave little of the chip without work, but for GELU whose
     argument is not kept, and for its slope after short sums.
@@ -77,13 +93,15 @@ def is_fast(p: Problem) -> bool:
         return False
     if (p.gelu and p.before_gelu is None) or (p.gelu_of is not None and p.width < 2048):
         return False
-    if refusal(p) is not None:
-        return False
-    processors = _gpu(p.y.device.id)[1]
-    width, cluster, _ = plan_of(*_sizes(p), processors, False)
+    return refusal(p) is None and _is_busy(*_sizes(p), _gpu(p.y.device.id)[1])
+
+
+@lru_cache(maxsize=4096)
+def _is_busy(batch: int, rows: int, terms: int, columns: int, processors: int) -> bool:
+    width, cluster, _ = plan_of(batch, rows, terms, columns, processors, False)
     clusters = processors // cluster
-    tiles = -(-p.rows // (_ROWS * cluster)) * -(-p.columns // width)
-    busy = p.rows * p.columns / (_ROWS * cluster * width)
+    tiles = -(-rows // (_ROWS * cluster)) * -(-columns // width)
+    busy = rows * columns / (_ROWS * cluster * width)
     return width == 256 and busy / (-(-tiles // clusters) * clusters) >= 0.85
 
 
@@ -100,53 +118,79 @@ def _sizes(p: Problem) -> tuple[int, int, int, int]:
 
 def multiply(p: Problem, plan: Plan | None = None) -> None:
     """Compute y, which has elements; `plan` is for measurements."""
-    dtype, y = p.a.array.dtype, p.y
-    layout = _layout(p)
-    assert layout is not None, "refused"
-    processors = _gpu(y.device.id)[1]
+    y, device, ending = p.y, p.y.device.id, _ending(p)
     wide = y.dtype == float32
-    ending = _ending(p)
-    bare = p.bias is None and p.residual is None and ending == "NARROW"
-    width, cluster, share = plan or plan_of(*_sizes(p), processors, bare and p.batch == 1)
-    tile_rows = -(-p.rows // (_ROWS * cluster))
-    tiles = tile_rows * -(-p.columns // width) * p.batch
-    clusters = processors // cluster if share else min(tiles, processors // cluster)
-    a_map, a_step = _map(p.a, p.batch, p.rows, p.width, layout[0])
-    b = Operand(p.b.array, p.b.batch, p.b.column, p.b.row)
-    b_map, b_step = _map(b, p.batch, p.columns, p.width, layout[1])
-    kernel = load(
-        _FILE,
-        f"matmul<{c_name(dtype)}, {'WIDE' if wide or share else ending}, {width}, {cluster}, "
-        f"{', '.join('true' if across else 'false' for across in layout)}>",
-    )
-    wide_bias = p.bias is not None and p.bias.dtype == float32
+    if plan is None:
+        bare = p.bias is None and p.residual is None and ending == "NARROW" and p.batch == 1
+        plan = plan_of(*_sizes(p), _gpu(device)[1], bare)
+    a, b = p.a, p.b
     pre = p.gelu_of if p.before_gelu is None else p.before_gelu
-    problem = np.array(
-        [(_pointer(p.bias), _pointer(p.residual), _pointer(pre),
-          p.rows, p.columns, p.width, p.batch, a_step, b_step,
-          tile_rows if share else _BAND, share, wide_bias, p.add and not share)],
-        _PRODUCT,
-    )  # fmt: skip
-    grid = (clusters * cluster,)
-    if not share:
-        to = _result_map(y, 1, p)
-        beside = p.residual if pre is None else pre
-        beside_map = to if beside is None else _result_map(beside, 1, p)
-        kernel(grid, (_THREADS,), (to, beside_map, a_map, b_map, problem), _SHARED)
+    operands = (a[1:], b[1:], a.array.data.ptr, b.array.data.ptr, a.array.dtype)
+    if not plan.share:
+        bias = p.bias
+        kernel, grid, arguments = _launch(
+            *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else ending, _pointer(bias),
+            bias is not None and bias.dtype == float32, _pointer(p.residual), _pointer(pre), p.add,
+            plan, device,
+        )  # fmt: skip
+        kernel(grid, (_THREADS,), arguments, _SHARED)
         return
-    count = -(-p.width // _STEP) // share + 2
-    parts = backend.empty((count, p.batch, p.rows, p.columns), float32, like=y)
-    to = _result_map(parts, count, p)
-    kernel(grid, (_THREADS,), (to, to, a_map, b_map, problem), _SHARED)
+    parts = backend.empty((_parts(p.width, plan), p.rows, p.columns), float32, like=y)
+    kernel, grid, arguments = _launch(
+        *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, False, plan, device
+    )
+    kernel(grid, (_THREADS,), arguments, _SHARED)
+    problem = arguments[-1].copy()
     problem["add"] = p.add
     load(_FILE, f"matmul_sum<{c_name(y.dtype)}>")(
         (-(-y.size // 1024),),
         (256,),
-        (y, parts, np.int32(_ROWS * cluster), np.int32(width), problem),
+        (y, parts, np.int32(_ROWS * plan.cluster), np.int32(plan.columns), problem),
     )
 
 
-_BAND = 8  # rows of tiles, in clusters, that are worked on before the next
+@lru_cache(maxsize=4096)
+def _launch(
+    batch: int, rows: int, terms: int, columns: int, a: Steps, b: Steps, a_pointer: int,
+    b_pointer: int, dtype: Dtype, y: int, ending: str, bias: int, wide_bias: bool, residual: int,
+    pre: int, add: bool, plan: Plan, device: int,
+) -> tuple[Kernel, tuple[int], tuple[Any, ...]]:  # fmt: skip
+    """Return the kernel, its grid and its arguments, which recur from step to step."""
+    layout = _layout(rows, terms, columns, a, b)
+    assert layout is not None, "refused"
+    width, cluster, share = plan
+    tile_rows = -(-rows // (_ROWS * cluster))
+    tiles = tile_rows * -(-columns // width) * batch
+    clusters = _gpu(device)[1] // cluster
+    grid = (clusters if share else min(tiles, clusters)) * cluster
+    flags = ", ".join("true" if across else "false" for across in layout)
+    kernel = load(_FILE, f"matmul<{c_name(dtype)}, {ending}, {width}, {cluster}, {flags}>")
+    item = 4 if ending == "WIDE" else 2
+    result = (_parts(terms, plan) if share else 1, batch, rows, columns)
+    beside = pre or residual or y
+    maps = (
+        _result_map(y, item, result),
+        _result_map(beside, item, result),
+        _operand_map(a_pointer, a, batch, rows, terms, layout[0]),
+        _operand_map(b_pointer, _turned(b), batch, columns, terms, layout[1]),
+    )
+    band = tile_rows if share else _BAND
+    steps = int(a[0] > 0), int(b[0] > 0)
+    problem = (
+        bias,
+        residual,
+        pre,
+        rows,
+        columns,
+        terms,
+        batch,
+        *steps,
+        band,
+        share,
+        wide_bias,
+        add,
+    )
+    return kernel, (grid,), (*maps, np.array([problem], _PRODUCT))
 
 
 @lru_cache(maxsize=4096)
@@ -171,17 +215,26 @@ def plan_of(
     return min(plans, key=lambda plan: plans[plan])
 
 
-def _layout(p: Problem) -> tuple[bool, bool] | None:
+def _parts(terms: int, plan: Plan) -> int:
+    """Return how many parts of each sum there may be."""
+    return -(-terms // _STEP) // plan.share + 2
+
+
+def _turned(steps: Steps) -> Steps:
+    """Return the steps of b as of an operand whose rows are the columns of the product."""
+    return steps[0], steps[2], steps[1]
+
+
+def _layout(rows: int, terms: int, columns: int, a: Steps, b: Steps) -> tuple[bool, bool] | None:
     """Return whether memory goes across the terms in a and in b, where the kernels read them."""
-    a = _across(p.a, p.rows, p.width)
-    b = _across(Operand(p.b.array, p.b.batch, p.b.column, p.b.row), p.columns, p.width)
-    return None if a is None or b is None or a > b else (a, b)
+    left, right = _across(a, rows, terms), _across(_turned(b), columns, terms)
+    return None if left is None or right is None or left > right else (left, right)
 
 
-def _across(operand: Operand, length: int, terms: int) -> bool | None:
+def _across(steps: Steps, length: int, terms: int) -> bool | None:
     """Return whether memory goes across the terms rather than along them, or None if neither."""
-    array, batch, row, column = operand
-    if array.data.ptr % 16 or batch % 8:
+    batch, row, column = steps
+    if batch % 8:
         return None
     if (column == 1 or terms == 1) and (length == 1 or (row > 0 and row % 8 == 0)):
         return False
@@ -190,28 +243,24 @@ def _across(operand: Operand, length: int, terms: int) -> bool | None:
     return None
 
 
-def _map(
-    operand: Operand, batch: int, length: int, terms: int, across: bool
-) -> tuple[TensorMap, int]:
-    """Return the map for copies of 128 rows of 64 terms or 64 terms of 64 rows, and the step."""
-    array, distance, row, column = operand
-    matrices = batch if distance else 1
+def _operand_map(
+    pointer: int, steps: Steps, batch: int, length: int, terms: int, across: bool
+) -> TensorMap:
+    """Return the map for copies of 128 rows of 64 terms, or of 64 terms of 64 rows."""
+    distance, row, column = steps
     if across:
-        shape, steps, box = (terms, length), (column, 1), (64, 64)
+        shape, far, box = (terms, length), column, (64, 64)
     else:
-        shape, steps, box = (length, terms), (row, 1), (128, 64)
-    strides = tuple(2 * step for step in (0, distance, *steps))
-    encoded = map_memory(array.data.ptr, 2, (1, matrices, *shape), strides, (1, 1, *box))
-    return encoded, int(distance > 0)
+        shape, far, box = (length, terms), row, (128, 64)
+    strides = (0, 2 * distance, 2 * far, 2)
+    return map_memory(pointer, 2, (1, batch if distance else 1, *shape), strides, (1, 1, *box))
 
 
-def _result_map(array: Array, parts: int, p: Problem) -> TensorMap:
+def _result_map(pointer: int, item: int, shape: Shape) -> TensorMap:
     """Return the map for copies of 16 rows of 128 bytes to (parts, batch, rows, columns)."""
-    item = array.itemsize
-    shape = (parts, p.batch, p.rows, p.columns)
-    row = p.columns * item
-    strides = (p.batch * p.rows * row, p.rows * row, row, item)
-    return map_memory(array.data.ptr, item, shape, strides, (1, 1, 16, 128 // item))
+    _, batch, rows, columns = shape
+    strides = (batch * rows * columns * item, rows * columns * item, columns * item, item)
+    return map_memory(pointer, item, shape, strides, (1, 1, 16, 128 // item))
 
 
 def _pointer(array: Array | None) -> int:
