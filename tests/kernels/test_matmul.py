@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor, backend, ops
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels import loader
 from tensorgrad.ops import matmul_cuda
@@ -198,7 +198,7 @@ def test_what_follows_the_product(kernel: str, dtype: str, columns: int) -> None
         bias, residual = bias.astype(float), residual.astype(float)
 
         matmul_cuda.run(problem(a_gpu, b_gpu, y, bias=bias_gpu), kernel)
-        close = dict(rtol=tolerance, atol=tolerance * 10)
+        close: dict[str, Any] = {"rtol": tolerance, "atol": tolerance * 10}
         np.testing.assert_allclose(y.get().astype(float), product + bias, **close)
         p = problem(a_gpu, b_gpu, y, bias=bias_gpu.astype(wide), before_gelu=before)
         matmul_cuda.run(p, kernel)
@@ -244,16 +244,22 @@ def test_gradients_are_computed_by_the_same_kernel(
 ) -> None:
     used = []
     chosen = matmul_cuda.KERNELS[kernel]
-    counting = chosen._replace(multiply=lambda p: (used.append(p), chosen.multiply(p))[1])
-    monkeypatch.setitem(matmul_cuda.KERNELS, kernel, counting)
+
+    def counted(p: Any) -> None:
+        used.append(p)
+        chosen.multiply(p)
+
+    monkeypatch.setitem(matmul_cuda.KERNELS, kernel, chosen._replace(multiply=counted))
     rng = np.random.default_rng(1)
     (x, x_gpu), (w, w_gpu) = draw(rng, (4, 30, 64), dtype), draw(rng, (48, 64), dtype)
     dy, dy_gpu = draw(rng, (4, 30, 48), dtype)
     tensors = Tensor(x_gpu, requires_grad=True), Tensor(w_gpu, requires_grad=True)
-    tensorgrad.linear(*tensors, kernel=kernel).backward(dy_gpu)
+    ops.linear(*tensors, kernel=kernel).backward(dy_gpu)
     assert len(used) == 3
-    assert_close(tensors[0].grad.reshape(-1, 64), dy.reshape(-1, 48), w, kernel, dtype)
-    assert_close(tensors[1].grad, dy.reshape(-1, 48).T, x.reshape(-1, 64), kernel, dtype)
+    dx, dw = (tensor.grad for tensor in tensors)
+    assert dx is not None
+    assert_close(dx.reshape(-1, 64), dy.reshape(-1, 48), w, kernel, dtype)
+    assert_close(dw, dy.reshape(-1, 48).T, x.reshape(-1, 64), kernel, dtype)
 
 
 @pytest.mark.gpu
@@ -313,7 +319,7 @@ def test_there_is_no_such_kernel() -> None:
         matmul_cuda.run(problem(a, a, a), "fast")
 
 
-@pytest.mark.parametrize("function", [tensorgrad.matmul, tensorgrad.linear])
+@pytest.mark.parametrize("function", [ops.matmul, ops.linear])
 def test_the_cpu_has_no_choice_of_kernels(function: Any) -> None:
     with pytest.raises(ArgumentError, match="kernel is 'tiled', expected None for arrays on the"):
         function(np.ones((2, 2), "float32"), np.ones((2, 2), "float32"), kernel="tiled")

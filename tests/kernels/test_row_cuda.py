@@ -48,7 +48,8 @@ def test_generated_kernels_compile(name: str) -> None:
         compiler = kernel_check._compiler()
     except KernelError as error:
         pytest.skip(str(error))
-    text = source(*KERNELS[name], name)
+    formula, layout, kinds, outs = KERNELS[name]
+    text = source(formula, layout, kinds, outs, name)
     log, _ = compiler(Source(f"{name}.cu", text, OPTIONS, None, (name,)), (name,), "sm_80")
     assert "error" not in log
     assert " 0 bytes spill stores" in log

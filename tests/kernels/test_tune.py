@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tensorgrad.ops import matmul_cuda, matmul_tune
 
 def case(name: str, **times: float) -> Case:
     """A case whose candidates 'take' so long with `timer`."""
-    return Case("matmul", name, "cublas", {key: (lambda t=t: t) for key, t in times.items()})
+    return Case("matmul", name, "cublas", {key: partial(float, t) for key, t in times.items()})
 
 
 def timer(run: Callable[[], Any]) -> float:

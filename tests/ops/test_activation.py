@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from tests.opcheck import Case, check
 
 SHAPES: list[tuple[int, ...]] = [(), (7,), (33, 31), (129, 257)]
 erf = np.vectorize(math.erf, otypes=[float])
-FUNCTIONS = [
+FUNCTIONS: list[tuple[Callable[..., Tensor], Callable[[Any], Any]]] = [
     (ops.relu, lambda x: np.maximum(x, 0)),
     (ops.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
     (ops.silu, lambda x: x / (1 + np.exp(-x))),

@@ -72,7 +72,8 @@ def case(
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         random.seed(3)
-        return ops.attention(q, k, v, **on_device(options, q))
+        y: Tensor = ops.attention(q, k, v, **on_device(options, q))
+        return y
 
     return Case(
         function,
@@ -104,8 +105,9 @@ def varlen_reference(
     y, row, key = [], 0, 0
     for s, (tq, tk) in enumerate(zip(lengths, k_lengths, strict=True)):
         each = q[row : row + tq], k[key : key + tk], v[key : key + tk]
-        parts = [a.swapaxes(0, 1)[None] for a in each]
-        y.append(reference(*parts, keep=keep[s : s + 1, :, :tq, :tk], **options)[0].swapaxes(0, 1))
+        heads = (a.swapaxes(0, 1)[None] for a in each)
+        own: dict[str, Any] = {**options, "keep": keep[s : s + 1, :, :tq, :tk]}
+        y.append(reference(*heads, **own)[0].swapaxes(0, 1))
         row, key = row + tq, key + tk
     return np.concatenate(y)
 
@@ -363,9 +365,9 @@ def test_sequences_that_do_not_fit() -> None:
     for starts in ([0, 4], [1, 5], [0, 3, 2, 5]):
         with pytest.raises(ShapeError, match=r"starts is .*, expected to rise from 0 to 5"):
             run(q, q, q, starts)
-    for starts in ([], [[0, 5]]):
+    for odd in ([], [[0, 5]]):
         with pytest.raises(ShapeError, match=r"starts has shape .*, expected \(sequences \+ 1,\)"):
-            run(q, q, q, np.array(starts, int))
+            run(q, q, q, np.array(odd, int))
     with pytest.raises(DtypeError, match="starts has dtype float64, expected integers"):
         run(q, q, q, [0.0, 5.0])
     with pytest.raises(ArgumentError, match="max_length is 2, expected at least 3"):

@@ -20,12 +20,12 @@ fuse = ops.fuse
 
 
 @fuse
-def gated(gate: Any, up: Any) -> Tensor:
+def gated(gate: Tensor, up: Tensor) -> Tensor:
     return ops.silu(gate) * up
 
 
 @fuse
-def mixed(x: Any, bias: Any, *, double: bool = False) -> Tensor:
+def mixed(x: Tensor, bias: Tensor, *, double: bool = False) -> Tensor:
     z = x + bias
     if double:
         z = z * 2
@@ -33,7 +33,7 @@ def mixed(x: Any, bias: Any, *, double: bool = False) -> Tensor:
 
 
 @fuse
-def powers(x: Any, scale: Any) -> Tensor:
+def powers(x: Tensor, scale: Tensor) -> Tensor:
     return (x**2 + 1.5) ** 0.5 * scale / ops.maximum(x, scale)
 
 
@@ -78,7 +78,7 @@ def test_against_numpy(case: Case) -> None:
     check(case)
 
 
-def unfused(x: Any) -> Tensor:
+def unfused(x: Tensor) -> Tensor:
     return ops.log(ops.sigmoid(x * 3) + 0.5) * ops.gelu(x)
 
 
@@ -98,6 +98,8 @@ def test_float64_agrees_with_the_unfused_ops(size: int) -> None:
     np.testing.assert_allclose(y.numpy(), z.numpy(), rtol=1e-14)
     (y * y).sum().backward()
     (z * z).sum().backward()
+    assert one.grad is not None
+    assert two.grad is not None
     np.testing.assert_allclose(one.grad, two.grad, rtol=1e-12, atol=1e-14)
 
 
@@ -136,7 +138,7 @@ def test_numbers_keep_the_dtype_of_the_arrays() -> None:
     calls = 0
 
     @fuse
-    def scaled(x: Any, n: Any) -> Tensor:
+    def scaled(x: Tensor, n: float) -> Tensor:
         nonlocal calls
         calls += 1
         return x * (1 / n) + n
@@ -176,6 +178,7 @@ def test_no_grad_checkpoint_and_reuse() -> None:
     with tensorgrad.no_grad():
         assert gated(x, x).node is None
     (gated(x, x) + gated(x, 2.0)).sum().backward()
+    assert x.grad is not None
     expected, x.grad = x.grad, None
     tensorgrad.checkpoint(lambda x: gated(x, x) + gated(x, 2.0))(x).sum().backward()
     np.testing.assert_array_equal(x.grad, expected)

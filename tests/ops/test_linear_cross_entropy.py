@@ -117,7 +117,8 @@ def test_one_operand_that_wants_a_gradient_is_enough() -> None:
     targets = TARGETS.reshape(-1)[:6]
     for wanted in range(3):
         leaves = [Tensor(a, requires_grad=i == wanted) for i, a in enumerate(arrays)]
-        ops.linear_cross_entropy(*leaves[:2], targets, leaves[2], chunk=4).backward()
+        x, weight, bias = leaves
+        ops.linear_cross_entropy(x, weight, targets, bias, chunk=4).backward()
         assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(3)]
 
 

@@ -114,7 +114,7 @@ def test_rows_without_anything_allowed_are_zero() -> None:
     x = Tensor(np.ones((2, 3), "float32"), requires_grad=True)
     y = ops.softmax(x, mask=np.array([[0.0], [-np.inf]]))
     y.backward(np.arange(6, dtype="float32").reshape(2, 3))
-    np.testing.assert_allclose(y.numpy(), [[1 / 3] * 3, [0] * 3], rtol=1e-6)
+    np.testing.assert_allclose(y.numpy(), [[1 / 3] * 3, [0.0] * 3], rtol=1e-6)
     assert x.grad is not None
     np.testing.assert_array_equal(x.grad[1], [0, 0, 0])
     np.testing.assert_array_equal(ops.softmax(x, causal=True).numpy()[0], [0.5, 0.5, 0])
