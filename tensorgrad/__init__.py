@@ -17,6 +17,7 @@ from tensorgrad.ops.elementwise import *
 from tensorgrad.ops.embedding import *
 from tensorgrad.ops.fuse import *
 from tensorgrad.ops.indexing import *
+from tensorgrad.ops.linear import *
 from tensorgrad.ops.linear_cross_entropy import *
 from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
