@@ -1,0 +1,414 @@
+"""Which part of which parameter a rank holds: plain data, and pure functions to cut and assemble.
+
+A parameter of the whole model has a full name and a full shape. A rank holds a box of it, its
+`Placement`: all of it or, along one axis, one or several ranges side by side. Of the box it may
+hold (of a sharded buffer) only a range of the elements in C order: a `Piece`.
+
+    full (4, 6)        placement: axis 1, ranges (0, 1), (3, 5)     piece: 2 to 7 of that box
+    . . . . . .        x . . x x .                                  . . . . x .
+    . . . . . .        x . . x x .     a box (4, 3)                 x . . x x .
+    . . . . . .        x . . x x .                                  x . . . . .
+    . . . . . .        x . . x x .                                  . . . . . .
+
+Tensor parallelism makes placements with `divide` and keeps them in its `PlacedParameter`s;
+pipelines give `placements` the names of the whole model; flat buffers that are sharded are pieces,
+which `flat_pieces` names. Checkpoints need no more than pieces to load on any other mesh: the
+elements of a piece ascend in the C order of the full array, so any two pieces, however they were
+cut, meet in runs that ascend in both. Tests: tests/parallel/test_placement.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array, Shape
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.nn import Parameter
+from tensorgrad.optim.flat import Slot
+from tensorgrad.tensor import Tensor
+
+Ranges = tuple[tuple[int, int], ...]
+Runs = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The box of a parameter that a rank holds: everything but some ranges along one axis is whole.
+
+    Equal boxes are equal placements: neighbouring ranges are joined, and one that covers the whole
+    axis becomes None, with axis 0.
+
+    Args:
+        name: of the parameter in the whole model.
+        shape: of the parameter in the whole model.
+        axis: the axis that is cut.
+        ranges: (start, stop) along the axis, ascending and disjoint; the box has them side by
+            side. None: the whole parameter.
+    Raises:
+        ArgumentError: there is no such axis, or a range is not on it or out of order.
+    """
+
+    name: str
+    shape: Shape
+    axis: int = 0
+    ranges: Ranges | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges and join them where they touch."""
+        if self.ranges is None:
+            object.__setattr__(self, "axis", 0)
+            return
+        if not 0 <= self.axis < len(self.shape):
+            raise ArgumentError(
+                f"Placement: axis of {self.name} is {self.axis}, expected one of {self.shape}"
+            )
+        length, end = self.shape[self.axis], 0
+        joined: list[tuple[int, int]] = []
+        for start, stop in self.ranges:
+            if not end <= start <= stop <= length:
+                raise ArgumentError(
+                    f"Placement: ranges of {self.name} are {self.ranges}, expected ascending and "
+                    f"disjoint ones in 0 to {length}"
+                )
+            end = stop
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], stop)
+            elif start < stop:
+                joined.append((start, stop))
+        whole = joined == [(0, length)]
+        object.__setattr__(self, "ranges", None if whole else tuple(joined))
+        object.__setattr__(self, "axis", 0 if whole else self.axis)
+
+    @property
+    def box(self) -> Shape:
+        """The shape of what the rank holds."""
+        if self.ranges is None:
+            return self.shape
+        length = sum(stop - start for start, stop in self.ranges)
+        return (*self.shape[: self.axis], length, *self.shape[self.axis + 1 :])
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the box."""
+        return math.prod(self.box)
+
+    @property
+    def piece(self) -> Piece:
+        """All of the box."""
+        return Piece(self, 0, self.size)
+
+
+class PlacedParameter(Parameter):
+    """A parameter of which this rank holds a box.
+
+    Args:
+        data: the box, an array of the shape `placement.box`; its memory is kept.
+        placement: which box of which parameter of the whole model.
+    Raises:
+        ShapeError: the array has not the shape of the box.
+    """
+
+    __slots__ = ("placement",)
+
+    def __init__(self, data: Array, placement: Placement) -> None:
+        if data.shape != placement.box:
+            raise ShapeError(
+                f"PlacedParameter: data of {placement.name} has shape {data.shape}, expected that "
+                f"of its box, {placement.box}"
+            )
+        super().__init__(data)
+        self.placement = placement
+
+
+def placements(
+    named: Iterable[tuple[str, Tensor]], full_name: Callable[[str], str] = str
+) -> dict[str, Placement]:
+    """Return the placement of each parameter or buffer of a module, by its name there.
+
+    Args:
+        named: as `Module.named_parameters()` gives them.
+        full_name: gives the name in the whole model of one that this rank holds whole, as of a
+            block of a pipeline stage; by default the same. A PlacedParameter knows its own.
+    """
+    return {
+        name: tensor.placement
+        if isinstance(tensor, PlacedParameter)
+        else Placement(full_name(name), tensor.shape)
+        for name, tensor in named
+    }
+
+
+class Piece(NamedTuple):
+    """Elements `start` to `stop` of a box, in C order, as a 1-D array."""
+
+    placement: Placement
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.stop - self.start
+
+    def to_json(self) -> list[Any]:
+        """Return the piece as JSON can hold it."""
+        box = self.placement
+        return [box.name, box.shape, box.axis, box.ranges, self.start, self.stop]
+
+    @staticmethod
+    def from_json(value: Sequence[Any]) -> Piece:
+        """Return the piece that `to_json` gave.
+
+        Raises:
+            ArgumentError: it does not describe one.
+        """
+        try:
+            name, shape, axis, ranges, start, stop = value
+            ranges = None if ranges is None else tuple((int(a), int(b)) for a, b in ranges)
+            box = Placement(str(name), tuple(map(int, shape)), int(axis), ranges)
+            piece = Piece(box, int(start), int(stop))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"Piece: got {value!r}, expected what to_json gives") from error
+        if not 0 <= piece.start <= piece.stop <= box.size:
+            raise ArgumentError(
+                f"Piece: {name} has elements {start} to {stop}, expected some of 0 to {box.size}"
+            )
+        return piece
+
+
+def divide(
+    name: str,
+    shape: Shape,
+    axis: int,
+    part: int,
+    parts: int,
+    sections: Sequence[int] | None = None,
+) -> Placement:
+    """Return the placement of one of several equal parts of a parameter.
+
+    Args:
+        name, shape: of the parameter in the whole model.
+        axis: the axis that is cut.
+        part: which part, 0 to parts - 1.
+        parts: how many there are.
+        sections: lengths along the axis, each of which is cut for itself: a joint weight of
+            queries, keys and values has three, so that every part has some heads of all three.
+    Raises:
+        ArgumentError: the sections are not the axis, or there is no such part.
+        ShapeError: a section does not divide into so many parts.
+    """
+    if not 0 <= axis < len(shape) or not 0 <= part < parts:
+        raise ArgumentError(
+            f"divide: {name} {shape} got axis {axis} and part {part} of {parts}, expected an axis "
+            "and a part that are there"
+        )
+    sections = (shape[axis],) if sections is None else sections
+    if sum(sections) != shape[axis]:
+        raise ArgumentError(
+            f"divide: sections of {name} are {tuple(sections)}, expected a sum of {shape[axis]}"
+        )
+    ranges, start = [], 0
+    for length in sections:
+        if length % parts:
+            raise ShapeError(
+                f"divide: {name} has {length} rows on axis {axis}, expected a multiple of the "
+                f"{parts} parts"
+            )
+        share = length // parts
+        ranges.append((start + part * share, start + (part + 1) * share))
+        start += length
+    return Placement(name, shape, axis, tuple(ranges))
+
+
+def cut_box(full: Array, placement: Placement) -> Array:
+    """Return the box of a full array: a view where it is one range, else a copy.
+
+    Raises:
+        ShapeError: the array has not the full shape.
+    """
+    if full.shape != placement.shape:
+        raise ShapeError(
+            f"cut: {placement.name} has shape {full.shape}, expected {placement.shape}"
+        )
+    if placement.ranges is None:
+        return full
+    before = (slice(None),) * placement.axis
+    parts = [full[(*before, slice(start, stop))] for start, stop in placement.ranges]
+    if len(parts) == 1:
+        return parts[0]
+    return backend.namespace(full).concatenate(parts or [full[(*before, slice(0))]], placement.axis)
+
+
+def cut(full: Array, piece: Piece) -> Array:
+    """Return the elements of a piece, 1-D, out of the full array; a view where it can be one.
+
+    Raises:
+        ShapeError: the array has not the full shape.
+    """
+    box = backend.contiguous(cut_box(full, piece.placement))
+    return box.reshape(-1)[piece.start : piece.stop]
+
+
+class Copy(NamedTuple):
+    """Elements `source` on of piece `number` are elements `target` on of the one that is made."""
+
+    number: int
+    source: int
+    target: int
+    length: int
+
+
+def copies(target: Piece, sources: Sequence[Piece]) -> list[Copy]:
+    """Return how to make a piece out of others, each element from one of them.
+
+    Args:
+        target: the piece to make.
+        sources: pieces of the same parameter, cut in any way; they may overlap, and the first
+            ones are preferred.
+    Returns:
+        What to copy, by ascending place in the target; `number` counts the sources.
+    Raises:
+        ShapeError: no source has some of the elements.
+    """
+    found = [
+        (t, number, s, length)
+        for number, source in enumerate(sources)
+        for t, s, length in _meet(target, source)
+    ]
+    done, result = 0, []
+    for start, number, source, length in sorted(found):
+        skip = done - start
+        if skip < 0:
+            break
+        if skip < length:
+            result.append(Copy(number, source + skip, done, length - skip))
+            done = start + length
+    if done < target.size:
+        raise ShapeError(
+            f"copies: no piece of {target.placement.name} {target.placement.shape} has element "
+            f"{done} of the {target.size} that are wanted, expected all of them"
+        )
+    return result
+
+
+def assemble(target: Piece, parts: Sequence[tuple[Piece, Array]]) -> Array:
+    """Return a piece, 1-D, made of others that together have all its elements.
+
+    Args:
+        target: the piece to make; of a whole parameter `Placement(name, shape).piece`.
+        parts: pieces of the same parameter and their elements, 1-D; one or more.
+    Raises:
+        ShapeError: none of them has some of the elements.
+        ArgumentError: there are no parts.
+    """
+    if not parts:
+        raise ArgumentError(f"assemble: parts of {target.placement.name} are none, expected some")
+    out = backend.empty((target.size,), parts[0][1].dtype, parts[0][1])
+    for number, source, place, length in copies(target, [piece for piece, _ in parts]):
+        out[place : place + length] = parts[number][1][source : source + length]
+    return out
+
+
+def flat_pieces(
+    slots: Mapping[str, Slot], boxes: Mapping[str, Placement], start: int, stop: int
+) -> list[tuple[Piece, slice]]:
+    """Return what lies in a part of a flat buffer of parameters, gradients or optimizer state.
+
+    Args:
+        slots: `FlatParameters.slots`.
+        boxes: `placements(...)`, of each parameter in `slots` and with a box of its shape.
+        start, stop: the part of the buffer, as of one shard.
+    Returns:
+        Each piece, and where it lies in the whole buffer, by the order of `slots`.
+    Raises:
+        ShapeError: a box and its slot have different shapes.
+    """
+    found = []
+    for name, slot in slots.items():
+        placement, here = boxes[name], slot.piece
+        if placement.box != slot.shape:
+            raise ShapeError(
+                f"flat_pieces: {name} has shape {slot.shape}, expected that of its box of "
+                f"{placement.name}, {placement.box}"
+            )
+        first, last = max(start, here.start), min(stop, here.stop)
+        if first < last:
+            piece = Piece(placement, first - here.start, last - here.start)
+            found.append((piece, slice(first, last)))
+    return found
+
+
+def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
+    """Say which rank writes what, so that everything is written once and all write about as much.
+
+    Args:
+        held: the pieces that each rank holds; those that several hold are equal there.
+    Returns:
+        For each rank the pieces that it writes: parts of those that it holds.
+    """
+    holders: dict[Placement, dict[tuple[int, int], list[int]]] = {}
+    for rank, pieces in enumerate(held):
+        for placement, start, stop in pieces:
+            if start < stop:
+                holders.setdefault(placement, {}).setdefault((start, stop), []).append(rank)
+    shared: list[tuple[Piece, list[int]]] = []
+    for placement, found in holders.items():
+        edges = sorted({edge for span in found for edge in span})
+        for start, stop in itertools.pairwise(edges):
+            both = {r for (a, b), rs in found.items() if a <= start and stop <= b for r in rs}
+            if both:
+                shared.append((Piece(placement, start, stop), sorted(both)))
+    written: list[list[Piece]] = [[] for _ in held]
+    load = [0] * len(held)
+    # What one rank alone holds first, then the largest: the rest fills up who has least.
+    for piece, ranks in sorted(shared, key=lambda each: (len(each[1]) > 1, -each[0].size)):
+        rank = min(ranks, key=lambda r: (load[r], r))
+        written[rank].append(piece)
+        load[rank] += piece.size
+    return written
+
+
+def _runs(piece: Piece) -> Runs:
+    """Return (N, 3): start in the full array, start in the piece and length of what is together."""
+    shape, axis, ranges = piece.placement.shape, piece.placement.axis, piece.placement.ranges
+    if ranges is None:
+        return np.array([[piece.start, 0, piece.size]], np.int64)
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    first, last = np.array(ranges, np.int64).reshape(-1, 2).T
+    full = ((np.arange(outer)[:, None] * shape[axis] + first) * inner).reshape(-1)
+    ends = np.cumsum(np.tile((last - first) * inner, outer))
+    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    begin, end = np.maximum(starts, piece.start), np.minimum(ends, piece.stop)
+    runs: Runs = np.stack([full + begin - starts, begin - piece.start, end - begin], 1)
+    kept: Runs = runs[begin < end]
+    return kept
+
+
+def _meet(one: Piece, other: Piece) -> list[tuple[int, int, int]]:
+    """Return start in one piece, start in the other and length of each run of elements of both."""
+    if one.placement == other.placement:  # one run, however the box is cut
+        start, stop = max(one.start, other.start), min(one.stop, other.stop)
+        return [(start - one.start, start - other.start, stop - start)] if start < stop else []
+    if (one.placement.name, one.placement.shape) != (other.placement.name, other.placement.shape):
+        raise ShapeError(
+            f"copies: {other.placement.name} {other.placement.shape} is no part of "
+            f"{one.placement.name} {one.placement.shape}, expected pieces of one parameter"
+        )
+    a, b = _runs(one), _runs(other)
+    if not len(a) or not len(b):
+        return []
+    edges = np.unique(np.concatenate([a[:, 0], a[:, 0] + a[:, 2], b[:, 0], b[:, 0] + b[:, 2]]))
+    starts = edges[:-1]
+    in_a = np.searchsorted(a[:, 0], starts, "right") - 1
+    in_b = np.searchsorted(b[:, 0], starts, "right") - 1
+    offset_a, offset_b = starts - a[in_a, 0], starts - b[in_b, 0]
+    both = (in_a >= 0) & (in_b >= 0) & (offset_a < a[in_a, 2]) & (offset_b < b[in_b, 2])
+    meeting = np.stack([a[in_a, 1] + offset_a, b[in_b, 1] + offset_b, np.diff(edges)], 1)
+    return [(int(t), int(s), int(length)) for t, s, length in meeting[both]]

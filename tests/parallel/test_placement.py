@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorgrad import Tensor
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.nn import Linear
+from tensorgrad.optim import FlatParameters
+from tensorgrad.parallel.placement import (
+    Piece,
+    PlacedParameter,
+    Placement,
+    assemble,
+    copies,
+    cut,
+    cut_box,
+    divide,
+    flat_pieces,
+    owners,
+    placements,
+)
+
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+def numbered(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+
+
+@st.composite
+def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Placement:
+    if not shape or draw(st.booleans()):
+        return Placement("w", shape)
+    axis = draw(st.integers(0, len(shape) - 1))
+    edges = sorted(draw(st.lists(st.integers(0, shape[axis]), max_size=6)))
+    ranges = tuple(zip(edges[::2], edges[1::2], strict=False))
+    return Placement("w", shape, axis, ranges)
+
+
+@st.composite
+def pieces(draw: st.DrawFn, shape: tuple[int, ...]) -> Piece:
+    placement = draw(boxes(shape))
+    start = draw(st.integers(0, placement.size))
+    return Piece(placement, start, draw(st.integers(start, placement.size)))
+
+
+def elements(piece: Piece) -> list[int]:
+    """Return the places of a piece's elements in the full array, the slow and plain way."""
+    box = piece.placement
+    rows = range(box.shape[box.axis]) if box.shape else range(1)
+    if box.ranges is not None:
+        rows = [row for start, stop in box.ranges for row in range(start, stop)]  # type: ignore
+    full = numbered(box.shape).astype(int)
+    taken = full if box.ranges is None else np.take(full, np.array(rows, int), box.axis)
+    return [int(each) for each in taken.reshape(-1)[piece.start : piece.stop]]
+
+
+@given(st.data())
+def test_a_piece_is_cut_as_the_plain_way_says(data: st.DataObject) -> None:
+    shape = data.draw(SHAPES)
+    piece = data.draw(pieces(shape))
+    found = cut(numbered(shape), piece)
+    assert found.shape == (piece.size,)
+    assert found.astype(int).tolist() == elements(piece)
+    assert cut_box(numbered(shape), piece.placement).shape == piece.placement.box
+    assert Piece.from_json(json.loads(json.dumps(piece.to_json()))) == piece
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_piece_is_made_of_any_others_that_have_its_elements(data: st.DataObject) -> None:
+    shape = data.draw(SHAPES)
+    target = data.draw(pieces(shape))
+    sources = data.draw(st.lists(pieces(shape), min_size=1, max_size=4))
+    full = numbered(shape)
+    parts = [(source, cut(full, source)) for source in sources]
+    there = {place for source in sources for place in elements(source)}
+    wanted = elements(target)
+    if not there.issuperset(wanted):
+        with pytest.raises(ShapeError, match=r"no piece of w .* has element"):
+            assemble(target, parts)
+        return
+    found = assemble(target, parts)
+    assert found.dtype == np.float32
+    assert found.astype(int).tolist() == wanted
+    assert sum(copy.length for copy in copies(target, sources)) == target.size
+
+
+@given(st.data())
+def test_everything_that_is_held_is_written_once(data: st.DataObject) -> None:
+    placement = data.draw(boxes((3, 4)))
+    spans = st.tuples(st.integers(0, placement.size), st.integers(0, placement.size))
+    held = [
+        [Piece(placement, min(span), max(span)) for span in data.draw(st.lists(spans, max_size=2))]
+        for _ in range(data.draw(st.integers(1, 4)))
+    ]
+    written = owners(held)
+    taken = [place for mine in written for piece in mine for place in elements(piece)]
+    assert sorted(taken) == sorted({p for mine in held for piece in mine for p in elements(piece)})
+    for mine, here in zip(written, held, strict=True):
+        assert {p for piece in mine for p in elements(piece)} <= {
+            p for piece in here for p in elements(piece)
+        }
+
+
+def test_copies_of_all_ranks_are_shared_out() -> None:
+    whole = [Placement(f"w{i}", (100,)).piece for i in range(8)]
+    alone = Placement("alone", (300,)).piece
+    written = owners([[*whole, alone], whole, whole])
+    assert [sum(piece.size for piece in mine) for mine in written] == [400, 400, 300]
+
+
+def test_parts_of_a_joint_weight_have_some_of_each_section() -> None:
+    full = numbered((12, 2))  # 4 rows of queries, 4 of keys, 4 of values
+    part = divide("qkv", (12, 2), 0, 1, 2, (4, 4, 4))
+    assert part.ranges == ((2, 4), (6, 8), (10, 12))
+    assert cut_box(full, part)[:, 0].tolist() == [4, 6, 12, 14, 20, 22]
+    assert divide("qkv", (12, 2), 0, 0, 1, (4, 4, 4)) == Placement("qkv", (12, 2))
+    uneven = divide("qkv", (8, 2), 0, 1, 2, (4, 2, 2))  # fewer heads of keys and values
+    assert uneven.ranges == ((2, 4), (5, 6), (7, 8))
+    assert divide("w", (4, 6), 1, 2, 3) == Placement("w", (4, 6), 1, ((4, 6),))
+    parts = [(p.piece, cut(full, p.piece)) for p in (divide("qkv", (12, 2), 0, i, 4, (4, 4, 4))
+                                                     for i in range(4))]  # fmt: skip
+    np.testing.assert_array_equal(
+        assemble(Placement("qkv", (12, 2)).piece, parts).reshape(12, 2), full
+    )
+
+
+@given(st.integers(1, 5), st.integers(1, 3))
+def test_shards_of_a_flat_buffer_are_pieces_that_assemble(ranks: int, parts: int) -> None:
+    rng = np.random.default_rng(0)
+    full = {"w": rng.random((6, 7)), "odd": rng.random((6, 5)), "b": rng.random(3)}
+    held = {"w": divide("w", (6, 7), 0, parts - 1, parts), "b": Placement("b", (3,))}
+    held["here"] = Placement("odd", (6, 5))
+    tensors = {name: Tensor(cut_box(full[box.name], box), True) for name, box in held.items()}
+    flat = FlatParameters(tensors.items(), multiple=64 * ranks)
+    shard = flat.size // ranks
+    found: dict[str, list[tuple[Piece, Any]]] = {}
+    for rank in range(ranks):
+        for piece, place in flat_pieces(flat.slots, held, rank * shard, (rank + 1) * shard):
+            assert rank * shard <= place.start < place.stop <= (rank + 1) * shard
+            found.setdefault(piece.placement.name, []).append((piece, flat.data[place]))
+    for box in held.values():
+        np.testing.assert_array_equal(
+            assemble(box.piece, found[box.name]).reshape(box.box), cut_box(full[box.name], box)
+        )
+
+
+def test_a_module_says_which_boxes_it_holds() -> None:
+    box = divide("blocks.7.up.weight", (4, 2), 0, 1, 2)
+    layer = Linear(2, 2)
+    layer.weight = PlacedParameter(np.ones((2, 2), np.float32), box)
+    found = placements(layer.named_parameters(), lambda name: f"blocks.7.up.{name}")
+    assert found == {"weight": box, "bias": Placement("blocks.7.up.bias", (2,))}
+    with pytest.raises(ShapeError, match=r"has shape \(3, 2\), expected that of its box, \(2, 2\)"):
+        PlacedParameter(np.ones((3, 2), np.float32), box)
+
+
+def test_equal_boxes_are_equal() -> None:
+    assert Placement("w", (4, 2), 0, ((0, 2), (2, 4))) == Placement("w", (4, 2))
+    assert Placement("w", (4, 2), 1, ((0, 2),)) == Placement("w", (4, 2))
+    assert Placement("w", (4, 2), 0, ((0, 1), (1, 1), (1, 3))).ranges == ((0, 3),)
+    assert Placement("w", (4, 2), 0, ()).box == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Placement("w", (4,), 1, ((0, 1),)), r"axis of w is 1, expected one of \(4,\)"),
+        (lambda: Placement("w", (4,), 0, ((2, 1),)), "ascending and disjoint ones in 0 to 4"),
+        (lambda: Placement("w", (4,), 0, ((0, 2), (1, 3))), "ascending and disjoint"),
+        (lambda: Placement("w", (4,), 0, ((0, 5),)), "in 0 to 4"),
+        (lambda: divide("w", (4, 2), 0, 2, 2), "part 2 of 2, expected"),
+        (lambda: divide("w", (4, 2), 2, 0, 2), "axis 2"),
+        (lambda: divide("w", (5, 2), 0, 0, 2), "w has 5 rows on axis 0, expected a multiple of"),
+        (lambda: divide("w", (4, 2), 0, 0, 2, (2, 1)), r"are \(2, 1\), expected a sum of 4"),
+        (lambda: cut(np.zeros(3), Placement("w", (4,)).piece), r"w has shape \(3,\), expected"),
+        (lambda: assemble(Placement("w", (4,)).piece, []), "parts of w are none"),
+        (
+            lambda: copies(Placement("w", (4,)).piece, [Placement("v", (4,)).piece]),
+            r"v \(4,\) is no part of w",
+        ),
+        (lambda: Piece.from_json(["w", [4], 0, None, 0]), "expected what to_json gives"),
+        (lambda: Piece.from_json(["w", [4], 0, None, 0, 5]), "expected some of 0 to 4"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_with_the_numbers(call: Any, message: str) -> None:
+    with pytest.raises((ArgumentError, ShapeError), match=message):
+        call()
+
+
+def test_a_box_that_is_not_the_slot_is_an_error() -> None:
+    flat = FlatParameters([("w", Tensor(np.zeros((4, 2)), True))])
+    with pytest.raises(ShapeError, match=r"w has shape \(4, 2\), expected that of its box of w"):
+        flat_pieces(flat.slots, {"w": divide("w", (4, 2), 0, 0, 2)}, 0, 64)
