@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tensorgrad import ops
@@ -20,11 +21,15 @@ class LanguageModel(Module):
         vocab_size: V; tokens are 0 to V - 1.
         context: how many tokens the model can see.
         blocks: the transformer blocks.
+        linear, linear_cross_entropy: what makes logits and losses of features and the head. Those
+            of `ops`, unless a model has others in their place, as where ranks share the head.
     """
 
     vocab_size: int
     context: int
     blocks: ModuleList
+    linear: Callable[..., Tensor] = staticmethod(ops.linear)
+    linear_cross_entropy: Callable[..., Tensor] = staticmethod(ops.linear_cross_entropy)
 
     def features(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return (B, T, C): what the head turns into logits."""
@@ -51,7 +56,7 @@ class LanguageModel(Module):
         x = self.features(tokens, cache)
         if targets is None:
             return self._logits(x)
-        return ops.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
+        return self.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
 
     def next_logits(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return the logits (B, V) of the one token after `tokens`; arguments as of `forward`."""
@@ -68,7 +73,7 @@ class LanguageModel(Module):
         return self.head().device
 
     def _logits(self, x: Tensor) -> Tensor:
-        logits = ops.linear(x, self.head())
+        logits = self.linear(x, self.head())
         # Rows beyond the vocabulary are there for alignment and stand for no token.
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 

@@ -198,10 +198,11 @@ class MultiHeadAttention(Module):
                 all steps, those in the cache first.
             cache: from `new_cache`: x continues the steps it holds, and is added to them.
         """
-        batch, length, width = x.shape
         qkv: Tensor = self.qkv(x)
+        batch, length, width = qkv.shape  # of all heads that are here: queries, keys and values
+        parts = self.heads + 2 * self.kv_heads
         if self.rotary is not None:
-            each = qkv.reshape(batch, length, self.heads + 2 * self.kv_heads, width // self.heads)
+            each = qkv.reshape(batch, length, parts, width // parts)
             start = 0 if cache is None else cache.length
             qkv = self.rotary(each, start, self.heads + self.kv_heads).reshape(qkv.shape)
         dropout = self.dropout if self.training else 0.0
@@ -211,20 +212,20 @@ class MultiHeadAttention(Module):
                 dropout=dropout, window=self.window,
             )  # fmt: skip
         else:
-            each = qkv.reshape(batch, length, self.heads + 2 * self.kv_heads, width // self.heads)
+            each = qkv.reshape(batch, length, parts, width // parts)
             q, k, v = ops.split(
                 each.swapaxes(1, 2), [self.heads, self.heads + self.kv_heads], axis=1
             )
             k, v = cache.append(k, v)
             y = ops.attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
-            y = y.swapaxes(1, 2).reshape(batch, length, width)
+            y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
         result: Tensor = self.proj(y)
         return result
 
     def new_cache(self, batch: int, steps: int) -> KeyValueCache:
         """Return an empty cache for `batch` sequences of at most `steps` steps."""
         weight = self.qkv.weight
-        width = weight.shape[1] // self.heads
+        width = weight.shape[0] // (self.heads + 2 * self.kv_heads)
         return KeyValueCache(batch, self.kv_heads, steps, width, weight.dtype, weight.device)
 
     def extra_repr(self) -> str:
