@@ -27,7 +27,8 @@ from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.loop import OneProcess, Outcome, Ranks, Trainer, mean_loss
+from tensorgrad.train.loop import Outcome, Trainer, mean_loss
+from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
 
 log = logging.getLogger("train_gpt2")
@@ -169,7 +170,7 @@ def make_trainer(
     tokenizer = hashlib.sha256(corpus.tokenizer.to_json().encode()).hexdigest()
     return Trainer(
         model,
-        settings.optimizer(model.named_parameters()),
+        ranks.prepare(model, settings.optimizer),
         loss,
         train.iterate,
         settings.learning_rate,

@@ -15,7 +15,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tensorgrad.backend import Array
+from tensorgrad.errors import ArgumentError
+from tensorgrad.nn import Module
+from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.collectives import Comm
+from tensorgrad.train.ranks import MakeOptimizer, Ranks
 
 
 def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> None:
@@ -51,20 +55,23 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     comm.all_reduce(grad, "mean")
 
 
-class DataParallel:
-    """What a training loop asks of data parallelism (`tensorgrad.train.Ranks`).
+class DataParallel(Ranks):
+    """Every rank computes the gradient of its part of the batch; all take the mean of these.
 
     Args:
         comm: the ranks.
-    Attributes:
-        rank, ranks: this rank, from 0, and how many there are.
-        is_main: whether this rank shows progress and saves: rank 0 does.
     """
 
     def __init__(self, comm: Comm) -> None:
         """Train on the ranks of `comm`."""
         self._comm = comm
+        self._flat: FlatParameters | None = None
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
+
+    def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
+        """Return the optimizer of the parameters, which are the same on all ranks."""
+        self._flat = FlatParameters(model.named_parameters())
+        return make_optimizer(self._flat)
 
     def begin(self, step: int, arrays: Sequence[Array]) -> None:
         """Check that all ranks are at this step, and give all the arrays of rank 0.
@@ -76,9 +83,11 @@ class DataParallel:
         self._comm.agree("train", {"step": step})
         broadcast_parameters(arrays, self._comm)
 
-    def reduce_gradients(self, flat_grad: Array) -> None:
-        """Replace the flat gradient buffer on every rank by the mean over the ranks."""
-        all_reduce_gradients(flat_grad, self._comm)
+    def reduce_gradients(self) -> None:
+        """Replace the gradients on every rank by their mean over the ranks."""
+        if self._flat is None:
+            raise ArgumentError("DataParallel: the optimizer is not from prepare(), expected that")
+        all_reduce_gradients(self._flat.grad, self._comm)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the ranks of some numbers, the same on every rank.

@@ -9,7 +9,7 @@ Tests: tests/optim/test_optimizer.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +84,12 @@ class Optimizer:
         """Set all gradients to 0."""
         self.flat.zero_grad()
 
-    def step(self, max_norm: float | None = None, scaler: LossScaler | None = None) -> Array | None:
+    def step(
+        self,
+        max_norm: float | None = None,
+        scaler: LossScaler | None = None,
+        reduce_norm: Callable[[Array], None] | None = None,
+    ) -> Array | None:
         """Update the parameters by their gradients.
 
         With `max_norm` or `scaler` the norm of all gradients is measured first. A step whose norm
@@ -95,6 +100,8 @@ class Optimizer:
                 measures. The gradient buffer itself stays as it is.
             scaler: what scaled the loss; the gradients are unscaled in passing, and the scaler
                 learns whether they were finite.
+            reduce_norm: adds to the sum of the squares of the gradients, a 0-d float64 array on
+                the device, in place, what other ranks alone have.
 
         Returns:
             The norm before clipping, a 0-d float64 array on the device; None if not measured.
@@ -112,7 +119,10 @@ class Optimizer:
             limit = math.inf if max_norm is None else max_norm
             check_max_norm(f"{name}.step", limit)
             scale = None if scaler is None else scaler.scale_on(self.hyper)
-            norm, factor = clip_factor(sum_of_squares(self.flat.grad), limit, scale)
+            squares = sum_of_squares(self.flat.grad)
+            if reduce_norm is not None:
+                reduce_norm(squares)
+            norm, factor = clip_factor(squares, limit, scale)
             self.hyper[FACTOR : FACTOR + 1] = factor
         if backend.is_numpy(self.hyper):
             self._step_numpy()

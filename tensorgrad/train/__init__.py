@@ -1,7 +1,8 @@
 """The training loop: settings, progress, evaluation, checkpoints and logs."""
 
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
-from tensorgrad.train.loop import OneProcess, Outcome, Ranks, Trainer, mean_loss
+from tensorgrad.train.loop import Outcome, Trainer, mean_loss
+from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
 
 __all__ = [

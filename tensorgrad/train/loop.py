@@ -1,7 +1,7 @@
 """The training loop: accumulate, reduce, clip, update; evaluate, log, save; stop and go on.
 
 What differs between tasks comes in from outside: the loss of a batch, the batches from a step
-on, what to evaluate, and (`Ranks`) how several processes add their gradients. Every step is a
+on, what to evaluate, and how several processes share the work (ranks.py). Every step is a
 function of the parameters, the optimizer's state, the generator's state and the number of the
 step; a checkpoint holds these four, so a run that was stopped goes on to the same bits.
 
@@ -15,13 +15,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from tensorgrad import backend, random
 from tensorgrad.autograd import no_grad
@@ -29,7 +27,6 @@ from tensorgrad.backend import Array, is_array
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import (
     Checkpoint,
     check_arrays,
@@ -40,55 +37,10 @@ from tensorgrad.train.checkpoint import (
 from tensorgrad.train.interrupt import Interrupts
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import Progress
+from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
 
 _log = logging.getLogger(__name__)
-
-Batch = tuple[Any, ...]  # NumPy arrays whose first axis counts the rows
-Loss = Callable[..., Tensor]
-
-
-class Ranks(Protocol):
-    """The processes that train together. Every rank calls the same methods in the same order."""
-
-    @property
-    def rank(self) -> int:
-        """Which of the ranks this is, from 0."""
-
-    @property
-    def ranks(self) -> int:
-        """How many there are."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this rank shows progress and saves: one rank does."""
-
-    def begin(self, step: int, arrays: Sequence[Array]) -> None:
-        """Check that all ranks are at this step, and give all the arrays of the main rank."""
-
-    def reduce_gradients(self, flat_grad: Array) -> None:
-        """Replace the flat gradient buffer on every rank by the mean over the ranks."""
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over the ranks of some numbers, the same on every rank."""
-
-
-class OneProcess:
-    """Training without other ranks."""
-
-    rank = 0
-    ranks = 1
-    is_main = True
-
-    def begin(self, step: int, arrays: Sequence[Array]) -> None:
-        """Leave the arrays as they are."""
-
-    def reduce_gradients(self, flat_grad: Array) -> None:
-        """Leave the gradients as they are."""
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the values."""
-        return list(values)
 
 
 @dataclass(frozen=True)
@@ -126,16 +78,13 @@ def mean_loss(
     device = next(model.parameters()).device
     mode = model.training
     model.eval()
-    total, rows = np.zeros(()), 0
+    ranks = ranks or OneProcess()
     try:
         with no_grad():
-            for batch in batches:
-                part = loss(*_moved(batch, device)).data.astype(np.float64) * len(batch[0])
-                total = part if rows == 0 else total + part
-                rows += len(batch[0])
+            total, rows = ranks.add_losses(loss, (_moved(batch, device) for batch in batches))
     finally:
         model.train(mode)
-    total_loss, total_rows = (ranks or OneProcess()).sum([float(total), float(rows)])
+    total_loss, total_rows = ranks.sum([total, float(rows)])
     if total_rows == 0:
         raise ArgumentError("mean_loss: batches is empty, expected one or more")
     return total_loss / total_rows
@@ -188,9 +137,9 @@ class Trainer:
         self.step = 0
         self._loss, self._batches, self._schedule = loss, batches, schedule
         self._evaluate, self._belongs_to = evaluate, dict(belongs_to or {})
-        self._ranks: Ranks = OneProcess() if ranks is None else ranks
+        self._ranks = OneProcess() if ranks is None else ranks
         self._tokens_per_step = tokens_per_step
-        self._device = backend.device_of(optimizer.flat.data)
+        self._device = backend.device_of(optimizer.hyper)
         self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
         self._pending: list[tuple[int, float, Array, Array]] = []  # step, rate, loss, norm
         self._skipped = 0
@@ -230,9 +179,8 @@ class Trainer:
         generator, metrics = checkpoint.entry("generator"), checkpoint.entry("metrics")
         if self.scaler is not None:
             self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
-        numbers = checkpoint.entry("optimizer")
-        self.optimizer.load_state_dict({**checkpoint.arrays("optimizer"), **numbers})
-        self.model.load_state_dict(arrays)
+        state = {**checkpoint.arrays("optimizer"), **checkpoint.entry("optimizer")}
+        self._ranks.load_state(self.model, self.optimizer, arrays, state)
         random.set_state(generator)
         self._measured = dict(metrics)
         self.step = checkpoint.step
@@ -290,16 +238,11 @@ class Trainer:
         """Do one step; leave its loss and gradient norm on the device, in `_pending`."""
         settings, optimizer = self.settings, self.optimizer
         optimizer.zero_grad()
-        total: Array = 0.0
-        for part in _parts(batch, settings.accumulate):
-            loss = self._loss(*_moved(part, self._device))
-            total = total + loss.data
-            if settings.accumulate > 1:
-                loss = loss * (1 / settings.accumulate)
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        self._ranks.reduce_gradients(optimizer.flat.grad)
+        parts = [_moved(part, self._device) for part in _parts(batch, settings.accumulate)]
+        total = self._ranks.compute_gradients(self._loss, parts, self.scaler)
         optimizer.lr = self._schedule(self.step)
-        norm = optimizer.step(max_norm=settings.clip or math.inf, scaler=self.scaler)
+        norm = optimizer.step(settings.clip or math.inf, self.scaler, self._ranks.reduce_norm)
+        self._ranks.after_step()
         self.step += 1
         self._pending.append((self.step, optimizer.lr, total, norm))
         self._measured = {}
@@ -346,17 +289,17 @@ class Trainer:
         self._progress.pause(time.perf_counter() - began)
 
     def _save(self) -> None:
+        began = time.perf_counter()
+        model, state = self._ranks.gather_state(self.model, self.optimizer)
         if self._log is None:
             return
-        began = time.perf_counter()
         self._log.sync()
-        state = self.optimizer.state_dict()
         numbers = {name: value for name, value in state.items() if not is_array(value)}
         arrays = {name: value for name, value in state.items() if is_array(value)}
         self._saved = save_checkpoint(
             self.checkpoints,
             self.step,
-            {"model": self._model_arrays(), "optimizer": arrays},
+            {"model": model, "optimizer": arrays},
             {
                 **self._belongs_to,
                 "settings": asdict(self.settings),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim import AdamW, LossScaler, schedule
-from tensorgrad.tensor import Tensor
+from tensorgrad.optim import AdamW, FlatParameters, LossScaler, schedule
+from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.train.config import check, option
 
 DTYPES = ("float32", "bfloat16", "bfloat16-parameters", "float16")
@@ -76,10 +76,10 @@ class TrainSettings:
         falling = schedule.cosine if self.schedule == "cosine" else schedule.linear
         return falling(step, self.lr, self.steps, self.warmup, self.lr * self.lr_end)
 
-    def optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> AdamW:
+    def optimizer(self, parameters: FlatParameters | NamedParameters) -> AdamW:
         """Return AdamW over these parameters."""
         betas = (self.beta1, self.beta2)
-        return AdamW(named_parameters, self.lr, betas, weight_decay=self.weight_decay)
+        return AdamW(parameters, self.lr, betas, weight_decay=self.weight_decay)
 
     def scaler(self) -> LossScaler | None:
         """Return what float16 needs and the other types do not."""

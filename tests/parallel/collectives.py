@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, dtypes, parallel
+from tensorgrad import backend, dtypes, nn, optim, parallel
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel import comm as transports
@@ -187,9 +187,12 @@ def check_data_parallel(comm: Comm, device: str) -> None:
     ranks.begin(7, arrays)
     for array in arrays:
         same(array, np.ones(3))
-    flat = backend.to_device(np.full(4, comm.rank, "float32"), device)
-    ranks.reduce_gradients(flat)
-    same(flat, np.full(4, (comm.size - 1) / 2, "float32"))
+    with pytest.raises(ArgumentError, match="the optimizer is not from prepare"):
+        ranks.reduce_gradients()
+    optimizer = ranks.prepare(nn.Linear(3, 2).to(device), optim.SGD)
+    optimizer.flat.grad.fill(comm.rank)
+    ranks.reduce_gradients()
+    same(optimizer.flat.grad, np.full(optimizer.flat.size, (comm.size - 1) / 2, "float32"))
 
 
 def check_disagreements(comm: Comm, device: str) -> None:

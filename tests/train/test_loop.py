@@ -17,7 +17,8 @@ from tensorgrad import Tensor, random
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.loop import OneProcess, Trainer, mean_loss
+from tensorgrad.train.loop import Trainer, mean_loss
+from tensorgrad.train.ranks import OneProcess, Ranks
 from tests.disk import full_disk
 from tests.source_tree import ROOT
 from tests.train.tiny_run import MODEL, SMALL, make_trainer
@@ -233,7 +234,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
     assert bits(other) == before
 
 
-class Two:
+class Two(Ranks):
     """The first of two ranks, the second of which measures and computes the same."""
 
     rank, ranks, is_main = 0, 2, True
@@ -246,7 +247,7 @@ class Two:
     def begin(self, step: int, arrays: Sequence[Any]) -> None:
         self.begun = step, {id(array) for array in arrays}
 
-    def reduce_gradients(self, flat_grad: Any) -> None:
+    def reduce_gradients(self) -> None:
         self.reduced += 1
 
     def sum(self, values: Sequence[float]) -> list[float]:

@@ -19,7 +19,8 @@ from tensorgrad.data import TokenLoader
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
-from tensorgrad.train.loop import Ranks, Trainer, mean_loss
+from tensorgrad.train.loop import Trainer, mean_loss
+from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
 
 MODEL = GPT2Config(vocab_size=32, context=8, layers=1, heads=2, width=16, dropout=0.1)
@@ -71,7 +72,7 @@ def make_trainer(
 
     return Trainer(
         model,
-        settings.optimizer(model.named_parameters()),
+        (ranks or OneProcess()).prepare(model, settings.optimizer),
         loss,
         train.iterate,
         settings.learning_rate,
