@@ -88,7 +88,7 @@ class Adam(Optimizer):
         p -= t
 
     def _step_cuda(self) -> None:
-        kernel = f"adam_step<{c_name(self.flat.data.dtype)}, {str(self._decoupled).lower()}>"
+        kernel = f"adam_step<{c_name(self.flat.dtype)}, {str(self._decoupled).lower()}>"
         options = (*self.betas, self.eps, self.weight_decay)
         self._launch("prepare_adam", options, kernel, *self.betas, self.weight_decay)
 

@@ -6,6 +6,7 @@ Nothing here waits for a GPU: norms and factors stay 0-d arrays on the device of
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,26 +22,38 @@ from tensorgrad.optim.flat import FlatParameters
 _ROW = 4096  # elements whose squares are added in the dtype of the gradient, the rest in float64
 _ROWS = 16
 
+ReduceNorm = Callable[[Array], None]
 
-def grad_norm(parameters: FlatParameters) -> Array:
+
+def grad_norm(parameters: FlatParameters, reduce_norm: ReduceNorm | None = None) -> Array:
     """Return the 2-norm of all gradients together.
 
     norm = sqrt(sum of g^2 over every gradient g of every parameter)
 
+    Args:
+        parameters: where the gradients are.
+        reduce_norm: adds to the sum of the squares, in place, what other ranks alone have.
+
     Returns:
         A 0-d float64 array on the device of the gradients.
     """
-    squares = sum_of_squares(parameters.grad)
-    return clip_factor(squares, math.inf, None)[0]
+    return clip_factor(total_of_squares(parameters, reduce_norm), math.inf, None)[0]
 
 
-def clip_grad_norm(parameters: FlatParameters, max_norm: float) -> Array:
+def clip_grad_norm(
+    parameters: FlatParameters, max_norm: float, reduce_norm: ReduceNorm | None = None
+) -> Array:
     """Scale all gradients in place so that their norm is at most `max_norm`.
 
     grad = grad * min(1, max_norm / (norm + 1e-6))
 
     Gradients whose norm is not finite stay as they are. `Optimizer.step(max_norm=...)` clips
     without the extra pass over the gradients.
+
+    Args:
+        parameters: where the gradients are.
+        max_norm: the norm to clip to.
+        reduce_norm: as of `grad_norm`.
 
     Returns:
         The norm before, a 0-d float64 array on the device of the gradients.
@@ -49,17 +62,20 @@ def clip_grad_norm(parameters: FlatParameters, max_norm: float) -> Array:
         ArgumentError: `max_norm` is not positive.
     """
     check_max_norm("clip_grad_norm", max_norm)
-    norm, factor = clip_factor(sum_of_squares(parameters.grad), max_norm, None)
-    if not is_numpy(parameters.grad):
-        _scale_kernel()(factor, parameters.grad)
-    elif 0 < factor < 1:
-        grad, number = parameters.grad, float(factor)
-
-        def run(piece: slice) -> None:
-            grad[piece] *= number
-
-        backend.parallel_blocks(run, grad.size, _ROW * _ROWS)
+    norm, factor = clip_factor(total_of_squares(parameters, reduce_norm), max_norm, None)
+    for grad in parameters.grads:
+        _scale(grad, factor)
     return norm
+
+
+def total_of_squares(parameters: FlatParameters, reduce_norm: ReduceNorm | None) -> Array:
+    """Return the sum of the squares of all gradients, as `sum_of_squares` does."""
+    total = sum_of_squares(parameters.grads[0])
+    for grad in parameters.grads[1:]:
+        total += sum_of_squares(grad)
+    if reduce_norm is not None:
+        reduce_norm(total)
+    return total
 
 
 def sum_of_squares(array: Array) -> Array:
@@ -99,6 +115,19 @@ def check_max_norm(op: str, max_norm: float) -> None:
     """Raise ArgumentError unless the norm to clip to is positive."""
     if not max_norm > 0:
         raise ArgumentError(f"{op}: max_norm is {max_norm}, expected a number above 0")
+
+
+def _scale(grad: Array, factor: Array) -> None:
+    """Multiply by a factor on the same device, unless that is 0 or 1."""
+    if not is_numpy(grad):
+        _scale_kernel()(factor, grad)
+    elif 0 < factor < 1:
+        number = float(factor)
+
+        def run(piece: slice) -> None:
+            grad[piece] *= number
+
+        backend.parallel_blocks(run, grad.size, _ROW * _ROWS)
 
 
 def _squares_numpy(array: Array) -> Array:

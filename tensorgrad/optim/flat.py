@@ -6,18 +6,21 @@ Each `parameter.data` and `parameter.grad` becomes a view of its buffer:
     | wte.weight | h.0.attn.weight ... | h.0.ln_1.weight | h.0.attn.bias ... |
 
 So an optimizer step is one pass over contiguous memory, the norm of all gradients one reduction,
-and what ranks exchange is a slice. Tests: tests/optim/test_flat.py.
+and what ranks exchange is a slice. The layout may be several such segments, one after the other:
+ranks that send gradients while backward still runs, or of which each has a part of everything,
+do so by segments. What an optimizer updates is a list of pieces of this layout; here the segments
+themselves, on a rank of several perhaps a part of each. Tests: tests/optim/test_flat.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
 from tensorgrad.tensor import Tensor
 
@@ -38,6 +41,58 @@ class Slot(NamedTuple):
         return slice(self.offset, self.offset + math.prod(self.shape))
 
 
+class Segment(NamedTuple):
+    """The part [begin, end) of the layout; weight decay applies to [begin, decayed)."""
+
+    begin: int
+    decayed: int
+    end: int
+    names: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """How many elements it has, gaps included."""
+        return self.end - self.begin
+
+
+class Piece(NamedTuple):
+    """What an optimizer updates at once: the elements of the layout from `begin` on.
+
+    Attributes:
+        begin: where it begins in the layout.
+        offset: where it begins in the optimizer's state buffers, which hold the pieces alone.
+        decayed: weight decay applies to so many elements, the first ones.
+        data, grad: its parameters and gradients, 1-D.
+    """
+
+    begin: int
+    offset: int
+    decayed: int
+    data: Array
+    grad: Array
+
+    @property
+    def state(self) -> slice:
+        """Its part of the optimizer's state buffers."""
+        return slice(self.offset, self.offset + self.data.size)
+
+
+class Owned(NamedTuple):
+    """A stretch of one parameter that this rank updates.
+
+    Attributes:
+        name: of the parameter.
+        values: which elements of the parameter, counted in C order.
+        state: the same in the optimizer's state buffers.
+        data: the elements.
+    """
+
+    name: str
+    values: slice
+    state: slice
+    data: Array
+
+
 def decays_matrices(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies as in GPT-2: to matrices, not to biases and gains."""
     return parameter.ndim >= 2
@@ -54,14 +109,20 @@ class FlatParameters:
         named_parameters: pairs (name, tensor), as `Module.named_parameters()` gives them; all of
             one float dtype and on one device.
         decay: rule (name, tensor) -> whether weight decay applies; default: `decays_matrices`.
-        multiple: the length of the buffers is a multiple of this and of 64; with 64 * ranks,
+        multiple: the length of every segment is a multiple of this and of 64; with 64 * ranks,
             equal shards are aligned.
+        groups: which segment each parameter (by name) belongs to, as any hashable value; default:
+            one segment. Segments are in the order of their first parameters.
 
     Attributes:
         data: all parameters; the gaps between them are and stay 0.
         grad: all gradients.
         slots: name -> Slot.
-        decayed: weight decay applies to the elements [0, decayed).
+        segments: what the layout consists of.
+        pieces: what the optimizer updates.
+        grads: the arrays whose elements are the gradients of the pieces, each once.
+        memory: the arrays in which the parameters lie.
+        dtype: of the parameters.
 
     Raises:
         ArgumentError: no parameter, the same name for two, or two that share memory.
@@ -73,40 +134,53 @@ class FlatParameters:
         named_parameters: NamedParameters,
         decay: Callable[[str, Tensor], bool] = decays_matrices,
         multiple: int = ALIGNMENT,
+        groups: Callable[[str], Hashable] | None = None,
     ) -> None:
         if multiple < 1:
             raise ArgumentError(f"FlatParameters: multiple is {multiple}, expected at least 1")
         found = _distinct(named_parameters)
         _check_alike(found)
         like = next(iter(found.values())).data
-        with_decay = [name for name, parameter in found.items() if decay(name, parameter)]
-        without = [name for name in found if name not in set(with_decay)]
-        self.slots: dict[str, Slot] = {}
-        end = 0
-        for name in with_decay:
-            end = self._place(name, found[name], end)
-        self.decayed = end
-        for name in without:
-            end = self._place(name, found[name], end)
-        size = _round_up(end, math.lcm(multiple, ALIGNMENT))
-        self.data: Array = backend.empty((size,), like.dtype, like)
-        self.grad: Array = backend.empty((size,), compute_dtype(like.dtype), like)
-        self.data.fill(0)
-        self.grad.fill(0)
-        grads = self.views(self.grad)
+        self.dtype: Dtype = like.dtype
+        self.slots, self.segments = _lay_out(
+            found, decay, math.lcm(multiple, ALIGNMENT), groups or (lambda _: None)
+        )
+        self.data: Array
+        self.grad: Array
+        self.pieces: list[Piece] = []
+        self.grads: list[Array] = []
+        self.memory: list[Array] = []
         self._parts: list[tuple[str, Tensor, Array, Array]] = []
-        for name, view in self.views(self.data).items():
-            parameter, grad = found[name], grads[name]
-            view[...] = parameter.data
-            if parameter.grad is not None:
-                grad[...] = parameter.grad
-            parameter.data, parameter.grad = view, grad
-            self._parts.append((name, parameter, view, grad))
+        rooms = self._allocate(like)
+        for number, (segment, (data, grad)) in enumerate(zip(self.segments, rooms, strict=True)):
+            for name in segment.names:
+                self._move(segment, name, found[name], data, grad)
+            self._moved(number)
 
     @property
     def size(self) -> int:
-        """The length of the buffers, gaps included."""
-        return int(self.data.size)
+        """The length of the layout, gaps included."""
+        return self.segments[-1].end
+
+    @property
+    def whole(self) -> bool:
+        """Whether the pieces are all there is."""
+        return sum(int(piece.data.size) for piece in self.pieces) == self.size
+
+    def owned(self) -> Iterator[Owned]:
+        """Yield which stretches of which parameters the pieces consist of, in their order."""
+        for piece in self.pieces:
+            for name, slot in self.slots.items():
+                begin = max(slot.offset, piece.begin)
+                end = min(slot.piece.stop, piece.begin + piece.data.size)
+                if begin < end:
+                    place = slice(begin - piece.begin, end - piece.begin)
+                    yield Owned(
+                        name,
+                        slice(begin - slot.offset, end - slot.offset),
+                        slice(piece.offset + place.start, piece.offset + place.stop),
+                        piece.data[place],
+                    )
 
     def views(self, buffer: Array) -> dict[str, Array]:
         """Cut a flat buffer (of parameters, gradients or optimizer state) into named views."""
@@ -114,7 +188,8 @@ class FlatParameters:
 
     def zero_grad(self) -> None:
         """Set all gradients to 0."""
-        self.grad.fill(0)
+        for grad in self.grads:
+            grad.fill(0)
 
     def check(self, op: str) -> None:
         """Make sure that the parameters still are the views that were made of them.
@@ -135,10 +210,68 @@ class FlatParameters:
                     "the view of the flat buffer; clear gradients with zero_grad()"
                 )
 
-    def _place(self, name: str, parameter: Tensor, end: int) -> int:
-        """Give the parameter the next place; return where the one after it may begin."""
-        self.slots[name] = slot = Slot(end, parameter.shape)
-        return _round_up(slot.piece.stop, ALIGNMENT)
+    def _allocate(self, like: Array) -> list[tuple[Array, Array]]:
+        """Make the buffers and pieces; return where the data and grad of each segment lie."""
+        self.data = zeros(self.size, self.dtype, like)
+        self.grad = zeros(self.size, compute_dtype(self.dtype), like)
+        self.memory, self.grads = [self.data], [self.grad]
+        rooms = []
+        for begin, decayed, end, _ in self.segments:
+            data, grad = self.data[begin:end], self.grad[begin:end]
+            self.pieces.append(Piece(begin, begin, decayed - begin, data, grad))
+            rooms.append((data, grad))
+        return rooms
+
+    def _moved(self, number: int) -> None:
+        """Do what is to be done when the parameters of a segment have been moved."""
+
+    def _move(
+        self, segment: Segment, name: str, parameter: Tensor, data: Array, grad: Array
+    ) -> None:
+        """Make the parameter and its gradient views of the arrays of its segment."""
+        slot = self.slots[name]
+        place = slice(slot.offset - segment.begin, slot.piece.stop - segment.begin)
+        view, grad_view = (array[place].reshape(slot.shape) for array in (data, grad))
+        view[...] = parameter.data
+        if parameter.grad is not None:
+            grad_view[...] = parameter.grad
+        parameter.data, parameter.grad = view, grad_view
+        self._parts.append((name, parameter, view, grad_view))
+
+
+def zeros(length: int, dtype: Dtype, like: Array) -> Array:
+    """Return a 1-D array of zeros on the device of `like`."""
+    array = backend.empty((length,), dtype, like)
+    array.fill(0)
+    return array
+
+
+def _lay_out(
+    found: dict[str, Tensor],
+    decay: Callable[[str, Tensor], bool],
+    multiple: int,
+    groups: Callable[[str], Hashable],
+) -> tuple[dict[str, Slot], list[Segment]]:
+    """Give each parameter its place, in each group first those that decay."""
+    members: dict[Hashable, list[str]] = {}
+    for name in found:
+        members.setdefault(groups(name), []).append(name)
+    slots: dict[str, Slot] = {}
+    segments = []
+    end = 0
+    for group in members.values():
+        begin = end
+        decaying = {name for name in group if decay(name, found[name])}
+        names = sorted(group, key=lambda name: name not in decaying)
+        decayed = begin
+        for name in names:
+            slots[name] = slot = Slot(end, found[name].shape)
+            end = _round_up(slot.piece.stop, ALIGNMENT)
+            if name in decaying:
+                decayed = end
+        end = begin + _round_up(end - begin, multiple)
+        segments.append(Segment(begin, decayed, end, tuple(names)))
+    return slots, segments
 
 
 def _distinct(named_parameters: NamedParameters) -> dict[str, Tensor]:

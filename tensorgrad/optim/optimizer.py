@@ -9,18 +9,18 @@ Tests: tests/optim/test_optimizer.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorgrad import autograd, backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import float64
+from tensorgrad.dtypes import compute_dtype, float64
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.kernels.loader import load
-from tensorgrad.optim.clip import check_max_norm, clip_factor, sum_of_squares
-from tensorgrad.optim.flat import FlatParameters, NamedParameters
+from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
+from tensorgrad.optim.flat import FlatParameters, NamedParameters, Piece, zeros
 
 if TYPE_CHECKING:
     from tensorgrad.optim.scaler import LossScaler
@@ -45,7 +45,7 @@ class Optimizer:
 
     Attributes:
         flat: the parameters and their gradients.
-        state: name -> buffer, laid out like `flat.grad`.
+        state: name -> buffer, which holds `flat.pieces`, one after the other.
         hyper: the scalars of a step, float64, on the device of the parameters.
 
     Raises:
@@ -58,15 +58,18 @@ class Optimizer:
         if not isinstance(parameters, FlatParameters):
             parameters = FlatParameters(parameters)
         self.flat = parameters
-        self.hyper: Array = backend.empty((_END,), float64, like=parameters.data)
-        self.hyper.fill(0)
+        like = parameters.pieces[0].data
+        wide = compute_dtype(parameters.dtype)
+        self.hyper: Array = zeros(_END, float64, like)
         self.lr = lr
+        length = sum(piece.data.size for piece in parameters.pieces)
         self.state: dict[str, Array] = {}
-        if parameters.data.dtype != parameters.grad.dtype:
-            self.state["master"] = parameters.data.astype(parameters.grad.dtype)
+        if parameters.dtype != wide:
+            self.state["master"] = backend.empty((length,), wide, like)
+            for piece in parameters.pieces:
+                self.state["master"][piece.state] = piece.data
         for name in states:
-            self.state[name] = backend.empty_like(parameters.grad)
-            self.state[name].fill(0)
+            self.state[name] = zeros(length, wide, like)
 
     @property
     def lr(self) -> float:
@@ -88,7 +91,7 @@ class Optimizer:
         self,
         max_norm: float | None = None,
         scaler: LossScaler | None = None,
-        reduce_norm: Callable[[Array], None] | None = None,
+        reduce_norm: ReduceNorm | None = None,
     ) -> Array | None:
         """Update the parameters by their gradients.
 
@@ -119,9 +122,7 @@ class Optimizer:
             limit = math.inf if max_norm is None else max_norm
             check_max_norm(f"{name}.step", limit)
             scale = None if scaler is None else scaler.scale_on(self.hyper)
-            squares = sum_of_squares(self.flat.grad)
-            if reduce_norm is not None:
-                reduce_norm(squares)
+            squares = total_of_squares(self.flat, reduce_norm)
             norm, factor = clip_factor(squares, limit, scale)
             self.hyper[FACTOR : FACTOR + 1] = factor
         if backend.is_numpy(self.hyper):
@@ -130,7 +131,8 @@ class Optimizer:
             self._step_cuda()
         if scaler is not None:
             scaler.update(self.hyper[FACTOR : FACTOR + 1])
-        autograd.mark_assigned(self.flat.data)
+        for array in self.flat.memory:
+            autograd.mark_assigned(array)
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,9 +141,19 @@ class Optimizer:
         Returns:
             "<state>/<parameter>" -> array with the shape of the parameter, a view of the live
             state; "step" (how many were not skipped) and "lr" as Python numbers.
+
+        Raises:
+            ArgumentError: this rank has only a part of the state.
         """
+        if not self.flat.whole:
+            raise ArgumentError(
+                f"{type(self).__name__}.state_dict: this rank has a part of the state, expected "
+                "all of it; gather_state of the ranks returns that"
+            )
         found: dict[str, Any] = {"step": int(self.hyper[STEPS]), "lr": self.lr}
-        found.update(self._state_views())
+        for kind, buffer in self.state.items():
+            views = self.flat.views(buffer)
+            found.update({f"{kind}/{name}": view for name, view in views.items()})
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,40 +162,40 @@ class Optimizer:
         Raises:
             CheckpointError: an entry is missing, unknown, or of another shape or dtype.
         """
-        views = self._state_views()
+        shapes = {
+            f"{kind}/{name}": slot.shape
+            for kind in self.state
+            for name, slot in self.flat.slots.items()
+        }
+        wide = compute_dtype(self.flat.dtype)
         op = f"{type(self).__name__}.load_state_dict"
-        missing = [name for name in ("step", "lr", *views) if name not in state]
-        unknown = [name for name in state if name not in views and name not in ("step", "lr")]
+        missing = [name for name in ("step", "lr", *shapes) if name not in state]
+        unknown = [name for name in state if name not in shapes and name not in ("step", "lr")]
         if missing or unknown:
             problem = f"lacks {missing[0]}" if missing else f"has an unknown {unknown[0]}"
             raise CheckpointError(
                 f"{op}: state {problem} ({len(missing)} missing, {len(unknown)} unknown), "
-                f"expected the {len(views) + 2} entries of this optimizer"
+                f"expected the {len(shapes) + 2} entries of this optimizer"
             )
-        for name, view in views.items():
+        for name, shape in shapes.items():
             array = state[name]
             got = (getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__))
-            if got != (view.shape, view.dtype):
+            if got != (shape, wide):
                 raise CheckpointError(
-                    f"{op}: {name} has shape {got[0]} and dtype {got[1]}, expected {view.shape} "
-                    f"and {view.dtype}"
+                    f"{op}: {name} has shape {got[0]} and dtype {got[1]}, expected {shape} "
+                    f"and {wide}"
                 )
         step, lr = state["step"], state["lr"]
         if not isinstance(step, int) or step < 0:
             raise CheckpointError(f"{op}: step is {step!r}, expected a whole number from 0")
         if not isinstance(lr, int | float) or not 0 <= lr < math.inf:
             raise CheckpointError(f"{op}: lr is {lr!r}, expected a finite number from 0")
-        for name, view in views.items():
-            view[...] = backend.asarray_like(state[name], view)
+        for owned in self.flat.owned():
+            for kind, buffer in self.state.items():
+                values = state[f"{kind}/{owned.name}"].reshape(-1)[owned.values]
+                buffer[owned.state] = backend.asarray_like(values, buffer)
         self.lr = lr
         self._set(STEPS, float(step))
-
-    def _state_views(self) -> dict[str, Array]:
-        return {
-            f"{kind}/{name}": view
-            for kind, buffer in self.state.items()
-            for name, view in self.flat.views(buffer).items()
-        }
 
     def _set(self, place: int, value: float) -> None:
         """Write one scalar without waiting for the device."""
@@ -195,26 +207,34 @@ class Optimizer:
             return
         self.hyper[STEPS] += 1
         self._prepare_numpy()
-        data, grad = self.flat.data, self.flat.grad
         master = self.state.get("master")
         states = [buffer for name, buffer in self.state.items() if name != "master"]
+        for piece in self.flat.pieces:
+            buffers = [buffer[piece.state] for buffer in states]
+            wide = None if master is None else master[piece.state]
+            self._update_piece(piece, factor, wide, buffers)
+
+    def _update_piece(
+        self, piece: Piece, factor: float, master: Array | None, states: list[Array]
+    ) -> None:
+        data, grad = piece.data, piece.grad
 
         def update(begin: int, end: int, decays: bool) -> None:
             def run(block: slice) -> None:
-                piece = slice(begin + block.start, begin + block.stop)
-                gradient = grad[piece] if factor == 1 else grad[piece] * factor
-                blocks = [buffer[piece] for buffer in states]
+                part = slice(begin + block.start, begin + block.stop)
+                gradient = grad[part] if factor == 1 else grad[part] * factor
+                blocks = [buffer[part] for buffer in states]
                 if master is None:
-                    self._update_numpy(data[piece], gradient, *blocks, decays=decays)
+                    self._update_numpy(data[part], gradient, *blocks, decays=decays)
                     return
-                _take_over(data[piece], master[piece])
-                self._update_numpy(master[piece], gradient, *blocks, decays=decays)
-                data[piece] = master[piece]
+                _take_over(data[part], master[part])
+                self._update_numpy(master[part], gradient, *blocks, decays=decays)
+                data[part] = master[part]
 
             backend.parallel_blocks(run, end - begin, backend.BLOCK)
 
-        update(0, self.flat.decayed, decays=True)
-        update(self.flat.decayed, self.flat.size, decays=False)
+        update(0, piece.decayed, decays=True)
+        update(piece.decayed, data.size, decays=False)
 
     def _prepare_numpy(self) -> None:
         """Derive the scalars of this step in `hyper`."""
@@ -229,16 +249,22 @@ class Optimizer:
         raise NotImplementedError
 
     def _launch(self, prepare: str, options: tuple[float, ...], step: str, *scalars: float) -> None:
-        """Launch two kernels of optim.cu: one thread that prepares `hyper`, then all elements."""
+        """Launch kernels of optim.cu: one thread that prepares `hyper`, then each piece."""
         load("optim.cu", prepare)((1,), (1,), (self.hyper, *map(np.float64, options)))
-        flat = self.flat
-        states: list[Any] = [self.state[name] for name in self.state if name != "master"]
-        load("optim.cu", step)(
-            (-(-flat.grad.nbytes // (_THREADS * 16)),),
-            (_THREADS,),
-            (flat.data, self.state.get("master", _NULL), *(states or [_NULL]), flat.grad,
-             self.hyper, np.int64(flat.size), np.int64(flat.decayed), *map(np.float64, scalars)),
-        )  # fmt: skip
+        kernel = load("optim.cu", step)
+        master = self.state.get("master")
+        states = [buffer for name, buffer in self.state.items() if name != "master"]
+        for piece in self.flat.pieces:
+            if piece.data.size == 0:
+                continue
+            place = piece.state
+            kernel(
+                (-(-piece.grad.nbytes // (_THREADS * 16)),),
+                (_THREADS,),
+                (piece.data, _NULL if master is None else master[place],
+                 *([buffer[place] for buffer in states] or [_NULL]), piece.grad, self.hyper,
+                 np.int64(piece.data.size), np.int64(piece.decayed), *map(np.float64, scalars)),
+            )  # fmt: skip
 
 
 def check_range(op: str, name: str, value: float, end: float = math.inf) -> None:

@@ -88,6 +88,6 @@ class SGD(Optimizer):
 
     def _step_cuda(self) -> None:
         kind = 0 if not self.momentum else 2 if self.nesterov else 1
-        kernel = f"sgd_step<{c_name(self.flat.data.dtype)}, {kind}>"
+        kernel = f"sgd_step<{c_name(self.flat.dtype)}, {kind}>"
         options = (self.dampening,)
         self._launch("prepare_sgd", options, kernel, self.momentum, self.weight_decay)

@@ -35,13 +35,15 @@ def test_the_layout_is_aligned_and_grouped_by_decay() -> None:
     assert flat.size % ALIGNMENT == 0
     assert flat.size % 96 == 0
     assert flat.size == flat.data.size == flat.grad.size
+    (segment,) = flat.segments
+    assert (segment.begin, segment.end) == (0, flat.size)
     taken = np.zeros(flat.size, int)
     for name, slot in flat.slots.items():
         assert slot.offset % ALIGNMENT == 0
         assert slot.shape == toy.SHAPES[name]
         taken[slot.piece] += 1
         decays = len(slot.shape) >= 2
-        assert (slot.piece.stop <= flat.decayed) if decays else (slot.offset >= flat.decayed)
+        assert (slot.piece.stop <= segment.decayed) if decays else (slot.offset >= segment.decayed)
     assert taken.max() == 1
     assert not flat.data[taken == 0].any(), "the gaps hold something"
     assert list(flat.slots)[:2] == ["wte", "h.0.weight"]
@@ -49,10 +51,40 @@ def test_the_layout_is_aligned_and_grouped_by_decay() -> None:
     assert cut["h.0.bias"].tolist() == list(range(flat.size))[flat.slots["h.0.bias"].piece]
 
 
+def test_segments_by_group_lie_one_after_the_other() -> None:
+    groups = {"wte": "rest", "scale": "rest", "empty": "none", "norm": "rest"}
+    flat = FlatParameters(
+        toy.parameters().items(), multiple=96, groups=lambda name: groups.get(name, "block")
+    )
+    assert [segment.names for segment in flat.segments] == [
+        ("wte", "scale", "norm"),
+        ("h.0.weight", "h.0.bias"),
+        ("empty",),
+    ]
+    end = 0
+    for segment, piece in zip(flat.segments, flat.pieces, strict=True):
+        assert segment.begin == piece.begin == piece.offset == end
+        assert segment.size % 192 == 0
+        assert piece.data.size == piece.grad.size == segment.size
+        for name in segment.names:
+            slot = flat.slots[name]
+            assert segment.begin <= slot.offset <= slot.piece.stop <= segment.end
+            decays = len(slot.shape) >= 2
+            assert decays == (slot.offset < segment.decayed) or slot.shape == (0, 4)
+        assert piece.decayed == segment.decayed - segment.begin
+        end = segment.end
+    assert end == flat.size
+    assert flat.whole
+    for name, values, state, data in flat.owned():
+        assert state == flat.slots[name].piece
+        assert (values.start, values.stop) == (0, data.size)
+        assert np.shares_memory(data, flat.data[state])
+
+
 def test_a_rule_chooses_what_decays() -> None:
     flat = FlatParameters(toy.parameters().items(), decay=lambda name, _: name == "h.0.bias")
     assert next(iter(flat.slots)) == "h.0.bias"
-    assert flat.decayed == -(-257 // ALIGNMENT) * ALIGNMENT
+    assert flat.segments[0].decayed == -(-257 // ALIGNMENT) * ALIGNMENT
 
 
 def test_backward_adds_into_the_buffer(device: str) -> None:

@@ -223,6 +223,22 @@ def test_a_saved_state_does_not_depend_on_the_layout(make: Make, device: str) ->
         assert toy.same_bits([view], [tensors[name].data])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, dtypes.bfloat16], ids=str)
+def test_segments_change_no_bit(make: Make, dtype: Any, device: str) -> None:
+    one, other = toy.parameters(dtype, device), toy.parameters(dtype, device)
+    whole = make(one.items())
+    cut = make(FlatParameters(other.items(), groups=lambda name: name))
+    for optimizer, tensors in ((whole, one), (cut, other)):
+        proceed(optimizer, tensors, range(3))
+    assert len(cut.flat.pieces) == len(toy.SHAPES)
+    assert toy.same_bits([one[n].data for n in one], [other[n].data for n in one])
+    before, after = whole.state_dict(), cut.state_dict()
+    arrays = [name for name in before if "/" in name]
+    assert toy.same_bits([before[n] for n in arrays], [after[n] for n in arrays])
+    norms = [float(o.step(max_norm=1.0) or 0) for o in (whole, cut)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
 def test_the_state_is_named_by_parameter() -> None:
     tensors = toy.parameters(dtypes.bfloat16)
     state = AdamW(tensors.items(), lr=0.25).state_dict()
