@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from tensorgrad.backend import Array, contiguous, to_numpy
+from tensorgrad.backend import Array, Shape, contiguous, to_numpy
+from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import CheckpointError
 from tensorgrad.files import sync_folder
 
@@ -36,7 +38,8 @@ def save_arrays(
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
     host = {name: contiguous(to_numpy(array)) for name, array in arrays.items()}
     try:
-        save_file(host, temporary, dict(metadata or {}))
+        # An empty header in a file without arrays would be written in a form that cannot be read.
+        save_file(host, temporary, dict(metadata) if metadata else None)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -63,6 +66,51 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the text in the header of a safetensors file; see `load_arrays`."""
     with _opened(path) as file:
         return file.metadata() or {}
+
+
+class ArrayFile:
+    """A safetensors file from which single arrays, and parts of them, are read; a context manager.
+
+    Args:
+        path: the file.
+    Attributes:
+        names: of its arrays.
+        metadata: the text in its header.
+    Raises:
+        CheckpointError: the file is missing, truncated or no safetensors file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with ExitStack() as stack:
+            self._file = stack.enter_context(_opened(path))
+            self.names: list[str] = list(self._file.keys())
+            self.metadata: dict[str, str] = self._file.metadata() or {}
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of an array."""
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> Dtype:
+        """Return the dtype of an array."""
+        shape = self.shape(name)
+        one = self._file.get_slice(name)[:1] if math.prod(shape) and shape else None
+        found: Dtype = (self._file.get_tensor(name) if one is None else one).dtype
+        return found
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Return elements `start` to `stop` of an array, 1-D; of 1-D arrays no others are read."""
+        if len(self.shape(name)) == 1 and start < stop:
+            part: np.ndarray[Any, Any] = self._file.get_slice(name)[start:stop]
+        else:
+            part = self._file.get_tensor(name).reshape(-1)[start:stop]
+        return part
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,13 @@ class Checkpoint:
         Raises:
             CheckpointError: the checkpoint has no such file, or it is damaged.
         """
+        files = self.state.get("files", {})
+        if f"{name}.safetensors" not in files and "rank-00000.safetensors" in files:
+            raise CheckpointError(
+                f"load: {self.path} is of {len(files)} ranks, each of which has pieces, expected "
+                "one of one process; `python -m tensorgrad.parallel.merge` makes a model file of "
+                "it, and a run on any number of ranks goes on from it"
+            )
         return load_arrays(self.path / f"{name}.safetensors")
 
 
@@ -92,18 +99,61 @@ def save_checkpoint(
     Raises:
         CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
     """
-    target = folder / f"step-{step:08d}"
-    new = folder / f".{target.name}-{secrets.token_hex(4)}.tmp"
+    new = begin_checkpoint(folder, step)
+    try:
+        files = {}
+        for name, group in arrays.items():
+            path = new / f"{name}.safetensors"
+            save_arrays(path, group)
+            files[path.name] = sums_of(path)
+    except (OSError, CheckpointError) as error:
+        raise abandon_checkpoint(new, error) from error
+    return finish_checkpoint(new, step, state, files, keep)
+
+
+def begin_checkpoint(folder: Path, step: int) -> Path:
+    """Return a new temporary folder for the files of a checkpoint; delete those left by others.
+
+    Raises:
+        CheckpointError: it cannot be made.
+    """
+    new = folder / f".step-{step:08d}-{secrets.token_hex(4)}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".step-*.tmp"):  # by a process that was killed
             shutil.rmtree(left)
         new.mkdir()
-        files = {}
-        for name, group in arrays.items():
-            path = new / f"{name}.safetensors"
-            save_arrays(path, group)
-            files[path.name] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
+    except OSError as error:
+        raise abandon_checkpoint(new, error) from error
+    return new
+
+
+def sums_of(path: Path) -> dict[str, int]:
+    """Return what is written down of a file: its size and CRC-32."""
+    return {"bytes": path.stat().st_size, "crc32": _crc32(path)}
+
+
+def finish_checkpoint(
+    new: Path,
+    step: int,
+    state: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, int]],
+    keep: int,
+) -> Path:
+    """Make a checkpoint of a temporary folder whose other files are all on the disk.
+
+    Args:
+        new: from `begin_checkpoint`.
+        step, state, keep: as for `save_checkpoint`.
+        files: the sums of each file by name.
+    Returns:
+        The checkpoint's folder.
+    Raises:
+        CheckpointError: it cannot be written; earlier ones are unchanged.
+    """
+    folder = new.parent
+    target = folder / f"step-{step:08d}"
+    try:
         with replacing(new / _STATE) as file:
             content = {"format": _FORMAT, "step": step, **state, "files": files}
             file.write(json.dumps(content, indent=1).encode())
@@ -111,18 +161,27 @@ def save_checkpoint(
             target.rename(folder / f".{target.name}-{secrets.token_hex(4)}.tmp")
         new.rename(target)
         sync_folder(folder)
-    except (OSError, CheckpointError) as error:
-        shutil.rmtree(new, ignore_errors=True)
-        others = [path.name for path in list_checkpoints(folder)]
-        kept = f"{folder / others[0]} and earlier ones are unchanged" if others else "none is there"
-        raise CheckpointError(f"save: cannot write {target}: {error}; {kept}") from error
+    except OSError as error:
+        raise abandon_checkpoint(new, error) from error
     _prune(folder, keep)
     return target
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Open one checkpoint after comparing all its files with the sums that were written down.
+def abandon_checkpoint(new: Path, reason: object) -> CheckpointError:
+    """Delete a temporary folder; return the error that says why, and what is still there."""
+    shutil.rmtree(new, ignore_errors=True)
+    folder, name = new.parent, new.name.removeprefix(".").rpartition("-")[0]
+    others = [path.name for path in list_checkpoints(folder)]
+    kept = f"{folder / others[0]} and earlier ones are unchanged" if others else "none is there"
+    return CheckpointError(f"save: cannot write {folder / name}: {reason}; {kept}")
 
+
+def load_checkpoint(path: Path, part: int = 0, parts: int = 1) -> Checkpoint:
+    """Open one checkpoint after comparing its files with the sums that were written down.
+
+    Args:
+        path: its folder.
+        part, parts: compare every parts-th file from this one on: the ranks of a group share them.
     Raises:
         CheckpointError: it is missing or damaged; the message says which file, and how.
     """
@@ -135,7 +194,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"load: {path / _STATE} is damaged: {error!r}") from error
     if version != _FORMAT:
         raise CheckpointError(f"load: {path} has format {version}, expected {_FORMAT}")
-    for name, expected in files.items():
+    for name, expected in list(files.items())[part::parts]:
         file = path / name
         if not file.is_file():
             raise CheckpointError(f"load: {file} is missing, expected {expected['bytes']:,} bytes")
@@ -149,11 +208,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state)
 
 
-def load_latest(folder: Path) -> Checkpoint | None:
+def load_latest(
+    folder: Path, load: Callable[[Path], Checkpoint] = load_checkpoint
+) -> Checkpoint | None:
     """Open the newest checkpoint that is whole, with a warning for each damaged one passed over.
 
     Going back costs only time: the steps since are done again, with the same result.
 
+    Args:
+        folder: where the checkpoints of a run are.
+        load: opens one, or raises CheckpointError.
     Returns:
         The checkpoint; None when there is none at all.
     Raises:
@@ -162,7 +226,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     reasons = []
     for path in list_checkpoints(folder):
         try:
-            found = load_checkpoint(path)
+            found = load(path)
         except CheckpointError as error:
             reasons.append(str(error))
             continue

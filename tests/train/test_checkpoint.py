@@ -210,6 +210,8 @@ def test_weights_are_plain_safetensors(tmp_path: Path) -> None:
         assert loaded.keys() == arrays.keys()
         for name, array in arrays.items():
             np.testing.assert_array_equal(loaded[name], array, strict=True)
+    save_arrays(path, {})  # SGD without momentum has nothing to remember
+    assert load_arrays(path) == {}
     with pytest.raises(CheckpointError, match=r"missing\.safetensors does not exist"):
         load_arrays(tmp_path / "missing.safetensors")
     path.write_bytes(b"nothing of the kind")

@@ -1,0 +1,259 @@
+"""Checkpoints that all ranks write together, and that any other number of ranks can load.
+
+    checkpoints/step-00000500/
+        rank-00000.safetensors   the pieces that rank 0 writes, 1-D, with what each is of in the
+        rank-00001.safetensors   header: full name and shape, box and range (placement.py)
+        state.json               step, generator, metrics; size and CRC-32 of the other files
+
+What several ranks hold is written once, each of them taking a share. The folder is made aside and
+renamed by rank 0 when all files are on the disk, as for one process (train/checkpoint.py): a kill
+at any moment leaves the earlier ones as they were. To load, the ranks share the comparison with
+the sums; then each reads, of each file, only what it needs. A checkpoint of one process is read in
+the same way, its arrays being pieces too. Tests: tests/parallel/test_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype
+from tensorgrad.errors import ArgumentError, CheckpointError, ShapeError
+from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.placement import Piece, Placement, copies, owners
+from tensorgrad.train import checkpoint as files
+from tensorgrad.train.checkpoint import Checkpoint
+from tensorgrad.weights import ArrayFile, save_arrays
+
+_PIECES = "pieces"  # the entry of a file's header that says what its arrays are
+Held = Sequence[tuple[Piece, Array]]
+Json = Any
+
+
+class Shards:
+    """What the ranks hold of a run, to save it and to load it. All ranks call the same methods.
+
+    Args:
+        comm: the ranks.
+        held: this rank's pieces, each with the 1-D view of live memory that has its elements.
+            Names are those of the checkpoint: "model/NAME" and "optimizer/STATE/NAME". What
+            several ranks hold must be equal when it is saved.
+    Raises:
+        ArgumentError: an array is not as long as its piece, or a name has several full shapes.
+    """
+
+    def __init__(self, comm: Comm, held: Held) -> None:
+        """Agree on who writes what."""
+        for piece, array in held:
+            if array.shape != (piece.size,):
+                raise ArgumentError(
+                    f"Shards: {piece.placement.name} has an array of shape {array.shape}, "
+                    f"expected ({piece.size},)"
+                )
+        self._comm, self._held = comm, list(held)
+        mine = [piece.to_json() for piece, _ in held]
+        everyone = [
+            [Piece.from_json(each) for each in pieces] for pieces in comm.all_gather_objects(mine)
+        ]
+        shapes: dict[str, Shape] = {}
+        for placement in (piece.placement for pieces in everyone for piece in pieces):
+            if shapes.setdefault(placement.name, placement.shape) != placement.shape:
+                raise ArgumentError(
+                    f"Shards: {placement.name} has the full shapes {shapes[placement.name]} and "
+                    f"{placement.shape}, expected one"
+                )
+        self._names = set(shapes)
+        self._written = [self._find(piece) for piece in owners(everyone)[comm.rank]]
+
+    def save(self, folder: Path, step: int, state: dict[str, Json], keep: int = 2) -> Path:
+        """Write a checkpoint, as `tensorgrad.train.checkpoint.save_checkpoint` does.
+
+        Args:
+            folder: where the checkpoints of a run are, seen by all ranks.
+            step: how many optimizer steps were done.
+            state: anything that JSON can hold; that of rank 0 counts.
+            keep: how many of the newest to keep besides the best, 1 or more.
+        Returns:
+            The checkpoint's folder.
+        Raises:
+            CheckpointError: a rank cannot write its part; earlier checkpoints are unchanged.
+        """
+        comm = self._comm
+        new = folder / _on_main(comm, lambda: files.begin_checkpoint(folder, step).name)
+        try:
+            sums = dict(_on_all(comm, lambda: self._write(new)))
+        except CheckpointError as error:
+            reason = error
+            raise CheckpointError(
+                _on_main(comm, lambda: str(files.abandon_checkpoint(new, reason)))
+            ) from error
+        return Path(
+            _on_main(comm, lambda: str(files.finish_checkpoint(new, step, state, sums, keep)))
+        )
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Take over the pieces that this rank holds, one after the other.
+
+        Nothing changes on any rank when something does not fit.
+
+        Raises:
+            CheckpointError: something is missing, has another shape or dtype, or is not expected.
+        """
+        with ExitStack() as stack:
+            stored: dict[str, list[Stored]] = {}
+            _on_all(self._comm, lambda: self._check(checkpoint, stored, stack))
+            for piece, array in self._held:
+                if piece.size:
+                    values = read_piece(piece, stored[piece.placement.name])
+                    array[...] = backend.asarray_like(values, array)
+
+    def _find(self, piece: Piece) -> tuple[Piece, Array]:
+        """Return the part of what this rank holds that it writes."""
+        return next(
+            (piece, array[piece.start - start : piece.stop - start])
+            for (placement, start, stop), array in self._held
+            if placement == piece.placement and start <= piece.start and piece.stop <= stop
+        )
+
+    def _write(self, new: Path) -> tuple[str, dict[str, int]]:
+        """Write this rank's file; return its name and sums."""
+        path = new / f"rank-{self._comm.rank:05d}.safetensors"
+        names = [f"{piece.placement.name}@{i}" for i, (piece, _) in enumerate(self._written)]
+        pieces = {name: each[0].to_json() for name, each in zip(names, self._written, strict=True)}
+        arrays = {name: each[1] for name, each in zip(names, self._written, strict=True)}
+        save_arrays(path, arrays, {_PIECES: json.dumps(pieces)})
+        return path.name, files.sums_of(path)
+
+    def _check(
+        self, checkpoint: Checkpoint, stored: dict[str, list[Stored]], stack: ExitStack
+    ) -> None:
+        """Open the files, fill `stored`, and make sure that all pieces can be made of them."""
+        stored.update(open_pieces(checkpoint, stack))
+        mine = {
+            piece.placement.name: _Kind(array.dtype, piece.placement.shape)
+            for piece, array in self._held
+            if piece.size
+        }
+        others = self._names - mine.keys()
+        found = {
+            name: _Kind(parts[0].dtype, parts[0].piece.placement.shape)
+            for name, parts in stored.items()
+            if name not in others
+        }
+        files.check_arrays(checkpoint, found, mine)
+        for piece, _ in self._held:
+            if piece.size:
+                try:
+                    copies(piece, [part.piece for part in stored[piece.placement.name]])
+                except ShapeError as error:
+                    raise CheckpointError(
+                        f"load: {checkpoint.path} is not whole: {error}"
+                    ) from error
+
+
+class _Kind(NamedTuple):
+    dtype: Dtype
+    shape: Shape
+
+
+class Stored(NamedTuple):
+    """A piece that lies in a file."""
+
+    piece: Piece
+    name: str
+    file: ArrayFile
+
+    @property
+    def dtype(self) -> Dtype:
+        """Of its elements."""
+        return self.file.dtype(self.name)
+
+
+def load_latest(folder: Path, comm: Comm) -> Checkpoint | None:
+    """Open the newest checkpoint that is whole, the same on all ranks, which share the comparison.
+
+    Returns:
+        The checkpoint; None when there is none at all.
+    Raises:
+        CheckpointError: there are checkpoints, and all are damaged.
+        CommError: the ranks see different checkpoints: the folder is not shared by all hosts.
+    """
+    names = [path.name for path in files.list_checkpoints(folder)]
+    comm.agree("load", {"the list of checkpoints": names})
+
+    def load(path: Path) -> Checkpoint:
+        found: list[Checkpoint] = []
+        _on_all(comm, lambda: found.append(files.load_checkpoint(path, comm.rank, comm.size)))
+        return found[0]
+
+    return files.load_latest(folder, load)
+
+
+def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stored]]:
+    """Return what lies where in a checkpoint, cut into pieces or of one process.
+
+    Args:
+        checkpoint: what `load_latest` gave.
+        stack: closes the files.
+    Returns:
+        All pieces of each name, "model/NAME" or "optimizer/STATE/NAME".
+    Raises:
+        CheckpointError: a file does not say what its arrays are.
+    """
+    found: dict[str, list[Stored]] = {}
+    for name in checkpoint.entry("files"):
+        path = checkpoint.path / name
+        file = stack.enter_context(ArrayFile(path))
+        described = file.metadata.get(_PIECES)
+        try:
+            pieces = None if described is None else json.loads(described)
+            for key in file.names:
+                if pieces is None:  # of one process: whole arrays
+                    piece = Placement(f"{path.stem}/{key}", file.shape(key)).piece
+                else:
+                    piece = Piece.from_json(pieces[key])
+                found.setdefault(piece.placement.name, []).append(Stored(piece, key, file))
+        except (ArgumentError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"load: {path} does not say what it holds: {error!r}") from error
+    return found
+
+
+def read_piece(target: Piece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
+    """Return a piece, 1-D, made of stored ones, of which only what it needs is read."""
+    out = np.empty(target.size, stored[0].dtype)
+    plan = copies(target, [each.piece for each in stored])
+    for number, (_, name, file) in enumerate(stored):
+        mine = [each for each in plan if each.number == number]
+        if mine:
+            first = mine[0].source
+            values = file.read(name, first, mine[-1].source + mine[-1].length)
+            for _, source, place, length in mine:
+                out[place : place + length] = values[source - first : source - first + length]
+    return out
+
+
+def _on_all(comm: Comm, act: Callable[[], Json]) -> list[Json]:
+    """Do something on every rank and return all results, or raise the errors of all on all."""
+    result, problem = None, ""
+    try:
+        result = act()
+    except (CheckpointError, OSError) as error:
+        problem = str(error)
+    everyone = comm.all_gather_objects([result, problem])
+    problems = {problem: rank for rank, (_, problem) in reversed(list(enumerate(everyone)))}
+    problems.pop("", None)
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    return [result for result, _ in everyone]
+
+
+def _on_main(comm: Comm, act: Callable[[], str]) -> str:
+    """Do something on rank 0 and return its result on all, or raise its error on all."""
+    return str(_on_all(comm, lambda: act() if comm.rank == 0 else "")[0])

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorgrad.dtypes import bfloat16
+from tensorgrad.errors import ArgumentError, CheckpointError, CommError
+from tensorgrad.optim.flat import Slot
+from tensorgrad.parallel import Comm, Mesh
+from tensorgrad.parallel import checkpoint as sharded
+from tensorgrad.parallel.checkpoint import Shards, load_latest
+from tensorgrad.parallel.placement import Piece, Placement, cut, cut_box, divide, flat_pieces
+from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from tensorgrad.weights import ArrayFile
+from tests.disk import full_disk
+from tests.parallel.threads import on_ranks
+
+Array = np.ndarray[Any, Any]
+Full = dict[str, Array]
+DTYPES = (np.dtype("float32"), bfloat16, np.dtype("float16"), np.dtype("float64"))
+STATE: dict[str, Any] = {"metrics": {}, "note": "of rank 0"}
+
+
+def random_bits(shape: tuple[int, ...], dtype: Any, seed: int) -> Array:
+    """Return any bits there are, NaN and -0 among them."""
+    rng = np.random.default_rng(seed)
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    found: Array = np.frombuffer(rng.bytes(size), np.uint8).view(dtype).reshape(shape)
+    return found
+
+
+def held_on(mesh: Mesh, zero: bool, full: Full) -> Iterator[tuple[Piece, Array]]:
+    """Yield what a rank of the mesh holds: its stage's parameters, cut by tp, sharded over dp.
+
+    Parameters go round the stages; the first is on all of them, as a tied embedding is.
+    """
+    here = {
+        name: array
+        for number, (name, array) in enumerate(full.items())
+        if number == 0 or number % mesh.pp == mesh.pp_rank
+    }
+    boxes, slots, end = {}, {}, 0
+    for name, array in here.items():
+        axis = next((i for i, n in enumerate(array.shape) if n and n % mesh.tp == 0), None)
+        boxes[name] = (
+            Placement(name, array.shape)
+            if axis is None
+            else divide(name, array.shape, axis, mesh.tp_rank, mesh.tp)
+        )
+        slots[name] = Slot(end, boxes[name].box)
+        end = slots[name].piece.stop + 3  # a gap
+    share = -(-end // mesh.dp) if zero else end
+    start = share * mesh.dp_rank if zero else 0
+    for piece, _ in flat_pieces(slots, boxes, start, start + share):
+        yield piece, cut(full[piece.placement.name], piece).copy()
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Full:
+    shapes = draw(
+        st.lists(st.lists(st.integers(0, 7), max_size=3).map(tuple), min_size=1, max_size=5)
+    )
+    return {
+        f"model/p{i}": random_bits(shape, draw(st.sampled_from(DTYPES)), i)
+        for i, shape in enumerate(shapes)
+    }
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> Mesh:
+    return Mesh(*(draw(st.integers(1, 3)) for _ in "dpt"))
+
+
+def at(mesh: Mesh, comm: Comm) -> Mesh:
+    return Mesh(mesh.dp, mesh.pp, mesh.tp, comm.rank)
+
+
+def save_on(mesh: Mesh, zero: bool, full: Full, folder: Path, step: int = 1) -> Path:
+    def program(comm: Comm) -> Path:
+        shards = Shards(comm, list(held_on(at(mesh, comm), zero, full)))
+        return shards.save(folder, step, {**STATE, "note": f"of rank {comm.rank}"})
+
+    return on_ranks(mesh.size, program)[0]
+
+
+def load_on(mesh: Mesh, zero: bool, full: Full, folder: Path) -> None:
+    """Load on every rank of a mesh and compare the bits."""
+
+    def program(comm: Comm) -> None:
+        expected = list(held_on(at(mesh, comm), zero, full))
+        held = [(piece, np.zeros_like(array)) for piece, array in expected]
+        found = load_latest(folder, comm)
+        assert found is not None
+        assert (found.step, found.entry("note")) == (1, "of rank 0")
+        Shards(comm, held).load(found)
+        for (_, array), (piece, other) in zip(held, expected, strict=True):
+            assert array.tobytes() == other.tobytes(), piece
+
+    on_ranks(mesh.size, program)
+
+
+@settings(max_examples=25, deadline=None)
+@given(meshes(), meshes(), st.booleans(), st.booleans(), models())
+def test_any_mesh_loads_what_any_other_has_saved(
+    one: Mesh, other: Mesh, zero: bool, other_zero: bool, full: Full
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = save_on(one, zero, full, folder)
+        assert not list(folder.glob(".*"))
+        with ExitStack() as stack:
+            pieces = sharded.open_pieces(load_checkpoint(path), stack)
+            for key, array in full.items():  # once, and nothing twice
+                assert sum(each.piece.size for each in pieces.get(key, [])) == array.size
+        load_on(other, other_zero, full, folder)
+
+
+FULL: Full = {
+    "model/tokens": random_bits((8, 6), np.float32, 0),
+    "model/qkv": random_bits((12, 4), np.float32, 1),
+    "optimizer/m/qkv": random_bits((12, 4), np.float32, 2),
+}
+
+
+def test_ranks_load_what_one_process_has_saved(tmp_path: Path) -> None:
+    groups: dict[str, Full] = {"model": {}, "optimizer": {}}
+    for key, array in FULL.items():
+        group, _, name = key.partition("/")
+        groups[group][name] = array
+    save_checkpoint(tmp_path, 1, groups, STATE)
+    load_on(Mesh(2, 1, 2), True, FULL, tmp_path)
+
+
+def test_one_process_says_what_to_do_with_pieces(tmp_path: Path) -> None:
+    found = load_checkpoint(save_on(Mesh(2), True, FULL, tmp_path))
+    with pytest.raises(CheckpointError, match=r"is of 2 ranks.*tensorgrad\.parallel\.merge"):
+        found.arrays("model")
+
+
+def test_a_rank_reads_what_it_needs_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = {"model/w": random_bits((64, 8), np.float32, 0)}
+    save_on(Mesh(4), True, full, tmp_path)
+    read: list[int] = []
+    original = ArrayFile.read
+
+    def counted(self: Any, name: str, start: int, stop: int) -> Array:
+        read.append(stop - start)
+        return original(self, name, start, stop)
+
+    monkeypatch.setattr(ArrayFile, "read", counted)
+    load_on(Mesh(3), True, full, tmp_path)
+    assert sum(read) == 64 * 8
+    read.clear()
+    load_on(Mesh(1, 1, 4), False, full, tmp_path)
+    assert sum(read) == 64 * 8
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "file", "message"),
+    [
+        (flip, "rank-00001.safetensors", "rank-00001.safetensors has another CRC-32"),
+        (Path.unlink, "rank-00003.safetensors", "rank-00003.safetensors is missing"),
+        (Path.unlink, "state.json", "has no state.json"),
+    ],
+)
+def test_all_ranks_go_back_together_when_one_finds_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Any, file: str, message: str
+) -> None:
+    save_on(Mesh(4), True, FULL, tmp_path)
+    harm(save_on(Mesh(4), True, FULL, tmp_path, step=2) / file)
+    with caplog.at_level(logging.WARNING):
+        load_on(Mesh(2), False, FULL, tmp_path)
+    assert message in caplog.text
+
+
+def test_a_rank_that_cannot_write_leaves_earlier_checkpoints_whole(tmp_path: Path) -> None:
+    save_on(Mesh(2), True, FULL, tmp_path)
+    large = {**FULL, "model/large": np.zeros(1 << 20, np.float32)}
+    with full_disk(1 << 20), pytest.raises(CheckpointError, match="step-00000001 and earlier ones"):
+        save_on(Mesh(3), True, large, tmp_path, step=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]
+    assert not list(tmp_path.glob(".*"))
+    load_on(Mesh(1, 2), True, FULL, tmp_path)
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        path = save_on(Mesh(2), True, FULL, tmp_path, step)
+    assert path.name == "step-00000003"
+    names = [path.name for path in list_checkpoints(tmp_path)]
+    assert names == ["step-00000003", "step-00000002"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model/new": np.zeros(3)}, "model/new is missing"),
+        ({"model/tokens": np.zeros((8, 5), np.float32)}, r"float32\[8, 6\] there, expected"),
+        ({"model/tokens": np.zeros((8, 6), bfloat16)}, r"expected bfloat16\[8, 6\]"),
+        ({"model/qkv": None}, "model/qkv is not expected"),
+    ],
+)
+def test_another_model_changes_nothing(tmp_path: Path, change: Any, message: str) -> None:
+    save_on(Mesh(2), True, FULL, tmp_path)
+    other = {name: array for name, array in {**FULL, **change}.items() if array is not None}
+
+    def program(comm: Comm) -> None:
+        held = list(held_on(Mesh(1, 2, 1, comm.rank), True, other))
+        before = [array.tobytes() for _, array in held]
+        found = load_latest(tmp_path, comm)
+        assert found is not None
+        with pytest.raises(CheckpointError, match=message):
+            Shards(comm, held).load(found)
+        assert [array.tobytes() for _, array in held] == before
+
+    on_ranks(2, program)
+
+
+def test_what_ranks_hold_must_fit_together(tmp_path: Path) -> None:
+    piece = Placement("model/w", (4,)).piece
+    with pytest.raises(ArgumentError, match=r"has an array of shape \(3,\), expected \(4,\)"):
+        Shards(Comm(), [(piece, np.zeros(3))])
+
+    def program(comm: Comm) -> None:
+        mine = Placement("model/w", (4 + comm.rank,)).piece
+        with pytest.raises(ArgumentError, match=r"full shapes \(4,\) and \(5,\), expected one"):
+            Shards(comm, [(mine, np.zeros(mine.size))])
+        with pytest.raises(CommError, match=r"\[\] on rank 0, \['step-00000001'\] on rank 1"):
+            load_latest(tmp_path / "away" if comm.rank == 0 else tmp_path, comm)
+
+    os.makedirs(tmp_path / "step-00000001")
+    on_ranks(2, program)
+
+
+def test_a_box_of_a_whole_array_is_cut(tmp_path: Path) -> None:
+    box = divide("model/qkv", (12, 4), 0, 1, 2, (4, 4, 4))
+    save_on(Mesh(3), True, FULL, tmp_path)
+    mine = np.zeros(box.size, np.float32)
+    found = load_latest(tmp_path, Comm())
+    assert found is not None
+    others = [(Placement(n, a.shape).piece, a.reshape(-1).copy()) for n, a in FULL.items()]
+    Shards(Comm(), [(box.piece, mine), others[0], others[2]]).load(found)
+    assert mine.tobytes() == cut_box(FULL["model/qkv"], box).tobytes()
