@@ -1,0 +1,170 @@
+"""Communication as operations with gradients: what tensor parallel layers are made of.
+
+Ranks that share a layer compute parts of it. What a rank needs of the others, and what it owes
+them in backward, come in pairs, each the other's gradient:
+
+    all_reduce_gradient  x as it is         dx summed over the ranks     on the way in
+    all_reduce           x summed           dx as it is                  on the way out
+    all_gather_rows      rows of all ranks  dx summed, the own rows      on the way in
+    reduce_scatter_rows  summed, own rows   rows of all ranks            on the way out
+
+`all_gather_columns` is for results: every rank goes on with the same whole array, so its gradient
+is the own columns of dy, without a sum. Every rank calls the same operations in the same order,
+in forward and so in backward. Sums are in the dtype of the array, in one order for all ranks.
+Tests: tests/parallel/test_tensor.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensorgrad import backend
+from tensorgrad.autograd import record
+from tensorgrad.backend import Array
+from tensorgrad.errors import ShapeError
+from tensorgrad.ops.operand import float_tensor
+from tensorgrad.parallel.collectives import Comm
+from tensorgrad.tensor import Tensor
+
+
+def all_reduce_gradient(x: Any, comm: Comm) -> Tensor:
+    """Return x, which is the same on all ranks; its gradient is summed over them.
+
+    Args:
+        x: any shape, any float dtype.
+        comm: the ranks, each of which takes x to another part of a computation.
+    Raises:
+        DtypeError: x is not a float.
+    """
+    x = float_tensor("all_reduce_gradient", "x", x)
+    return record("all_reduce_gradient", x.data, (x,), _summed_gradient, (comm,))
+
+
+def _summed_gradient(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
+    return (summed(dy, *saved),)
+
+
+def all_reduce(x: Any, comm: Comm) -> Tensor:
+    """Return the sum of x over the ranks, of which each has a term.
+
+    Args:
+        x: any shape, any float dtype, the same on all ranks.
+        comm: the ranks.
+    Raises:
+        DtypeError: x is not a float.
+        CommError: the ranks disagree, or the network fails.
+    """
+    x = float_tensor("all_reduce", "x", x)
+    return record("all_reduce", summed(x.data, comm), (x,), _same_gradient, ())
+
+
+def _same_gradient(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
+    return (dy,)
+
+
+def all_gather_rows(x: Any, comm: Comm) -> Tensor:
+    """Return the rows of all ranks, one after the other; the gradient is summed and cut again.
+
+    Args:
+        x: (B, T / ranks, C), any float dtype: the own part of the B * T rows in memory order.
+        comm: the ranks, each of which takes all rows to another part of a computation.
+    Returns:
+        (B, T, C).
+    Raises:
+        ShapeError: x has less than two axes.
+        DtypeError: x is not a float.
+        CommError: the ranks disagree, or the network fails.
+    """
+    x = float_tensor("all_gather_rows", "x", x)
+    if x.ndim < 2:
+        raise ShapeError(f"all_gather_rows: x has shape {x.shape}, expected (B, T, ...)")
+    return record("all_gather_rows", gathered(x.data, comm), (x,), _gather_backward, (comm,))
+
+
+def _gather_backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
+    return (scattered("all_gather_rows", dy, *saved),)
+
+
+def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
+    """Return the own part of the rows of the sum of x over the ranks, of which each has a term.
+
+    Args:
+        x: (B, T, C), any float dtype, the same on all ranks.
+        comm: the ranks.
+    Returns:
+        (B, T / ranks, C): the B * T rows in memory order, cut into equal parts. With B == 1 each
+        rank has a part of the sequence, with a multiple of the ranks whole sequences.
+    Raises:
+        ShapeError: x has less than two axes, or T is no multiple of the number of ranks.
+        DtypeError: x is not a float.
+        CommError: the ranks disagree, or the network fails.
+    """
+    op = "reduce_scatter_rows"
+    x = float_tensor(op, "x", x)
+    return record(op, scattered(op, x.data, comm), (x,), _scatter_backward, (comm,))
+
+
+def _scatter_backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
+    return (gathered(dy, *saved),)
+
+
+def all_gather_columns(x: Any, comm: Comm) -> Tensor:
+    """Return the last axes of all ranks' x, side by side.
+
+    Args:
+        x: (..., n), any float dtype, the same shape on all ranks.
+        comm: the ranks, all of which go on with the same.
+    Returns:
+        (..., ranks * n).
+    Raises:
+        ShapeError: x has no axes.
+        DtypeError: x is not a float.
+        CommError: the ranks disagree, or the network fails.
+    """
+    op = "all_gather_columns"
+    x = float_tensor(op, "x", x)
+    if not x.ndim:
+        raise ShapeError(f"{op}: x has shape (), expected (..., n)")
+    parts = comm.all_gather(x.data)
+    y = backend.namespace(parts).moveaxis(parts, 0, -2)
+    y = y.reshape(*x.shape[:-1], comm.size * x.shape[-1])
+    return record(op, y, (x,), _own_columns, (comm,))
+
+
+def _own_columns(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
+    (comm,) = saved
+    width = dy.shape[-1] // comm.size
+    return (dy[..., comm.rank * width : (comm.rank + 1) * width],)
+
+
+def summed(array: Array, comm: Comm) -> Array:
+    """Return a new array: the sum over the ranks."""
+    total = array.copy(order="C")
+    comm.all_reduce(total)
+    return total
+
+
+def gathered(array: Array, comm: Comm) -> Array:
+    """Return the rows of all ranks: (B, T, ...) of (B, T / ranks, ...)."""
+    batch, length = array.shape[:2]
+    return comm.all_gather(array).reshape(batch, comm.size * length, *array.shape[2:])
+
+
+def scattered(op: str, array: Array, comm: Comm) -> Array:
+    """Return the own rows of the sum over the ranks: (B, T / ranks, ...) of (B, T, ...)."""
+    check_rows(op, array.shape, comm.size)
+    batch, length = array.shape[:2]
+    total = array.copy(order="C")
+    comm.all_reduce(total)
+    own = total.reshape(comm.size, -1)[comm.rank]
+    return own.reshape(batch, length // comm.size, *array.shape[2:])
+
+
+def check_rows(op: str, shape: tuple[int, ...], ranks: int) -> None:
+    """Raise ShapeError unless (B, T, ...) can be cut into the rows of the ranks."""
+    if len(shape) < 2 or shape[1] % ranks:
+        raise ShapeError(
+            f"{op}: x has shape {shape}, expected (B, T, ...) with T a multiple of the {ranks} "
+            "ranks"
+        )

@@ -1,0 +1,268 @@
+"""Cross entropy of a head whose rows are shared out among ranks.
+
+Rank r has rows r n to (r + 1) n of the V = ranks * n rows of the head, and makes n of the V logits
+of each row of x. Of a chunk of N rows the ranks exchange 4 N numbers: the largest logit, the sum
+of exponentials below it, the logit of the target and the sum of logits of each rank's part. From
+these all ranks compute the same loss, in the order of the ranks, and each the gradient of its own
+logits, at once and in the memory of the logits, as `ops.linear_cross_entropy` does.
+Tests: tests/parallel/test_tensor.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.amp import cast_operands
+from tensorgrad.autograd import mode, record
+from tensorgrad.backend import Array, is_numpy
+from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
+from tensorgrad.ops.cross_entropy_cuda import Options, Scale, rescale
+from tensorgrad.ops.matmul import flat, product, product_into
+from tensorgrad.ops.operand import float_tensor, integer_array, promoted
+from tensorgrad.parallel.collectives import Comm
+from tensorgrad.tensor import Tensor
+
+_CPU_BYTES, _GPU_BYTES = 64 * 2**20, 400 * 2**20  # of the logits of a chunk, float32
+_ROWS = 128  # a chunk is a multiple of this
+
+
+def vocabulary_parallel_cross_entropy(
+    x: Any,
+    weight: Any,
+    targets: Any,
+    comm: Comm,
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    z_loss: float = 0.0,
+    vocab_size: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Return what `ops.linear_cross_entropy` returns for the heads of all ranks put together.
+
+    The gradient of x is the own term of a sum over the ranks: bring x here by
+    `all_reduce_gradient` or `all_gather_rows`.
+
+    Args:
+        x: (..., C), any float dtype, the same on all ranks.
+        weight: (n, C): the rows of this rank.
+        targets: (...), integers in [0, vocab_size), the same on all ranks.
+        comm: the ranks.
+        ignore_index, label_smoothing, z_loss: as for `ops.cross_entropy`.
+        reduction: "mean" or "sum".
+        vocab_size: rows of the whole head that stand for a class; those after it take no part,
+            and may be all that a rank has. None: all.
+        chunk: rows of x that are worked on at a time; None: as many as make 64 MB of logits on
+            the CPU, 400 MB on a GPU.
+
+    Returns:
+        A scalar, the same bits on all ranks; float32, float64 for float64 operands.
+
+    Raises:
+        ShapeError, ArgumentError, OutOfRangeError, DtypeError, DeviceError: as from
+            `ops.linear_cross_entropy`.
+        CommError: the ranks disagree, or the network fails.
+    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3, shares the vocabulary like this.
+    """
+    op = "vocabulary_parallel_cross_entropy"
+    x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
+    if mode.autocast is not None:
+        x, weight = cast_operands(x, weight)
+    targets = integer_array(op, "targets", targets)
+    arrays = (x.data, weight.data, targets)
+    backend.same_device(op, ("x", "weight", "targets"), arrays)
+    classes = _check_shapes(op, arrays, comm.size, vocab_size)
+    options = Options(ignore_index, label_smoothing, z_loss)
+    check_options(op, options, reduction)
+    if reduction == "none":
+        raise ArgumentError(f"{op}: reduction is 'none', expected 'mean' or 'sum'")
+    dtype = promoted(op, ("x", "weight"), arrays[:2])
+    wide = compute_dtype(dtype)
+    if chunk is None:
+        limit = _CPU_BYTES if is_numpy(targets) else _GPU_BYTES
+        chunk = max(1, limit // (len(weight.data) * wide.itemsize * _ROWS)) * _ROWS
+    elif chunk < 1:
+        raise ArgumentError(f"{op}: chunk is {chunk}, expected 1 or more")
+    if is_numpy(targets):
+        counted = counted_targets(op, targets, ignore_index, classes)
+    else:
+        counted = (targets == targets if ignore_index is None else targets != ignore_index).ravel()
+    divisor = None
+    if reduction == "mean":
+        divisor = backend.namespace(counted).maximum(counted.sum(), 1).astype(wide)
+    head = _Head(comm, weight.data, classes, options)
+    problem = _Problem(head, x.data, targets.reshape(-1), counted, divisor, dtype, chunk)
+    wants = [mode.grad_enabled and tensor.requires_grad for tensor in (x, weight)]
+    losses, gradients = _run(problem, wants)
+    loss = losses.sum() if divisor is None else losses.sum() / divisor
+    saved = (*arrays[:2], problem, [gradients])
+    return record(op, loss, (x, weight), _backward, saved)
+
+
+class _Head(NamedTuple):
+    """The rows of this rank among those of all."""
+
+    comm: Comm
+    weight: Array
+    classes: int
+    options: Options
+
+    @property
+    def first(self) -> int:
+        """The class of the first row."""
+        return self.comm.rank * len(self.weight)
+
+    @property
+    def own(self) -> int:
+        """How many of the rows stand for a class."""
+        return min(max(self.classes - self.first, 0), len(self.weight))
+
+
+class _Problem(NamedTuple):
+    """What is to be computed."""
+
+    head: _Head
+    x: Array
+    ids: Array  # (N,)
+    counted: Array  # (N,)
+    divisor: Array | None  # of the sum of losses
+    dtype: Dtype
+    chunk: int
+
+
+def _check_shapes(op: str, arrays: Sequence[Array], ranks: int, vocab_size: int | None) -> int:
+    """Return how many classes there are on all ranks."""
+    x, weight, targets = arrays
+    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight):
+        width = x.shape[-1] if x.ndim else "C"
+        raise ShapeError(
+            f"{op}: weight has shape {weight.shape}, expected (n, {width}) as x has shape {x.shape}"
+        )
+    if targets.shape != x.shape[:-1]:
+        raise ShapeError(
+            f"{op}: targets have shape {targets.shape}, expected {x.shape[:-1]} "
+            "(x without the last axis)"
+        )
+    rows = ranks * len(weight)
+    classes = rows if vocab_size is None else vocab_size
+    if not 1 <= classes <= rows:
+        raise ArgumentError(
+            f"{op}: vocab_size is {classes}, expected 1 to {rows} ({len(weight)} rows on each of "
+            f"{ranks} ranks)"
+        )
+    return classes
+
+
+def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Sequence[Array | None]:
+    *_, problem, early = saved
+    gradients = early.pop() if early else _run(problem, needs)[1]  # a retained graph comes again
+    factor = dy if problem.divisor is None or not defers(problem.dtype) else dy / problem.divisor
+    for gradient in gradients:
+        if gradient is None:
+            continue
+        if not is_numpy(gradient):
+            rescale(gradient, Scale(backend.contiguous(factor).reshape(-1)))
+        elif factor != 1:
+            gradient *= factor.astype(gradient.dtype)
+    return gradients
+
+
+def _run(problem: _Problem, wants: Sequence[bool]) -> tuple[Array, list[Array | None]]:
+    """Return the losses of the rows, and the gradients that are wanted, for dy == 1."""
+    head, shape, dtype = problem.head, problem.x.shape, problem.dtype
+    wide = compute_dtype(dtype)
+    working = wide if is_numpy(problem.x) else dtype  # 16 bits are converted once, not each chunk
+    x = backend.contiguous(flat(problem.x.astype(working, copy=False)))
+    weight = head.weight.astype(working, copy=False)
+    losses = backend.empty((len(x),), wide, like=x)
+    dx = backend.empty(x.shape, working, like=x) if wants[0] else None
+    dweight = backend.empty(weight.shape, wide, like=x) if wants[1] else None
+    for start in range(0, len(x), problem.chunk):
+        piece = slice(start, start + problem.chunk)
+        logits = product(x[piece], weight.T, wide)
+        _losses(problem, losses[piece], logits, piece, any(wants))
+        dlogits = logits.astype(working, copy=False)
+        if dx is not None:
+            product_into(dx[piece], dlogits, weight)
+        if dweight is not None:
+            product_into(dweight, dlogits.T, x[piece], add=start > 0)
+        del logits, dlogits  # so that the next chunk finds room where they lay
+    if dweight is not None and not len(x):
+        dweight.fill(0)
+    return losses, [None if dx is None else dx.reshape(shape), dweight]
+
+
+def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wanted: bool) -> None:
+    """Write the losses of a chunk and, if wanted, the gradient of its logits over them."""
+    head, wide = problem.head, logits.dtype
+    xp = backend.namespace(logits)
+    smoothing, z_loss = head.options.label_smoothing, head.options.z_loss
+    target_part, each = wide.type(1 - smoothing), wide.type(smoothing / head.classes)
+    ids, counted = problem.ids[piece], problem.counted[piece]
+    own = logits[:, : head.own]
+    places = ids.astype(np.int64, copy=False) - head.first
+    here = counted & (places >= 0) & (places < head.own)
+    places = xp.where(here, places, 0)
+    # Of each row: the largest logit, the sum of exponentials, the target's logit, the sum.
+    mine = backend.empty((4, len(logits)), wide, like=logits)
+    mine.fill(0)
+    mine[0] = np.finfo(wide).min
+
+    def measure(rows: slice) -> None:
+        part = own[rows]
+        target = part[xp.arange(len(part)), places[rows]]
+        mine[2, rows] = xp.where(here[rows], target, 0)
+        if smoothing:
+            mine[3, rows] = part.sum(-1)
+        xp.maximum(mine[0, rows], part.max(-1), out=mine[0, rows])
+        part -= mine[0, rows, None]
+        xp.exp(part, out=part)
+        mine[1, rows] = part.sum(-1)
+
+    if head.own:
+        _by_rows(measure, logits)
+    all_ranks = head.comm.all_gather(mine)
+    largest = all_ranks[:, 0].max(0)
+    total = (all_ranks[:, 1] * xp.exp(all_ranks[:, 0] - largest)).sum(0)
+    logsumexp = xp.log(total) + largest
+    loss = logsumexp - target_part * all_ranks[:, 2].sum(0) - each * all_ranks[:, 3].sum(0)
+    if z_loss:
+        loss += wide.type(z_loss) * logsumexp * logsumexp
+    loss[(ids < 0) | (ids >= head.classes)] = np.nan  # on the CPU such an id counts for nothing
+    losses[...] = xp.where(counted, loss, 0)
+    if not wanted:
+        return
+    scale = xp.ones_like(logsumexp)
+    if problem.divisor is not None and not defers(problem.dtype):
+        scale /= problem.divisor
+    slope = scale * xp.exp(mine[0] - logsumexp)
+    if z_loss:
+        slope *= 1 + wide.type(2 * z_loss) * logsumexp
+
+    def differentiate(rows: slice) -> None:
+        part = own[rows]
+        part *= slope[rows, None]
+        if smoothing:
+            part -= (scale[rows] * each)[:, None]
+        target = scale[rows] * target_part
+        part[xp.arange(len(part)), places[rows]] -= xp.where(here[rows], target, 0)
+        part[~counted[rows]] = 0  # also where logits of padding are not finite
+
+    if head.own:
+        _by_rows(differentiate, logits)
+    logits[:, head.own :] = 0
+
+
+def _by_rows(function: Callable[[slice], None], matrix: Array) -> None:
+    """Call the function on blocks of rows that stay in the cache of a core; on a GPU once."""
+    if is_numpy(matrix):
+        block = max(1, backend.BLOCK // matrix.shape[1])
+        backend.parallel_blocks(function, len(matrix), block)
+    else:
+        function(slice(0, len(matrix)))

@@ -1,0 +1,439 @@
+"""What must hold for tensor parallel layers on every rank; run by test_tensor.py through mpirun.
+
+mpirun -n 4 python tests/parallel/tensor_ranks.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, nn, no_grad, ops, parallel, random
+from tensorgrad.amp import autocast
+from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.nn import Module
+from tensorgrad.parallel import Comm
+from tensorgrad.parallel.placement import cut_box
+from tensorgrad.parallel.tensor import tensor_parallel
+from tensorgrad.parallel.tensor_layers import (
+    ColumnParallelLinear,
+    ParallelAttention,
+    ParallelFeedForward,
+    ParallelSwiGLU,
+    Region,
+    RowParallelLinear,
+    VocabularyParallelEmbedding,
+)
+from tensorgrad.parallel.tensor_ops import (
+    all_gather_columns,
+    all_gather_rows,
+    all_reduce,
+    all_reduce_gradient,
+    reduce_scatter_rows,
+)
+from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
+
+Values = np.ndarray[Any, Any]
+B, T, C = 2, 8, 16
+
+
+def draw(shape: tuple[int, ...], number: int = 0, dtype: str = "float64") -> Values:
+    """The same numbers on all ranks."""
+    return np.random.default_rng([5, number]).standard_normal(shape).astype(dtype)
+
+
+def close(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    """Compare relative to the largest element."""
+    a, b = (np.asarray(each, "float64") for each in (found, expected))
+    assert a.shape == b.shape, (a.shape, b.shape)
+    assert np.abs(a - b).max(initial=0) <= tolerance * max(np.abs(b).max(initial=0), 1e-30)
+
+
+def own_rows(whole: Values, comm: Comm) -> Values:
+    """The part of the rows that is this rank's."""
+    batch, length = whole.shape[:2]
+    part = np.asarray(whole.reshape(comm.size, -1)[comm.rank])
+    return part.reshape(batch, length // comm.size, *whole.shape[2:])
+
+
+def grad(tensor: Tensor) -> Values:
+    """The gradient, which must be there."""
+    assert tensor.grad is not None
+    return np.asarray(tensor.grad)
+
+
+def check_operations(comm: Comm) -> None:
+    terms = [draw((B, T, 3), rank) for rank in range(comm.size)]
+    dys = [draw((B, T, 3), 100 + rank) for rank in range(comm.size)]
+    mine, dy = Tensor(terms[comm.rank], True), dys[comm.rank]
+    rows = Tensor(own_rows(terms[0], comm), True)
+    columns = draw((2, 3 * comm.size), 50)
+    part = Tensor(columns[:, 3 * comm.rank : 3 * (comm.rank + 1)].copy(), True)
+    wide = draw(columns.shape, 51)
+    whole_sum, whole_dy = sum(terms), sum(dys)
+    assert isinstance(whole_sum, np.ndarray)
+    assert isinstance(whole_dy, np.ndarray)
+    for x, y, value, given, dx in (
+        (mine, all_reduce_gradient(mine, comm), terms[comm.rank], dy, whole_dy),
+        (mine, all_reduce(mine, comm), whole_sum, dys[0], dys[0]),
+        (rows, all_gather_rows(rows, comm), terms[0], dy, own_rows(whole_dy, comm)),
+        (
+            mine,
+            reduce_scatter_rows(mine, comm),
+            own_rows(whole_sum, comm),
+            own_rows(dys[0], comm),
+            dys[0],
+        ),
+        (
+            part,
+            all_gather_columns(part, comm),
+            columns,
+            wide,
+            wide[:, 3 * comm.rank : 3 * (comm.rank + 1)],
+        ),
+    ):
+        before = given.copy()
+        close(y.data, value)
+        x.grad = None
+        y.backward(Tensor(given))
+        close(x.grad, dx)
+        np.testing.assert_array_equal(given, before)
+    np.testing.assert_array_equal(mine.data, terms[comm.rank])
+    empty = Tensor(np.zeros((B, 0, 3)), True)
+    all_gather_rows(reduce_scatter_rows(empty, comm), comm).sum().backward()
+    assert grad(empty).shape == (B, 0, 3)
+    with pytest.raises(ShapeError, match=rf"\(2, 9, 3\), .* a multiple of the {comm.size} ranks"):
+        reduce_scatter_rows(np.zeros((2, 9, 3)), comm)
+
+
+def double(module: Module, seed: int = 3) -> Module:
+    """Give a module parameters of float64 that do not depend on its own initialisation."""
+    module.to("float64")
+    for number, parameter in enumerate(module.parameters()):
+        parameter.data[...] = draw(parameter.shape, 1000 * seed + number) / 4
+    return module
+
+
+def layers() -> Iterator[tuple[Callable[[], Module], Callable[..., Module], bool]]:
+    """Yield what makes a whole layer, what cuts it, and whether its result is cut."""
+    yield lambda: nn.Linear(C, 8), ColumnParallelLinear, True
+    yield lambda: nn.Linear(C, 8, bias=False), ColumnParallelLinear, True
+    yield lambda: nn.FeedForward(C), ParallelFeedForward, False
+    yield lambda: nn.FeedForward(C, 12, approximate="none", bias=False), ParallelFeedForward, False
+    yield lambda: nn.SwiGLU(C, 12, bias=True), ParallelSwiGLU, False
+    yield lambda: nn.MultiHeadAttention(C, 8, causal=True), ParallelAttention, False
+    rotary = nn.RotaryEmbedding(2)
+    yield lambda: nn.MultiHeadAttention(C, 8, 4, rotary=rotary), ParallelAttention, False
+
+
+def check_layers(comm: Comm) -> None:
+    x, dy = draw((B, T, C)), draw((B, T, C), 1)
+    for (make, cut, is_cut), sequence in product(layers(), (False, True)):
+        whole = double(make())
+        inputs = Tensor(x, True)
+        y = whole(inputs)
+        dy = draw(y.shape, 1)
+        y.backward(Tensor(dy))
+        part = cut(double(make()), Region(comm, sequence))
+        mine = Tensor(own_rows(x, comm) if sequence else x, True)
+        out = part(mine)
+        width = 8 // comm.size
+        columns = (..., slice(comm.rank * width, (comm.rank + 1) * width))
+        expected, given = (y.data[columns], dy[columns]) if is_cut else (y.data, dy)
+        if sequence and not is_cut:
+            expected, given = own_rows(expected, comm), own_rows(given, comm)
+        close(out.data, expected)
+        out.backward(Tensor(given))
+        close(grad(mine), own_rows(grad(inputs), comm) if sequence else grad(inputs))
+        same_gradients(part, whole, comm, sequence)
+
+
+def same_gradients(part: Module, whole: Module, comm: Comm, sequence: bool) -> None:
+    """Compare the gradients of a rank's parameters with the parts of the whole layer's."""
+    placements = {
+        f"{name}.{key}".lstrip("."): placement
+        for name, module in part.named_modules()
+        for key, placement in getattr(module, "placements", {}).items()
+    }
+    others = dict(whole.named_parameters())
+    for name, parameter in part.named_parameters():
+        found, expected = parameter.grad, others[name].grad
+        if name in placements:
+            close(parameter.data, cut_box(others[name].data, placements[name]))
+            expected = cut_box(expected, placements[name])
+        elif sequence:
+            comm.all_reduce(found)
+        close(found, expected)
+
+
+def check_row_parallel(comm: Comm) -> None:
+    x, residual = draw((B, T, C)), draw((B, T, 6), 1)
+    width = C // comm.size
+    columns = (..., slice(comm.rank * width, (comm.rank + 1) * width))
+    for bias, added, sequence in product((True, False), (True, False), (True, False)):
+        whole, part = (double(nn.Linear(C, 6, bias)) for _ in range(2))
+        assert isinstance(whole, nn.Linear)
+        assert isinstance(part, nn.Linear)
+        inputs = Tensor(x, True)
+        y = ops.linear(inputs, whole.weight, whole.bias, residual=residual if added else None)
+        dy = draw(y.shape, 2)
+        y.backward(Tensor(dy))
+        mine = Tensor(x[columns].copy(), True)
+        rest = own_rows(residual, comm) if sequence else residual
+        layer = RowParallelLinear(part, Region(comm, sequence))
+        out = layer(mine, rest if added else None)
+        close(out.data, own_rows(y.data, comm) if sequence else y.data)
+        out.backward(Tensor(own_rows(dy, comm) if sequence else dy))
+        close(grad(mine), grad(inputs)[columns])
+        same_gradients(layer, whole, comm, sequence)
+
+
+def check_embedding(comm: Comm) -> None:
+    ids = np.random.default_rng(0).integers(0, 12, (B, T))
+    for with_positions, sequence in product((False, True), (False, True)):
+        whole, part = (double(nn.Embedding(12, 5)) for _ in range(2))
+        tables = [Tensor(draw((T + 3, 5), 9), True) for _ in range(2)]
+        extra = [(table, 2) if with_positions else () for table in tables]
+        y = whole(ids, *extra[0])
+        dy = draw(y.shape, 2)
+        y.backward(Tensor(dy))
+        assert isinstance(part, nn.Embedding)
+        layer = VocabularyParallelEmbedding(part, Region(comm, sequence))
+        out = layer(Tensor(ids), *extra[1])
+        np.testing.assert_array_equal(out.data, own_rows(y.data, comm) if sequence else y.data)
+        out.backward(Tensor(own_rows(dy, comm) if sequence else dy))
+        same_gradients(layer, whole, comm, sequence)
+        if with_positions:
+            if sequence:
+                comm.all_reduce(tables[1].grad)
+            close(tables[1].grad, tables[0].grad)
+        with pytest.raises(OutOfRangeError, match=r"ids\[1, 2\] is 12, expected 0 to 11"):
+            layer(np.where(np.arange(B * T).reshape(B, T) == T + 2, 12, ids))
+
+
+def losses() -> Iterator[dict[str, Any]]:
+    yield {}
+    yield {"reduction": "sum", "chunk": 3}
+    yield {"vocab_size": 15, "chunk": 5, "z_loss": 0.1}
+    yield {"vocab_size": 7, "label_smoothing": 0.1, "z_loss": 0.01}  # a rank without any class
+    yield {"ignore_index": None, "label_smoothing": 1.0}
+
+
+def check_cross_entropy(comm: Comm) -> None:
+    rows = 16 // comm.size
+    mine = slice(comm.rank * rows, (comm.rank + 1) * rows)
+    weights = draw((16, C), 1)
+    for options, dtype in product(losses(), ("float64", "float32", "float16", "bfloat16")):
+        targets = np.random.default_rng(1).integers(0, options.get("vocab_size", 16), (B, T))
+        if "ignore_index" not in options:
+            targets[0, :3] = -100
+        scale = 4.0 if dtype == "float16" else 1.0
+        found = []
+        for many in (False, True):
+            x = Tensor(draw((B, T, C)).astype(dtype), True)
+            weight = Tensor(weights.astype(dtype)[mine if many else slice(None)], True)
+            if many:
+                loss = vocabulary_parallel_cross_entropy(
+                    all_reduce_gradient(x, comm), weight, targets, comm, **options
+                )
+            else:
+                loss = ops.linear_cross_entropy(x, weight, targets, **options)
+            loss.backward(Tensor(np.asarray(scale, loss.dtype)), retain_graph=True)
+            loss.backward()  # another dy
+            weight_grad = grad(weight) if many else grad(weight)[mine]
+            found.append((loss.data, grad(x), weight_grad))
+        assert found[0][0].dtype == found[1][0].dtype
+        tolerance = {"float64": 1e-13, "float32": 1e-5}.get(dtype, 0.05)
+        for one, other in zip(*found, strict=True):
+            close(other, one, tolerance)
+    empty = Tensor(np.zeros((0, C)), True)
+    head = Tensor(weights[mine].copy(), True)
+    vocabulary_parallel_cross_entropy(empty, head, np.zeros(0, int), comm).backward()
+    assert not grad(head).any()
+    ignored = np.full((B, T), -100)
+    x = Tensor(draw((B, T, C)) * np.inf, True)
+    with np.errstate(invalid="ignore"):
+        loss = vocabulary_parallel_cross_entropy(x, head, ignored, comm)
+        loss.backward()
+    assert loss.item() == 0
+    assert not grad(x).any()
+    for change, message in (
+        ({"vocab_size": 17}, rf"vocab_size is 17, expected 1 to 16 \({rows} rows on each"),
+        ({"reduction": "none"}, "reduction is 'none', expected 'mean' or 'sum'"),
+        ({"chunk": 0}, "chunk is 0"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            vocabulary_parallel_cross_entropy(x, head, ignored, comm, **change)
+    with pytest.raises(OutOfRangeError, match="is 16, expected 0 to 15"):
+        vocabulary_parallel_cross_entropy(x, head, np.full((B, T), 16), comm)
+    with pytest.raises(ShapeError, match=r"expected \(n, 16\)"):
+        vocabulary_parallel_cross_entropy(x, np.ones((3, 4)), ignored, comm)
+
+
+def small_gpt2(**changes: Any) -> GPT2:
+    sizes = {"vocab_size": 37, "context": T, "layers": 2, "heads": 4, "width": C}
+    random.seed(11)
+    return GPT2(GPT2Config(**{**sizes, "vocab_multiple": 20, **changes}))
+
+
+def small_llama(**changes: Any) -> TransformerLM:
+    sizes = {"vocab_size": 40, "context": T, "layers": 2, "heads": 8, "kv_heads": 4, "width": 32}
+    random.seed(11)
+    return TransformerLM(TransformerLMConfig(**{**sizes, "hidden": 24, **changes}))
+
+
+MODELS: tuple[Callable[..., Any], ...] = (
+    small_gpt2,
+    small_llama,
+    lambda **changes: small_llama(tied=False, **changes),
+)
+
+
+def check_models(comm: Comm) -> None:
+    """One loss, its gradients and the logits, in float64."""
+    tokens = np.random.default_rng(2).integers(0, 37, (B, T + 1))
+    for make, sequence in product(MODELS, (False, True)):
+        whole, part = make().to("float64"), make().to("float64")
+        parts = tensor_parallel(part, comm, sequence)
+        assert set(parts.placements) == {name for name, _ in whole.named_parameters()}
+        values = []
+        for model in (whole, part):
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+            loss.backward()
+            values.append(loss.item())
+            if model is part:
+                with no_grad():
+                    close(model(tokens[:, :-1]).data, whole(tokens[:, :-1]).data)
+                    close(model.next_logits(tokens[:, :-1]).data,
+                          whole.next_logits(tokens[:, :-1]).data)  # fmt: skip
+        close(values[1], values[0])
+        others = dict(whole.named_parameters())
+        for name, parameter in part.named_parameters():
+            placement = parts.placements[name]
+            assert placement.name == name
+            assert placement.shape == others[name].shape
+            close(parameter.data, cut_box(others[name].data, placement))
+            if name in parts.summed:
+                comm.all_reduce(parameter.grad)
+            close(parameter.grad, cut_box(others[name].grad, placement), 1e-11)
+
+
+def check_generation(comm: Comm) -> None:
+    tokens = np.random.default_rng(2).integers(0, 37, (B, T))
+    for make in MODELS:
+        whole, part = make(), make()
+        tensor_parallel(part, comm)
+        found = []
+        for model in (whole, part):
+            model.eval()
+            with no_grad():
+                cache = model.new_cache(B)
+                model.next_logits(tokens[:, :5], cache)
+                found.append(model.next_logits(tokens[:, 5:], cache).data)
+        close(found[1], found[0], 1e-5)
+
+
+def check_dropout(comm: Comm) -> None:
+    """Outside the regions ranks drop alike, inside and on rows of their own they do not."""
+    x = Tensor(np.ones((B, T, C), "float32"))
+    for sequence in (False, True):
+        region = Region(comm, sequence)
+        random.seed(1)
+        block = nn.TransformerBlock(C, 4, dropout=0.5)
+        plain = nn.TransformerBlock(C, 4, dropout=0.5)
+        for parameter in (*block.parameters(), *plain.parameters()):
+            parameter.data[...] = 0.1
+        cut = parallel.tensor_layers.ParallelBlock(block, region)
+        random.set_state({"seed": 3, "draw": 0, "stream": 2})
+        draws = random.get_state()["draw"]
+        y = cut(x if not sequence else Tensor(own_rows(x.data, comm)))
+        assert random.get_state()["stream"] == 2
+        used = random.get_state()["draw"]
+        random.set_state({"seed": 3, "draw": 0, "stream": 2})
+        expected = plain(x)
+        assert used == random.get_state()["draw"] > draws
+        dropped = [np.asarray(each) for each in comm.all_gather((y.data == 1).astype("uint8"))]
+        alike = all((each == dropped[0]).all() for each in dropped)
+        assert alike != sequence
+        if not sequence:
+            # The residuals' dropout is that of one process: the branches it zeroes are the same.
+            both = (np.asarray(expected.data) == 1) & (dropped[0] == 1)
+            assert (both == (dropped[0] == 1)).all()
+    random.set_state({"seed": 3, "draw": 0, "stream": 2})
+    with Region(comm).own_numbers(), Region(comm).own_numbers():
+        mine = random.uniform((4,)).numpy()
+    everyone = comm.all_gather(mine)
+    assert len({each.tobytes() for each in everyone}) == comm.size
+    random.set_state({"seed": 3, "draw": 0, "stream": 2})
+    np.testing.assert_array_equal(everyone[0], random.uniform((4,)).numpy())
+
+
+def check_16_bits(comm: Comm) -> None:
+    tokens = np.random.default_rng(2).integers(0, 37, (B, T + 1))
+    for make, sequence in product(MODELS[:2], (False, True)):
+        whole, part = make(), make()
+        tensor_parallel(part, comm, sequence)
+        with autocast("bfloat16"):
+            a, b = (model(tokens[:, :-1], tokens[:, 1:]) for model in (whole, part))
+        close(b.item(), a.item(), 1e-2)
+        b.backward()
+        assert all(p.grad is not None and p.grad.dtype == "float32" for p in part.parameters())
+        for model in (whole, part):
+            model.to("bfloat16")
+        a, b = (model(tokens[:, :-1], tokens[:, 1:]) for model in (whole, part))
+        close(b.item(), a.item(), 1e-2)
+
+
+def check_errors(comm: Comm) -> None:
+    ranks = comm.size
+    for model, message in (
+        (small_gpt2(heads=1), f"heads of block 0 is 1, expected a multiple of the {ranks} ranks"),
+        (small_llama(kv_heads=1), "kv_heads of block 0 is 1"),
+        (small_llama(hidden=25), "the hidden width of block 0 is 25"),
+        (
+            small_gpt2(vocab_multiple=1),
+            rf"the table of tokens \(rows\) is 37, .* {ranks} ranks; see GPT2Config.vocab_multiple",
+        ),
+    ):
+        before = {name: tensor.data for name, tensor in model.named_parameters()}
+        with pytest.raises(ArgumentError, match=message):
+            tensor_parallel(model, comm)
+        assert all(tensor.data is before[name] for name, tensor in model.named_parameters())
+        assert type(model.tokens) is nn.Embedding
+    model = small_gpt2()
+    tensor_parallel(model, comm, sequence=True)
+    with pytest.raises(ArgumentError, match="block 0 is a ParallelBlock, expected a Transformer"):
+        tensor_parallel(model, comm)
+    with pytest.raises(ShapeError, match=rf"\(2, 5, 16\), .*T a multiple of the {ranks} ranks"):
+        model(np.zeros((2, 5), int))
+    with pytest.raises(ArgumentError, match="model is a Linear, expected a GPT2 or TransformerLM"):
+        tensor_parallel(nn.Linear(2, 2), comm)  # type: ignore[arg-type]
+    odd = small_gpt2()
+    odd.blocks[1].feed_forward = nn.Linear(C, C)  # type: ignore[attr-defined]
+    with pytest.raises(ArgumentError, match="block 1 has layers"):
+        tensor_parallel(odd, comm)
+    with pytest.raises(ShapeError, match=f"expected a multiple of the {ranks} parts"):
+        ColumnParallelLinear(nn.Linear(4, 7), Region(comm))
+
+
+CHECKS = tuple(check for name, check in sorted(globals().items()) if name.startswith("check_"))
+
+
+def main() -> None:
+    comm = parallel.world()
+    comm.select_device("cpu")
+    for check in CHECKS:
+        check(comm)
+        comm.barrier()
+    if comm.rank == 0:
+        print(f"{len(CHECKS)} checks on {comm.size} ranks")
+
+
+if __name__ == "__main__":
+    main()
