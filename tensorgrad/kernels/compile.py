@@ -166,7 +166,9 @@ def _demangle(symbol: str) -> str:
     if shutil.which("c++filt") is None:
         return symbol
     name = subprocess.run(["c++filt", symbol], capture_output=True, text=True, check=True).stdout
-    return name.strip().removeprefix("void ").split("(")[0]
+    name = name.strip().removeprefix("void ")
+    # Template arguments may have brackets too, as (Finish)1: those of the parameters come after.
+    return name[: name.rindex(">(") + 1] if ">(" in name else name.partition("(")[0]
 
 
 def _report(

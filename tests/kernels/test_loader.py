@@ -180,6 +180,20 @@ template <int N> __global__ void __launch_bounds__(1024, 2) spill(float* x) {
     assert re.search(r"spill\.cu: spill<100> for sm_80 spills \d+ bytes", errors[0])
 
 
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="c++filt is not installed")
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("_Z5scaleIfLi2EEvPT_PKS0_", "scale<float, 2>"),
+        ("_Z5scaleIfL6Finish1ELb0EEvPT_", "scale<float, (Finish)1, false>"),
+        ("_Z4waitx", "wait"),
+        ("wait", "wait"),
+    ],
+)
+def test_the_names_of_linkers_are_read_with_brackets_in_them(symbol: str, name: str) -> None:
+    assert check._demangle(symbol) == name
+
+
 @pytest.mark.parametrize("compiler", compilers())
 def test_the_check_reports_code_that_does_not_compile(folder: Path, compiler: Any) -> None:
     (folder / "factor.cuh").write_text("")
