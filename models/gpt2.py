@@ -95,6 +95,8 @@ class GPT2(LanguageModel):
     Source: Radford et al. 2019, "Language models are unsupervised multitask learners".
     """
 
+    norm: LayerNorm
+
     def __init__(self, config: GPT2Config) -> None:
         self.config = config
         self.vocab_size, self.context = config.vocab_size, config.context
@@ -108,14 +110,8 @@ class GPT2(LanguageModel):
         self.norm = LayerNorm(config.width)
         initialize(self)
 
-    def features(self, tokens: Any, cache: Cache | None = None) -> Tensor:
-        """Return (B, T, C): what the head turns into logits."""
+    def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
+        """Return (B, T, C): the embeddings of tokens and positions, added."""
         tokens, start = self._checked(tokens, cache)
-        x: Tensor = self.tokens(tokens, self.positions.weight, start)  # (B, T, C)
-        x = self._run_blocks(self.dropout(x), cache)
-        y: Tensor = self.norm(x)
-        return y
-
-    def head(self) -> Tensor:
-        """Return the table of tokens, (V or more, C)."""
-        return self.tokens.weight
+        x: Tensor = self.dropout(self.tokens(tokens, self.positions.weight, start))
+        return x

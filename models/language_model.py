@@ -7,7 +7,15 @@ from typing import Any
 
 from tensorgrad import ops
 from tensorgrad.errors import ShapeError
-from tensorgrad.nn import KeyValueCache, Module, ModuleList, TransformerBlock, init
+from tensorgrad.nn import (
+    Embedding,
+    KeyValueCache,
+    Linear,
+    Module,
+    ModuleList,
+    TransformerBlock,
+    init,
+)
 from tensorgrad.ops.operand import tensor_of
 from tensorgrad.tensor import Tensor
 
@@ -15,29 +23,48 @@ Cache = list[KeyValueCache]  # one a block
 
 
 class LanguageModel(Module):
-    """Base of models that predict the next token: a subclass makes features of tokens.
+    """Base of models that predict the next token: a subclass says how tokens enter.
+
+    tokens (B, T) -> embed -> blocks -> finish -> logits (B, T, V), or the mean loss
+
+    Between these steps there is one array (B, T, C), so a model can be cut there.
 
     Attributes:
         vocab_size: V; tokens are 0 to V - 1.
         context: how many tokens the model can see.
+        tokens: Embedding(V or more, C).
         blocks: the transformer blocks.
+        norm: normalisation after the last block.
+        output: Linear(C, V) without bias; None where the head is the table of tokens.
         linear, linear_cross_entropy: what makes logits and losses of features and the head. Those
             of `ops`, unless a model has others in their place, as where ranks share the head.
     """
 
     vocab_size: int
     context: int
+    tokens: Embedding
     blocks: ModuleList
+    norm: Module
+    output: Linear | None = None
     linear: Callable[..., Tensor] = staticmethod(ops.linear)
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(ops.linear_cross_entropy)
 
-    def features(self, tokens: Any, cache: Cache | None = None) -> Tensor:
-        """Return (B, T, C): what the head turns into logits."""
+    def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
+        """Return (B, T, C): what goes into the first block. Arguments as of `forward`."""
         raise NotImplementedError
+
+    def finish(self, x: Tensor, targets: Any = None) -> Tensor:
+        """Return logits, or the mean loss when targets are given, of what the last block gives."""
+        x = self.norm(x)
+        if targets is None:
+            logits = self.linear(x, self.head())
+            # Rows beyond the vocabulary are there for alignment and stand for no token.
+            return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
+        return self.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
 
     def head(self) -> Tensor:
         """Return the matrix of the last linear layer, (V or more, C)."""
-        raise NotImplementedError
+        return self.tokens.weight if self.output is None else self.output.weight
 
     def forward(self, tokens: Any, targets: Any = None, cache: Cache | None = None) -> Tensor:
         """Return the logits of the token after each, or the mean loss when targets are given.
@@ -53,14 +80,11 @@ class LanguageModel(Module):
             ArgumentError, DtypeError, DeviceError: see `ops.embedding` and
                 `ops.linear_cross_entropy`.
         """
-        x = self.features(tokens, cache)
-        if targets is None:
-            return self._logits(x)
-        return self.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
+        return self.finish(self._run_blocks(self.embed(tokens, cache), cache), targets)
 
     def next_logits(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return the logits (B, V) of the one token after `tokens`; arguments as of `forward`."""
-        return self._logits(self.features(tokens, cache)[:, -1])
+        return self.finish(self._run_blocks(self.embed(tokens, cache), cache)[:, -1])
 
     def new_cache(self, batch: int) -> Cache:
         """Return an empty cache for `batch` sequences as long as the context."""
@@ -70,12 +94,7 @@ class LanguageModel(Module):
     @property
     def device(self) -> str:
         """Where the parameters are."""
-        return self.head().device
-
-    def _logits(self, x: Tensor) -> Tensor:
-        logits = self.linear(x, self.head())
-        # Rows beyond the vocabulary are there for alignment and stand for no token.
-        return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
+        return next(self.parameters()).device
 
     def _run_blocks(self, x: Tensor, cache: Cache | None) -> Tensor:
         for number, block in enumerate(self.blocks):

@@ -87,6 +87,8 @@ class TransformerLM(LanguageModel):
         2023, arXiv:2305.13245.
     """
 
+    norm: RMSNorm
+
     def __init__(self, config: TransformerLMConfig) -> None:
         self.config = config
         self.vocab_size, self.context = config.vocab_size, config.context
@@ -110,13 +112,8 @@ class TransformerLM(LanguageModel):
         self.output = None if config.tied else Linear(config.width, config.vocab_size, bias=False)
         initialize(self)
 
-    def features(self, tokens: Any, cache: Cache | None = None) -> Tensor:
-        """Return (B, T, C): what the head turns into logits."""
+    def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
+        """Return (B, T, C): the embeddings of the tokens; positions enter in the attention."""
         tokens, _ = self._checked(tokens, cache)
         x: Tensor = self.dropout(self.tokens(tokens))
-        y: Tensor = self.norm(self._run_blocks(x, cache))
-        return y
-
-    def head(self) -> Tensor:
-        """Return the matrix of the last linear layer, (V, C)."""
-        return self.tokens.weight if self.output is None else self.output.weight
+        return x

@@ -46,7 +46,7 @@ def run_blocking(plans: Plans) -> None:
     """
     stages = len(plans)
     final = max(action.part for plan in plans for action in plan)
-    has: list[set[Action]] = [set() for _ in plans]  # what each stage has computed or received
+    has: list[set[tuple[str, int, int]]] = [set() for _ in plans]  # computed or received
     places = [0] * stages
 
     def head(stage: int) -> Action | None:
@@ -65,11 +65,10 @@ def run_blocking(plans: Plans) -> None:
                 has[stage].add(action)
                 places[stage] += 1
             if action and action.kind in PARTNERS:
-                kind, step = PARTNERS[action.kind]
+                wanted, step = PARTNERS[action.kind]
                 peer = (action.part + step) % stages
-                if head(peer) == (kind, action.micro, action.part + step):
-                    what = "forward" if step == 1 else "backward"
-                    sent = Action(what, action.micro, action.part)
+                if head(peer) == (wanted, action.micro, action.part + step):
+                    sent = ("forward" if step == 1 else "backward", action.micro, action.part)
                     assert sent in has[stage]
                     has[peer].add(sent)
                     places[stage] += 1
@@ -193,6 +192,6 @@ def test_schedules_have_the_shapes_of_their_papers() -> None:
         "stage 1  .012aabbcc.."
     )  # fmt: skip
     assert draw([one_f_one_b(2, 3, stage) for stage in range(2)]) == (
-        "stage 0  01.aa2bb.cc\n"
+        "stage 0  01..aa2bb.cc\n"
         "stage 1  .0aa1bb2cc.."
     )  # fmt: skip
