@@ -15,19 +15,23 @@ the same way, its arrays being pieces too. Tests: tests/parallel/test_checkpoint
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.autograd import mark_assigned
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, ShapeError
+from tensorgrad.nn import Module
+from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.placement import Piece, Placement, copies, owners
+from tensorgrad.parallel.placement import Piece, Placement, copies, owners, placements
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.weights import ArrayFile, save_arrays
@@ -72,7 +76,7 @@ class Shards:
         self._names = set(shapes)
         self._written = [self._find(piece) for piece in owners(everyone)[comm.rank]]
 
-    def save(self, folder: Path, step: int, state: dict[str, Json], keep: int = 2) -> Path:
+    def save(self, folder: Path, step: int, state: Mapping[str, Json], keep: int = 2) -> Path:
         """Write a checkpoint, as `tensorgrad.train.checkpoint.save_checkpoint` does.
 
         Args:
@@ -174,6 +178,80 @@ class Stored(NamedTuple):
     def dtype(self) -> Dtype:
         """Of its elements."""
         return self.file.dtype(self.name)
+
+
+def pieces_of(
+    model: Module, optimizer: Optimizer, full_name: Callable[[str], str] = str
+) -> list[tuple[Piece, Array]]:
+    """Return what a rank holds of the model and the optimizer: what it updates, and the buffers.
+
+    Args:
+        model: what this rank has of the model.
+        optimizer: of its parameters; of what ranks have shards of, the shard of this one.
+        full_name: gives the name in the whole model of what this rank holds whole; a
+            PlacedParameter knows its own.
+    Raises:
+        ArgumentError: a buffer is not contiguous.
+    """
+    boxes = placements(model.named_parameters(), full_name)
+
+    def named(kind: str, placement: Placement) -> Placement:
+        return replace(placement, name=f"{kind}/{placement.name}")
+
+    held = []
+    for name, values, place, data in optimizer.flat.owned():
+        start, stop = values.start, values.stop
+        held.append((Piece(named("model", boxes[name]), start, stop), data))
+        for kind, buffer in optimizer.state.items():
+            piece = Piece(named(f"optimizer/{kind}", boxes[name]), start, stop)
+            held.append((piece, buffer[place]))
+    for name, tensor in model.state_dict().items():
+        if name not in optimizer.flat.slots:
+            box = boxes.get(name) or Placement(full_name(name), tensor.shape)
+            if not tensor.data.flags.c_contiguous:
+                raise ArgumentError(f"pieces_of: {name} has strides, expected it in C order")
+            held.append((named("model", box).piece, tensor.data.reshape(-1)))
+    return held
+
+
+def save_pieces(
+    comm: Comm,
+    folder: Path,
+    step: int,
+    model: Module,
+    optimizer: Optimizer,
+    state: Mapping[str, Json],
+    keep: int,
+    full_name: Callable[[str], str] = str,
+) -> Path:
+    """Write a checkpoint of which each rank writes a part; for `Ranks.save` and with its arguments.
+
+    Raises:
+        CheckpointError: a rank cannot write its part; earlier checkpoints are unchanged.
+    """
+    shards = Shards(comm, pieces_of(model, optimizer, full_name))
+    return shards.save(folder, step, {**state, "optimizer": optimizer.numbers()}, keep)
+
+
+def load_pieces(
+    comm: Comm,
+    checkpoint: Checkpoint,
+    model: Module,
+    optimizer: Optimizer,
+    full_name: Callable[[str], str] = str,
+) -> None:
+    """Take over from any checkpoint what this rank updates; for `Ranks.load`.
+
+    Parameters of which this rank updates a shard alone get that shard: the ranks then gather them.
+
+    Raises:
+        CheckpointError: it does not fit; then nothing changes.
+    """
+    shards = Shards(comm, pieces_of(model, optimizer, full_name))
+    shards.load(checkpoint)
+    optimizer.load_numbers(checkpoint.entry("optimizer"))
+    for array in optimizer.flat.memory:
+        mark_assigned(array)
 
 
 def load_latest(folder: Path, comm: Comm) -> Checkpoint | None:

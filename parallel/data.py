@@ -11,6 +11,7 @@ Gradients lie in one flat buffer (optim/flat.py), so that a step is one all-redu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
+from tensorgrad.parallel.checkpoint import load_latest, load_pieces
 from tensorgrad.parallel.collectives import Comm
+from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import MakeOptimizer, Ranks
 
 
@@ -88,6 +91,14 @@ class DataParallel(Ranks):
         if self._flat is None:
             raise ArgumentError("DataParallel: the optimizer is not from prepare(), expected that")
         all_reduce_gradients(self._flat.grad, self._comm)
+
+    def load_latest(self, folder: Path) -> Checkpoint | None:
+        """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
+        return load_latest(folder, self._comm)
+
+    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
+        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
+        load_pieces(self._comm, checkpoint, model, optimizer)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the ranks of some numbers, the same on every rank.

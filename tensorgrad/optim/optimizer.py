@@ -148,9 +148,9 @@ class Optimizer:
         if not self.flat.whole:
             raise ArgumentError(
                 f"{type(self).__name__}.state_dict: this rank has a part of the state, expected "
-                "all of it; gather_state of the ranks returns that"
+                "all of it"
             )
-        found: dict[str, Any] = {"step": int(self.hyper[STEPS]), "lr": self.lr}
+        found: dict[str, Any] = self.numbers()
         for kind, buffer in self.state.items():
             views = self.flat.views(buffer)
             found.update({f"{kind}/{name}": view for name, view in views.items()})
@@ -185,15 +185,28 @@ class Optimizer:
                     f"{op}: {name} has shape {got[0]} and dtype {got[1]}, expected {shape} "
                     f"and {wide}"
                 )
-        step, lr = state["step"], state["lr"]
-        if not isinstance(step, int) or step < 0:
-            raise CheckpointError(f"{op}: step is {step!r}, expected a whole number from 0")
-        if not isinstance(lr, int | float) or not 0 <= lr < math.inf:
-            raise CheckpointError(f"{op}: lr is {lr!r}, expected a finite number from 0")
+        self.load_numbers(state)
         for owned in self.flat.owned():
             for kind, buffer in self.state.items():
                 values = state[f"{kind}/{owned.name}"].reshape(-1)[owned.values]
                 buffer[owned.state] = backend.asarray_like(values, buffer)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the part of the state that is numbers: "step" and "lr", as in `state_dict`."""
+        return {"step": int(self.hyper[STEPS]), "lr": self.lr}
+
+    def load_numbers(self, state: Mapping[str, Any]) -> None:
+        """Take over what `numbers` gave; nothing changes when it does not fit.
+
+        Raises:
+            CheckpointError: a number is missing or outside its range.
+        """
+        op = f"{type(self).__name__}.load_state_dict"
+        step, lr = state.get("step"), state.get("lr")
+        if not isinstance(step, int) or step < 0:
+            raise CheckpointError(f"{op}: step is {step!r}, expected a whole number from 0")
+        if not isinstance(lr, int | float) or not 0 <= lr < math.inf:
+            raise CheckpointError(f"{op}: lr is {lr!r}, expected a finite number from 0")
         self.lr = lr
         self._set(STEPS, float(step))
 

@@ -23,17 +23,11 @@ from typing import Any
 
 from tensorgrad import backend, random
 from tensorgrad.autograd import no_grad
-from tensorgrad.backend import Array, is_array
+from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
-from tensorgrad.train.checkpoint import (
-    Checkpoint,
-    check_arrays,
-    check_same,
-    load_latest,
-    save_checkpoint,
-)
+from tensorgrad.train.checkpoint import Checkpoint, check_same
 from tensorgrad.train.interrupt import Interrupts
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import Progress
@@ -159,7 +153,7 @@ class Trainer:
         Raises:
             CheckpointError: it belongs to another model, vocabulary or data, or all are damaged.
         """
-        found = load_latest(self.checkpoints)
+        found = self._ranks.load_latest(self.checkpoints)
         if found is None:
             return False
         self.load(found)
@@ -174,13 +168,10 @@ class Trainer:
         """
         for name, expected in self._belongs_to.items():
             check_same(checkpoint, name, expected)
-        arrays = checkpoint.arrays("model")
-        check_arrays(checkpoint, arrays, self._model_arrays())
         generator, metrics = checkpoint.entry("generator"), checkpoint.entry("metrics")
         if self.scaler is not None:
             self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
-        state = {**checkpoint.arrays("optimizer"), **checkpoint.entry("optimizer")}
-        self._ranks.load_state(self.model, self.optimizer, arrays, state)
+        self._ranks.load(checkpoint, self.model, self.optimizer)
         random.set_state(generator)
         self._measured = dict(metrics)
         self.step = checkpoint.step
@@ -290,20 +281,16 @@ class Trainer:
 
     def _save(self) -> None:
         began = time.perf_counter()
-        model, state = self._ranks.gather_state(self.model, self.optimizer)
-        if self._log is None:
-            return
-        self._log.sync()
-        numbers = {name: value for name, value in state.items() if not is_array(value)}
-        arrays = {name: value for name, value in state.items() if is_array(value)}
-        self._saved = save_checkpoint(
+        if self._log is not None:
+            self._log.sync()
+        self._saved = self._ranks.save(
             self.checkpoints,
             self.step,
-            {"model": model, "optimizer": arrays},
+            self.model,
+            self.optimizer,
             {
                 **self._belongs_to,
                 "settings": asdict(self.settings),
-                "optimizer": numbers,
                 "scaler": None if self.scaler is None else self.scaler.state_dict(),
                 "generator": random.get_state(),
                 "metrics": _finite(self._measured),

@@ -12,8 +12,9 @@ and all else a strategy (parallel/data.py, zero.py, pipeline.py) does differs in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.tensor import Tensor
+from tensorgrad.train.checkpoint import Checkpoint, check_arrays, load_latest, save_checkpoint
 
 Batch = tuple[Any, ...]  # NumPy arrays whose first axis counts the rows
 Loss = Callable[..., Tensor]
@@ -119,26 +121,54 @@ class Ranks:
         """Return the sums over the ranks of some numbers, the same on every rank."""
         return list(values)
 
-    def gather_state(
-        self, model: Module, optimizer: Optimizer
-    ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the arrays of the model and the state of the optimizer, whole on the main rank."""
-        arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
-        return arrays, optimizer.state_dict()
-
-    def load_state(
+    def save(
         self,
+        folder: Path,
+        step: int,
         model: Module,
         optimizer: Optimizer,
-        arrays: dict[str, Array],
-        state: dict[str, Any],
-    ) -> None:
-        """Take over what `gather_state` gave on the main rank, on any number of ranks.
+        state: Mapping[str, Any],
+        keep: int,
+    ) -> Path | None:
+        """Write a checkpoint of the model and the optimizer, as `save_checkpoint` does.
+
+        Args:
+            folder, step, keep: as for `save_checkpoint`.
+            model, optimizer: whose arrays are saved.
+            state: what else is saved; that of the main rank counts.
+        Returns:
+            The checkpoint's folder; None on ranks that do not know it.
+        Raises:
+            CheckpointError: it cannot be written; earlier ones are unchanged.
+        """
+        if not self.is_main:
+            return None
+        arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
+        numbers = optimizer.numbers()
+        found = optimizer.state_dict()
+        buffers = {name: value for name, value in found.items() if name not in numbers}
+        groups = {"model": arrays, "optimizer": buffers}
+        return save_checkpoint(folder, step, groups, {**state, "optimizer": numbers}, keep)
+
+    def load_latest(self, folder: Path) -> Checkpoint | None:
+        """Open the newest checkpoint that is whole, the same on all ranks; None without any.
+
+        Raises:
+            CheckpointError: there are checkpoints, and all are damaged.
+        """
+        return load_latest(folder)
+
+    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
+        """Take over what `save` has written, on any number of ranks.
 
         Raises:
             CheckpointError: it does not fit; then nothing changes.
         """
-        optimizer.load_state_dict(state)
+        arrays = checkpoint.arrays("model")
+        check_arrays(checkpoint, arrays, model.state_dict())
+        optimizer.load_state_dict(
+            {**checkpoint.arrays("optimizer"), **checkpoint.entry("optimizer")}
+        )
         model.load_state_dict(arrays)
 
 
