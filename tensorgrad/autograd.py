@@ -305,7 +305,10 @@ def _walk(
                 sums.pop(target, None)
                 if type(dx) is Part:
                     dx = dx.spread(target.shape)
-            ready.append((target, dx))
+            if type(target) is Node:
+                ready.append((target, dx))
+            else:  # at once: who waits for a gradient shall not wait for the rest of the walk
+                deliver(target, dx)
         found = saved = ()  # so that memory falls before the next backward runs
 
 

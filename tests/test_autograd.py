@@ -201,7 +201,8 @@ def test_hooks_run_once_the_gradient_is_complete() -> None:
         tensorgrad.on_grad_ready(x * 2, print)
 
 
-def test_hooks_come_as_early_as_the_graph_allows() -> None:
+@pytest.mark.parametrize("weight_first", [False, True])
+def test_hooks_come_as_early_as_the_graph_allows(weight_first: bool) -> None:
     """The gradient of the last layer's weight is announced before the first layer is visited."""
     order: list[str] = []
 
@@ -211,7 +212,8 @@ def test_hooks_come_as_early_as_the_graph_allows() -> None:
 
     x, w = leaf(1.0), leaf(2.0)
     tensorgrad.on_grad_ready(w, lambda t: order.append("w"))
-    (record("first", x.data, (x,), note, ()) * w).backward()
+    first = record("first", x.data, (x,), note, ())
+    (w * first if weight_first else first * w).backward()
     assert order == ["w", "first layer"]
 
 
