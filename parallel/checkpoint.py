@@ -31,7 +31,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError, ShapeError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.placement import Piece, Placement, copies, owners, placements
+from tensorgrad.parallel.placement import Piece, Placement, copies, owners
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.weights import ArrayFile, save_arrays
@@ -181,36 +181,34 @@ class Stored(NamedTuple):
 
 
 def pieces_of(
-    model: Module, optimizer: Optimizer, full_name: Callable[[str], str] = str
+    model: Module, optimizer: Optimizer, placements: Mapping[str, Placement]
 ) -> list[tuple[Piece, Array]]:
     """Return what a rank holds of the model and the optimizer: what it updates, and the buffers.
 
     Args:
         model: what this rank has of the model.
         optimizer: of its parameters; of what ranks have shards of, the shard of this one.
-        full_name: gives the name in the whole model of what this rank holds whole; a
-            PlacedParameter knows its own.
+        placements: by the name in `model`, which box of which array of the whole model it is;
+            what is not here is whole and has the same name.
     Raises:
         ArgumentError: a buffer is not contiguous.
     """
-    boxes = placements(model.named_parameters(), full_name)
 
-    def named(kind: str, placement: Placement) -> Placement:
-        return replace(placement, name=f"{kind}/{placement.name}")
+    def named(kind: str, name: str, shape: Shape) -> Placement:
+        box = placements.get(name) or Placement(name, shape)
+        return replace(box, name=f"{kind}/{box.name}")
 
     held = []
     for name, values, place, data in optimizer.flat.owned():
-        start, stop = values.start, values.stop
-        held.append((Piece(named("model", boxes[name]), start, stop), data))
+        span, shape = (values.start, values.stop), optimizer.flat.slots[name].shape
+        held.append((Piece(named("model", name, shape), *span), data))
         for kind, buffer in optimizer.state.items():
-            piece = Piece(named(f"optimizer/{kind}", boxes[name]), start, stop)
-            held.append((piece, buffer[place]))
+            held.append((Piece(named(f"optimizer/{kind}", name, shape), *span), buffer[place]))
     for name, tensor in model.state_dict().items():
         if name not in optimizer.flat.slots:
-            box = boxes.get(name) or Placement(full_name(name), tensor.shape)
             if not tensor.data.flags.c_contiguous:
                 raise ArgumentError(f"pieces_of: {name} has strides, expected it in C order")
-            held.append((named("model", box).piece, tensor.data.reshape(-1)))
+            held.append((named("model", name, tensor.shape).piece, tensor.data.reshape(-1)))
     return held
 
 
@@ -222,14 +220,14 @@ def save_pieces(
     optimizer: Optimizer,
     state: Mapping[str, Json],
     keep: int,
-    full_name: Callable[[str], str] = str,
+    placements: Mapping[str, Placement],
 ) -> Path:
     """Write a checkpoint of which each rank writes a part; for `Ranks.save` and with its arguments.
 
     Raises:
         CheckpointError: a rank cannot write its part; earlier checkpoints are unchanged.
     """
-    shards = Shards(comm, pieces_of(model, optimizer, full_name))
+    shards = Shards(comm, pieces_of(model, optimizer, placements))
     return shards.save(folder, step, {**state, "optimizer": optimizer.numbers()}, keep)
 
 
@@ -238,7 +236,7 @@ def load_pieces(
     checkpoint: Checkpoint,
     model: Module,
     optimizer: Optimizer,
-    full_name: Callable[[str], str] = str,
+    placements: Mapping[str, Placement],
 ) -> None:
     """Take over from any checkpoint what this rank updates; for `Ranks.load`.
 
@@ -247,7 +245,7 @@ def load_pieces(
     Raises:
         CheckpointError: it does not fit; then nothing changes.
     """
-    shards = Shards(comm, pieces_of(model, optimizer, full_name))
+    shards = Shards(comm, pieces_of(model, optimizer, placements))
     shards.load(checkpoint)
     optimizer.load_numbers(checkpoint.entry("optimizer"))
     for array in optimizer.flat.memory:

@@ -10,18 +10,17 @@ hold (of a sharded buffer) only a range of the elements in C order: a `Piece`.
     . . . . . .        x . . x x .                                  x . . . . .
     . . . . . .        x . . x x .                                  . . . . . .
 
-Tensor parallelism makes placements with `divide` and keeps them in its `PlacedParameter`s;
-pipelines give `placements` the names of the whole model; flat buffers that are sharded are pieces,
-which `flat_pieces` names. Checkpoints need no more than pieces to load on any other mesh: the
-elements of a piece ascend in the C order of the full array, so any two pieces, however they were
-cut, meet in runs that ascend in both. Tests: tests/parallel/test_placement.py.
+Tensor parallelism makes placements with `divide`, pipelines give them the names of the whole
+model, and sharded buffers hold pieces of them. Checkpoints need no more than pieces to load on any
+other mesh: the elements of a piece ascend in the C order of the full array, so any two pieces,
+however they were cut, meet in runs that ascend in both. Tests: tests/parallel/test_placement.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,9 +29,6 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.nn import Parameter
-from tensorgrad.optim.flat import Slot
-from tensorgrad.tensor import Tensor
 
 Ranges = tuple[tuple[int, int], ...]
 Runs = np.ndarray[Any, np.dtype[np.int64]]
@@ -103,46 +99,6 @@ class Placement:
     def piece(self) -> Piece:
         """All of the box."""
         return Piece(self, 0, self.size)
-
-
-class PlacedParameter(Parameter):
-    """A parameter of which this rank holds a box.
-
-    Args:
-        data: the box, an array of the shape `placement.box`; its memory is kept.
-        placement: which box of which parameter of the whole model.
-    Raises:
-        ShapeError: the array has not the shape of the box.
-    """
-
-    __slots__ = ("placement",)
-
-    def __init__(self, data: Array, placement: Placement) -> None:
-        if data.shape != placement.box:
-            raise ShapeError(
-                f"PlacedParameter: data of {placement.name} has shape {data.shape}, expected that "
-                f"of its box, {placement.box}"
-            )
-        super().__init__(data)
-        self.placement = placement
-
-
-def placements(
-    named: Iterable[tuple[str, Tensor]], full_name: Callable[[str], str] = str
-) -> dict[str, Placement]:
-    """Return the placement of each parameter or buffer of a module, by its name there.
-
-    Args:
-        named: as `Module.named_parameters()` gives them.
-        full_name: gives the name in the whole model of one that this rank holds whole, as of a
-            block of a pipeline stage; by default the same. A PlacedParameter knows its own.
-    """
-    return {
-        name: tensor.placement
-        if isinstance(tensor, PlacedParameter)
-        else Placement(full_name(name), tensor.shape)
-        for name, tensor in named
-    }
 
 
 class Piece(NamedTuple):
@@ -314,35 +270,6 @@ def assemble(target: Piece, parts: Sequence[tuple[Piece, Array]]) -> Array:
     for number, source, place, length in copies(target, [piece for piece, _ in parts]):
         out[place : place + length] = parts[number][1][source : source + length]
     return out
-
-
-def flat_pieces(
-    slots: Mapping[str, Slot], boxes: Mapping[str, Placement], start: int, stop: int
-) -> list[tuple[Piece, slice]]:
-    """Return what lies in a part of a flat buffer of parameters, gradients or optimizer state.
-
-    Args:
-        slots: `FlatParameters.slots`.
-        boxes: `placements(...)`, of each parameter in `slots` and with a box of its shape.
-        start, stop: the part of the buffer, as of one shard.
-    Returns:
-        Each piece, and where it lies in the whole buffer, by the order of `slots`.
-    Raises:
-        ShapeError: a box and its slot have different shapes.
-    """
-    found = []
-    for name, slot in slots.items():
-        placement, here = boxes[name], slot.piece
-        if placement.box != slot.shape:
-            raise ShapeError(
-                f"flat_pieces: {name} has shape {slot.shape}, expected that of its box of "
-                f"{placement.name}, {placement.box}"
-            )
-        first, last = max(start, here.start), min(stop, here.stop)
-        if first < last:
-            piece = Piece(placement, first - here.start, last - here.start)
-            found.append((piece, slice(first, last)))
-    return found
 
 
 def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:

@@ -14,13 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorgrad import Tensor, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, CheckpointError, CommError
-from tensorgrad.optim.flat import Slot
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel import checkpoint as sharded
-from tensorgrad.parallel.checkpoint import Shards, load_latest
-from tensorgrad.parallel.placement import Piece, Placement, cut, cut_box, divide, flat_pieces
+from tensorgrad.parallel.checkpoint import (
+    Shards,
+    load_latest,
+    load_pieces,
+    pieces_of,
+    save_pieces,
+)
+from tensorgrad.parallel.placement import Piece, Placement, cut, cut_box, divide
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from tensorgrad.weights import ArrayFile
 from tests.disk import full_disk
@@ -50,20 +58,25 @@ def held_on(mesh: Mesh, zero: bool, full: Full) -> Iterator[tuple[Piece, Array]]
         for number, (name, array) in enumerate(full.items())
         if number == 0 or number % mesh.pp == mesh.pp_rank
     }
-    boxes, slots, end = {}, {}, 0
+    boxes = []
     for name, array in here.items():
         axis = next((i for i, n in enumerate(array.shape) if n and n % mesh.tp == 0), None)
-        boxes[name] = (
+        boxes.append(
             Placement(name, array.shape)
             if axis is None
             else divide(name, array.shape, axis, mesh.tp_rank, mesh.tp)
         )
-        slots[name] = Slot(end, boxes[name].box)
-        end = slots[name].piece.stop + 3  # a gap
-    share = -(-end // mesh.dp) if zero else end
-    start = share * mesh.dp_rank if zero else 0
-    for piece, _ in flat_pieces(slots, boxes, start, start + share):
-        yield piece, cut(full[piece.placement.name], piece).copy()
+    share = -(-sum(box.size for box in boxes) // mesh.dp)
+    start = -share * mesh.dp_rank  # of the box, in the shard of this rank
+    for box in boxes:
+        piece = box.piece
+        if zero:
+            first, last = max(start, 0) - start, min(start + box.size, share) - start
+            start += box.size
+            if first >= last:
+                continue
+            piece = Piece(box, first, last)
+        yield piece, cut(full[box.name], piece).copy()
 
 
 @st.composite
@@ -124,6 +137,45 @@ def test_any_mesh_loads_what_any_other_has_saved(
             for key, array in full.items():  # once, and nothing twice
                 assert sum(each.piece.size for each in pieces.get(key, [])) == array.size
         load_on(other, other_zero, full, folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_and_its_optimizer_go_on_where_they_were(tmp_path: Path, dtype: str) -> None:
+    def made(seed: int) -> tuple[GPT2, AdamW]:
+        random.seed(seed)
+        model = GPT2(GPT2Config(vocab_size=12, context=4, layers=2, heads=2, width=8)).to(dtype)
+        model.register_buffer("count", Tensor(np.full(3, seed)))
+        optimizer = AdamW(model.named_parameters(), lr=0.01 * seed)
+        optimizer.flat.grad[...] = np.random.default_rng(seed).random(optimizer.flat.size)
+        optimizer.step()
+        return model, optimizer
+
+    def everything(model: GPT2, optimizer: AdamW) -> dict[str, Any]:
+        arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
+        state = {**arrays, **optimizer.state_dict()}
+        return {n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in state.items()}
+
+    expected = made(3)
+    on_ranks(2, lambda comm: save_pieces(comm, tmp_path, 1, *expected, STATE, 2, {}))
+
+    def load(comm: Comm) -> None:
+        found = load_latest(tmp_path, comm)
+        assert found is not None
+        model, optimizer = ours[comm.rank]
+        load_pieces(comm, found, model, optimizer, {})
+        assert everything(model, optimizer) == everything(*expected)
+        assert model.tokens.weight.data.base is optimizer.flat.data
+
+    ours = [made(1 + rank) for rank in range(3)]
+    assert everything(*ours[0]) != everything(*expected)
+    on_ranks(3, load)
+
+
+def test_a_buffer_with_strides_is_an_error() -> None:
+    model = GPT2(GPT2Config(vocab_size=12, context=4, layers=1, heads=2, width=8))
+    model.register_buffer("table", Tensor(np.ones((3, 4)).T))
+    with pytest.raises(ArgumentError, match="table has strides"):
+        pieces_of(model, AdamW(model.named_parameters()), {})
 
 
 FULL: Full = {

@@ -9,22 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.nn import Linear
-from tensorgrad.optim import FlatParameters
 from tensorgrad.parallel.placement import (
     Piece,
-    PlacedParameter,
     Placement,
     assemble,
     copies,
     cut,
     cut_box,
     divide,
-    flat_pieces,
     owners,
-    placements,
 )
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -133,36 +127,6 @@ def test_parts_of_a_joint_weight_have_some_of_each_section() -> None:
     )
 
 
-@given(st.integers(1, 5), st.integers(1, 3))
-def test_shards_of_a_flat_buffer_are_pieces_that_assemble(ranks: int, parts: int) -> None:
-    rng = np.random.default_rng(0)
-    full = {"w": rng.random((6, 7)), "odd": rng.random((6, 5)), "b": rng.random(3)}
-    held = {"w": divide("w", (6, 7), 0, parts - 1, parts), "b": Placement("b", (3,))}
-    held["here"] = Placement("odd", (6, 5))
-    tensors = {name: Tensor(cut_box(full[box.name], box), True) for name, box in held.items()}
-    flat = FlatParameters(tensors.items(), multiple=64 * ranks)
-    shard = flat.size // ranks
-    found: dict[str, list[tuple[Piece, Any]]] = {}
-    for rank in range(ranks):
-        for piece, place in flat_pieces(flat.slots, held, rank * shard, (rank + 1) * shard):
-            assert rank * shard <= place.start < place.stop <= (rank + 1) * shard
-            found.setdefault(piece.placement.name, []).append((piece, flat.data[place]))
-    for box in held.values():
-        np.testing.assert_array_equal(
-            assemble(box.piece, found[box.name]).reshape(box.box), cut_box(full[box.name], box)
-        )
-
-
-def test_a_module_says_which_boxes_it_holds() -> None:
-    box = divide("blocks.7.up.weight", (4, 2), 0, 1, 2)
-    layer = Linear(2, 2)
-    layer.weight = PlacedParameter(np.ones((2, 2), np.float32), box)
-    found = placements(layer.named_parameters(), lambda name: f"blocks.7.up.{name}")
-    assert found == {"weight": box, "bias": Placement("blocks.7.up.bias", (2,))}
-    with pytest.raises(ShapeError, match=r"has shape \(3, 2\), expected that of its box, \(2, 2\)"):
-        PlacedParameter(np.ones((3, 2), np.float32), box)
-
-
 def test_equal_boxes_are_equal() -> None:
     assert Placement("w", (4, 2), 0, ((0, 2), (2, 4))) == Placement("w", (4, 2))
     assert Placement("w", (4, 2), 1, ((0, 2),)) == Placement("w", (4, 2))
@@ -194,9 +158,3 @@ def test_equal_boxes_are_equal() -> None:
 def test_what_does_not_fit_is_an_error_with_the_numbers(call: Any, message: str) -> None:
     with pytest.raises((ArgumentError, ShapeError), match=message):
         call()
-
-
-def test_a_box_that_is_not_the_slot_is_an_error() -> None:
-    flat = FlatParameters([("w", Tensor(np.zeros((4, 2)), True))])
-    with pytest.raises(ShapeError, match=r"w has shape \(4, 2\), expected that of its box of w"):
-        flat_pieces(flat.slots, {"w": divide("w", (4, 2), 0, 0, 2)}, 0, 64)
