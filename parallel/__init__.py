@@ -6,11 +6,13 @@ if __name__ != "tensorgrad.parallel":
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.comm import world
 from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadcast_parameters
+from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 
 __all__ = [
     "Comm",
     "DataParallel",
+    "Handle",
     "Mesh",
     "all_reduce_gradients",
     "broadcast_parameters",

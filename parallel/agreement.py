@@ -31,27 +31,32 @@ def digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
 
-def differences(facts: Sequence[Mapping[str, Json]]) -> str:
+def differences(facts: Sequence[Mapping[str, Json]], ranks: Sequence[int] | None = None) -> str:
     """Say which of the facts (one mapping a rank) differ: `lr is 0.1 on rank 0, 0.2 on rank 1`."""
     names = dict.fromkeys(name for each in facts for name in each)
     found = []
     for name in names:
         values = [repr(each[name]) if name in each else "missing" for each in facts]
         if len(set(values)) > 1:
-            found.append(f"{name} is {by_rank(values)}")
+            found.append(f"{name} is {by_rank(values, ranks)}")
     return "; ".join(found)
 
 
-def by_rank(values: Sequence[str]) -> str:
-    """Say which ranks have which of the values (one a rank): `a on ranks 0, 2-3, b on rank 1`."""
-    ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    return ", ".join(f"{value} on {_name(found)}" for value, found in ranks.items())
+def by_rank(values: Sequence[str], ranks: Sequence[int] | None = None) -> str:
+    """Say which ranks have which of the values: `a on ranks 0, 2-3, b on rank 1`.
+
+    Args:
+        values: one a rank.
+        ranks: their numbers; by default 0, 1, and so on.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in zip(ranks or range(len(values)), values, strict=True):
+        ranks_of.setdefault(value, []).append(rank)
+    return ", ".join(f"{value} on {name_ranks(found)}" for value, found in ranks_of.items())
 
 
-def _name(ranks: Sequence[int]) -> str:
-    """Say which ranks: `rank 3`, `ranks 0-2, 5`."""
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Say which ranks, in order: `rank 3`, `ranks 0-2, 5`."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:

@@ -8,62 +8,27 @@ the first time with each shape for CuPy arrays, whose calls must not make the ho
 from __future__ import annotations
 
 import json
-import logging
-import os
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import overload
 
-import numpy as np
-
-from tensorgrad import backend, dtypes
+from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError, CommError, DtypeError
+from tensorgrad.errors import ArgumentError, CommError, ShapeError
 from tensorgrad.parallel.agreement import Json, by_rank, differences, digest, to_json
+from tensorgrad.parallel.arguments import (
+    as_bytes,
+    as_numbers,
+    check_like,
+    check_piece,
+    check_reduction,
+    checked,
+    overlap,
+)
+from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.launch import share_cores
+from tensorgrad.parallel.transport import Finish, GpuTransport, Network, Transport
 
-_log = logging.getLogger(__name__)
-_OPS = ("sum", "mean", "max")
 _END = "the end of the program"
-
-
-class Transport(Protocol):
-    """Moves contiguous arrays that are not empty, once all ranks agree on the call."""
-
-    def all_reduce(self, array: Array, op: str) -> None:
-        """Reduce in place. `op` is "sum", "mean" or "max"; bool comes as uint8."""
-
-    def broadcast(self, data: Array, root: int) -> None:
-        """Send the bytes of `root` to all."""
-
-    def all_gather(self, data: Array, out: Array) -> None:
-        """Put the bytes of all ranks into `out`, one after the other."""
-
-
-class GpuTransport(Transport, Protocol):
-    """The transport of GPU arrays."""
-
-    def close(self) -> None:
-        """Finish all transfers, at the end of the program."""
-
-
-class Network(Transport, Protocol):
-    """The transport of host arrays, which also starts the ranks and connects their GPUs."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-    def same(self, number: int) -> bool:
-        """Return, on all ranks alike, whether all ranks pass the same number of 62 bits."""
-
-    def exchange(self, text: str) -> list[str]:
-        """Return the texts of all ranks."""
-
-    def connect_gpus(self, device: int) -> GpuTransport:
-        """Return what carries the arrays of GPU `device`; every rank calls it."""
-
-    def abort(self, status: int) -> None:
-        """End all ranks at once."""
 
 
 class Comm:
@@ -73,17 +38,21 @@ class Comm:
         network: what carries host arrays; None for a single process, which needs no MPI.
     Attributes:
         rank, size: this rank, 0 to size - 1, and the number of ranks.
-        local_rank, local_size: the same among the ranks of this host.
+        ranks: what the ranks of this group are called in `world()`, and in errors.
+        local_rank, local_size: rank and size among all ranks of this host.
     """
 
     def __init__(self, network: Network | None = None) -> None:
         """Take over the network; every rank does so."""
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
+        self.ranks: tuple[int, ...] = (0,)
         self._network = network
         self._gpus: GpuTransport | None = None
         self._agreed: set[str] = set()
+        self._open: set[Handle] = set()
+        self._parts: list[Comm] = []
         if network is not None:
-            self.rank, self.size = network.rank, network.size
+            self.rank, self.size, self.ranks = network.rank, network.size, network.ranks
             self.local_rank, self.local_size = network.local_rank, network.local_size
 
     def select_device(self, device: str = "auto") -> str:
@@ -105,12 +74,42 @@ class Comm:
             device = f"cuda:{self.local_rank % backend.gpu_count()}"
         index = backend.gpu_index(device)
         if index is None:
-            self._share_cores()
+            share_cores(self.local_size, self.rank == 0)
         else:
             backend.cupy.cuda.Device(index).use()
         return device
 
-    def all_reduce(self, array: Array, op: str = "sum") -> None:
+    def split(self, ranks: Sequence[int]) -> Comm:
+        """Return the communicator of some of the ranks, with a network of its own.
+
+        Every rank calls it at the same time, each with the group that it belongs to, so that one
+        call cuts all ranks into groups: `comm.split(mesh.line("dp"))`.
+
+        Args:
+            ranks: the ranks of this rank's group, in the order that they will have there.
+        Raises:
+            CommError: the groups of different ranks do not fit together.
+            ArgumentError: this rank is not in its group, or there is no such rank.
+        """
+        group = [int(rank) for rank in ranks]
+        if sorted(set(group)) != sorted(group) or not set(group) <= set(range(self.size)):
+            raise ArgumentError(
+                f"split: ranks is {group}, expected different ranks from 0 to {self.size - 1}"
+            )
+        if self.rank not in group:
+            raise ArgumentError(f"split: ranks is {group}, expected rank {self.rank} among them")
+        self._enter("split")
+        groups = [json.loads(each) for each in self._exchange(json.dumps(group))]
+        if any(groups[rank] != each for each in groups for rank in each):
+            raise CommError(
+                f"split: ranks is {self._by_rank([str(each) for each in groups])}; expected the "
+                "same on all ranks of a group"
+            )
+        part = Comm(None if self._network is None else self._network.split(group))
+        self._parts.append(part)
+        return part
+
+    def all_reduce(self, array: Array, op: str = "sum", wait: bool = True) -> Handle:
         """Replace the array on every rank by the sum, mean or maximum over the ranks.
 
         Equal inputs give equal bits, the same on all ranks. 16-bit floats on the host are added
@@ -120,64 +119,169 @@ class Comm:
         Args:
             array: any shape and layout, the same shape and dtype on all ranks; written in place.
             op: "sum", "mean" (floats only) or "max" (for bool: any).
+            wait: whether to finish the call, or to leave that to the handle.
         Raises:
             ArgumentError, DtypeError: not an array, read-only, or op and dtype do not fit.
             CommError: the ranks disagree, or the network fails.
         """
-        array = _checked("all_reduce", array, written=True)
-        if op not in _OPS:
-            raise ArgumentError(f"all_reduce: op is {op!r}, expected one of {', '.join(_OPS)}")
-        if op == "mean" and not dtypes.is_float(array.dtype):
-            raise DtypeError(f"all_reduce: array is {array.dtype}, expected floats for a mean")
-        if op == "sum" and array.dtype == dtypes.bool_:
-            raise DtypeError("all_reduce: array is bool, expected numbers, or op 'max' for any")
-        transport = self._enter(f"all_reduce({op})", array)
-        if transport is None or array.size == 0:
-            return
-        whole = backend.contiguous(array)
-        transport.all_reduce(whole.view("uint8") if whole.dtype == dtypes.bool_ else whole, op)
-        if whole is not array:
-            array[...] = whole
+        array = checked("all_reduce", "array", array, written=True)
+        check_reduction("all_reduce", array, op)
+        call = f"all_reduce({op})"
+        return self._carry_out(
+            call, array, array, wait, lambda via, out: via.all_reduce(as_numbers(out), op)
+        )
 
-    def broadcast(self, array: Array, root: int = 0) -> None:
+    def reduce_scatter(
+        self, array: Array, out: Array, op: str = "sum", wait: bool = True
+    ) -> Handle:
+        """Put the sum, mean or maximum over the ranks of piece r into `out` of rank r.
+
+        The first axis of `array` is cut into as many equal pieces as there are ranks. To the bit
+        the same as the pieces of an `all_reduce` on the host; rounding as there.
+
+        Args:
+            array: (size * n, ...), any layout, the same shape and dtype on all ranks.
+            out: (n, ...), dtype and device of `array`; written. It may be this rank's own piece
+                of `array`, which else stays as it is.
+            op: "sum", "mean" (floats only) or "max" (for bool: any).
+            wait: whether to finish the call, or to leave that to the handle.
+        Raises:
+            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not fit.
+            CommError: the ranks disagree, or the network fails.
+        """
+        array = checked("reduce_scatter", "array", array, written=False)
+        out = checked("reduce_scatter", "out", out, written=True)
+        check_reduction("reduce_scatter", array, op)
+        check_piece("reduce_scatter", ("out", "array"), out, array, self.rank, self.size)
+
+        def begin(via: Transport, out: Array) -> Finish:
+            return via.reduce_scatter(as_numbers(backend.contiguous(array)), as_numbers(out), op)
+
+        return self._carry_out(f"reduce_scatter({op})", array, out, wait, begin)
+
+    @overload
+    def all_gather(self, array: Array) -> Array: ...
+
+    @overload
+    def all_gather(self, array: Array, out: Array, wait: bool = True) -> Handle: ...
+
+    def all_gather(
+        self, array: Array, out: Array | None = None, wait: bool = True
+    ) -> Array | Handle:
+        """Put the arrays of all ranks one after the other, in the order of ranks, on every rank.
+
+        Args:
+            array: any shape and layout, the same shape and dtype on all ranks.
+            out: (size * n, ...) for an array (n, ...), its dtype and device; written. `array` may
+                be this rank's own piece of it. None: a new array.
+            wait: whether to finish the call, or to leave that to the handle; only with `out`.
+        Returns:
+            Without `out` the arrays stacked along a new first axis, (size, *array.shape).
+        Raises:
+            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not fit.
+            CommError: the ranks disagree, or the network fails.
+        """
+        array = checked("all_gather", "array", array, written=False)
+        if out is None:
+            if not wait:
+                raise ArgumentError("all_gather: out is None, expected an array with wait=False")
+            stack = backend.empty((self.size, *array.shape), array.dtype, like=array)
+            self._gather(array, stack, wait)
+            return stack
+        out = checked("all_gather", "out", out, written=True)
+        check_piece("all_gather", ("array", "out"), array, out, self.rank, self.size)
+        return self._gather(array, out, wait)
+
+    def broadcast(self, array: Array, root: int = 0, wait: bool = True) -> Handle:
         """Replace the array on every rank by that of `root`.
 
         Args:
             array: any shape and layout, the same shape and dtype on all ranks; written in place.
             root: the rank that sends.
+            wait: whether to finish the call, or to leave that to the handle.
         Raises:
             ArgumentError, DtypeError: not an array, read-only, or there is no such rank.
             CommError: the ranks disagree, or the network fails.
         """
-        array = _checked("broadcast", array, written=self.rank != root)
-        self._check_root("broadcast", root)
-        transport = self._enter(f"broadcast(root={root})", array)
-        if transport is None or array.size == 0:
-            return
-        whole = backend.contiguous(array)
-        transport.broadcast(_as_bytes(whole), root)
-        if whole is not array and self.rank != root:
-            array[...] = whole
+        array = checked("broadcast", "array", array, written=self.rank != root)
+        self._check_rank("broadcast", "root", root)
+        return self._carry_out(
+            f"broadcast(root={root})",
+            array,
+            backend.contiguous(array) if self.rank == root else array,  # it may be read-only
+            wait,
+            lambda via, out: via.broadcast(as_bytes(out), root),
+        )
 
-    def all_gather(self, array: Array) -> Array:
-        """Return the arrays of all ranks, stacked along a new first axis in the order of ranks.
+    def all_to_all(self, array: Array, out: Array, wait: bool = True) -> Handle:
+        """Put piece r of `array` of rank s into piece s of `out` of rank r.
+
+        The first axis of both is cut into as many equal pieces as there are ranks.
 
         Args:
-            array: any shape and layout, the same shape and dtype on all ranks.
-        Returns:
-            (size, *array.shape), on the device of `array`, the same on every rank.
+            array: (size * n, ...), any layout, the same shape and dtype on all ranks.
+            out: shape, dtype and device of `array`; written. The two do not overlap.
+            wait: whether to finish the call, or to leave that to the handle.
         Raises:
-            ArgumentError, DtypeError: not an array of a known dtype.
+            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not fit.
             CommError: the ranks disagree, or the network fails.
         """
-        array = _checked("all_gather", array, written=False)
-        transport = self._enter("all_gather", array)
-        out = backend.empty((self.size, *array.shape), array.dtype, like=array)
-        if transport is None:
-            out[0] = array
-        elif array.size:
-            transport.all_gather(_as_bytes(backend.contiguous(array)), _as_bytes(out))
-        return out
+        array = checked("all_to_all", "array", array, written=False)
+        out = checked("all_to_all", "out", out, written=True)
+        if array.ndim == 0 or array.shape[0] % self.size:
+            raise ShapeError(
+                f"all_to_all: array has shape {array.shape}, expected a first axis that the "
+                f"{self.size} ranks divide"
+            )
+        check_like("all_to_all", ("array", "out"), array, out, array.shape)
+        if overlap(array, out):
+            raise ArgumentError("all_to_all: out overlaps array, expected memory of its own")
+
+        def begin(via: Transport, out: Array) -> Finish:
+            return via.all_to_all(as_bytes(backend.contiguous(array)), as_bytes(out))
+
+        return self._carry_out("all_to_all", array, out, wait, begin)
+
+    def send(self, array: Array, to: int, wait: bool = True) -> Handle:
+        """Send an array to one rank, which calls `recv`. Arrays arrive in the order sent.
+
+        Two ranks that both send to each other first, with `wait`, may wait for ever. The first
+        time that a GPU array goes from one rank to another their hosts wait for each other.
+
+        Args:
+            array: any shape and layout.
+            to: the rank that receives.
+            wait: whether to finish the call, or to leave that to the handle.
+        Raises:
+            ArgumentError, DtypeError: not an array, or there is no such other rank.
+            CommError: the network fails.
+        """
+        array = checked("send", "array", array, written=False)
+        self._check_other("send", "to", to)
+        transport, announced = self._meet("send", to, array)
+        data = as_bytes(backend.contiguous(array))
+        sent = transport.send(data, to) if array.size else None
+        return self._handle([announced, sent], wait)
+
+    def recv(self, array: Array, source: int, wait: bool = True) -> Handle:
+        """Replace an array by what one rank sends with `send`.
+
+        Args:
+            array: any layout, shape and dtype of what is sent; written in place.
+            source: the rank that sends.
+            wait: whether to finish the call, or to leave that to the handle.
+        Raises:
+            ArgumentError, DtypeError: not an array, read-only, or there is no such other rank.
+            CommError: what was sent has another shape, dtype or kind of device (for NumPy arrays
+                always checked, for CuPy arrays the first time with each shape and dtype); after
+                it the two ranks cannot go on. Or the network fails.
+        """
+        array = checked("recv", "array", array, written=True)
+        self._check_other("recv", "source", source)
+        transport, announced = self._meet("recv", source, array)
+        whole = backend.contiguous(array)
+        received = transport.recv(as_bytes(whole), source) if array.size else None
+        return self._handle([announced, received, _copy_back(whole, array)], wait)
 
     def barrier(self) -> None:
         """Wait until every rank has come here. It orders hosts, not what their GPUs still do."""
@@ -198,14 +302,14 @@ class Comm:
     def gather_objects(self, value: Json, root: int = 0) -> list[Json] | None:
         """Return what each rank passed, in the order of ranks, on `root`; None on the others."""
         text = to_json("gather_objects", value)
-        self._check_root("gather_objects", root)
+        self._check_rank("gather_objects", "root", root)
         self._enter(f"gather_objects(root={root})")
         texts = self._exchange(text)
         return [json.loads(each) for each in texts] if self.rank == root else None
 
     def broadcast_object(self, value: Json, root: int = 0) -> Json:
         """Return what `root` passed; what the other ranks passed is ignored."""
-        self._check_root("broadcast_object", root)
+        self._check_rank("broadcast_object", "root", root)
         text = to_json("broadcast_object", value) if self.rank == root else ""
         self._enter(f"broadcast_object(root={root})")
         return json.loads(self._exchange(text)[root])
@@ -224,7 +328,9 @@ class Comm:
         if self._same(text):
             return
         facts_of_ranks = [json.loads(each) for each in self._exchange(text)]
-        raise CommError(f"{what}: {differences(facts_of_ranks)}; expected the same on all ranks")
+        raise CommError(
+            f"{what}: {differences(facts_of_ranks, self.ranks)}; expected the same on all ranks"
+        )
 
     def abort(self, status: int = 1) -> None:
         """End all ranks at once, this one included, with an exit status that is not 0."""
@@ -238,16 +344,64 @@ class Comm:
         While this rank waits here, any other call of another rank is an error that names it.
         """
         try:
+            self._finish_all()
             self._enter(_END)
         except CommError:
             return  # the ranks that are not at their end raise it too: they show it and abort
+        self._close()
+        self._enter("closed")  # a process that is gone cannot help the others to finish
+
+    def _finish_all(self) -> None:
+        for handle in list(self._open):
+            handle.wait()
+        for part in self._parts:
+            part._finish_all()
+
+    def _close(self) -> None:
         if self._gpus is not None:
             self._gpus.close()
-            self._enter("closed")  # a process that is gone cannot help the others to finish
+        for part in self._parts:
+            part._close()
+
+    def _gather(self, array: Array, out: Array, wait: bool) -> Handle:
+        def begin(via: Transport, out: Array) -> Finish:
+            return via.all_gather(as_bytes(backend.contiguous(array)), as_bytes(out))
+
+        return self._carry_out("all_gather", array, out, wait, begin)
+
+    def _carry_out(
+        self,
+        call: str,
+        array: Array,
+        out: Array,
+        wait: bool,
+        begin: Callable[[Transport, Array], Finish],
+    ) -> Handle:
+        """Begin a collective of `array` that writes `out`; a single rank puts `array` there."""
+        transport = self._enter(call, array)
+        if transport is None:
+            if out is not array:
+                out[...] = array
+            return Handle()
+        if array.size == 0:
+            return Handle()
+        whole = backend.contiguous(out)
+        return self._handle([begin(transport, whole), _copy_back(whole, out)], wait)
+
+    def _handle(self, finishes: Sequence[Finish | None], wait: bool) -> Handle:
+        def finish() -> None:
+            for each in finishes:
+                if each is not None:
+                    each()
+
+        handle = Handle(finish, self._open)
+        if wait:
+            handle.wait()
+        return handle
 
     def _enter(self, call: str, array: Array | None = None) -> Transport | None:
         """Check that all ranks have come to this call, and return what carries the array."""
-        if self._network is None:
+        if self.size == 1:
             return None
         if array is None:
             self._check_call(call)
@@ -256,19 +410,43 @@ class Comm:
             self._check_call(f"{call} of {array.dtype} {array.shape} on the CPU")
             return self._network
         call = f"{call} of {array.dtype} {array.shape} on a GPU"
+        gpus = self._connected(array)
         if call not in self._agreed:
             self._check_call(call)
             self._agreed.add(call)
-            if self._gpus is None:
-                self._gpus = self._network.connect_gpus(int(array.device.id))
+        return gpus
+
+    def _meet(self, op: str, other: int, array: Array) -> tuple[Transport, Finish | None]:
+        """Tell the other rank of a message what it is, and return what carries the array."""
+        assert self._network is not None  # there is another rank
+        where = "the CPU" if backend.is_numpy(array) else "a GPU"
+        text = f"{array.dtype} {array.shape} on {where}"
+        known = f"{op} {other} {text}"
+        if known in self._agreed:
+            return self._connected(array), None
+        tell = self._network.announce if op == "send" else self._network.expect
+        if backend.is_numpy(array):
+            return self._network, tell(text, other)
+        self._agreed.add(known)
+        return self._connected(array), tell(text, other)
+
+    def _connected(self, array: Array) -> GpuTransport:
+        """Return what carries GPU arrays; before the first, all ranks connect their GPUs."""
+        assert self._network is not None
+        if self._gpus is None:
+            self._check_call("its first call with a GPU array")
+            self._gpus = self._network.connect_gpus(int(array.device.id))
         return self._gpus
 
     def _check_call(self, call: str) -> None:
         if not self._same(call):
             raise CommError(
                 f"{call.partition(' ')[0]}: the ranks have come to different calls: "
-                f"{by_rank(self._exchange(call))}; expected one"
+                f"{self._by_rank(self._exchange(call))}; expected one"
             )
+
+    def _by_rank(self, values: Sequence[str]) -> str:
+        return by_rank(values, self.ranks)
 
     def _same(self, text: str) -> bool:
         """Return, on all ranks alike, whether all ranks pass the same text."""
@@ -277,41 +455,22 @@ class Comm:
     def _exchange(self, text: str) -> list[str]:
         return [text] if self._network is None else self._network.exchange(text)
 
-    def _share_cores(self) -> None:
-        """Give each CPU rank its share of the host's cores, unless OMP_NUM_THREADS was set.
+    def _check_rank(self, op: str, name: str, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ArgumentError(f"{op}: {name} is {rank}, expected 0 to {self.size - 1}")
 
-        Ranks with a thread for every core wait for each other's threads most of the time.
-        """
-        share = max(1, (os.cpu_count() or 1) // self.local_size)
-        if "OMP_NUM_THREADS" in os.environ or backend.threads() <= share:
-            return
-        if not backend.limit_threads(share) and self.rank == 0:
-            _log.warning(
-                "%d ranks share the cores and this BLAS does not say how to limit its threads; "
-                "start them with OMP_NUM_THREADS=%d",
-                *(self.local_size, share),
-            )
-
-    def _check_root(self, op: str, root: int) -> None:
-        if not 0 <= root < self.size:
-            raise ArgumentError(f"{op}: root is {root}, expected 0 to {self.size - 1}")
+    def _check_other(self, op: str, name: str, rank: int) -> None:
+        self._check_rank(op, name, rank)
+        if rank == self.rank:
+            raise ArgumentError(f"{op}: {name} is {rank}, this rank, expected another")
 
 
-def _checked(op: str, array: Array, written: bool) -> Array:
-    """Return the array, a subclass of numpy.ndarray such as a memory map as the plain array."""
-    if not backend.is_array(array):
-        raise ArgumentError(
-            f"{op}: array is a {type(array).__name__}, expected a NumPy or CuPy array "
-            "(of a Tensor, its .data)"
-        )
-    dtypes.as_dtype(array.dtype)  # raises for what no transport can carry
-    if not isinstance(array, np.ndarray):
-        return array
-    if written and not array.flags.writeable:
-        raise ArgumentError(f"{op}: array is read-only, expected one that can be written")
-    return np.asarray(array)
+def _copy_back(whole: Array, array: Array) -> Finish | None:
+    """Return what puts a contiguous copy's values into its array, where it is a copy."""
+    if whole is array:
+        return None
 
+    def copy() -> None:
+        array[...] = whole
 
-def _as_bytes(array: Array) -> Array:
-    """View a contiguous array as bytes: what only moves data need not know the dtype."""
-    return array.reshape(-1).view("uint8")
+    return copy

@@ -13,8 +13,7 @@ import ctypes
 import json
 import logging
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -25,23 +24,19 @@ from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array
 from tensorgrad.errors import CommError, DeviceError
 from tensorgrad.parallel.agreement import by_rank
-from tensorgrad.parallel.collectives import Comm, GpuTransport
+from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.launch import end_all_ranks_on_error, launched_ranks, program_facts
+from tensorgrad.parallel.messages import Messages, Progress
+from tensorgrad.parallel.over_host import OverHost
+from tensorgrad.parallel.transport import Finish, GpuTransport
 
 _log = logging.getLogger(__name__)
 
-# MPI moves arrays in parts: they stay in the cache (twice as fast as one call for 120 MB), and
-# counts stay below the 2^31 that MPI allowed before version 4.
-_PART_BYTES = 4 << 20
+# What is added in a wider type and rounded once: NCCL knows no 16-bit integers.
+_WIDE = {dtypes.int16: dtypes.int32, dtypes.uint16: dtypes.uint32}
 
-# A rank asks so often whether the others have come before it sleeps, in seconds, between questions.
-_BUSY_POLLS = 100
-_PAUSE = 20e-6
-
-# What is added in a wider type and rounded once: MPI knows no 16-bit floats, NCCL no 16-bit
-# integers.
-_WIDE_MPI = {dtypes.float16: dtypes.float32, dtypes.bfloat16: dtypes.float32}
-_WIDE_NCCL = {dtypes.int16: dtypes.int32, dtypes.uint16: dtypes.uint32}
+# CuPy counts what NCCL broadcasts in an int of 32 bits.
+_BROADCAST_BYTES = 1 << 30
 
 # ncclDataType_t and ncclRedOp_t of nccl.h.
 _NCCL_BYTE = 1
@@ -87,69 +82,35 @@ def world() -> Comm:
             f"world: the launcher started {started} ranks, but the MPI of mpi4py ({library}) sees "
             f"{MPI.COMM_WORLD.Get_size()}; expected the mpirun that belongs to that MPI"
         )
-    comm = Comm(_Mpi(MPI.COMM_WORLD))
+    everyone = MPI.COMM_WORLD
+    comm = Comm(_Mpi(everyone, range(started), Progress(), _place_on_host(everyone)))
     end_all_ranks_on_error(comm.rank, comm.size, comm.abort)
     atexit.register(comm.leave)
     comm.agree("start", program_facts())
     return comm
 
 
-class _Mpi:
-    """Host arrays over MPI."""
+class _Mpi(Messages):
+    """Host arrays over MPI, and how ranks agree, form groups and connect their GPUs."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(
+        self, group: Any, ranks: Sequence[int], progress: Progress, place: tuple[int, int]
+    ) -> None:
         from mpi4py import MPI
 
-        self._group = group
+        super().__init__(group.Dup(), ranks, MPI.Exception, progress)
+        self._meeting, self._everyone = group, MPI.COMM_WORLD
         self._failure = MPI.Exception
-        self._in_place = MPI.IN_PLACE
-        self._ops = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX}
-        self.rank, self.size = group.Get_rank(), group.Get_size()
-        host = group.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-        self.local_rank, self.local_size = host.Get_rank(), host.Get_size()
-        host.Free()
-
-    def all_reduce(self, array: Array, op: str) -> None:
-        wide = _WIDE_MPI.get(array.dtype)
-        with self._errors("all_reduce"):
-            for part in _parts(array.reshape(-1)):
-                terms = part if wide is None else part.astype(wide)
-                self._group.Allreduce(self._in_place, terms, self._ops[op])
-                if op == "mean":
-                    np.divide(terms, self.size, out=terms)
-                if wide is not None:
-                    with np.errstate(over="ignore"):  # a sum above the largest float16 is inf
-                        part[...] = terms
-
-    def broadcast(self, data: Array, root: int) -> None:
-        with self._errors("broadcast"):
-            for part in _parts(data):
-                self._group.Bcast(part, root)
-
-    def all_gather(self, data: Array, out: Array) -> None:
-        rows = out.reshape(self.size, -1)
-        begin = 0
-        with self._errors("all_gather"):
-            for part in _parts(data):
-                gathered = np.empty((self.size, part.size), part.dtype)
-                self._group.Allgather(part, gathered)
-                rows[:, begin : begin + part.size] = gathered
-                begin += part.size
+        self._in_place, self._max = MPI.IN_PLACE, MPI.MAX
+        self._progress = progress
+        self._place = self.local_rank, self.local_size = place
 
     def same(self, number: int) -> bool:
-        """Return whether all ranks pass the same number.
-
-        Here ranks wait for each other. MPI waits by asking without pause; where ranks are more
-        than cores, that keeps those from working that the others wait for.
-        """
+        """Return whether all ranks pass the same number. Here ranks wait for each other."""
         extremes = np.array([number, -number])
         with self._errors("same"):
-            request = self._group.Iallreduce(self._in_place, extremes, self._ops["max"])
-            polls = 0
-            while not request.Test():
-                polls += 1
-                if polls > _BUSY_POLLS:
-                    time.sleep(_PAUSE)
+            request = self._meeting.Iallreduce(self._in_place, extremes, self._max)
+            self._progress.wait_for(request.Test)
         return bool(extremes[0] == -extremes[1])
 
     def exchange(self, text: str) -> list[str]:
@@ -157,10 +118,16 @@ class _Mpi:
         mine = np.frombuffer(text.encode(), "uint8")
         sizes = np.empty(self.size, "int64")
         with self._errors("exchange"):
-            self._group.Allgather(np.array([mine.size]), sizes)
+            self._meeting.Allgather(np.array([mine.size]), sizes)
             joined = np.empty(int(sizes.sum()), "uint8")
-            self._group.Allgatherv(mine, (joined, sizes))
+            self._meeting.Allgatherv(mine, (joined, sizes))
         return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
+
+    def split(self, ranks: Sequence[int]) -> _Mpi:
+        """Return the network of this rank's group; every rank calls it with its own group."""
+        with self._errors("split"):
+            group = self._meeting.Split(min(ranks), ranks.index(self.rank))
+        return _Mpi(group, [self.ranks[rank] for rank in ranks], self._progress, self._place)
 
     def connect_gpus(self, device: int) -> GpuTransport:
         """Join the ranks' GPUs with NCCL; by way of the host where ranks share a GPU."""
@@ -168,7 +135,9 @@ class _Mpi:
         ranks = [json.loads(text) for text in self.exchange(json.dumps(mine))]
         versions = [rank["nccl"] for rank in ranks]
         if "missing" in versions or len(set(versions)) > 1:
-            raise CommError(f"NCCL is {by_rank(versions)}; expected one version on all ranks")
+            raise CommError(
+                f"NCCL is {by_rank(versions, self.ranks)}; expected one version on all ranks"
+            )
         gpus = len({rank["gpu"] for rank in ranks})
         if gpus < self.size:
             if self.rank == 0:
@@ -178,12 +147,13 @@ class _Mpi:
                     self.size,
                     gpus,
                 )
-            return _OverHost(self)
+            return OverHost(self)
         unique_id = self.exchange(_nccl_unique_id().hex() if self.rank == 0 else "")[0]
-        return _Nccl(bytes.fromhex(unique_id), self.rank, self.size, device)
+        return _Nccl(self, bytes.fromhex(unique_id), device)
 
     def abort(self, status: int) -> None:
-        self._group.Abort(status)
+        """End all ranks, of other groups too."""
+        self._everyone.Abort(status)
         os._exit(status)  # MPICH's Abort can come back; nothing of the program may run then
 
     @contextmanager
@@ -195,7 +165,100 @@ class _Mpi:
 
 
 class _Nccl:
-    """Arrays on one GPU a rank over NCCL."""
+    """Arrays on one GPU a rank over NCCL.
+
+    Collectives of a group share a communicator and its stream. Messages from one rank to another
+    have both for themselves, made when the first is sent: on a shared stream a message that
+    waits for its receiver would hold up those that the receiver waits for.
+    """
+
+    def __init__(self, mpi: _Mpi, unique_id: bytes, device: int) -> None:
+        self._mpi, self._device = mpi, device
+        self._group = _NcclStream(unique_id, mpi.rank, mpi.size, device)
+        self._pairs: dict[tuple[int, int], _NcclStream] = {}
+
+    def all_reduce(self, array: Array, op: str) -> Finish:
+        wide = _WIDE.get(array.dtype)
+        terms = array if wide is None else array.astype(wide)
+        kind, pointer, how = _NCCL_DTYPES[terms.dtype], terms.data.ptr, _NCCL_OPS[op]
+
+        def call(nccl: Any, stream: int) -> None:
+            nccl.allReduce(pointer, pointer, terms.size, kind, how, stream)
+
+        return _then_narrow(self._group.begin("all_reduce", (terms,), call), terms, array)
+
+    def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
+        wide = _WIDE.get(array.dtype)
+        terms = array if wide is None else array.astype(wide)
+        total = out if wide is None else out.astype(wide)
+        kind, how = _NCCL_DTYPES[terms.dtype], _NCCL_OPS[op]
+
+        def call(nccl: Any, stream: int) -> None:
+            nccl.reduceScatter(terms.data.ptr, total.data.ptr, total.size, kind, how, stream)
+
+        return _then_narrow(self._group.begin("reduce_scatter", (terms, total), call), total, out)
+
+    def all_gather(self, data: Array, out: Array) -> Finish:
+        def call(nccl: Any, stream: int) -> None:
+            nccl.allGather(data.data.ptr, out.data.ptr, data.size, _NCCL_BYTE, stream)
+
+        return self._group.begin("all_gather", (data, out), call)
+
+    def broadcast(self, data: Array, root: int) -> Finish:
+        def call(nccl: Any, stream: int) -> None:
+            for begin in range(0, data.size, _BROADCAST_BYTES):
+                part = data[begin : begin + _BROADCAST_BYTES]
+                pointer = part.data.ptr
+                nccl.broadcast(pointer, pointer, part.size, _NCCL_BYTE, root, stream)
+
+        return self._group.begin("broadcast", (data,), call)
+
+    def all_to_all(self, data: Array, out: Array) -> Finish:
+        from cupy.cuda import nccl as library
+
+        pieces, rows = data.reshape(self._mpi.size, -1), out.reshape(self._mpi.size, -1)
+
+        def call(nccl: Any, stream: int) -> None:
+            library.groupStart()
+            for rank, (piece, row) in enumerate(zip(pieces, rows, strict=True)):
+                nccl.send(piece.data.ptr, piece.size, _NCCL_BYTE, rank, stream)
+                nccl.recv(row.data.ptr, row.size, _NCCL_BYTE, rank, stream)
+            library.groupEnd()
+
+        return self._group.begin("all_to_all", (data, out), call)
+
+    def send(self, data: Array, to: int) -> Finish:
+        def call(nccl: Any, stream: int) -> None:
+            nccl.send(data.data.ptr, data.size, _NCCL_BYTE, 1, stream)
+
+        return self._pair(self._mpi.rank, to).begin("send", (data,), call)
+
+    def recv(self, data: Array, source: int) -> Finish:
+        def call(nccl: Any, stream: int) -> None:
+            nccl.recv(data.data.ptr, data.size, _NCCL_BYTE, 0, stream)
+
+        return self._pair(source, self._mpi.rank).begin("recv", (data,), call)
+
+    def close(self) -> None:
+        for stream in (self._group, *self._pairs.values()):
+            stream.close()
+
+    def _pair(self, source: int, to: int) -> _NcclStream:
+        """Return the communicator of messages from `source`, its rank 0, to `to`, its rank 1."""
+        if (source, to) not in self._pairs:
+            sends = source == self._mpi.rank
+            unique_id = np.frombuffer(_nccl_unique_id() if sends else bytes(128), "uint8").copy()
+            if sends:
+                self._mpi.send(unique_id, to)()
+            else:
+                self._mpi.recv(unique_id, source)()
+            stream = _NcclStream(unique_id.tobytes(), 0 if sends else 1, 2, self._device)
+            self._pairs[source, to] = stream
+        return self._pairs[source, to]
+
+
+class _NcclStream:
+    """One NCCL communicator and the stream of its calls."""
 
     def __init__(self, unique_id: bytes, rank: int, size: int, device: int) -> None:
         from cupy.cuda import nccl
@@ -207,25 +270,33 @@ class _Nccl:
             self._nccl = nccl.NcclCommunicator(size, unique_id, rank)
             self._stream = cuda.Stream(non_blocking=True)
             self._ready = cuda.Event(disable_timing=True)
-            self._done = cuda.Event(disable_timing=True)
 
-    def all_reduce(self, array: Array, op: str) -> None:
-        wide = _WIDE_NCCL.get(array.dtype)
-        terms = array if wide is None else array.astype(wide)
-        kind, pointer = _NCCL_DTYPES[terms.dtype], terms.data.ptr
-        with self._ordered("all_reduce", array) as stream:
-            self._nccl.allReduce(pointer, pointer, terms.size, kind, _NCCL_OPS[op], stream)
-        if wide is not None:
-            array[...] = terms
+    def begin(self, op: str, arrays: tuple[Array, ...], call: Callable[[Any, int], None]) -> Finish:
+        """Put a call of NCCL on its stream, after the work on the current stream.
 
-    def broadcast(self, data: Array, root: int) -> None:
-        pointer = data.data.ptr
-        with self._ordered("broadcast", data) as stream:
-            self._nccl.broadcast(pointer, pointer, data.size, _NCCL_BYTE, root, stream)
+        What is returned makes the then current stream wait for the call. It holds the arrays: the
+        memory pool hands their memory out again only to work that follows on that stream.
+        """
+        for array in arrays:
+            if array.device.id != self._device:
+                raise DeviceError(
+                    f"{op}: array is on {backend.device_of(array)}, expected cuda:{self._device} "
+                    "as in the first call of this rank"
+                )
+        cuda = backend.cupy.cuda
+        self._ready.record(cuda.get_current_stream(self._device))
+        self._stream.wait_event(self._ready)
+        try:
+            call(self._nccl, self._stream.ptr)
+        except self._failure as error:
+            raise CommError(f"{op}: NCCL fails with {error}") from error
+        done = cuda.Event(disable_timing=True)
+        done.record(self._stream)
 
-    def all_gather(self, data: Array, out: Array) -> None:
-        with self._ordered("all_gather", data) as stream:
-            self._nccl.allGather(data.data.ptr, out.data.ptr, data.size, _NCCL_BYTE, stream)
+        def finish(held: tuple[Array, ...] = arrays) -> None:
+            cuda.get_current_stream(self._device).wait_event(done)
+
+        return finish
 
     def close(self) -> None:
         """Finish what was begun, and leave the communicator to the end of the process.
@@ -236,58 +307,27 @@ class _Nccl:
         self._stream.synchronize()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
 
-    @contextmanager
-    def _ordered(self, op: str, array: Array) -> Iterator[int]:
-        """Order NCCL's stream after the current one, and then the current one after NCCL's.
 
-        The wait at the end also keeps the memory pool from giving the array's memory to others
-        too early: the pool hands it out again only to work that follows on the current stream.
-        """
-        if array.device.id != self._device:
-            raise DeviceError(
-                f"{op}: array is on {backend.device_of(array)}, expected cuda:{self._device} "
-                "as in the first call of this rank"
-            )
-        current = backend.cupy.cuda.get_current_stream(self._device)
-        self._ready.record(current)
-        self._stream.wait_event(self._ready)
-        try:
-            yield self._stream.ptr
-        except self._failure as error:
-            raise CommError(f"{op}: NCCL fails with {error}") from error
-        self._done.record(self._stream)
-        current.wait_event(self._done)
+def _then_narrow(finish: Finish, wide: Array, array: Array) -> Finish:
+    """Return how to finish a reduction that was made in a wider dtype."""
+    if wide is array:
+        return finish
+
+    def finish_and_narrow() -> None:
+        finish()
+        array[...] = wide
+
+    return finish_and_narrow
 
 
-class _OverHost:
-    """GPU arrays over MPI, by way of the host."""
+def _place_on_host(everyone: Any) -> tuple[int, int]:
+    """Return this rank's number among the ranks of its host, and how many they are."""
+    from mpi4py import MPI
 
-    def __init__(self, mpi: _Mpi) -> None:
-        self._mpi = mpi
-
-    def all_reduce(self, array: Array, op: str) -> None:
-        host = backend.to_numpy(array)
-        self._mpi.all_reduce(host, op)
-        array[...] = backend.asarray_like(host, array)
-
-    def broadcast(self, data: Array, root: int) -> None:
-        host = backend.to_numpy(data)
-        self._mpi.broadcast(host, root)
-        data[...] = backend.asarray_like(host, data)
-
-    def all_gather(self, data: Array, out: Array) -> None:
-        host = np.empty(out.shape, out.dtype)
-        self._mpi.all_gather(backend.to_numpy(data), host)
-        out[...] = backend.asarray_like(host, out)
-
-    def close(self) -> None:
-        """Do nothing: each call has finished its transfers."""
-
-
-def _parts(flat: Array) -> Iterator[Array]:
-    step = _PART_BYTES // flat.itemsize
-    for begin in range(0, flat.size, step):
-        yield flat[begin : begin + step]
+    host = everyone.Split_type(MPI.COMM_TYPE_SHARED, everyone.Get_rank())
+    place = host.Get_rank(), host.Get_size()
+    host.Free()
+    return place
 
 
 def _gpu_identity(device: int) -> str:

@@ -6,6 +6,7 @@ Nothing here imports mpi4py, so a program that runs alone needs none.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import sys
@@ -18,7 +19,9 @@ from types import TracebackType
 
 import numpy as np
 
-from tensorgrad import errors
+from tensorgrad import backend, errors
+
+_log = logging.getLogger(__name__)
 
 # MPICH, Intel MPI, Slurm with pmi2; Open MPI; MVAPICH.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -58,6 +61,22 @@ def _code_digest() -> str:
     for path in sorted(files):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def share_cores(ranks: int, warn: bool) -> None:
+    """Give each of the CPU ranks of a host its share of the cores, unless OMP_NUM_THREADS was set.
+
+    Ranks with a thread for every core wait for each other's threads most of the time.
+    """
+    share = max(1, (os.cpu_count() or 1) // ranks)
+    if "OMP_NUM_THREADS" in os.environ or backend.threads() <= share:
+        return
+    if not backend.limit_threads(share) and warn:
+        _log.warning(
+            "%d ranks share the cores and this BLAS does not say how to limit its threads; "
+            "start them with OMP_NUM_THREADS=%d",
+            *(ranks, share),
+        )
 
 
 def end_all_ranks_on_error(rank: int, size: int, abort: Callable[[int], None]) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from tensorgrad import backend, dtypes, nn, optim, parallel
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
-from tensorgrad.parallel import Comm
-from tensorgrad.parallel import comm as transports
+from tensorgrad.parallel import Comm, messages
 
 Array = Any
 SHAPES = ((), (1,), (31,), (33,), (1025,), (0,), (3, 0, 2), (5, 7))
@@ -102,13 +101,13 @@ def check_what_lies_beside_a_view_stays(comm: Comm, device: str) -> None:
 
 def check_parts(comm: Comm, device: str) -> None:
     """Arrays of several parts: at the real size, and with parts of 64 bytes."""
-    long = (transports._PART_BYTES // 4 * 2 + 3,)
+    long = (messages._PART_BYTES // 4 * 2 + 3,)
     check_long(comm, device, long, "float32")
-    usual, transports._PART_BYTES = transports._PART_BYTES, 64
+    usual, messages._PART_BYTES = messages._PART_BYTES, 64
     for dtype in (dtypes.bfloat16, dtypes.float64, dtypes.int8):
         for length in (7, 8, 63, 64, 65, 200):
             check_long(comm, device, (length,), dtype)
-    transports._PART_BYTES = usual
+    messages._PART_BYTES = usual
 
 
 def check_long(comm: Comm, device: str, shape: tuple[int, ...], dtype: Any) -> None:

@@ -1,0 +1,90 @@
+"""What the collectives accept: checks of arrays before anything is sent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensorgrad import backend, dtypes
+from tensorgrad.backend import Array, Shape
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+
+_REDUCTIONS = ("sum", "mean", "max")
+
+
+def checked(op: str, name: str, array: Array, written: bool) -> Array:
+    """Return the array, a subclass of numpy.ndarray such as a memory map as the plain array."""
+    if not backend.is_array(array):
+        raise ArgumentError(
+            f"{op}: {name} is a {type(array).__name__}, expected a NumPy or CuPy array "
+            "(of a Tensor, its .data)"
+        )
+    dtypes.as_dtype(array.dtype)  # raises for what no transport can carry
+    if not isinstance(array, np.ndarray):
+        return array
+    if written and not array.flags.writeable:
+        raise ArgumentError(f"{op}: {name} is read-only, expected one that can be written")
+    return np.asarray(array)
+
+
+def check_reduction(op: str, array: Array, reduction: str) -> None:
+    """Raise unless the array can be reduced so."""
+    if reduction not in _REDUCTIONS:
+        raise ArgumentError(f"{op}: op is {reduction!r}, expected one of {', '.join(_REDUCTIONS)}")
+    if reduction == "mean" and not dtypes.is_float(array.dtype):
+        raise DtypeError(f"{op}: array is {array.dtype}, expected floats for a mean")
+    if reduction == "sum" and array.dtype == dtypes.bool_:
+        raise DtypeError(f"{op}: array is bool, expected numbers, or op 'max' for any")
+
+
+def check_piece(
+    op: str, names: tuple[str, str], piece: Array, whole: Array, rank: int, ranks: int
+) -> None:
+    """Raise unless `whole` has room for a piece from each rank, and overlaps it only in its own."""
+    part, name = names
+    if piece.ndim == 0:
+        raise ShapeError(f"{op}: {part} has shape (), expected at least one axis")
+    length = piece.shape[0]
+    check_like(op, names, piece, whole, (ranks * length, *piece.shape[1:]))
+    own = whole[rank * length : (rank + 1) * length]
+    if overlap(whole, piece) and not same_memory(own, piece):
+        raise ArgumentError(
+            f"{op}: {part} overlaps {name}, expected piece {rank} of it or other memory"
+        )
+
+
+def check_like(
+    op: str, names: tuple[str, str], array: Array, other: Array, expected: Shape
+) -> None:
+    """Raise unless `other` has the expected shape, and the dtype and device of `array`."""
+    if other.shape != expected:
+        raise ShapeError(
+            f"{op}: {names[1]} has shape {other.shape}, expected {expected} as {names[0]} has "
+            f"{array.shape}"
+        )
+    if other.dtype != array.dtype:
+        raise DtypeError(
+            f"{op}: {names[1]} is {other.dtype}, expected {array.dtype} like {names[0]}"
+        )
+    backend.same_device(op, names, (array, other))
+
+
+def overlap(a: Array, b: Array) -> bool:
+    """Whether the arrays lie, in part, between the same addresses."""
+    (begin_a, end_a), (begin_b, end_b) = backend.byte_bounds(a), backend.byte_bounds(b)
+    return a.size > 0 and b.size > 0 and begin_a < end_b and begin_b < end_a
+
+
+def same_memory(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape are views of the same elements."""
+    return a.strides == b.strides and backend.byte_bounds(a) == backend.byte_bounds(b)
+
+
+def as_bytes(array: Array) -> Array:
+    """View a contiguous array as bytes: what only moves data need not know the dtype."""
+    return array.reshape(-1).view("uint8")
+
+
+def as_numbers(array: Array) -> Array:
+    """View a contiguous array flat, bool as the bytes 0 and 1."""
+    flat = array.reshape(-1)
+    return flat.view("uint8") if flat.dtype == dtypes.bool_ else flat

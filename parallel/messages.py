@@ -1,0 +1,286 @@
+"""Host arrays between ranks, over MPI's messages from one rank to another.
+
+A transfer is a generator that yields while its messages are on their way. `Progress` advances
+all of them whenever a rank waits for any, so a rank that waits in one collective still does its
+part of those it has begun before, and ranks may finish them in any order.
+
+Sums are made here, in the order of ranks: each rank adds up its piece of the array, in float32
+for 16-bit types, rounded once. So sums do not depend on how an array is cut, and an all-reduce
+is, to the bit, a reduce-scatter and an all-gather.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import dtypes
+from tensorgrad.backend import Array
+from tensorgrad.errors import CommError
+from tensorgrad.parallel.agreement import digest
+from tensorgrad.parallel.transport import Finish
+
+Transfer = Iterator[None]
+Requests = list[Any]  # of mpi4py
+
+# Arrays are reduced in parts, which stay in the cache.
+_PART_BYTES = 4 << 20
+# A message is shorter than the 2^31 bytes that MPI allowed before version 4.
+_MESSAGE_BYTES = 1 << 30
+# A rank asks so often whether a transfer is done before it sleeps, in seconds, between questions.
+# MPI itself asks without pause; where ranks are more than cores, that keeps those from working
+# that the others wait for.
+_BUSY_POLLS = 100
+_PAUSE = 20e-6
+
+# Messages from one rank to another with the same tag arrive in order. Collectives have their
+# number for a tag, below the 2^15 that every MPI allows.
+_SENT, _ANNOUNCED, _FIRST_NUMBERED, _TAGS = 0, 1, 2, 1 << 15
+_ANNOUNCEMENT = 256  # bytes
+
+_ADD: dict[str, Any] = {"sum": np.add, "mean": np.add, "max": np.maximum}
+
+
+class _Task:
+    """A transfer that was begun, and how it ended."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+        self._error: Exception | None = None
+        self.done = False
+
+    def advance(self) -> None:
+        try:
+            next(self._transfer)
+        except StopIteration:
+            self.done = True
+        except Exception as error:  # belongs to whoever finishes this transfer
+            self.done, self._error = True, error
+
+    def result(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class Progress:
+    """The transfers that a rank has begun and not yet seen done, in all its groups."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._tasks: list[_Task] = []
+
+    def begin(self, transfer: Transfer) -> Finish:
+        """Start a transfer, and return how to wait until it is done."""
+        task = _Task(transfer)
+        task.advance()
+        if not task.done:
+            self._tasks.append(task)
+
+        def finish() -> None:
+            self.wait_for(lambda: task.done)
+            task.result()
+
+        return finish
+
+    def wait_for(self, done: Callable[[], bool]) -> None:
+        """Advance all transfers until `done` says so."""
+        polls = 0
+        while not done():
+            for task in self._tasks:
+                task.advance()
+            self._tasks = [task for task in self._tasks if not task.done]
+            polls += 1
+            if polls > _BUSY_POLLS:
+                time.sleep(_PAUSE)
+
+
+class Messages:
+    """The transport of host arrays between the ranks of one group.
+
+    Args:
+        group: an mpi4py communicator for this alone.
+        ranks: what its ranks are called in errors.
+        failure: what mpi4py raises.
+        progress: of all groups of this rank.
+    """
+
+    def __init__(
+        self, group: Any, ranks: Sequence[int], failure: type[Exception], progress: Progress
+    ) -> None:
+        """Take over the communicator."""
+        self._group, self._failure, self._progress = group, failure, progress
+        self.ranks = tuple(ranks)
+        self.rank, self.size = group.Get_rank(), group.Get_size()
+        self._number = 0
+
+    def all_reduce(self, array: Array, op: str) -> Finish:
+        """Reduce in place."""
+        return self._begin("all_reduce", self._all_reduce(array.reshape(-1), op, self._tag()))
+
+    def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
+        """Reduce piece r of the flat `array` into `out` of rank r, which may be that piece."""
+        pieces = array.reshape(self.size, -1)
+        transfer = self._reduce_scatter(pieces, out.reshape(-1), op, self._tag())
+        return self._begin("reduce_scatter", transfer)
+
+    def all_gather(self, data: Array, out: Array) -> Finish:
+        """Put the bytes of all ranks into `out`, one after the other."""
+        rows = out.reshape(self.size, -1)
+        return self._begin("all_gather", self._swap([data] * self.size, rows, self._tag()))
+
+    def broadcast(self, data: Array, root: int) -> Finish:
+        """Send the bytes of `root` to all."""
+        return self._begin("broadcast", self._broadcast(data, root, self._tag()))
+
+    def all_to_all(self, data: Array, out: Array) -> Finish:
+        """Put piece r of the bytes of rank s into piece s of `out` of rank r."""
+        pieces, rows = data.reshape(self.size, -1), out.reshape(self.size, -1)
+        return self._begin("all_to_all", self._swap(list(pieces), rows, self._tag()))
+
+    def send(self, data: Array, to: int) -> Finish:
+        """Send bytes to one rank."""
+        return self._begin("send", self._deliver(data, to, _SENT))
+
+    def recv(self, data: Array, source: int) -> Finish:
+        """Receive bytes from one rank."""
+        return self._begin("recv", self._fetch(data, source, _SENT))
+
+    def announce(self, text: str, to: int) -> Finish:
+        """Tell one rank what will be sent to it."""
+        return self._begin("send", self._deliver(_note(text), to, _ANNOUNCED))
+
+    def expect(self, text: str, source: int) -> Finish:
+        """Hear what one rank announces; to finish is a CommError if it is not this text."""
+        return self._begin("recv", self._expect(text, source))
+
+    def _begin(self, op: str, transfer: Transfer) -> Finish:
+        def with_errors() -> Transfer:
+            try:
+                yield from transfer
+            except self._failure as error:
+                raise CommError(f"{op}: MPI fails with {error}") from error
+
+        return self._progress.begin(with_errors())
+
+    def _tag(self) -> int:
+        self._number += 1
+        return _FIRST_NUMBERED + self._number % (_TAGS - _FIRST_NUMBERED)
+
+    def _send(self, data: Array, to: int, tag: int) -> Requests:
+        return [self._group.Isend(part, to, tag) for part in _parts(data, _MESSAGE_BYTES)]
+
+    def _recv(self, data: Array, source: int, tag: int) -> Requests:
+        return [self._group.Irecv(part, source, tag) for part in _parts(data, _MESSAGE_BYTES)]
+
+    def _finished(self, requests: Requests) -> Transfer:
+        for request in requests:
+            while not request.Test():
+                yield
+
+    def _deliver(self, data: Array, to: int, tag: int) -> Transfer:
+        yield from self._finished(self._send(data, to, tag))
+
+    def _fetch(self, data: Array, source: int, tag: int) -> Transfer:
+        yield from self._finished(self._recv(data, source, tag))
+
+    def _others(self) -> list[int]:
+        """Return the other ranks, the next one first, so that not all write to one at a time."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    def _swap(self, pieces: list[Array], rows: Array, tag: int) -> Transfer:
+        """Send piece r to rank r, and put what comes from rank s into row s."""
+        requests = [each for r in self._others() for each in self._recv(rows[r], r, tag)]
+        for r in self._others():
+            requests += self._send(pieces[r], r, tag)
+        if _address(rows[self.rank]) != _address(pieces[self.rank]):
+            rows[self.rank] = pieces[self.rank]
+        yield from self._finished(requests)
+
+    def _broadcast(self, data: Array, root: int, tag: int) -> Transfer:
+        """Send along a binomial tree: with each round twice as many ranks have the data."""
+        place = (self.rank - root) % self.size
+        step = 1
+        while step < self.size:
+            if step <= place < 2 * step:
+                source = (place - step + root) % self.size
+                yield from self._fetch(data, source, tag)
+            step *= 2
+        steps = [1 << bit for bit in range(self.size.bit_length()) if place < 1 << bit]
+        requests: Requests = []
+        for step in steps:
+            if place + step < self.size:
+                requests += self._send(data, (place + step + root) % self.size, tag)
+        yield from self._finished(requests)
+
+    def _reduce_scatter(self, pieces: Array, out: Array, op: str, tag: int) -> Transfer:
+        step = max(1, _PART_BYTES // (pieces.itemsize * self.size))
+        for begin in range(0, out.size, step):
+            part = pieces[:, begin : begin + step]
+            yield from self._reduce(list(part), out[begin : begin + step], op, tag)
+
+    def _all_reduce(self, flat: Array, op: str, tag: int) -> Transfer:
+        for part in _parts(flat, _PART_BYTES):
+            pieces = np.array_split(part, self.size)
+            mine = pieces[self.rank]
+            yield from self._reduce(pieces, mine, op, tag)
+            requests = [
+                each for r in self._others() for each in self._recv(_bytes(pieces[r]), r, tag)
+            ]
+            for r in self._others():
+                requests += self._send(_bytes(mine), r, tag)
+            yield from self._finished(requests)
+
+    def _reduce(self, pieces: list[Array], out: Array, op: str, tag: int) -> Transfer:
+        """Reduce piece r of all ranks into `out` of rank r."""
+        rows = np.empty((self.size, out.size), out.dtype)
+        requests = [each for r in self._others() for each in self._recv(_bytes(rows[r]), r, tag)]
+        for r in self._others():
+            requests += self._send(_bytes(pieces[r]), r, tag)
+        rows[self.rank] = pieces[self.rank]
+        yield from self._finished(requests)
+        total = rows[0].astype(dtypes.compute_dtype(out.dtype))
+        with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN are results like others
+            for row in rows[1:]:
+                _ADD[op](total, row, out=total)
+            if op == "mean":
+                np.divide(total, self.size, out=total)
+            out[...] = total
+
+    def _expect(self, text: str, source: int) -> Transfer:
+        found, expected = np.empty(_ANNOUNCEMENT, "uint8"), _note(text)
+        yield from self._fetch(found, source, _ANNOUNCED)
+        if found.tobytes() != expected.tobytes():
+            raise CommError(
+                f"recv: rank {self.ranks[source]} sends {_text(found)}, "
+                f"rank {self.ranks[self.rank]} expects {text}"
+            )
+
+
+def _note(text: str) -> Array:
+    """Return an announcement of fixed length: a long text is cut, but its digest counts."""
+    note = np.zeros(_ANNOUNCEMENT, "uint8")
+    note[:8].view("int64")[0] = digest(text)
+    letters = np.frombuffer(text.encode()[: _ANNOUNCEMENT - 8], "uint8")
+    note[8 : 8 + letters.size] = letters
+    return note
+
+
+def _text(note: Array) -> str:
+    return bytes(note[8:]).rstrip(b"\0").decode(errors="replace")
+
+
+def _parts(flat: Array, length: int) -> Iterator[Array]:
+    step = length // flat.itemsize
+    for begin in range(0, flat.size, step):
+        yield flat[begin : begin + step]
+
+
+def _bytes(flat: Array) -> Array:
+    return flat.view("uint8")
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

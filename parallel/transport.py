@@ -1,0 +1,80 @@
+"""What `Comm` asks of the modules that move arrays. Plain interfaces, for both devices.
+
+Each method begins a transfer at once and returns how to finish it, so that a rank may work on
+in between. Arrays are C-contiguous, not empty, and of no other dtype than the library's; bool
+comes as uint8, and what only moves data comes as bytes. Ranks have agreed on the call before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tensorgrad.backend import Array
+
+# Finishes a transfer: afterwards (on a GPU: for the work that follows on the current stream)
+# results may be read and everything given to the transfer may be written.
+Finish = Callable[[], None]
+
+
+class Transport(Protocol):
+    """Moves arrays between the ranks of one group."""
+
+    def all_reduce(self, array: Array, op: str) -> Finish:
+        """Reduce in place. `op` is "sum", "mean" or "max"."""
+
+    def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
+        """Reduce piece r of the flat `array` into `out` of rank r, which may be that piece."""
+
+    def all_gather(self, data: Array, out: Array) -> Finish:
+        """Put the bytes of all ranks into `out`, one after the other."""
+
+    def broadcast(self, data: Array, root: int) -> Finish:
+        """Send the bytes of `root` to all."""
+
+    def all_to_all(self, data: Array, out: Array) -> Finish:
+        """Put piece r of the bytes of rank s into piece s of `out` of rank r."""
+
+    def send(self, data: Array, to: int) -> Finish:
+        """Send bytes to one rank."""
+
+    def recv(self, data: Array, source: int) -> Finish:
+        """Receive bytes from one rank."""
+
+
+class GpuTransport(Transport, Protocol):
+    """The transport of GPU arrays."""
+
+    def close(self) -> None:
+        """Finish all transfers, at the end of the program."""
+
+
+class Network(Transport, Protocol):
+    """The transport of host arrays, which also starts the ranks and connects their GPUs."""
+
+    rank: int
+    size: int
+    ranks: tuple[int, ...]
+    local_rank: int
+    local_size: int
+
+    def same(self, number: int) -> bool:
+        """Return, on all ranks alike, whether all ranks pass the same number of 62 bits."""
+
+    def exchange(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+
+    def announce(self, text: str, to: int) -> Finish:
+        """Tell one rank what will be sent to it."""
+
+    def expect(self, text: str, source: int) -> Finish:
+        """Hear what one rank announces; to finish is a CommError if it is not this text."""
+
+    def split(self, ranks: Sequence[int]) -> Network:
+        """Return the network of this rank's group; every rank calls it with its own group."""
+
+    def connect_gpus(self, device: int) -> GpuTransport:
+        """Return what carries the arrays of GPU `device`; every rank calls it."""
+
+    def abort(self, status: int) -> None:
+        """End all ranks at once."""
