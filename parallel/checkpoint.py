@@ -181,7 +181,7 @@ class Stored(NamedTuple):
 
 
 def pieces_of(
-    model: Module, optimizer: Optimizer, placements: Mapping[str, Placement]
+    model: Module, optimizer: Optimizer, placements: Mapping[str, Placement] | None = None
 ) -> list[tuple[Piece, Array]]:
     """Return what a rank holds of the model and the optimizer: what it updates, and the buffers.
 
@@ -189,13 +189,13 @@ def pieces_of(
         model: what this rank has of the model.
         optimizer: of its parameters; of what ranks have shards of, the shard of this one.
         placements: by the name in `model`, which box of which array of the whole model it is;
-            what is not here is whole and has the same name.
+            what is not there is whole and has the same name.
     Raises:
         ArgumentError: a buffer is not contiguous.
     """
 
     def named(kind: str, name: str, shape: Shape) -> Placement:
-        box = placements.get(name) or Placement(name, shape)
+        box = (placements or {}).get(name) or Placement(name, shape)
         return replace(box, name=f"{kind}/{box.name}")
 
     held = []
@@ -220,7 +220,7 @@ def save_pieces(
     optimizer: Optimizer,
     state: Mapping[str, Json],
     keep: int,
-    placements: Mapping[str, Placement],
+    placements: Mapping[str, Placement] | None = None,
 ) -> Path:
     """Write a checkpoint of which each rank writes a part; for `Ranks.save` and with its arguments.
 
@@ -236,7 +236,7 @@ def load_pieces(
     checkpoint: Checkpoint,
     model: Module,
     optimizer: Optimizer,
-    placements: Mapping[str, Placement],
+    placements: Mapping[str, Placement] | None = None,
 ) -> None:
     """Take over from any checkpoint what this rank updates; for `Ranks.load`.
 

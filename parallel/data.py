@@ -98,7 +98,7 @@ class DataParallel(Ranks):
 
     def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
         """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
-        load_pieces(self._comm, checkpoint, model, optimizer, {})
+        load_pieces(self._comm, checkpoint, model, optimizer)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the ranks of some numbers, the same on every rank.

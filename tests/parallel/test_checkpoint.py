@@ -156,13 +156,13 @@ def test_a_model_and_its_optimizer_go_on_where_they_were(tmp_path: Path, dtype: 
         return {n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in state.items()}
 
     expected = made(3)
-    on_ranks(2, lambda comm: save_pieces(comm, tmp_path, 1, *expected, STATE, 2, {}))
+    on_ranks(2, lambda comm: save_pieces(comm, tmp_path, 1, *expected, STATE, 2))
 
     def load(comm: Comm) -> None:
         found = load_latest(tmp_path, comm)
         assert found is not None
         model, optimizer = ours[comm.rank]
-        load_pieces(comm, found, model, optimizer, {})
+        load_pieces(comm, found, model, optimizer)
         assert everything(model, optimizer) == everything(*expected)
         assert model.tokens.weight.data.base is optimizer.flat.data
 
@@ -175,7 +175,7 @@ def test_a_buffer_with_strides_is_an_error() -> None:
     model = GPT2(GPT2Config(vocab_size=12, context=4, layers=1, heads=2, width=8))
     model.register_buffer("table", Tensor(np.ones((3, 4)).T))
     with pytest.raises(ArgumentError, match="table has strides"):
-        pieces_of(model, AdamW(model.named_parameters()), {})
+        pieces_of(model, AdamW(model.named_parameters()))
 
 
 FULL: Full = {
