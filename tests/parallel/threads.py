@@ -24,12 +24,13 @@ class Board:
 
 
 class ThreadNetwork:
-    """The part of `collectives.Network` that moves small values."""
+    """The part of `transport.Network` that moves small values."""
 
     def __init__(self, board: Board, rank: int) -> None:
         self._board = board
         self.rank = self.local_rank = rank
         self.size = self.local_size = len(board.values)
+        self.ranks = tuple(range(self.size))
 
     def same(self, number: int) -> bool:
         """Return whether all ranks pass the same number."""
