@@ -20,12 +20,13 @@ from pathlib import Path
 
 from tensorgrad import backend, random
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
-from tensorgrad.errors import ArgumentError, TensorgradError
+from tensorgrad.errors import TensorgradError
 from tensorgrad.models.generate import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.config import option
+from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, Trainer, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
@@ -87,19 +88,12 @@ class Settings(TrainSettings):
 
 def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings, Path, bool]:
     """Return the settings, the folder of the run, and whether it goes on from a checkpoint."""
-    parser = config.parser(Settings, __doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder")
-    given = vars(parser.parse_args(arguments))
-    if "resume" in given:
-        folder = Path(given.pop("resume"))
-        return config.resume(config.load(Settings, folder), given, folder), folder, True
-    settings = Settings(**given)
-    folder = Path(settings.out) if settings.out else _free_folder()
-    if (folder / config.FILE).exists():
-        raise ArgumentError(
-            f"--out: {folder} holds a run, expected a new folder; to go on: --resume {folder}"
-        )
-    return settings, folder, False
+    description = __doc__.splitlines()[0] if __doc__ else ""
+    return config.read_command_line(Settings, description, _folder_of, arguments)
+
+
+def _folder_of(settings: Settings) -> Path:
+    return Path(settings.out) if settings.out else _free_folder()
 
 
 def _free_folder() -> Path:
@@ -107,23 +101,6 @@ def _free_folder() -> Path:
     while Path(f"runs/gpt2-{number}").exists():
         number += 1
     return Path(f"runs/gpt2-{number}")
-
-
-def choose_device(settings: Settings) -> tuple[Settings, str]:
-    """Return the device, and settings that it can follow."""
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if backend.gpu_count() else "cpu"
-    index = backend.gpu_index(device)
-    if index is not None and settings.dtype.startswith("bfloat16"):
-        capability = backend.cupy.cuda.Device(index).compute_capability
-        if int(capability) < 80:
-            dtype = "float16" if settings.dtype == "bfloat16" else "float32"
-            log.warning(
-                "%s has no bfloat16 (compute capability %s); using %s", device, capability, dtype
-            )
-            settings = replace(settings, dtype=dtype)
-    return settings, device
 
 
 def prepare_corpus(settings: Settings) -> Corpus:

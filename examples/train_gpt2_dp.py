@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.parallel import Comm, DataParallel, world
-from train_gpt2 import Settings, choose_device, read_command_line, train
+from tensorgrad.train.device import choose_device
+from train_gpt2 import Settings, read_command_line, train
 
 
 def read_command_line_once(

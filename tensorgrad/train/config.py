@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -146,6 +146,41 @@ def resume(saved: Settings, given: Mapping[str, Any], folder: Path) -> Settings:
         )
     changed: Settings = replace(saved, **{k: v for k, v in given.items() if k in free})
     return changed
+
+
+def read_command_line(
+    settings: type[Settings],
+    description: str,
+    folder_of: Callable[[Settings], Path],
+    arguments: Sequence[str] | None = None,
+    complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
+) -> tuple[Settings, Path, bool]:
+    """Return the settings, the folder of the run, and whether it goes on from a checkpoint.
+
+    Args:
+        settings: the dataclass.
+        description: one line for --help.
+        folder_of: chooses the folder of a new run.
+        arguments: of the command; default: those of this process.
+        complete: takes what the user gave and returns that and what follows from it.
+    Raises:
+        ArgumentError: a setting is out of its range, the folder holds a run already, or an option
+            contradicts the run that is resumed.
+        CheckpointError: the folder to resume holds no run.
+    """
+    options = parser(settings, description)
+    options.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder")
+    given = vars(options.parse_args(arguments))
+    if "resume" in given:
+        folder = Path(given.pop("resume"))
+        return resume(load(settings, folder), given, folder), folder, True
+    chosen = settings(**complete(given))
+    folder = folder_of(chosen)
+    if (folder / FILE).exists():
+        raise ArgumentError(
+            f"--out: {folder} holds a run, expected a new folder; to go on: --resume {folder}"
+        )
+    return chosen, folder, False
 
 
 def _kind(hint: Any) -> Any:

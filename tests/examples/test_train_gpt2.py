@@ -16,6 +16,7 @@ from tensorgrad.data import Tokenizer
 from tensorgrad.models.generate import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.train import checkpoint
+from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics
 from tests.source_tree import ROOT
 
@@ -202,6 +203,6 @@ def test_an_old_gpu_gets_another_type(
     monkeypatch.setattr(backend, "cupy", cupy)
     for given, got in (("bfloat16", "float16"), ("bfloat16-parameters", "float32")):
         settings, _, _ = train_gpt2.read_command_line([*options, "--dtype", given])
-        chosen, _ = train_gpt2.choose_device(settings)
+        chosen, _ = choose_device(settings)
         assert chosen.dtype == got
         assert "has no bfloat16 (compute capability 75)" in caplog.text
