@@ -8,14 +8,17 @@ from tensorgrad.parallel.comm import world
 from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadcast_parameters
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.mesh import Mesh, make_mesh
+from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 
 __all__ = [
     "Comm",
     "DataParallel",
     "Handle",
     "Mesh",
+    "TensorParallel",
     "all_reduce_gradients",
     "broadcast_parameters",
     "make_mesh",
+    "tensor_parallel",
     "world",
 ]

@@ -11,16 +11,24 @@ Tests: tests/parallel/test_tensor.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from tensorgrad import ops
+import numpy as np
+
+from tensorgrad import backend, ops
+from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.transformer_lm import TransformerLM
-from tensorgrad.nn import FeedForward, LayerNorm, Linear, SwiGLU, TransformerBlock
+from tensorgrad.nn import FeedForward, LayerNorm, Linear, Module, SwiGLU, TransformerBlock
+from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
+from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.tensor_layers import (
@@ -35,6 +43,9 @@ from tensorgrad.parallel.tensor_layers import (
 from tensorgrad.parallel.tensor_ops import all_gather_columns
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
 from tensorgrad.tensor import Tensor
+from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, OneProcess, Ranks
+
+_SAMPLE = 1024  # elements of each parameter by which ranks see whether they made the same model
 
 
 @dataclass(frozen=True)
@@ -86,8 +97,10 @@ def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = Fa
     Raises:
         ArgumentError: a size does not divide, or a layer is none that can be cut; nothing was
             changed then.
+        CommError: the ranks have made different models.
     """
     _check(model, comm.size)
+    comm.agree("tensor_parallel", {name: _mark(p) for name, p in model.named_parameters()})
     region = Region(comm, sequence and comm.size > 1)
     if comm.size > 1:
         model.tokens = VocabularyParallelEmbedding(model.tokens, region)
@@ -96,11 +109,11 @@ def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = Fa
             assert isinstance(block, TransformerBlock)
             model.blocks[number] = ParallelBlock(block, region)
         _cut_head(model, region)
-    placements = {
-        f"{name}.{key}".lstrip("."): replace(placement, name=f"{name}.{key}".lstrip("."))
-        for name, module in model.named_modules()
-        for key, placement in getattr(module, "placements", {}).items()
-    }
+    placements = {}
+    for prefix, module in model.named_modules():
+        for key, placement in getattr(module, "placements", {}).items():
+            name = f"{prefix}.{key}"
+            placements[name] = replace(placement, name=name)
     for name, parameter in model.named_parameters():
         placements.setdefault(name, Placement(name, parameter.shape))
     return TensorParts(comm, region.sequence, placements)
@@ -161,3 +174,137 @@ def _sizes(model: GPT2 | TransformerLM) -> Iterator[tuple[str, int]]:
         yield f"kv_heads {where}", block.attention.kv_heads
         yield f"the hidden width {where}", linears[2].weight.shape[0]
     yield "the table of tokens (rows)", model.tokens.weight.shape[0]
+
+
+def _mark(parameter: Tensor) -> str:
+    """Return what tells a parameter from others, most of the time."""
+    sample = backend.to_numpy(parameter.data.reshape(-1)[:_SAMPLE])
+    return f"{parameter.dtype} {parameter.shape} {zlib.crc32(sample.tobytes()):08x}"
+
+
+class TensorParallel(Ranks):
+    """Training on ranks that share each layer; other strategies work within.
+
+    The ranks of a group get the same batches, compute the same loss, and step alike. Gradient
+    norms count what every rank has once.
+
+    Args:
+        comm: the ranks that share layers.
+        inner: how ranks with the same part of the layers train together: all that differ from
+            this one in another axis of the mesh.
+        sequence: as of `tensor_parallel`.
+    Attributes:
+        parts: how the model was cut, once `prepare` has done it.
+    """
+
+    parts: TensorParts
+
+    def __init__(self, comm: Comm, inner: Ranks | None = None, sequence: bool = False) -> None:
+        """Train on the ranks of `comm`, and on those of `inner`."""
+        self._comm, self._sequence = comm, sequence
+        self._inner = OneProcess() if inner is None else inner
+        self.rank, self.ranks = self._inner.rank, self._inner.ranks
+        self.is_main = self._inner.is_main and comm.rank == 0
+        self._terms: _Stretches | None = None
+        self._copies: _Stretches | None = None
+
+    def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
+        """Cut the model, and return the optimizer of this rank's part."""
+        if not isinstance(model, GPT2 | TransformerLM):
+            raise ArgumentError(
+                f"TensorParallel: model is a {type(model).__name__}, expected a GPT2 or "
+                "TransformerLM"
+            )
+        self.parts = tensor_parallel(model, self._comm, self._sequence)
+        optimizer = self._inner.prepare(model, make_optimizer)
+        self._terms = _Stretches(optimizer.flat, self.parts.summed)
+        if self._comm.rank > 0:
+            self._copies = _Stretches(optimizer.flat, self.parts.replicated)
+        return optimizer
+
+    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+        """Check that all ranks are at this step; the inner ones may exchange arrays.
+
+        Raises:
+            CommError: they are not.
+        """
+        self._comm.agree("train", {"step": step})
+        self._inner.begin(step, arrays)
+
+    def compute_gradients(
+        self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
+    ) -> Array:
+        """Compute as the inner ranks do; then sum what each of these ranks has a term of."""
+        total = self._inner.compute_gradients(loss, parts, scaler)
+        if self._terms:
+            self._comm.all_reduce(self._terms.read())
+            self._terms.write()
+        return total
+
+    def reduce_norm(self, squares: Array) -> None:
+        """Add, in place, the squares of gradients that other ranks alone have."""
+        if self._copies:
+            squares -= sum_of_squares(self._copies.read())
+        self._inner.reduce_norm(squares)
+        self._comm.all_reduce(squares)
+
+    def after_step(self) -> None:
+        """Let the inner ranks give each other what they have updated."""
+        self._inner.after_step()
+
+    def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Evaluate as the inner ranks do."""
+        return self._inner.add_losses(loss, batches)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over the inner ranks; of these ranks, which have the same, the mean."""
+        means = np.array(values, "float64")
+        self._comm.all_reduce(means, "mean")
+        return self._inner.sum([float(each) for each in means])
+
+
+class _Stretches:
+    """Gradients of some parameters, of which this rank may have a part, as one array.
+
+    Those that follow each other in a flat buffer are one stretch of it, and worked on in place if
+    it is the only one.
+    """
+
+    def __init__(self, flat: FlatParameters, names: Collection[str]) -> None:
+        slots = sorted(flat.slots.items(), key=lambda item: item[1].offset)
+        self._parts: list[Array] = []
+        for piece in flat.pieces:
+            stop = piece.begin + int(piece.grad.size)
+            inside = [
+                (name in names, max(slot.offset, piece.begin), min(slot.piece.stop, stop))
+                for name, slot in slots
+                if slot.offset < stop and piece.begin < slot.piece.stop
+            ]
+            for wanted, run in groupby(inside, itemgetter(0)):
+                if wanted:
+                    bounds = [each[1:] for each in run]
+                    first, last = bounds[0][0] - piece.begin, bounds[-1][1] - piece.begin
+                    self._parts.append(piece.grad[first:last])
+        self._joined: Array | None = None
+        if len(self._parts) > 1:
+            length = sum(int(part.size) for part in self._parts)
+            self._joined = backend.empty((length,), self._parts[0].dtype, self._parts[0])
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._parts)
+
+    def read(self) -> Array:
+        """Return what they hold now, as one array."""
+        if self._joined is None:
+            return self._parts[0]
+        return backend.namespace(self._joined).concatenate(self._parts, out=self._joined)
+
+    def write(self) -> None:
+        """Put back what was done to the array that `read` gave."""
+        begin = 0
+        if self._joined is None:
+            return
+        for part in self._parts:
+            part[...] = self._joined[begin : begin + part.size]
+            begin += part.size

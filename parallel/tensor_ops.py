@@ -72,13 +72,13 @@ def all_gather_rows(x: Any, comm: Comm) -> Tensor:
     Returns:
         (B, T, C).
     Raises:
-        ShapeError: x has less than two axes.
+        ShapeError: x has less than three axes.
         DtypeError: x is not a float.
         CommError: the ranks disagree, or the network fails.
     """
     x = float_tensor("all_gather_rows", "x", x)
-    if x.ndim < 2:
-        raise ShapeError(f"all_gather_rows: x has shape {x.shape}, expected (B, T, ...)")
+    if x.ndim < 3:
+        raise ShapeError(f"all_gather_rows: x has shape {x.shape}, expected (B, T / ranks, C)")
     return record("all_gather_rows", gathered(x.data, comm), (x,), _gather_backward, (comm,))
 
 
@@ -96,7 +96,7 @@ def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
         (B, T / ranks, C): the B * T rows in memory order, cut into equal parts. With B == 1 each
         rank has a part of the sequence, with a multiple of the ranks whole sequences.
     Raises:
-        ShapeError: x has less than two axes, or T is no multiple of the number of ranks.
+        ShapeError: x has less than three axes, or T is no multiple of the number of ranks.
         DtypeError: x is not a float.
         CommError: the ranks disagree, or the network fails.
     """
@@ -155,16 +155,14 @@ def scattered(op: str, array: Array, comm: Comm) -> Array:
     """Return the own rows of the sum over the ranks: (B, T / ranks, ...) of (B, T, ...)."""
     check_rows(op, array.shape, comm.size)
     batch, length = array.shape[:2]
-    total = array.copy(order="C")
-    comm.all_reduce(total)
-    own = total.reshape(comm.size, -1)[comm.rank]
-    return own.reshape(batch, length // comm.size, *array.shape[2:])
+    own = backend.empty((batch, length // comm.size, *array.shape[2:]), array.dtype, like=array)
+    comm.reduce_scatter(backend.contiguous(array).reshape(-1), own.reshape(-1))
+    return own
 
 
 def check_rows(op: str, shape: tuple[int, ...], ranks: int) -> None:
     """Raise ShapeError unless (B, T, ...) can be cut into the rows of the ranks."""
-    if len(shape) < 2 or shape[1] % ranks:
+    if len(shape) < 3 or shape[1] % ranks:
         raise ShapeError(
-            f"{op}: x has shape {shape}, expected (B, T, ...) with T a multiple of the {ranks} "
-            "ranks"
+            f"{op}: x has shape {shape}, expected (B, T, C) with T a multiple of the {ranks} ranks"
         )

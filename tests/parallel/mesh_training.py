@@ -1,0 +1,140 @@
+"""Training on meshes of ranks against training in one process; run by test_mesh_training.py.
+
+mpirun -n 4 python tests/parallel/mesh_training.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorgrad import parallel, random
+from tensorgrad.backend import Array
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.optim import AdamW
+from tensorgrad.parallel import Comm
+from tensorgrad.parallel.placement import Piece, Placement, assemble
+from tensorgrad.parallel.tensor import TensorParallel
+from tensorgrad.tensor import Tensor
+from tensorgrad.train.ranks import OneProcess, Ranks
+from tests.parallel.tensor_ranks import MODELS, T
+
+STEPS, ROWS, PARTS = 20, 8, 2
+Values = np.ndarray[Any, Any]
+
+
+class Run(NamedTuple):
+    """What training gave: of each step the loss and the norm, and the parameters at the end."""
+
+    losses: list[float]
+    norms: list[float]
+    parameters: dict[str, Values]
+
+
+def train(ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm) -> Run:
+    """Train for some steps with clipping, weight decay and accumulation."""
+    tokens = np.random.default_rng(4).integers(0, 37, (STEPS, ROWS, T + 1))
+    tokens[::3, 0, 3:] = 36  # so that some steps have larger gradients than others
+    model = make()
+    optimizer = ranks.prepare(model, lambda flat: AdamW(flat, lr=1e-3, weight_decay=0.1))
+    ranks.begin(0, [])
+    random.seed(5)
+
+    def loss(x: Array, y: Array) -> Tensor:
+        value: Tensor = model(x, y)
+        return value
+
+    totals, norms = [], []
+    share = ROWS // ranks.ranks
+    for rows in tokens:
+        mine = rows[ranks.rank * share : (ranks.rank + 1) * share]
+        parts = [(part[:, :-1], part[:, 1:]) for part in np.split(mine, PARTS)]
+        optimizer.zero_grad()
+        total = ranks.compute_gradients(loss, parts)
+        norm = optimizer.step(1.0, None, ranks.reduce_norm)
+        ranks.after_step()
+        totals.append(float(total) / PARTS)
+        norms.append(float(np.asarray(norm)))
+    sums = ranks.sum(totals)
+    boxes = ranks.parts.placements if isinstance(ranks, TensorParallel) else {}
+    held = [
+        (boxes.get(name, Placement(name, parameter.shape)).piece, parameter.data.reshape(-1))
+        for name, parameter in model.named_parameters()
+    ]
+    return Run([each / ranks.ranks for each in sums], norms, whole(held, everyone))
+
+
+def whole(held: list[tuple[Piece, Array]], everyone: Comm) -> dict[str, Values]:
+    """Return the parameters of the whole model, put together from those of all ranks."""
+    found: dict[str, list[tuple[Piece, Values]]] = {}
+    for one in everyone.all_gather_objects([[p.to_json(), data.tolist()] for p, data in held]):
+        for described, data in one:
+            piece = Piece.from_json(described)
+            found.setdefault(piece.placement.name, []).append((piece, np.array(data)))
+    shapes = {name: parts[0][0].placement.shape for name, parts in found.items()}
+    return {
+        name: assemble(Placement(name, shapes[name]).piece, parts).reshape(shapes[name])
+        for name, parts in found.items()
+    }
+
+
+def compare(name: str, found: Run, expected: Run) -> None:
+    """Ask for 1e-6 relative in losses, norms and the vector of all parameters."""
+    for what in ("losses", "norms"):
+        ratios = np.array(getattr(found, what)) / np.array(getattr(expected, what))
+        worst = np.abs(ratios - 1).max()
+        assert worst <= 1e-6, f"{name}: {what} differ by {worst:.1e}"
+    assert found.parameters.keys() == expected.parameters.keys(), name
+    differences, sizes = 0.0, 0.0
+    for key, b in expected.parameters.items():
+        a = found.parameters[key]
+        if key.endswith("qkv.bias"):
+            # A bias of all keys alike changes no attention: its gradient is rounding alone, which
+            # Adam scales up to steps that differ.
+            a, b = np.delete(a.reshape(3, -1), 1, 0), np.delete(b.reshape(3, -1), 1, 0)
+        differences += float(np.sum((a - b) ** 2))
+        sizes += float(np.sum(b**2))
+    assert differences**0.5 <= 1e-6 * sizes**0.5, f"{name}: {(differences / sizes) ** 0.5:.1e}"
+
+
+def in_one_process(comm: Comm) -> list[Run]:
+    """Train each model in one process, each on one of the ranks, and return all runs on all."""
+    runs = []
+    mine = {
+        number: train(OneProcess(), make, Comm())
+        for number, make in enumerate(MODELS)
+        if number % comm.size == comm.rank
+    }
+    for number in range(len(MODELS)):
+        run = mine.get(number)
+        told = None
+        if run is not None:
+            arrays = {name: array.tolist() for name, array in run.parameters.items()}
+            told = [run.losses, run.norms, arrays]
+        losses, norms, arrays = comm.broadcast_object(told, number % comm.size)
+        runs.append(Run(losses, norms, {name: np.array(each) for name, each in arrays.items()}))
+    return runs
+
+
+def main() -> None:
+    comm = parallel.world()
+    comm.select_device("cpu")
+    expected = in_one_process(comm)
+    meshes = [
+        (number, sequence)
+        for number in range(len(MODELS))
+        for sequence in (False, True)
+        if comm.size == 2 or (number == 0) == sequence
+    ]
+    for number, sequence in meshes:
+        ranks = TensorParallel(comm, sequence=sequence)
+        found = train(ranks, MODELS[number], comm)
+        compare(f"model {number}, sequence {sequence}", found, expected[number])
+    if comm.rank == 0:
+        print(f"{len(meshes)} runs on {comm.size} ranks")
+
+
+if __name__ == "__main__":
+    main()
