@@ -9,6 +9,7 @@ from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadca
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
+from tensorgrad.parallel.zero import Zero
 
 __all__ = [
     "Comm",
@@ -16,6 +17,7 @@ __all__ = [
     "Handle",
     "Mesh",
     "TensorParallel",
+    "Zero",
     "all_reduce_gradients",
     "broadcast_parameters",
     "make_mesh",

@@ -1,0 +1,110 @@
+"""Buckets of gradients that are sent while backward still runs.
+
+A bucket is a segment of the flat gradient buffer (optim/flat.py): parameters that follow each
+other. Backward reaches the last parameters first, so the buckets are sent from the last to the
+first, each as soon as all its gradients are there: the same order on every rank, whatever order
+the gradients come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from tensorgrad.autograd import on_grad_ready
+from tensorgrad.dtypes import compute_dtype
+from tensorgrad.errors import ArgumentError, GradError
+from tensorgrad.optim.flat import Segment
+from tensorgrad.parallel.handle import Handle
+from tensorgrad.tensor import Tensor
+
+
+def assign_buckets(parameters: Mapping[str, Tensor], megabytes: float) -> dict[str, int]:
+    """Return the number of each parameter's bucket; the last parameters are in bucket 0.
+
+    A bucket takes parameters, going backwards, until it would be larger than it may. One that is
+    larger by itself is alone in its bucket.
+
+    Args:
+        parameters: by name, in the order in which forward uses them.
+        megabytes: of gradients (10^6 bytes; float32 for 16-bit parameters).
+    Raises:
+        ArgumentError: `megabytes` is not positive.
+    """
+    if not megabytes > 0:
+        raise ArgumentError(f"assign_buckets: megabytes is {megabytes}, expected a number above 0")
+    bucket, filled = 0, 0.0
+    found: dict[str, int] = {}
+    for name, parameter in reversed(list(parameters.items())):
+        size = parameter.size * compute_dtype(parameter.dtype).itemsize
+        if filled and filled + size > megabytes * 1e6:
+            bucket, filled = bucket + 1, 0.0
+        found[name] = bucket
+        filled += size
+    return found
+
+
+class Buckets:
+    """Sends each segment once, when the gradients of all its parameters are complete.
+
+    Args:
+        segments: of the flat gradients.
+        parameters: all that are in the segments, by name.
+        send: begins to send the segment of a number.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        parameters: Mapping[str, Tensor],
+        send: Callable[[int], Handle],
+    ) -> None:
+        self._names = [segment.names for segment in segments]
+        self._send = send
+        self._holds = False
+        self._handles: list[Handle] = []
+        self._begin()
+        for number, names in enumerate(self._names):
+            for name in names:
+                on_grad_ready(parameters[name], self._hook(number, name))
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Send nothing in this context: more gradients will be added."""
+        before, self._holds = self._holds, True
+        try:
+            yield
+        finally:
+            self._holds = before
+
+    def finish(self) -> None:
+        """Send what has had no gradient, or not all of them, and let what follows wait for all."""
+        while self._next >= 0:
+            self._send_next()
+        for handle in self._handles:
+            handle.wait()
+        self._handles = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._next = len(self._names) - 1
+        self._missing = [set(names) for names in self._names]
+
+    def _hook(self, number: int, name: str) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            if self._holds:
+                return
+            if name not in self._missing[number]:
+                raise GradError(
+                    f"backward: the gradient of {name} is already on its way to the other ranks, "
+                    "expected no_sync() around each backward of a step but the last"
+                )
+            self._missing[number].remove(name)
+            while self._next >= 0 and not self._missing[self._next]:
+                self._send_next()
+
+        return ready
+
+    def _send_next(self) -> None:
+        self._handles.append(self._send(self._next))
+        self._next -= 1

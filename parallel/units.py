@@ -1,0 +1,207 @@
+"""Blocks of a model whose parameters or gradients a rank has whole for a while only.
+
+Forward goes through the units of a model in order, backward the other way. Here two slots, made
+once, hold what two neighbours need: unit u lies in slot u % 2.
+
+- Before unit u runs forward, its parameters are gathered into its slot, and those of unit u + 1
+  begin to be, into the other. What ops save for backward are views of the slot.
+- Before unit u runs backward, its parameters are gathered again, to the same place, and those of
+  unit u - 1 begin to be. An op at the end of the unit, which does nothing else, says when.
+- By then backward has left the units after u. Their gradients are summed over the ranks, each
+  rank keeping its part, while backward goes on; then their slot is zero again, for u - 1.
+
+Nothing is allocated in a step. In stage 2 parameters stay whole, and only the last part is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+from tensorgrad.autograd import on_grad_ready, record
+from tensorgrad.backend import Array
+from tensorgrad.errors import ArgumentError, GradError
+from tensorgrad.nn import Module, ModuleList, Parameter
+from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.shards import SLOTS, ShardedParameters
+from tensorgrad.tensor import Tensor
+
+
+def find_units(
+    model: Module, parameters: Mapping[str, Tensor]
+) -> tuple[list[Module], dict[str, int | None]]:
+    """Return the members of the model's ModuleLists, and the unit of each parameter.
+
+    Args:
+        model: a language model, say, whose `blocks` are a ModuleList.
+        parameters: those that are trained, by name. One that is used outside of its unit too,
+            or in no unit, has None.
+    Returns:
+        The units that have parameters, in order, and for each name the place in this list.
+    Raises:
+        ArgumentError: there are none.
+    """
+    units: list[Module] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, ModuleList) and id(module) not in inside:
+            units += module
+            inside.update(id(below) for below in module.modules())
+    homes: dict[int, set[int | None]] = {}
+    for module in model.modules():
+        if id(module) not in inside:
+            for value in vars(module).values():
+                if isinstance(value, Parameter):
+                    homes.setdefault(id(value), set()).add(None)
+    for number, unit in enumerate(units):
+        for parameter in unit.parameters():
+            homes.setdefault(id(parameter), set()).add(number)
+    found: dict[str, int | None] = {}
+    for name, trained in parameters.items():
+        places = homes.get(id(trained), {None})
+        found[name] = next(iter(places)) if len(places) == 1 else None
+    used = sorted({number for number in found.values() if number is not None})
+    if not used:
+        raise ArgumentError(
+            f"Zero: {type(model).__name__} has no parameters in a ModuleList, expected its blocks "
+            "there; stage 1 needs none"
+        )
+    places_of = {number: place for place, number in enumerate(used)}
+    return [units[number] for number in used], {
+        name: None if number is None else places_of[number] for name, number in found.items()
+    }
+
+
+class Units:
+    """Gathers parameters and scatters gradients of the units, as forward and backward pass them.
+
+    Args:
+        flat: of stage 2 or 3; its units are those modules.
+        modules: each returns one tensor, through which alone its parameters act on the loss.
+        parameters: all of the flat ones by name.
+        comm: the ranks.
+    """
+
+    def __init__(
+        self,
+        flat: ShardedParameters,
+        modules: Sequence[Module],
+        parameters: Mapping[str, Tensor],
+        comm: Comm,
+    ) -> None:
+        self._flat, self._comm = flat, comm
+        self._count = len(modules)
+        self._inside: list[int | None] = [None] * SLOTS
+        self._gathers: dict[int, Handle] = {}  # on their way into a slot
+        self._scatters: dict[int, Handle] = {}  # of a unit
+        self._last = self._count - 1  # the last unit whose gradients were not yet scattered
+        for unit, (module, segment) in enumerate(zip(modules, flat.units, strict=True)):
+            module.forward = self._surrounded(unit, module)
+            for name in flat.segments[segment].names:
+                on_grad_ready(parameters[name], self._guard(unit, name))
+
+    def pass_by(self) -> None:
+        """Gather as forward does: other ranks run it, and this one has nothing to run."""
+        for unit in range(self._count):
+            self._begin_forward(unit)
+
+    def end_backward(self) -> None:
+        """Scatter all gradients that were not yet, and let what follows wait for them."""
+        while self._last >= 0:
+            self._scatter_last()
+        for unit in sorted(self._scatters, reverse=True):
+            self._keep(unit)
+        self._last = self._count - 1
+
+    def forget(self) -> None:
+        """Gather anew from now on: the parameters have changed. Begin with the first unit."""
+        for slot in range(SLOTS):
+            self._arrived(slot)
+        self._inside = [None] * SLOTS
+        self._fetch(0)
+
+    def _surrounded(self, unit: int, module: Module) -> Callable[..., Any]:
+        forward = module.forward
+
+        def backward(dy: Array, saved: Any, needs: Any) -> list[Array]:
+            self._begin_backward(unit)
+            return [dy]
+
+        @wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._begin_forward(unit)
+            y = forward(*args, **kwargs)
+            if not isinstance(y, Tensor):
+                raise ArgumentError(
+                    f"Zero: {type(module).__name__} returned a {type(y).__name__}, expected one "
+                    "tensor from each block"
+                )
+            return record("end of a unit", y.data, (y,), backward, ())
+
+        return run
+
+    def _begin_forward(self, unit: int) -> None:
+        self._need(unit)
+        self._fetch(unit + 1)
+
+    def _begin_backward(self, unit: int) -> None:
+        while self._last > unit:
+            self._scatter_last()
+        self._keep(unit + SLOTS)
+        self._need(unit)
+        self._fetch(unit - 1)
+
+    def _guard(self, unit: int, name: str) -> Callable[[Tensor], None]:
+        def check(_: Tensor) -> None:
+            if unit > self._last:
+                raise GradError(
+                    f"backward: a gradient of {name} came after those of its block were sent, "
+                    "expected a block that is used once and whose parameters act through its "
+                    "result alone; stage 1 has no such limits"
+                )
+
+        return check
+
+    def _need(self, unit: int) -> None:
+        """Let what follows wait for the unit's parameters."""
+        self._fetch(unit)
+        if self._flat.stage == 3:
+            self._arrived(unit % SLOTS)
+
+    def _fetch(self, unit: int) -> None:
+        """Begin to gather the unit's parameters, unless they are in their slot or no such unit."""
+        slot = unit % SLOTS
+        if self._flat.stage < 3 or not 0 <= unit < self._count or self._inside[slot] == unit:
+            return
+        self._arrived(slot)  # nobody may have waited for a unit that was not run
+        segment = self._flat.units[unit]
+        part, room = self._flat.pieces[segment].data, self._flat.rooms[segment][0]
+        self._gathers[slot] = self._comm.all_gather(part, room, wait=False)
+        self._inside[slot] = unit
+
+    def _arrived(self, slot: int) -> None:
+        handle = self._gathers.pop(slot, None)
+        if handle is not None:
+            handle.wait()
+
+    def _scatter_last(self) -> None:
+        """Begin to sum the gradients of the last unit that was not yet summed."""
+        unit = self._last
+        self._keep(unit + SLOTS)
+        room = self._flat.rooms[self._flat.units[unit]][1]
+        part = self._flat.part(room)
+        self._scatters[unit] = self._comm.reduce_scatter(room, part, "mean", wait=False)
+        self._last -= 1
+
+    def _keep(self, unit: int) -> None:
+        """Add the summed part of a unit's gradients to what is kept, and clear its slot."""
+        handle = self._scatters.pop(unit, None)
+        if handle is None:
+            return
+        handle.wait()
+        segment = self._flat.units[unit]
+        room = self._flat.rooms[segment][1]
+        self._flat.pieces[segment].grad[...] += self._flat.part(room)
+        room.fill(0)

@@ -1,0 +1,183 @@
+"""ZeRO: data parallelism in which every rank keeps a part of what the others have too.
+
+All ranks of plain data parallelism hold the same optimizer state, gradients and parameters. Here
+rank r updates the r-th part of every segment of the flat buffers (shards.py), and keeps
+
+    stage 1   of the optimizer state its parts alone,
+    stage 2   and of the gradients,
+    stage 3   and of the parameters; those of a block are gathered just before it runs (units.py).
+
+In a step gradients are reduce-scattered instead of all-reduced and updated parameters gathered:
+the same bytes as an all-reduce. Stage 3 gathers the parameters twice, before forward and before
+backward: half as much again. The steps are those of one process, but for rounding.
+
+Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.backend import Array
+from tensorgrad.errors import ArgumentError
+from tensorgrad.nn import Module
+from tensorgrad.optim import Optimizer
+from tensorgrad.parallel.buckets import Buckets, assign_buckets
+from tensorgrad.parallel.checkpoint import load_pieces, save_pieces
+from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.data import DataParallel, broadcast_parameters
+from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.shards import ShardedParameters
+from tensorgrad.parallel.units import Units, find_units
+from tensorgrad.train.checkpoint import Checkpoint
+from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer
+
+STAGES = (1, 2, 3)
+
+
+class Zero(DataParallel):
+    """Data parallelism with sharded optimizer state, gradients and parameters.
+
+    Args:
+        comm: the ranks.
+        stage: 1, 2 or 3. Stages 2 and 3 need a model whose blocks are in a ModuleList, each used
+            once a pass.
+        bucket_mb: for stage 1, as of DataParallel; the segments of the others are the blocks.
+    Raises:
+        ArgumentError: there is no such stage, or `bucket_mb` is not positive.
+    """
+
+    def __init__(self, comm: Comm, stage: int, bucket_mb: float = 25.0) -> None:
+        """Train on the ranks of `comm`."""
+        super().__init__(comm, "overlap", bucket_mb)
+        if stage not in STAGES:
+            raise ArgumentError(f"Zero: stage is {stage}, expected 1, 2 or 3")
+        self.stage = stage
+        self._sharded: ShardedParameters | None = None
+        self._units: Units | None = None
+        self._others: list[Array] = []
+
+    def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
+        """Give each rank its parts of the parameters of rank 0, and return their optimizer.
+
+        Raises:
+            ArgumentError: stage 2 or 3 finds no blocks.
+            CommError: the ranks have different models.
+        """
+        parameters = self._agreed_parameters(model, {"stage": self.stage})
+        state = {name: tensor.data for name, tensor in model.state_dict().items()}
+        broadcast_parameters(state.values(), self._comm)
+        groups: Mapping[str, int | None] = assign_buckets(parameters, self._bucket_mb)
+        modules: list[Module] = []
+        if self.stage > 1:
+            modules, groups = find_units(model, parameters)
+        flat = ShardedParameters(parameters.items(), self.rank, self.ranks, self.stage, groups)
+        self._sharded = flat
+        if self.stage == 1:
+            self._buckets = Buckets(flat.segments, parameters, self._scatter)
+        else:
+            self._units = Units(flat, modules, parameters, self._comm)
+        self._others = [array for name, array in state.items() if name not in flat.slots]
+        optimizer = make_optimizer(flat)
+        self.after_step()
+        return optimizer
+
+    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+        """Check that all ranks are at this step; what is not sharded is given by rank 0.
+
+        Raises:
+            CommError: they are not.
+        """
+        self._comm.agree("train", {"step": step})
+        broadcast_parameters(self._others, self._comm)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context for backward after which more gradients will be added.
+
+        Stages 2 and 3 have no room for all gradients, so they send those of the blocks anyway.
+        """
+        return super().no_sync() if self.stage == 1 else self._each_backward()
+
+    def reduce_gradients(self) -> None:
+        """After the last backward of a step: leave the mean of each gradient where it is kept."""
+        if self.stage == 1:
+            super().reduce_gradients()
+            return
+        flat, units = self._prepared()
+        assert units is not None
+        units.end_backward()
+        for number in range(len(flat.segments)):
+            if number not in flat.units:
+                self._scatter(number).wait()
+
+    def reduce_norm(self, squares: Array) -> None:
+        """Add the squares of the gradients that other ranks keep."""
+        self._comm.all_reduce(squares)
+
+    def after_step(self) -> None:
+        """Gather what was updated; of blocks in stage 3 only the first, for the next forward."""
+        flat, units = self._prepared()
+        handles = [
+            self._comm.all_gather(piece.data, room, wait=False)
+            for number, (piece, (room, _)) in enumerate(zip(flat.pieces, flat.rooms, strict=True))
+            if self.stage < 3 or number not in flat.units
+        ]
+        if units is not None:
+            units.forget()
+        for handle in handles:
+            handle.wait()
+
+    def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Return the sum over this rank's batches of mean loss * rows, and the number of rows.
+
+        In stage 3 ranks with fewer batches take part in gathering for the others.
+        """
+        if self.stage < 3:
+            return super().add_losses(loss, batches)
+        _, units = self._prepared()
+        assert units is not None
+        batches = list(batches)
+        mine = [float(len(batches) * (rank == self.rank)) for rank in range(self.ranks)]
+        counts = self.sum(mine)
+        result = super().add_losses(loss, batches)
+        for _ in range(int(max(counts)) - len(batches)):
+            units.pass_by()
+        return result
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        model: Module,
+        optimizer: Optimizer,
+        state: Mapping[str, Any],
+        keep: int,
+    ) -> Path | None:
+        """Write a checkpoint of which each rank writes its parts."""
+        return save_pieces(self._comm, folder, step, model, optimizer, state, keep, {})
+
+    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
+        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
+        load_pieces(self._comm, checkpoint, model, optimizer, {})
+        self.after_step()
+
+    @contextmanager
+    def _each_backward(self) -> Iterator[None]:
+        yield
+        _, units = self._prepared()
+        assert units is not None
+        units.end_backward()
+
+    def _prepared(self) -> tuple[ShardedParameters, Units | None]:
+        if self._sharded is None:
+            raise ArgumentError("Zero: the optimizer is not from prepare(), expected that")
+        return self._sharded, self._units
+
+    def _scatter(self, number: int) -> Handle:
+        """Begin to sum the gradients of a segment over the ranks; this rank gets its part."""
+        flat, _ = self._prepared()
+        room = flat.rooms[number][1]
+        return self._comm.reduce_scatter(room, flat.part(room), "mean", wait=False)

@@ -1,0 +1,399 @@
+"""Data parallelism and ZeRO against one process; run by test_strategies.py through mpirun.
+
+mpirun -n 4 python tests/parallel/strategies.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, nn, optim, parallel, random
+from tensorgrad.errors import ArgumentError, CommError, GradError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.optim import LossScaler, Optimizer
+from tensorgrad.parallel import Comm, DataParallel, Zero
+from tensorgrad.parallel.shards import ShardedParameters
+from tensorgrad.train.loop import mean_loss
+from tensorgrad.train.ranks import Batch, OneProcess, Ranks
+from tests.train.tiny_run import make_trainer
+
+# No size is a multiple of the ranks, and a matrix is larger than a bucket of 4 kB.
+ODD = GPT2Config(vocab_size=37, context=7, layers=3, heads=2, width=18)
+ROWS, STEPS = 8, 20
+Array = np.ndarray[Any, Any]
+Make = Callable[[Comm], Ranks]
+STRATEGIES: dict[str, Make] = {
+    "naive": lambda comm: DataParallel(comm, "naive"),
+    "flat": lambda comm: DataParallel(comm, "flat"),
+    "overlap": lambda comm: DataParallel(comm, "overlap", bucket_mb=0.004),
+    "one bucket": lambda comm: DataParallel(comm),
+    "zero 1": lambda comm: Zero(comm, 1, bucket_mb=0.004),
+    "zero 2": lambda comm: Zero(comm, 2),
+    "zero 3": lambda comm: Zero(comm, 3),
+}
+
+
+class Run(NamedTuple):
+    """What a few steps of training left."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    ranks: Ranks
+    losses: list[float]
+    norms: list[float]
+
+
+class Extended(GPT2):
+    """A GPT-2 with a parameter that no loss depends on, one in a block too, and a frozen one."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config)
+        self.unused = nn.Parameter(np.ones((3, 5), "float32"))
+        vars(self.blocks[1])["unused"] = nn.Parameter(np.ones(11, "float32"))
+        self.positions.weight.requires_grad = False
+
+
+def adamw(parameters: Any) -> Optimizer:
+    return optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def batch(step: int, config: GPT2Config) -> tuple[Array, Array]:
+    """Return the rows of all ranks together."""
+    rng = np.random.default_rng([5, step])
+    tokens = rng.integers(0, config.vocab_size, (ROWS, config.context + 1))
+    tokens[:, 1::2] = (5 * tokens[:, 0:-1:2] + 3) % config.vocab_size  # something to learn
+    return tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32)
+
+
+def parts_of(whole: Sequence[Array], ranks: Ranks, accumulate: int) -> list[Batch]:
+    """Return this rank's rows in equal parts."""
+    rows = len(whole[0]) // (ranks.ranks * accumulate)
+    first = ranks.rank * accumulate
+    return [
+        tuple(a[(first + k) * rows : (first + k + 1) * rows] for a in whole)
+        for k in range(accumulate)
+    ]
+
+
+def train(
+    ranks: Ranks,
+    *,
+    kind: type[GPT2] = GPT2,
+    config: GPT2Config = ODD,
+    steps: int = STEPS,
+    accumulate: int = 1,
+    clip: float | None = 0.5,
+    dtype: str = "float32",
+    scaler: LossScaler | None = None,
+    make: Callable[[Any], Optimizer] = adamw,
+) -> Run:
+    """Train from the same beginning on the same data, whatever the ranks."""
+    random.seed(3)
+    model = kind(config).to(dtype)
+    if ranks.rank > 0:  # what rank 0 has counts
+        for parameter in model.parameters():
+            parameter.data[...] = 0
+    optimizer = ranks.prepare(model, make)
+    ranks.begin(0, [tensor.data for tensor in model.state_dict().values()])
+    losses, norms = [], []
+
+    def loss(x: Array, y: Array) -> Tensor:
+        found: Tensor = model(x, y)
+        return found
+
+    for step in range(steps):
+        optimizer.zero_grad()
+        parts = parts_of(batch(step, config), ranks, accumulate)
+        total = ranks.compute_gradients(loss, parts, scaler)
+        norm = optimizer.step(clip, scaler, ranks.reduce_norm)
+        ranks.after_step()
+        losses.append(ranks.sum([float(total) / accumulate])[0] / ranks.ranks)
+        norms.append(0.0 if norm is None else float(norm))
+    return Run(model, optimizer, ranks, losses, norms)
+
+
+def vector(run: Run, other: Run) -> tuple[Array, Array]:
+    """Return what this rank updates, of the run itself and of one process, as two vectors.
+
+    Without the biases of keys: alike for all keys they change no attention, so their gradients
+    are rounding alone, which Adam scales up to steps that differ.
+    """
+    whole = {name: p.data for name, p in other.model.named_parameters()}
+    ours, others = [], []
+    for name, values, _, data in run.optimizer.flat.owned():
+        expected = whole[name].reshape(-1)[values]
+        kept = np.ones(len(data), bool)
+        if name.endswith("qkv.bias"):
+            third = whole[name].size // 3
+            places = np.arange(values.start, values.stop)
+            kept = (places < third) | (places >= 2 * third)
+        ours.append(data[kept].astype("float64"))
+        others.append(expected[kept].astype("float64"))
+    return np.concatenate([np.zeros(0), *ours]), np.concatenate([np.zeros(0), *others])
+
+
+def same(run: Run, alone: Run, tolerance: float = 1e-6) -> None:
+    """Compare losses, norms and the vector of all parameters, relative to its length."""
+    np.testing.assert_allclose(run.losses, alone.losses, rtol=tolerance)
+    np.testing.assert_allclose(run.norms, alone.norms, rtol=10 * tolerance)
+    ours, others = vector(run, alone)
+    difference, length = run.ranks.sum([((ours - others) ** 2).sum(), (others**2).sum()])
+    assert length > 1
+    assert difference**0.5 <= tolerance * length**0.5, (difference / length) ** 0.5
+    if not (isinstance(run.ranks, Zero) and run.ranks.stage == 3):  # all ranks have all of it
+        crc = zlib.crc32(b"".join(p.data.tobytes() for p in run.model.parameters()))
+        assert run.ranks.sum([crc]) == [crc * run.ranks.ranks]
+
+
+def check_every_mode_equals_one_process(comm: Comm, folder: Path) -> None:
+    alone = train(OneProcess())
+    assert alone.losses[-1] < alone.losses[0] - 0.2
+    for make in STRATEGIES.values():
+        same(train(make(comm)), alone)
+
+
+def check_without_clipping_every_bit_is_equal(comm: Comm, folder: Path) -> None:
+    """What is sent with what else changes no sum; the norm alone is added in another order."""
+    naive = train(STRATEGIES["naive"](comm), clip=None, steps=4)
+    expected = {name: p.data for name, p in naive.model.named_parameters()}
+    for strategy, make in STRATEGIES.items():
+        run = train(make(comm), clip=None, steps=4)
+        for name, values, _, data in run.optimizer.flat.owned():
+            bits = expected[name].reshape(-1)[values].tobytes()
+            assert data.tobytes() == bits, f"{strategy}: {name}"
+    same(naive, train(OneProcess(), clip=None, steps=4))
+
+
+def check_accumulation(comm: Comm, folder: Path) -> None:
+    alone = train(OneProcess(), accumulate=2, steps=4)
+    for make in STRATEGIES.values():
+        same(train(make(comm), accumulate=2, steps=4), alone)
+
+
+def check_dropout_depends_on_the_cut_of_the_batch_alone(comm: Comm, folder: Path) -> None:
+    config = replace(ODD, dropout=0.2)
+    alone = train(OneProcess(), config=config, accumulate=4, steps=5)
+    plain = train(OneProcess(), config=replace(ODD, dropout=0.0), accumulate=4, steps=5)
+    assert abs(alone.losses[-1] - plain.losses[-1]) > 1e-3
+    for name in ("overlap", "zero 3"):
+        ranks = STRATEGIES[name](comm)
+        same(train(ranks, config=config, accumulate=4 // comm.size, steps=5), alone)
+
+
+def check_clipping(comm: Comm, folder: Path) -> None:
+    alone = train(OneProcess(), clip=1e-2, steps=4)
+    assert min(alone.norms) > 1e-2
+    for name in ("overlap", "zero 1", "zero 2", "zero 3"):
+        same(train(STRATEGIES[name](comm), clip=1e-2, steps=4), alone)
+
+
+def check_16_bit_parameters_with_master_copies(comm: Comm, folder: Path) -> None:
+    for dtype, scaler in (("bfloat16", None), ("float16", LossScaler)):
+        names = ("overlap", "zero 1", "zero 2", "zero 3")[:: 1 if scaler is None else 3]
+        runs = [
+            train(ranks, dtype=dtype, steps=4, scaler=scaler and scaler())
+            for ranks in (OneProcess(), *(STRATEGIES[name](comm) for name in names))
+        ]
+        for run in runs[1:]:
+            same(run, runs[0], tolerance=2e-3)
+            assert run.optimizer.state["master"].dtype == np.float32
+            for _, _, place, data in run.optimizer.flat.owned():
+                master = run.optimizer.state["master"][place]
+                assert np.array_equal(master.astype(data.dtype), data)
+
+
+def check_unused_and_frozen_parameters(comm: Comm, folder: Path) -> None:
+    alone = train(OneProcess(), kind=Extended, steps=4)
+    frozen = alone.model.state_dict()["positions.weight"].numpy()
+    for make in STRATEGIES.values():
+        run = train(make(comm), kind=Extended, steps=4)
+        same(run, alone)
+        assert np.array_equal(run.model.state_dict()["positions.weight"].numpy(), frozen)
+        assert "positions.weight" not in run.optimizer.flat.slots
+
+
+def check_other_optimizers(comm: Comm, folder: Path) -> None:
+    def momentum(parameters: Any) -> Optimizer:
+        return optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    alone = train(OneProcess(), make=momentum, steps=4)
+    for name in ("overlap", "zero 1", "zero 3"):
+        same(train(STRATEGIES[name](comm), make=momentum, steps=4), alone)
+
+
+def check_steps_that_are_not_finite_are_skipped_by_all(comm: Comm, folder: Path) -> None:
+    for name in ("overlap", "zero 1", "zero 2", "zero 3"):
+        ranks = STRATEGIES[name](comm)
+        run = train(ranks, steps=1)
+        before = [data.copy() for *_, data in run.optimizer.flat.owned()]
+        run.optimizer.zero_grad()
+
+        def loss(x: Array, y: Array, run: Run = run) -> Tensor:
+            found: Tensor = run.model(x, y)
+            return found * (np.nan if run.ranks.rank == run.ranks.ranks - 1 else 1.0)
+
+        ranks.compute_gradients(loss, parts_of(batch(1, ODD), ranks, 1))
+        norm = run.optimizer.step(1.0, None, ranks.reduce_norm)
+        assert norm is not None
+        assert not np.isfinite(float(norm)), name
+        after = [data for *_, data in run.optimizer.flat.owned()]
+        assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)), name
+
+
+def check_evaluation_with_other_numbers_of_batches(comm: Comm, folder: Path) -> None:
+    """The last rank has one batch fewer than the others; then none has any but the first."""
+    alone = train(OneProcess(), steps=2)
+    for name in ("flat", "zero 3"):
+        run = train(STRATEGIES[name](comm), steps=2)
+        for counts in ([2] * (comm.size - 1) + [1], [1] + [0] * (comm.size - 1)):
+            mine = [batch(50 + 10 * comm.rank + i, ODD) for i in range(counts[comm.rank])]
+            everyone = [
+                batch(50 + 10 * r + i, ODD) for r in range(comm.size) for i in range(counts[r])
+            ]
+            found = mean_loss(run.model, run.model, mine, run.ranks)
+            assert found == pytest.approx(mean_loss(alone.model, alone.model, everyone), rel=1e-6)
+
+
+def memory(run: Run) -> dict[str, int]:
+    """Return the bytes of parameters, gradients and optimizer state that a rank holds."""
+    flat = run.optimizer.flat
+    gradients = flat.gradient_memory if isinstance(flat, ShardedParameters) else [flat.grad]
+    return {
+        "parameters": sum(array.nbytes for array in flat.memory),
+        "gradients": sum(array.nbytes for array in gradients),
+        "state": sum(array.nbytes for array in run.optimizer.state.values()),
+    }
+
+
+def check_memory(comm: Comm, folder: Path) -> None:
+    """Stage by stage, as docs/parallel.md says: P, U and R are elements with gaps."""
+    n = comm.size
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        found = {name: memory(train(make(comm), steps=1, dtype=dtype))
+                 for name, make in STRATEGIES.items()}  # fmt: skip
+        kept = 8 if dtype == "float32" else 12  # m and v, and the master copy
+        random.seed(3)
+        parameters = dict(GPT2(ODD).named_parameters())
+        flat = ShardedParameters(
+            parameters.items(), 0, n, 2,
+            {name: int(name.split(".")[1]) if "blocks" in name else None for name in parameters},
+        )  # fmt: skip
+        sizes = [flat.segments[number].size for number in flat.units]
+        p, u, r = flat.size, sizes[0], flat.size - sum(sizes)
+        assert sizes == [u] * ODD.layers
+        slots = (p - r) // n + 2 * u + r
+        assert found["zero 2"] == {
+            "parameters": size * p,
+            "gradients": 4 * slots,
+            "state": kept * p // n,
+        }
+        assert found["zero 3"] == found["zero 2"] | {"parameters": size * slots}
+        one = found["zero 1"]
+        assert one["state"] * n == one["parameters"] // size * kept
+        assert one["gradients"] == one["parameters"] // size * 4
+        assert found["overlap"]["parameters"] <= found["flat"]["parameters"] * 1.5
+        used = sum(p.size for p in parameters.values())
+        assert size * used < found["flat"]["parameters"] < size * used * 1.5
+
+
+def check_a_run_goes_on_on_other_ranks(comm: Comm, folder: Path) -> None:
+    """All ranks begin, half of them go on, all of them end, each time with another strategy."""
+    half = comm.size // 2
+    groups = [range(half), range(half, comm.size)]
+    fewer = comm.split(groups[comm.rank >= half])
+    alone = make_trainer(folder / f"alone-{comm.rank}", accumulate=4)
+    alone.run()
+    expected = {name: p.data for name, p in alone.model.named_parameters()}
+    for chain in (("zero 3", "zero 1", "overlap"), ("flat", "zero 3", "zero 2")):
+        place = folder / "-".join(chain).replace(" ", "")
+        for strategy, group, stop_after in zip(
+            chain, (comm, fewer, comm), (7, 9, None), strict=True
+        ):
+            if group is comm or comm.rank < half:
+                ranks = STRATEGIES[strategy](group)
+                trainer = make_trainer(
+                    place, ranks, accumulate=4 // group.size, stop_after=stop_after
+                )
+                assert trainer.resume() == (strategy != chain[0])
+                trainer.run()
+            comm.barrier()
+        assert trainer.step == 24
+        for name, values, _, data in trainer.optimizer.flat.owned():
+            np.testing.assert_allclose(
+                data, expected[name].reshape(-1)[values], atol=1e-3, err_msg=f"{chain} {name}"
+            )
+
+
+def check_errors(comm: Comm, folder: Path) -> None:
+    with pytest.raises(ArgumentError, match="reduction is 'ring', expected one of naive, flat, "):
+        DataParallel(comm, "ring")
+    with pytest.raises(ArgumentError, match="bucket_mb is 0, expected more than 0"):
+        DataParallel(comm, bucket_mb=0)
+    with pytest.raises(ArgumentError, match="stage is 4, expected 1, 2 or 3"):
+        Zero(comm, 4)
+    for ranks in (Zero(comm, 2), DataParallel(comm, "flat")):
+        with pytest.raises(ArgumentError, match=r"is not from prepare\(\)"):
+            ranks.reduce_gradients()
+    with pytest.raises(ArgumentError, match="Linear has no parameters in a ModuleList"):
+        Zero(comm, 3).prepare(nn.Linear(3, 2), optim.SGD)
+    if comm.size > 1:
+        odd = comm.rank == 1
+        with pytest.raises(CommError, match=r"DataParallel: bucket_mb is .* on rank 1"):
+            DataParallel(comm, bucket_mb=1.0 + odd).prepare(GPT2(ODD), optim.SGD)
+        wider = replace(ODD, width=20 if odd else 18)
+        with pytest.raises(CommError, match=r"Zero: parameters is .*\(37, 20\).* on rank 1"):
+            Zero(comm, 1).prepare(GPT2(wider), optim.SGD)
+
+
+class Twice(GPT2):
+    """A model that uses one block two times."""
+
+    def _run_blocks(self, x: Tensor, cache: Any) -> Tensor:
+        for block in (*self.blocks, self.blocks[0]):
+            x = block(x)
+        return x
+
+
+def check_misuse_is_an_error(comm: Comm, folder: Path) -> None:
+    x, y = batch(0, ODD)
+    ranks = DataParallel(comm, "overlap")
+    model = GPT2(ODD)
+    ranks.prepare(model, optim.SGD)
+    with ranks.no_sync():
+        model(x, y).backward()
+    model(x, y).backward()
+    with pytest.raises(GradError, match=r"already on its way .* expected no_sync\(\)"):
+        model(x, y).backward()
+    ranks.reduce_gradients()
+    for stage in (2, 3):
+        zero = Zero(comm, stage)
+        again = Twice(ODD)
+        zero.prepare(again, optim.SGD)
+        with pytest.raises(GradError, match="came after those of its block were sent"):
+            again(x, y).backward()
+
+
+def checks() -> Iterator[Callable[[Comm, Path], None]]:
+    return (check for name, check in sorted(globals().items()) if name.startswith("check_"))
+
+
+def main() -> None:
+    comm = parallel.world()
+    comm.select_device("cpu")
+    for check in checks():
+        check(comm, Path(sys.argv[1]))
+        comm.barrier()
+    if comm.rank == 0:
+        print(f"{len(list(checks()))} checks on {comm.size} ranks")
+
+
+if __name__ == "__main__":
+    main()
