@@ -1,0 +1,385 @@
+"""What a step of training a GPT-2 on a mesh takes: memory of a GPU, bytes sent, time.
+
+By the formulas of costs.py; nothing is measured. A plan says what it is of: the memory of the
+fullest GPU, and the bytes and times of the stage that computes longest. plan.py prints it and finds
+the mesh that fits. Tests: tests/parallel/test_plan.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth
+from tensorgrad.parallel.costs import Costs, cut_blocks
+from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.schedule import SCHEDULES, idle_share, most_remembered
+
+DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a parameter and of an activation
+_WIDE = 4  # of a gradient, a master copy and a moment
+_SLOTS = 2  # of parameters or gradients of blocks that are whole for a while (shards.py)
+_SENDS = 4  # activations and gradients on their way between stages
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, and how the work is shared.
+
+    Args:
+        config: of the model.
+        mesh: dp, pp and tp.
+        batch: sequences of a step, on all ranks together.
+        micro: micro-batches of a step, one after the other on each rank.
+        zero: what dp ranks share: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+        schedule: one of SCHEDULES.
+        chunks: parts of the model that each stage has.
+        sequence: whether tp ranks share the rows between the layers.
+        dtype: "bfloat16": parameters and activations, with a float32 master copy; or "float32".
+    Raises:
+        ArgumentError: sizes are out of range or do not divide; the message has the numbers.
+    """
+
+    config: GPT2Config
+    mesh: Mesh = field(default_factory=Mesh)
+    batch: int = 8
+    micro: int = 1
+    zero: int = 0
+    schedule: str = "1f1b"
+    chunks: int = 1
+    sequence: bool = False
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        """Check that the sizes fit together."""
+        mesh = self.mesh
+        for name in ("batch", "micro", "chunks"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"plan: {name} is {getattr(self, name)}, expected 1 or more")
+        if self.zero not in range(4):
+            raise ArgumentError(f"plan: zero is {self.zero}, expected 0 to 3")
+        for name, known in (("schedule", SCHEDULES), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                raise ArgumentError(
+                    f"plan: {name} is {getattr(self, name)!r}, expected one of {', '.join(known)}"
+                )
+        if self.batch % (mesh.dp * self.micro):
+            raise ArgumentError(
+                f"plan: batch is {self.batch} sequences, expected a multiple of dp * micro, "
+                f"{mesh.dp} * {self.micro}"
+            )
+        if self.chunks > 1 and self.schedule != "interleaved":
+            raise ArgumentError(
+                f"plan: chunks is {self.chunks}, expected 1 for the schedule {self.schedule}"
+            )
+        if self.schedule == "interleaved" and self.chunks > 1 and self.micro % mesh.pp:
+            raise ArgumentError(
+                f"plan: micro is {self.micro}, expected a multiple of the {mesh.pp} stages for "
+                "interleaved"
+            )
+        if self.sequence and self.config.context % mesh.tp:
+            raise ArgumentError(
+                f"plan: the context is {self.config.context}, expected a multiple of tp, {mesh.tp}"
+            )
+        cut_blocks(self.costs, mesh.pp * self.chunks)
+
+    @property
+    def costs(self) -> Costs:
+        """Of the layers on one rank."""
+        return Costs(self.config, self.mesh.tp, self.sequence, DTYPES[self.dtype])
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a micro-batch on one rank."""
+        return self.batch // (self.mesh.dp * self.micro) * self.config.context
+
+    @property
+    def problems(self) -> list[str]:
+        """Why this mesh cannot be trained, though it can be planned."""
+        sizes = {
+            "heads": self.config.heads,
+            "hidden width": 4 * self.config.width,
+            "table of tokens": self.config.rows,
+        }
+        return [
+            f"the {name} is {size}, no multiple of tp, {self.mesh.tp}: the fullest rank is planned"
+            if name != "heads"
+            else f"{size} heads are no multiple of tp, {self.mesh.tp}: the fullest rank is planned"
+            for name, size in sizes.items()
+            if size % self.mesh.tp
+        ]
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What the machines do.
+
+    Args:
+        flops: a GPU reaches in the products of a step, FLOP/s.
+        memory_bandwidth: of a GPU, bytes/s.
+        bandwidth: of NCCL between GPUs of one host, bytes/s (its bus bandwidth).
+        network: the same between hosts, for each GPU.
+        latency: of a call, seconds.
+        gpus_per_host: consecutive ranks that are on one host.
+    Raises:
+        ArgumentError: one of them is not positive.
+    """
+
+    flops: float = 400e12
+    memory_bandwidth: float = 4e12
+    bandwidth: float = 280e9
+    network: float = 45e9
+    latency: float = 20e-6
+    gpus_per_host: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise ArgumentError(f"plan: {name} is {value}, expected a positive number")
+
+    def link(self, span: int) -> float:
+        """Return the bandwidth among ranks that lie within `span` consecutive ones."""
+        return self.bandwidth if span <= self.gpus_per_host else self.network
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a rank sends in a step, of one kind.
+
+    Attributes:
+        what: for what.
+        axis: among which ranks of the mesh.
+        calls: how often.
+        bytes: in all of them.
+        seconds: how long they take.
+        exposed: for how much of that the computation waits.
+    """
+
+    what: str
+    axis: str
+    calls: int
+    bytes: float
+    seconds: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job takes.
+
+    Attributes:
+        job, speeds: what was planned.
+        stage: the stage whose GPUs are fullest.
+        memory: of them, bytes by what they are for.
+        sent: by a rank of the stage that computes longest.
+        time: seconds of a step by what they are spent on.
+    """
+
+    job: Job
+    speeds: Speeds
+    stage: int
+    memory: dict[str, float]
+    sent: list[Sent]
+    time: dict[str, float]
+
+    @property
+    def bytes(self) -> float:
+        """The memory of the fullest GPU."""
+        return sum(self.memory.values())
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step."""
+        return sum(self.time.values())
+
+    @property
+    def idle(self) -> float:
+        """Which share of the pipeline's time a stage stands idle."""
+        job = self.job
+        return idle_share(job.schedule, job.mesh.pp, job.micro, job.chunks)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all GPUs together."""
+        return self.job.batch * self.job.config.context / self.seconds
+
+    @property
+    def flops_per_second(self) -> float:
+        """What each GPU does for the model, three times its forward pass."""
+        whole = Costs(self.job.config)
+        forward = whole.block_flops()[0] * self.job.config.layers + whole.head_flops()[0]
+        return 3 * forward * self.tokens_per_second / self.job.mesh.size
+
+
+@lru_cache(maxsize=4096)
+def _stages(costs: Costs, pp: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Return the blocks of each part of each stage."""
+    parts = cut_blocks(costs, pp * chunks)
+    return tuple(parts[stage::pp] for stage in range(pp))
+
+
+def stage_memory(job: Job, stage: int) -> dict[str, float]:
+    """Return the bytes on a GPU of a stage by what they are for.
+
+    Args:
+        job: what is trained.
+        stage: 0 to pp - 1.
+    """
+    costs, mesh, tokens = job.costs, job.mesh, job.tokens
+    parts = _stages(costs, mesh.pp, job.chunks)[stage]
+    blocks, first, last = sum(parts), stage == 0, stage == mesh.pp - 1
+    root = costs.root_parameters(first, last)
+    every = blocks * costs.block_parameters
+    slots = min(_SLOTS, blocks) * costs.block_parameters
+    shared = root + slots + every / mesh.dp  # blocks are sharded, the root stays
+    parameters = shared if job.zero == 3 else root + every
+    gradients = shared if job.zero >= 2 else root + every
+    state = (2 + (job.dtype != "float32")) * (root + every) / (mesh.dp if job.zero else 1)
+    remembered = most_remembered(job.schedule, mesh.pp, job.micro, stage, job.chunks)
+    kept = max(parts) * costs.kept_by_block(tokens)
+    ends = costs.kept_by_embedding(tokens) if first or last else 0.0
+    if last:
+        ends += costs.kept_by_head(tokens)
+    at_ends = remembered if job.chunks == 1 else min(job.micro, -(-remembered // job.chunks))
+    work = max(costs.block_work(tokens), costs.chunk(tokens) if last else 0.0)
+    return {
+        "parameters": parameters * costs.item,
+        "gradients": gradients * _WIDE,
+        "optimizer state": state * _WIDE,
+        "activations": remembered * kept,
+        "tokens, loss and head": at_ends * ends,
+        "work": work,
+        "messages between stages": _SENDS * costs.boundary(tokens) if mesh.pp > 1 else 0.0,
+    }
+
+
+def estimate(job: Job, speeds: Speeds | None = None, bucket: float = 25e6) -> Plan:
+    """Return what a job takes.
+
+    Args:
+        job: what is trained, and on which mesh.
+        speeds: of the machines; by default about those of an H200 host.
+        bucket: bytes of gradients that are sent together.
+    """
+    speeds = Speeds() if speeds is None else speeds
+    memories = [stage_memory(job, stage) for stage in range(job.mesh.pp)]
+    stage = max(range(job.mesh.pp), key=lambda each: (sum(memories[each].values()), -each))
+    slowest = max(range(job.mesh.pp), key=lambda each: (sum(_compute(job, each)), each))
+    forward, backward = _compute(job, slowest)
+    sent = [*_sent_by_layers(job, speeds, slowest), *_sent_by_stages(job, speeds, slowest)]
+    sent += _sent_by_copies(job, speeds, slowest, backward / speeds.flops, bucket)
+    compute = job.micro * (forward + backward) / speeds.flops
+    layers = sum(each.exposed for each in sent if each.axis == "tp")
+    idle = idle_share(job.schedule, job.mesh.pp, job.micro, job.chunks)
+    updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
+    moved = 32 if job.dtype == "float32" else 36  # docs/optim.md
+    time = {
+        "compute": compute,
+        "send within layers": layers,
+        "idle in the pipeline": (compute + layers) * idle / (1 - idle),
+        "send between stages": sum(each.exposed for each in sent if each.axis == "pp"),
+        "send gradients and parameters": sum(each.exposed for each in sent if each.axis == "dp"),
+        "optimizer": updated * moved / speeds.memory_bandwidth,
+    }
+    return Plan(job, speeds, stage, memories[stage], sent, time)
+
+
+def _held(job: Job, stage: int) -> int:
+    """Return the parameters of a stage on a rank."""
+    blocks = sum(_stages(job.costs, job.mesh.pp, job.chunks)[stage])
+    root = job.costs.root_parameters(stage == 0, stage == job.mesh.pp - 1)
+    return blocks * job.costs.block_parameters + root
+
+
+def _compute(job: Job, stage: int) -> tuple[float, float]:
+    """Return the FLOPs of a stage for a micro-batch, forward and backward."""
+    blocks = sum(_stages(job.costs, job.mesh.pp, job.chunks)[stage])
+    heads = int(stage == job.mesh.pp - 1)
+    block, head = job.costs.block_flops(), job.costs.head_flops()
+    forward, backward = (blocks * b + heads * h for b, h in zip(block, head, strict=True))
+    return forward * job.tokens, backward * job.tokens
+
+
+def _sent_by_layers(job: Job, speeds: Speeds, stage: int) -> Iterator[Sent]:
+    """Yield what ranks that share layers send: sums on the way in and out of two regions."""
+    ranks = job.mesh.tp
+    if ranks == 1:
+        return
+    blocks = sum(_stages(job.costs, job.mesh.pp, job.chunks)[stage])
+    ends = int(stage == 0) + int(stage == job.mesh.pp - 1)
+    calls = job.micro * (4 * blocks + ends)
+    activation = job.config.width * job.tokens * job.costs.item
+    sent = calls * 2 * (ranks - 1) / ranks * activation
+    if job.sequence:
+        calls *= 2  # a gather and a scatter in place of each
+    seconds = calls * speeds.latency + sent / speeds.link(ranks)
+    what = "activations, gather and scatter" if job.sequence else "activations, all-reduce"
+    yield Sent(what, "tp", calls, sent, seconds, seconds)
+
+
+def _sent_by_stages(job: Job, speeds: Speeds, stage: int) -> Iterator[Sent]:
+    """Yield what stages send: activations, their gradients, and the gradient of a tied table."""
+    mesh = job.mesh
+    if mesh.pp == 1:
+        return
+    link = speeds.link(mesh.size)
+    size = job.costs.boundary(job.tokens)
+    inner = 2 * job.chunks - (stage == 0) - (stage == mesh.pp - 1)  # forward and back, no ends
+    calls = job.micro * inner
+    one = speeds.latency + size / link
+    waits = 2 * (mesh.pp - 1) * one  # while the pipeline fills and empties; else it computes
+    yield Sent("activations and gradients", "pp", calls, calls * size, calls * one, waits)
+    if stage in (0, mesh.pp - 1):
+        size = _WIDE * job.costs.table
+        seconds = speeds.latency + size / link
+        yield Sent("gradient of the table of tokens", "pp", 1, size, seconds, seconds)
+
+
+def _sent_by_copies(
+    job: Job, speeds: Speeds, stage: int, backward: float, bucket: float
+) -> Iterator[Sent]:
+    """Yield what ranks with the same layers send: gradients, and parameters that are sharded."""
+    mesh, item = job.mesh, job.costs.item
+    if mesh.dp == 1:
+        return
+    link = speeds.link(mesh.dp * mesh.tp)
+    share = (mesh.dp - 1) / mesh.dp
+    parameters = _held(job, stage)
+    blocks = sum(_stages(job.costs, mesh.pp, job.chunks)[stage])
+    inside = blocks * job.costs.block_parameters
+    root = parameters - inside
+    overlaps = mesh.pp == 1  # a pipeline sends when it is done
+
+    def cost(calls: int, size: float, hidden: float) -> tuple[int, float, float, float]:
+        seconds = calls * speeds.latency + size / link
+        return calls, size, seconds, max(seconds - hidden, seconds / calls)
+
+    if job.zero < 2:
+        gradients = _WIDE * parameters
+        factor = 2 if job.zero == 0 else 1
+        calls = max(1, math.ceil(gradients / bucket))
+        size = factor * share * gradients
+        seconds = calls * speeds.latency + size / link
+        exposed = seconds
+        if overlaps:
+            rate = all_reduce_bandwidth(link, mesh.dp) * 2 / factor
+            exposed = Overlap(gradients, backward, rate, speeds.latency).overhead(bucket)
+        name = "gradients, all-reduce" if job.zero == 0 else "gradients, reduce-scatter"
+        yield Sent(name, "dp", calls, size, seconds, exposed)
+    else:
+        calls = job.micro * blocks + 1
+        size = share * _WIDE * (job.micro * inside + root)
+        hidden = job.micro * backward if overlaps else 0.0
+        yield Sent("gradients, reduce-scatter", "dp", *cost(calls, size, hidden))
+    if job.zero in (1, 2):
+        size = share * item * parameters
+        yield Sent("parameters, all-gather", "dp", *cost(1, size, 0.0))
+    elif job.zero == 3:
+        passes = job.micro * max(1, 2 * blocks - _SLOTS)
+        size = share * item * (passes * job.costs.block_parameters + root)
+        hidden = 1.5 * job.micro * backward if overlaps else 0.0
+        yield Sent("parameters, all-gather", "dp", *cost(passes + 1, size, hidden))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth
+
+OVERLAPS = st.builds(
+    Overlap,
+    gradients=st.floats(1e6, 1e10),
+    backward=st.floats(1e-3, 1.0),
+    bandwidth=st.floats(1e9, 1e12),
+    latency=st.floats(0, 1e-3),
+    call=st.floats(1e-7, 1e-3),
+)
+
+
+def simulated(model: Overlap, count: int) -> float:
+    """Send one bucket after the other, each when it is there and the one before has left."""
+    clock = 0.0
+    for number in range(1, count + 1):
+        ready = number / count * model.backward
+        clock = max(clock, ready) + model.latency + model.gradients / count / model.bandwidth
+    return clock - model.backward + count * model.call
+
+
+@given(OVERLAPS, st.integers(1, 200))
+def test_the_formula_is_what_a_simulation_finds(model: Overlap, count: int) -> None:
+    found = model.overhead(model.gradients / count)
+    assert found == pytest.approx(simulated(model, count), rel=1e-6, abs=1e-9)
+
+
+@given(OVERLAPS)
+def test_no_size_is_better_than_the_best(model: Overlap) -> None:
+    least = model.overhead(model.best)
+    for power in range(0, 60):
+        size = min(model.gradients, 1e3 * 1.35**power)
+        assert least <= model.overhead(size) * (1 + 1e-6)
+
+
+def test_where_sending_keeps_up_the_best_is_the_root() -> None:
+    model = Overlap(498e6, 0.044, 280e9)
+    assert model.best == pytest.approx(math.sqrt(498e6 * 10e-6 * 280e9), rel=1e-3)
+    assert model.overhead(25e6) < 1.1 * model.overhead(model.best)
+    assert model.overhead(1e12) == model.overhead(498e6)  # one bucket: everything at the end
+
+
+def test_a_ring_sends_nearly_twice() -> None:
+    assert all_reduce_bandwidth(300e9, 2) == 300e9
+    assert all_reduce_bandwidth(300e9, 4) == 200e9
+    assert all_reduce_bandwidth(300e9, 1) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Overlap(0, 1, 1), "gradients is 0, expected a positive number"),
+        (lambda: Overlap(1, 1, math.inf), "bandwidth is inf"),
+        (lambda: Overlap(1, 1, 1, -1), "latency is -1"),
+        (lambda: Overlap(1, 1, 1, math.nan), "latency is nan"),
+        (lambda: Overlap(1, 1, 1).overhead(0), "size is 0, expected a positive number"),
+    ],
+)
+def test_what_is_out_of_range_is_an_error(call: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import PRESETS, GPT2Config
+from tensorgrad.parallel import Mesh
+from tensorgrad.parallel.estimate import Job, Plan, Speeds, estimate, stage_memory
+from tensorgrad.parallel.plan import bytes_of, fit, main
+
+LARGE = replace(PRESETS["gpt2-1558M"], vocab_multiple=128)
+SMALL = GPT2Config(vocab_size=512, context=64, layers=8, heads=8, width=64)
+COUNT = LARGE.parameters
+
+
+def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
+    found = estimate(Job(LARGE, Mesh(), 8))
+    assert found.memory["parameters"] == 2 * COUNT
+    assert found.memory["gradients"] == 4 * COUNT
+    assert found.memory["optimizer state"] == 12 * COUNT
+    tokens, width = 8 * 1024, 1600
+    each = 16 * width * 2 + 16 + 4 * 25
+    assert found.memory["activations"] == 48 * tokens * each
+    assert found.sent == []
+    assert found.seconds == found.time["compute"] + found.time["optimizer"]
+    full = estimate(Job(LARGE, Mesh(), 8, dtype="float32"))
+    assert full.memory["parameters"] == 4 * COUNT
+    assert full.memory["optimizer state"] == 8 * COUNT
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "state"),
+    [(0, 1, 1, 1), (1, 1, 1, 1 / 4), (2, 1, None, 1 / 4), (3, None, None, 1 / 4)],
+)
+def test_zero_divides_what_its_stage_says(
+    zero: int, parameters: float | None, gradients: float | None, state: float
+) -> None:
+    block = 12 * 1600**2 + 13 * 1600
+    shared = COUNT - 48 * block + 2 * block + 48 * block / 4  # the root, two slots, a quarter
+    found = stage_memory(Job(LARGE, Mesh(4), 32, zero=zero), 0)
+    assert found["parameters"] == 2 * (shared if parameters is None else COUNT)
+    assert found["gradients"] == 4 * (shared if gradients is None else COUNT)
+    assert found["optimizer state"] == 12 * COUNT * state
+
+
+def test_bytes_of_gradients_are_those_of_a_ring() -> None:
+    def sent(zero: int, micro: int = 1) -> dict[str, float]:
+        found = estimate(Job(LARGE, Mesh(4), 32, micro, zero=zero))
+        return {each.what: each.bytes for each in found.sent}
+
+    share = 3 / 4
+    assert sent(0) == {"gradients, all-reduce": 2 * share * 4 * COUNT}
+    assert sent(1) == {
+        "gradients, reduce-scatter": share * 4 * COUNT,
+        "parameters, all-gather": share * 2 * COUNT,
+    }
+    assert sent(2) == sent(1)
+    block = 12 * 1600**2 + 13 * 1600
+    root = COUNT - 48 * block
+    assert sent(2, 8)["gradients, reduce-scatter"] == share * 4 * (8 * 48 * block + root)
+    assert sent(3)["parameters, all-gather"] == share * 2 * (94 * block + root)
+
+
+def test_layers_that_are_shared_send_activations() -> None:
+    config = replace(SMALL, width=64)
+    found = estimate(Job(config, Mesh(1, 1, 4), 2, 2))
+    (sent,) = found.sent
+    activation = 64 * 64 * 2  # C, tokens, bytes
+    assert sent.calls == 2 * (4 * 8 + 2)
+    assert sent.bytes == sent.calls * 2 * 3 / 4 * activation
+    assert found.time["send within layers"] == sent.seconds
+    rows = estimate(Job(config, Mesh(1, 1, 4), 2, 2, sequence=True))
+    assert rows.sent[0].bytes == sent.bytes
+    assert rows.memory["activations"] < found.memory["activations"]
+
+
+def test_a_pipeline_remembers_micro_batches_and_stands_idle() -> None:
+    def of(schedule: str, micro: int, chunks: int = 1) -> Plan:
+        return estimate(Job(SMALL, Mesh(1, 4), 32, micro, 0, schedule, chunks))
+
+    whole = stage_memory(Job(SMALL, Mesh(), 32, 8), 0)["activations"] / 8  # of a block
+    one = of("1f1b", 8)
+    assert one.idle == 3 / 11
+    assert one.stage == 0
+    assert one.memory["activations"] == 4 * 2 * whole  # micro-batches, blocks
+    assert of("gpipe", 8).memory["activations"] == 8 * 2 * whole
+    assert of("interleaved", 8, 2).idle == 3 / 19
+    assert of("interleaved", 8, 2).memory["activations"] == 11 * whole
+    assert one.time["idle in the pipeline"] == pytest.approx(one.time["compute"] * 3 / 8)
+    between = {each.what: each for each in one.sent}["activations and gradients"]
+    assert between.calls in (8, 16)
+    assert between.bytes == between.calls * 64 * 4 * 64 * 2
+    # Each of GPipe's micro-batches keeps a gradient of the head until it goes back.
+    last = stage_memory(Job(SMALL, Mesh(1, 4), 32, 8, 0, "gpipe"), 3)
+    first = stage_memory(Job(SMALL, Mesh(1, 4), 32, 8, 0, "1f1b"), 3)
+    assert last["tokens, loss and head"] == 8 * first["tokens, loss and head"]
+
+
+def test_slow_networks_and_hosts_take_longer() -> None:
+    job = Job(LARGE, Mesh(8, 1, 1), 64)
+    inside, outside = estimate(job), estimate(job, Speeds(gpus_per_host=4))
+    assert outside.sent[0].seconds > 5 * inside.sent[0].seconds
+    assert outside.time["compute"] == inside.time["compute"]
+    assert estimate(job, Speeds(flops=800e12)).time["compute"] == inside.time["compute"] / 2
+
+
+def test_overlap_hides_what_a_pipeline_does_not() -> None:
+    alone = estimate(Job(LARGE, Mesh(8), 64))
+    assert alone.sent[0].exposed < 0.1 * alone.sent[0].seconds
+    stages = estimate(Job(LARGE, Mesh(4, 2), 64, 8))
+    gradients = next(each for each in stages.sent if each.axis == "dp")
+    assert gradients.exposed == gradients.seconds
+
+
+@pytest.mark.parametrize("gib", [79, 15, 8, 5])
+def test_the_smallest_mesh_that_fits(gib: int) -> None:
+    job = Job(LARGE, batch=8)
+    found = fit(job, gib * 2**30)
+    assert found.bytes <= gib * 2**30
+    size = found.job.mesh.size
+    assert (size == 1) == (gib > 29)
+    smaller = [
+        replace(job, mesh=Mesh(dp, pp), micro=micro, zero=zero)
+        for dp in (1, 2, 4, 8)
+        for pp in range(1, 49)
+        for micro in (1, 2, 4, 8)
+        for zero in range(4)
+        if dp * pp < size and 8 % (dp * micro) == 0
+    ]
+    assert all(estimate(each).bytes > gib * 2**30 for each in smaller)
+    only = fit(job, 15 * 2**30, zero=0)
+    assert only.job.zero == 0
+
+
+def test_what_fits_nowhere_is_an_error() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"1\.0 GiB a GPU are not enough on up to 2, expected 1"
+    ):
+        fit(Job(LARGE), 2**30, most=2)
+
+
+def test_plans_to_16384_gpus_take_less_than_two_seconds() -> None:
+    huge = replace(LARGE, layers=96, width=12288, heads=96)
+    begin = time.process_time()
+    assert estimate(Job(huge, Mesh(128, 16, 8), 4096, 32, 1)).job.mesh.size == 16384
+    assert time.process_time() - begin < 2
+    begin = time.process_time()
+    with pytest.raises(ArgumentError, match="not enough on up to 16,384"):
+        fit(Job(huge, batch=4096), 2**28)  # tries every mesh
+    assert time.process_time() - begin < 2
+
+
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = "--model gpt2-1558M --dp 8 --pp 4 --tp 2 --zero 1 --batch 512"
+    assert main([*mesh.split(), "--memory", "80GiB"]) == 0
+    out = capsys.readouterr().out
+    for words in ("on 64 GPUs", "dp 8 x pp 4 x tp 2", "optimizer state", "of 80", "tokens/s",
+                  "idle in the pipeline", "note: 25 heads are no multiple of tp, 2"):  # fmt: skip
+        assert words in out
+    assert main([*mesh.split(), "--memory", "2GiB"]) == 0
+    assert "of 2: too much" in capsys.readouterr().out
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["--model", "gpt2-355M", "--dp", "4", "--batch", "64", "--zero", "3", "--json"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["mesh"] == {"dp": 4, "pp": 1, "tp": 1}
+    parts = {name: size for name, size in found["memory"].items() if name != "total"}
+    assert sum(parts.values()) == found["memory"]["total"]
+    assert found["memory"]["reserved"] == 2**30
+    spent = {name: seconds for name, seconds in found["time"].items() if name != "total"}
+    assert sum(spent.values()) == pytest.approx(found["time"]["total"])
+    assert [each["axis"] for each in found["sent"]] == ["dp", "dp"]
+    assert (
+        main(["--model", "gpt2-1558M", "--fit", "--memory", "12GiB", "--batch", "64", "--json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["memory"]["total"] <= 12 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dp 3", r"batch is 512 sequences, expected a multiple of dp \* micro, 3 \* 1"),
+        ("--pp 13", r"pp \* chunks is 13, expected 1 to the 12 layers"),
+        ("--pp 2 --micro 3", r"expected a multiple of dp \* micro, 1 \* 3"),
+        ("--pp 2 --schedule gpipe --chunks 2", "chunks is 2, expected 1 for the schedule gpipe"),
+        ("--pp 4 --schedule interleaved --chunks 2 --micro 2", "micro is 2, expected a multiple"),
+        ("--dp 0", "dp is 0, expected 1 or more"),
+        ("--batch 0", "batch is 0, expected 1 or more"),
+        ("--tp 3 --sequence", "the context is 1024, expected a multiple of tp, 3"),
+        ("--memory lots", "memory is 'lots', expected bytes"),
+        ("--fit", "--fit has no --memory"),
+        ("--fit --memory 1GiB --max-gpus 1", r"1\.0 GiB a GPU are not enough on up to 1,"),
+        ("--tflops -1", "flops is -1000000000000.0, expected a positive"),
+    ],
+)
+def test_errors_have_the_numbers(
+    options: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options.split()) == 1
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert re.search(message, written.err), written.err
+
+
+def test_sizes_in_bytes() -> None:
+    assert bytes_of("80GiB") == 80 * 2**30
+    assert bytes_of("80 GB") == 80e9
+    assert bytes_of("1.5e9") == 1.5e9
