@@ -8,6 +8,7 @@ from tensorgrad.parallel.comm import world
 from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadcast_parameters
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.mesh import Mesh, make_mesh
+from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.parallel.zero import Zero
 
@@ -16,6 +17,7 @@ __all__ = [
     "DataParallel",
     "Handle",
     "Mesh",
+    "Pipeline",
     "TensorParallel",
     "Zero",
     "all_reduce_gradients",

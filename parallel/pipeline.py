@@ -1,0 +1,399 @@
+"""Pipeline parallelism: every rank has some of the layers, micro-batches pass from rank to rank.
+
+    stage 0                     stage 1                     stage 2
+    embed, blocks 0-3   ----->  blocks 4-8          ----->  blocks 9-11, norm, head, loss
+                        <-----                      <-----
+                        activations forward, their gradients back
+
+Who computes what when is decided by the functions of schedule.py; here their lists are carried
+out. A stage posts receives early and never waits for a send before it has to, so messages pass
+while it computes. A micro-batch's gradients are added in the same order as in one process, and
+each part draws the random numbers that it would draw there, so the results are the same, but for
+the order of sums in the norm and in a table of tokens that is also the head: its gradient is a
+sum of the first stage's and the last's. Tests: tests/parallel/test_pipeline.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorgrad import backend, random
+from tensorgrad.autograd import no_grad
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype, as_dtype
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.nn import Module
+from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
+from tensorgrad.optim.clip import sum_of_squares
+from tensorgrad.parallel import checkpoint as files
+from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.placement import Placement
+from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, with_transfers
+from tensorgrad.parallel.stages import block_costs, leave_parts, split
+from tensorgrad.tensor import Tensor
+from tensorgrad.train.checkpoint import Checkpoint
+from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
+
+_MOST_SENDS = 2  # gradients on their way at a time: each is kept in memory until it has arrived
+
+
+_Unit = tuple[int, int]  # a micro-batch and a part
+
+
+class _Pass(NamedTuple):
+    """A forward pass of a part: what went in, if not tokens, and what came out."""
+
+    x: Tensor | None
+    y: Tensor
+
+
+class _Output(NamedTuple):
+    """What a part gives for a micro-batch, and how many random numbers it draws on the way."""
+
+    shape: Shape
+    dtype: Dtype
+    draws: int
+
+    def room(self, like: Array) -> Array:
+        """Return an array for it on the device of `like`."""
+        return backend.empty(self.shape, self.dtype, like)
+
+
+class Pipeline(Ranks):
+    """Trains a `LanguageModel` whose layers are spread over the ranks.
+
+        ranks = Pipeline(comm, "1f1b")
+        optimizer = ranks.prepare(model, make_optimizer)
+
+    Micro-batches are the parts into which the training loop cuts a batch (`accumulate`).
+
+    Args:
+        comm: the stages, in order.
+        schedule: "1f1b", "gpipe", "interleaved", or "model-parallel": one micro-batch at a time.
+        chunks: parts of the model that each stage has; more than 1 for "interleaved" alone.
+        data: what the ranks with the same stage of other pipelines do together, as `DataParallel`;
+            by default there is one pipeline.
+        world: all ranks, where there are several pipelines: they write checkpoints together.
+        placements: of what this rank has a box of alone, as ranks that share each layer do.
+    Attributes:
+        parts: the numbers of the blocks of each part; part i belongs to stage i % stages. Known
+            after `prepare`.
+    Raises:
+        ArgumentError: there is no such schedule, or it does not take so many chunks.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        schedule: str = "1f1b",
+        chunks: int = 1,
+        *,
+        data: Ranks | None = None,
+        world: Comm | None = None,
+        placements: Mapping[str, Placement] | None = None,
+    ) -> None:
+        if schedule not in SCHEDULES:
+            raise ArgumentError(
+                f"Pipeline: schedule is {schedule!r}, expected one of {', '.join(SCHEDULES)}"
+            )
+        SCHEDULES[schedule](comm.size, comm.size, comm.rank, chunks)  # checks chunks
+        self._comm, self._schedule, self._chunks = comm, schedule, chunks
+        self._data = Ranks() if data is None else data
+        self._world, self._placements = world or comm, dict(placements or {})
+        self.rank, self.ranks = self._data.rank, self._data.ranks
+        self.is_main = comm.rank == 0 and self._data.is_main
+        self.parts: list[range] = []
+        self._plans: dict[int, list[Action]] = {}  # by the number of micro-batches
+        self._outputs: dict[Any, list[_Output]] = {}  # of each part, by the shapes of a batch
+        self._now: tuple[int, Tensor | None] | None = None  # the part to run, and its input
+
+    def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
+        """Take the layers of the other stages out of the model; return the optimizer of the rest.
+
+        Args:
+            model: a LanguageModel, the same on all ranks: made from equal seeds. Afterwards the
+                loss of the training loop calls it, and nobody else.
+            make_optimizer: see `Ranks.prepare`.
+        Raises:
+            ArgumentError: it is another model, or has fewer layers than there are parts.
+            CommError: the ranks have different models.
+        """
+        if not isinstance(model, LanguageModel):
+            raise ArgumentError(
+                f"Pipeline: model is a {type(model).__name__}, expected a LanguageModel"
+            )
+        comm, count = self._comm, self._comm.size * self._chunks
+        if len(model.blocks) < count:
+            raise ArgumentError(
+                f"Pipeline: the model has {len(model.blocks)} layers, expected {count} or more: "
+                f"{comm.size} stages with {self._chunks} parts each"
+            )
+        kinds = {name: f"{each.dtype}{list(each.shape)}" for name, each in model.named_parameters()}
+        comm.agree("Pipeline", {"schedule": self._schedule, "chunks": self._chunks, **kinds})
+        self.parts = split(block_costs(model), count)
+        self._tie(model)
+        leave_parts(model, self.parts, range(comm.rank, count, comm.size))
+        self._model = model
+        vars(model)["forward"] = self._forward
+        optimizer = self._data.prepare(model, make_optimizer)
+        self._flat: FlatParameters = optimizer.flat
+        self._like: Array = optimizer.hyper
+        return optimizer
+
+    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+        """Check that all ranks are at this step; give all pipelines the arrays of the first."""
+        self._comm.agree("train", {"step": step})
+        self._data.begin(step, arrays)
+
+    def compute_gradients(
+        self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
+    ) -> Array:
+        """Carry out the schedule; see `Ranks.compute_gradients`.
+
+        Args:
+            loss: must return what the model returns when it is called with the arrays of a part
+                of the batch: on all stages but the last that is an activation.
+            parts: the micro-batches, the same on all stages.
+            scaler: for float16.
+        """
+        comm, before = self._comm, random.get_state()
+        outputs = self._rehearse(loss, parts[0])
+        step = _Step(self, loss, parts, scaler, outputs)
+        for action in self._plan(len(parts)):
+            step.carry_out(action)
+        total = step.end()
+        draws = sum(output.draws for output in outputs)
+        random.set_state({**before, "draw": before["draw"] + draws})
+        if self._tied is not None:
+            self._ends.all_reduce(self._model.head().grad)
+        self._data.reduce_gradients()
+        comm.broadcast(total, comm.size - 1)
+        return total
+
+    def reduce_norm(self, squares: Array) -> None:
+        """Add, in place, the squares of the other stages' gradients; those of a tied head once."""
+        if self._tied is not None and self._comm.rank > 0:
+            slot = self._flat.slots[self._tied]
+            for piece in self._flat.pieces:
+                begin = max(slot.offset, piece.begin) - piece.begin
+                end = min(slot.piece.stop - piece.begin, piece.grad.size)
+                if begin < end:
+                    squares -= sum_of_squares(piece.grad[begin:end])
+        self._comm.all_reduce(squares)
+        self._data.reduce_norm(squares)
+
+    def after_step(self) -> None:
+        """Let the pipelines give each other what they have updated."""
+        self._data.after_step()
+
+    def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Return the sum over this pipeline's batches of mean loss * rows, and the rows."""
+        comm, last = self._comm, len(self.parts) - 1
+        total, rows = np.zeros(()), 0
+        sent = Handle()
+        for batch in batches:
+            outputs = self._rehearse(loss, batch)
+            x: Array | None = None
+            for part in range(comm.rank, last + 1, comm.size):
+                if part > 0 and comm.size > 1:
+                    x = outputs[part - 1].room(self._like)
+                    comm.recv(x, (part - 1) % comm.size)
+                x = self._through(loss, batch, part, x).y.data
+                if part < last and comm.size > 1:
+                    sent.wait()
+                    sent = comm.send(x, (part + 1) % comm.size, wait=False)
+                elif part == last:
+                    value = x.astype(np.float64) * len(batch[0])
+                    total = value if rows == 0 else total + value
+            rows += len(batch[0])
+        sent.wait()
+        told = comm.broadcast_object(float(total), comm.size - 1)
+        return float(told), rows
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over the pipelines of some numbers, of each its stages' largest."""
+        largest = np.array(values, "float64")
+        self._comm.all_reduce(largest, "max")
+        return self._data.sum([float(each) for each in largest])
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        model: Module,
+        optimizer: Optimizer,
+        state: Mapping[str, Any],
+        keep: int,
+    ) -> Path:
+        """Write a checkpoint of which each rank writes a part; see `Ranks.save`."""
+        return files.save_pieces(
+            self._world, folder, step, model, optimizer, state, keep, self._placements
+        )
+
+    def load_latest(self, folder: Path) -> Checkpoint | None:
+        """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
+        return files.load_latest(folder, self._world)
+
+    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
+        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
+        files.load_pieces(self._world, checkpoint, model, optimizer, self._placements)
+        self._data.after_step()
+
+    def _tie(self, model: LanguageModel) -> None:
+        """Join first and last stage; give both the same table of tokens where it is the head."""
+        comm = self._comm
+        at_end = comm.size > 1 and comm.rank in (0, comm.size - 1)
+        self._ends = comm.split([0, comm.size - 1] if at_end else [comm.rank])
+        self._tied: str | None = None
+        if at_end and model.output is None:
+            head = model.head()
+            self._tied = next(name for name, each in model.named_parameters() if each is head)
+            self._ends.broadcast(head.data)
+
+    def _forward(self, tokens: Any, targets: Any = None) -> Tensor:
+        """Take the place of the model's `forward`: go through one part."""
+        if self._now is None:
+            raise ArgumentError(
+                f"{type(self._model).__name__}: this rank has some of the layers, expected to be "
+                "called by the loss of a training loop whose ranks are the Pipeline"
+            )
+        part, x = self._now
+        x = self._model.embed(tokens) if x is None else x
+        for number in self.parts[part]:
+            x = self._model.blocks[number](x)
+        return x if part < len(self.parts) - 1 else self._model.finish(x, targets)
+
+    def _through(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _Pass:
+        """Go forward through a part, from the activation `x` or, the first, from the tokens."""
+        given = None if x is None else Tensor(x, requires_grad=True)
+        self._now = part, given
+        try:
+            return _Pass(given, loss(*batch))
+        finally:
+            self._now = None
+
+    def _rehearse(self, loss: Loss, batch: Batch) -> list[_Output]:
+        """Return what each part makes of such a batch; the first time, by doing so with zeros."""
+        key = (self._model.training, *((each.shape, str(each.dtype)) for each in batch))
+        if key not in self._outputs:
+            comm, before = self._comm, random.get_state()
+            found: list[_Output] = []
+            for part in range(len(self.parts)):
+                told: Any = None
+                if part % comm.size == comm.rank:
+                    x = None
+                    if part > 0:
+                        x = found[-1].room(self._like)
+                        x.fill(0)
+                    with no_grad():
+                        y = self._through(loss, batch, part, x).y
+                    draws = random.get_state()["draw"] - before["draw"]
+                    told = [y.shape, str(y.dtype), draws]
+                    random.set_state(before)
+                shape, dtype, draws = comm.broadcast_object(told, part % comm.size)
+                found.append(_Output(tuple(shape), as_dtype(dtype), draws))
+            self._outputs[key] = found
+        return self._outputs[key]
+
+    def _plan(self, micro: int) -> list[Action]:
+        """Return what this stage does in a step of so many micro-batches."""
+        if micro not in self._plans:
+            stages = self._comm.size
+            schedule = SCHEDULES[self._schedule]
+            plans = [schedule(stages, micro, stage, self._chunks) for stage in range(stages)]
+            self._plans[micro] = with_transfers(plans, self._comm.rank)
+        return self._plans[micro]
+
+
+class _Step:
+    """The actions of one step, as they are carried out, and the arrays that are there meanwhile."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        loss: Loss,
+        batches: Sequence[Batch],
+        scaler: LossScaler | None,
+        outputs: Sequence[_Output],
+    ) -> None:
+        self._pipeline, self._loss, self._scaler = pipeline, loss, scaler
+        self._batches, self._outputs = batches, outputs
+        self._comm, self._random = pipeline._comm, random.get_state()
+        self._passes: dict[_Unit, _Pass] = {}  # forward is done, backward is not
+        self._coming: dict[Action, tuple[Array, Handle]] = {}
+        self._leaving: dict[_Unit, Handle] = {}  # activations on their way to the next part
+        self._gradients: dict[_Unit, Array] = {}  # of inputs
+        self._returning: deque[Handle] = deque()  # gradients on their way to the part before
+        self._total: Array = 0.0
+
+    def carry_out(self, action: Action) -> None:
+        """Do one action of the schedule."""
+        kind, micro, part = action
+        unit, size = (micro, part), self._comm.size
+        if kind == "forward":
+            self._go_forward(unit)
+        elif kind == "backward":
+            self._go_back(unit)
+        elif kind == "send_output":
+            y = self._passes[unit].y.data
+            self._leaving[unit] = self._comm.send(y, (part + 1) % size, wait=False)
+        elif kind == "send_gradient":
+            if len(self._returning) == _MOST_SENDS:
+                self._returning.popleft().wait()
+            dx = self._gradients.pop(unit)
+            self._returning.append(self._comm.send(dx, (part - 1) % size, wait=False))
+        else:
+            output, source = (part - 1, part - 1) if kind == "receive_input" else (part, part + 1)
+            array = self._outputs[output].room(self._pipeline._like)
+            self._coming[action] = array, self._comm.recv(array, source % size, wait=False)
+
+    def end(self) -> Array:
+        """Wait for what was sent; return the sum of the losses, on the last stage."""
+        for handle in self._returning:
+            handle.wait()
+        total = self._outputs[-1].room(self._pipeline._like)
+        total[...] = self._total
+        return total
+
+    def _go_forward(self, unit: _Unit) -> None:
+        micro, part = unit
+        count, last = len(self._batches), len(self._outputs) - 1
+        x = None
+        if part > 0:
+            local = self._passes.get((micro, part - 1))
+            x = self._arrived("receive_input", unit) if local is None else local.y.data
+        draw = self._random["draw"] + sum(each.draws for each in self._outputs[:part])
+        stream = self._pipeline.rank * count + micro
+        random.set_state({**self._random, "draw": draw, "stream": stream})
+        given, y = self._pipeline._through(self._loss, self._batches[micro], part, x)
+        if part == last:
+            self._total = self._total + y.data
+            y = y * (1 / count) if count > 1 else y
+            y = y if self._scaler is None else self._scaler.scale(y)
+        self._passes[unit] = _Pass(given, y)
+
+    def _go_back(self, unit: _Unit) -> None:
+        micro, part = unit
+        x, y = self._passes.pop(unit)
+        dy = None
+        if part < len(self._outputs) - 1:
+            dy = self._gradients.pop((micro, part + 1), None)
+            dy = self._arrived("receive_gradient", unit) if dy is None else dy
+        if unit in self._leaving:
+            self._leaving.pop(unit).wait()  # long there: its gradient has come back
+        with self._pipeline._data.no_sync():
+            y.backward(dy)
+        if x is not None:
+            self._gradients[unit] = x.grad
+
+    def _arrived(self, kind: Kind, unit: _Unit) -> Array:
+        array, handle = self._coming.pop(Action(kind, *unit))
+        handle.wait()
+        return array

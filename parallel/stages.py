@@ -1,0 +1,126 @@
+"""Cutting a language model into parts that take equally long, one after the other.
+
+A part is a range of blocks. The first part also embeds the tokens, the last also makes logits and
+loss, whose matrix costs as much as several blocks. Tests: tests/parallel/test_stages.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.nn import Module, Parameter
+
+
+def block_costs(model: LanguageModel) -> list[int]:
+    """Return the FLOPs of each block for a token, forward; those of embedding and head at the ends.
+
+    block:     2 for each element of a matrix, 2 T C for the products of causal attention
+    embedding: C
+    head:      2 V C
+
+    Backward takes twice as many of each, but of the embedding's.
+    """
+    rows, width = model.head().shape
+    costs = [
+        sum(2 * each.size for each in block.parameters() if each.ndim == 2)
+        + 2 * model.context * width
+        for block in model.blocks
+    ]
+    costs[0] += width
+    costs[-1] += 2 * rows * width
+    return costs
+
+
+def split(costs: Sequence[float], parts: int) -> list[range]:
+    """Cut a row of layers into parts, none empty, so that the costliest costs as little as can be.
+
+    Of all such ways it takes the one whose parts differ least (in squares).
+
+    Args:
+        costs: of each layer.
+        parts: how many.
+    Returns:
+        The numbers of the layers of each part.
+    Raises:
+        ArgumentError: there are more parts than layers.
+    """
+    if not 1 <= parts <= len(costs):
+        raise ArgumentError(f"split: parts is {parts}, expected 1 to the {len(costs)} layers")
+    least, _ = _best(costs, parts, max)
+    _, cuts = _best(costs, parts, lambda sum, cost: sum + cost**2 if cost <= least else math.inf)
+    return [range(begin, end) for begin, end in itertools.pairwise(cuts)]
+
+
+def _best(
+    costs: Sequence[float], parts: int, join: Callable[[float, float], float]
+) -> tuple[float, list[int]]:
+    """Return the least value and its cuts; `join` adds the cost of a part to a value."""
+    count = len(costs)
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    found = {0: (0.0, [0])}  # of the first layers, by how many: the least value, where to cut
+    for part in range(1, parts + 1):
+        longer = {}
+        for end in range(part, count - (parts - part) + 1):
+            longer[end] = min(
+                (join(value, sums[end] - sums[begin]), [*cuts, end])
+                for begin, (value, cuts) in found.items()
+                if begin < end
+            )
+        found = longer
+    return found[count]
+
+
+class Elsewhere(Module):
+    """Stands for a layer that another stage has.
+
+    Args:
+        name: of the layer.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Fail.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(f"{self.name}: is on another stage of the pipeline, expected here")
+
+    def extra_repr(self) -> str:
+        """Return the name of the layer."""
+        return self.name
+
+
+def leave_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[int]) -> None:
+    """Take everything out of a model, in place, but what some of its parts need.
+
+    What is left keeps its names. A table of tokens that is also the head is needed by the first
+    and by the last part.
+
+    Args:
+        model: the whole model.
+        parts: its blocks by part, from `split`.
+        mine: which parts are left.
+    """
+    for part, blocks in enumerate(parts):
+        if part not in mine:
+            for number in blocks:
+                model.blocks[number] = Elsewhere(f"blocks.{number}")
+    ends = {"norm", "output"}
+    kept = {"blocks"}
+    if len(parts) - 1 in mine:
+        kept |= ends if model.output is not None else {*ends, "tokens"}
+    for name, child in list(vars(model).items()):
+        if isinstance(child, Module | Parameter) and name not in kept:
+            if 0 in mine and name not in ends:
+                continue
+            setattr(model, name, Elsewhere(name))

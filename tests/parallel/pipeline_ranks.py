@@ -1,0 +1,254 @@
+"""What must hold for pipelines on every rank; run by test_pipeline.py through mpirun.
+
+mpirun -n 4 python -m tests.parallel.pipeline_ranks FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import random
+from tensorgrad.errors import TensorgradError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.nn import Linear
+from tensorgrad.parallel import Comm, DataParallel, make_mesh, world
+from tensorgrad.parallel.checkpoint import open_pieces, read_piece
+from tensorgrad.parallel.pipeline import Pipeline
+from tensorgrad.tensor import Tensor
+from tensorgrad.train.checkpoint import load_latest
+from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loop import Trainer, mean_loss
+from tensorgrad.train.ranks import Ranks
+from tensorgrad.train.settings import TrainSettings
+
+STEPS, MICRO, BATCH, CONTEXT, VOCAB = 20, 4, 8, 8, 48
+SCHEDULES = (("interleaved", 2), ("1f1b", 1), ("gpipe", 1), ("model-parallel", 1))
+SETTINGS: dict[str, Any] = {
+    "steps": STEPS,
+    "warmup": 2,
+    "batch": BATCH,
+    "lr": 3e-3,
+    "accumulate": MICRO,
+    "clip": 0.5,
+    "evaluate_every": 10,
+    "checkpoint_every": 20,
+    "plot": False,
+}
+Model = GPT2Config | TransformerLMConfig
+
+
+def gpt2(layers: int, dropout: float = 0.0) -> GPT2Config:
+    return GPT2Config(VOCAB, CONTEXT, layers, heads=2, width=16, dropout=dropout)
+
+
+def lm(layers: int, dropout: float = 0.0, tied: bool = False) -> TransformerLMConfig:
+    return TransformerLMConfig(
+        VOCAB, CONTEXT, layers, heads=2, kv_heads=1, width=16, hidden=32, dropout=dropout, tied=tied
+    )
+
+
+def batches(first: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the batch of each step: sequences that count, with gaps."""
+    for step in range(first, first + STEPS):
+        rng = np.random.default_rng(step)
+        start, pace = rng.integers(0, VOCAB, (2, BATCH, 1))
+        rows = (start + pace % 5 * np.arange(CONTEXT + 1)) % VOCAB
+        yield rows[:, :-1].astype(np.int32), rows[:, 1:].astype(np.int32)
+
+
+def make_trainer(
+    folder: Path, config: Model, ranks: Ranks | None = None, **options: Any
+) -> Trainer:
+    """Return a trainer at step 0; options are those of TrainSettings."""
+    ranks = ranks or Ranks()
+    settings = TrainSettings(**{**SETTINGS, **options})
+    random.seed(7)
+    model: LanguageModel = GPT2(config) if isinstance(config, GPT2Config) else TransformerLM(config)
+    model.to(settings.parameter_dtype)
+    precision = settings.precision()
+
+    def loss(x: Any, y: Any) -> Tensor:
+        with precision():
+            return model.forward(Tensor(x), Tensor(y))
+
+    def evaluate() -> dict[str, float]:
+        rows = [next(batches(1000 + number)) for number in range(2)]
+        cut = [tuple(array[: 8 - 3 * i] for array in batch) for i, batch in enumerate(rows)]
+        return {"validation_loss": mean_loss(model, loss, cut, ranks)}
+
+    def own(first: int) -> Iterator[tuple[Any, ...]]:
+        rows = BATCH // ranks.ranks
+        for batch in batches(first):
+            yield tuple(array[rows * ranks.rank : rows * (ranks.rank + 1)] for array in batch)
+
+    optimizer = ranks.prepare(model, settings.optimizer)
+    return Trainer(
+        model, optimizer, loss, own, settings.learning_rate, settings, folder,
+        evaluate=evaluate, ranks=ranks, scaler=settings.scaler(),
+    )  # fmt: skip
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def parameters(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Return what the newest checkpoint of a run has, whole and by name."""
+    found = load_latest(folder / "checkpoints")
+    assert found is not None
+    with ExitStack() as stack:
+        stored = open_pieces(found, stack)
+        return {
+            name: read_piece(parts[0].piece.placement.piece, parts)
+            for name, parts in stored.items()
+        }
+
+
+def run_alone(comm: Comm, folder: Path, config: Model, **options: Any) -> None:
+    """Let rank 0 train in one process."""
+    if comm.rank == 0:
+        make_trainer(folder, config, **options).run()
+    comm.barrier()
+
+
+def compare(
+    comm: Comm, folder: Path, alone: Path, exact: bool = False, tolerance: float = 1e-6
+) -> None:
+    """Compare losses, norms and parameters of a run with those of one process."""
+    comm.barrier()
+    if comm.rank:
+        return
+    found, expected = metrics(folder), metrics(alone)
+    assert [list(record) for record in found] == [list(record) for record in expected]
+    for name in ("loss", "validation_loss", "gradient_norm"):
+        one = [record[name] for record in found if name in record]
+        other = [record[name] for record in expected if name in record]
+        if exact and name != "gradient_norm":
+            assert one == other, name
+        near = 10 * tolerance if name == "gradient_norm" else tolerance
+        np.testing.assert_allclose(one, other, near, err_msg=name)
+    new, old = parameters(folder), parameters(alone)
+    assert new.keys() == old.keys()
+    for name, array in old.items():
+        if exact:
+            assert new[name].tobytes() == array.tobytes(), name
+        elif name.startswith("model/") and name.endswith("weight"):
+            # (Gradients of some biases are nothing but rounding, which Adam makes large.)
+            distance = np.linalg.norm(new[name] - array)
+            assert distance <= 10 * tolerance * np.linalg.norm(array), (name, distance)
+
+
+def check_schedules(comm: Comm, folder: Path) -> None:
+    """A tied head, dropout and clipping: as one process, but for the order of a few sums."""
+    config = gpt2(2 * comm.size, dropout=0.1)
+    run_alone(comm, folder / "alone", config)
+    for name, chunks in SCHEDULES:
+        ranks = Pipeline(comm, name, chunks)
+        make_trainer(folder / name, config, ranks).run()
+        compare(comm, folder / name, folder / "alone")
+
+
+def check_equal_bits(comm: Comm, folder: Path) -> None:
+    """No sum has another order where the head is not tied and the norm clips nothing."""
+    config = lm(2 * comm.size, dropout=0.1)
+    options = {"clip": 0.0, "steps": 8}
+    run_alone(comm, folder / "alone", config, **options)
+    for name, chunks in SCHEDULES[:3]:
+        make_trainer(folder / name, config, Pipeline(comm, name, chunks), **options).run()
+        compare(comm, folder / name, folder / "alone", exact=True)
+
+
+def check_resume(comm: Comm, folder: Path) -> None:
+    """Stopped, and resumed with another schedule, on fewer stages, from one process's files."""
+    config = gpt2(2 * comm.size, dropout=0.1)
+    run_alone(comm, folder / "alone", config)
+    run_alone(comm, folder / "run", config, stop_after=5)
+    for stage, (name, chunks) in enumerate(SCHEDULES[:2]):
+        trainer = make_trainer(folder / "run", config, Pipeline(comm, name, chunks), stop_after=5)
+        assert trainer.resume()
+        assert trainer.run().step == 10 + 5 * stage
+    trainer = make_trainer(folder / "run", config, pipelines(comm, comm.size // 2), accumulate=2)
+    assert trainer.resume()
+    assert trainer.run().finished
+    compare(comm, folder / "run", folder / "alone")
+
+
+def pipelines(comm: Comm, stages: int) -> Pipeline:
+    """Return several pipelines side by side, which share the batch."""
+    mesh = make_mesh(comm.size, comm.rank, pp=stages)
+    data = DataParallel(comm.split(mesh.line("dp")))
+    return Pipeline(comm.split(mesh.line("pp")), data=data, world=comm)
+
+
+def check_sixteen_bits(comm: Comm, folder: Path) -> None:
+    """Autocast with a loss scaler, and 16-bit parameters."""
+    config = lm(comm.size)
+    for dtype in ("float16", "bfloat16-parameters"):
+        alone, run = folder / f"alone-{dtype}", folder / dtype
+        options = {"dtype": dtype, "steps": 4, "warmup": 1, "clip": 0.0}
+        run_alone(comm, alone, config, **options)
+        make_trainer(run, config, Pipeline(comm), **options).run()
+        compare(comm, run, alone, tolerance=5e-3)
+
+
+def check_errors(comm: Comm, folder: Path) -> None:
+    """Sizes that do not fit are errors on all ranks, with the numbers, and all can go on."""
+    p = comm.size
+    adamw = TrainSettings(**SETTINGS).optimizer
+
+    def fails(call: Callable[[], object], message: str) -> None:
+        with pytest.raises(TensorgradError, match=message):
+            call()
+
+    fails(lambda: Pipeline(comm, "2f2b"), "schedule is '2f2b', expected one of model-parallel, gp")
+    fails(lambda: Pipeline(comm, "gpipe", 2), "gpipe: chunks is 2, expected 1")
+    fails(lambda: Pipeline(comm, "interleaved", 0), "interleaved: chunks is 0, expected 1 or more")
+    fails(
+        lambda: Pipeline(comm).prepare(GPT2(gpt2(p - 1)), adamw),
+        f"the model has {p - 1} layers, expected {p} or more: {p} stages with 1 parts each",
+    )
+    fails(
+        lambda: Pipeline(comm, "interleaved", 2).prepare(GPT2(gpt2(2 * p - 1)), adamw),
+        f"the model has {2 * p - 1} layers, expected {2 * p} or more: {p} stages with 2 parts each",
+    )
+    fails(lambda: Pipeline(comm).prepare(Linear(2, 2), adamw), "is a Linear, expected a LanguageM")
+    fails(
+        lambda: Pipeline(comm).prepare(GPT2(gpt2(p + comm.rank % 2)), adamw),
+        rf"Pipeline: blocks.{p}.attention.* is missing on rank.*, .float32.* on rank.* same on all",
+    )
+    ranks = Pipeline(comm, "interleaved", 2)
+    trainer = make_trainer(folder / "odd", gpt2(2 * p), ranks, accumulate=1, steps=3)
+    fails(trainer.run, f"interleaved: micro is 1, expected a multiple of the {p} stages")
+    trainer = make_trainer(folder / "rows", gpt2(p), Pipeline(comm), accumulate=3, steps=3)
+    fails(trainer.run, "a batch has 8 rows, expected a multiple of accumulate, 3")
+    x = next(batches(0))[0]
+    fails(lambda: trainer.model(x), "this rank has some of the layers, expected to be called by")
+    assert isinstance(trainer.model, GPT2)
+    elsewhere = trainer.model.blocks[0 if comm.rank else p - 1]
+    fails(lambda: elsewhere(x), r"blocks\.\d: is on another stage of the pipeline, expected here")
+
+
+CHECKS = (check_schedules, check_equal_bits, check_resume, check_sixteen_bits, check_errors)
+
+
+def main() -> None:
+    comm = world()
+    comm.select_device("cpu")
+    for check in CHECKS:
+        check(comm, Path(sys.argv[1]) / check.__name__)
+        comm.barrier()
+    if comm.rank == 0:
+        print(f"{len(CHECKS)} checks on {comm.size} ranks")
+
+
+if __name__ == "__main__":
+    main()

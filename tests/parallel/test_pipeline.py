@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorgrad.parallel import Comm, Pipeline
+from tests.parallel import pipeline_ranks
+from tests.ranks import run_ranks
+
+PROGRAM = "tests.parallel.pipeline_ranks"
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_schedule_trains_as_one_process(ranks: int, tmp_path: Path) -> None:
+    result = run_ranks(PROGRAM, ranks, [tmp_path], timeout=240)
+    assert f"{len(pipeline_ranks.CHECKS)} checks on {ranks} ranks" in result.stdout
+
+
+@pytest.mark.parametrize("schedule", pipeline_ranks.SCHEDULES)
+def test_one_stage_is_one_process(schedule: tuple[str, int], tmp_path: Path) -> None:
+    config = pipeline_ranks.gpt2(3, dropout=0.1)
+    options: dict[str, Any] = {"steps": 3, "checkpoint_every": 3}
+    pipeline_ranks.make_trainer(tmp_path / "alone", config, **options).run()
+    ranks = Pipeline(Comm(), *schedule)
+    pipeline_ranks.make_trainer(tmp_path / "run", config, ranks, **options).run()
+    pipeline_ranks.compare(Comm(), tmp_path / "run", tmp_path / "alone", exact=schedule[1] == 1)
