@@ -37,6 +37,7 @@ from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, with_transfers
 from tensorgrad.parallel.stages import block_costs, leave_parts, split
+from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
@@ -104,6 +105,11 @@ class Pipeline(Ranks):
                 f"Pipeline: schedule is {schedule!r}, expected one of {', '.join(SCHEDULES)}"
             )
         SCHEDULES[schedule](comm.size, comm.size, comm.rank, chunks)  # checks chunks
+        if isinstance(data, Zero) and data.stage > 1:
+            raise ArgumentError(
+                f"Pipeline: data is Zero of stage {data.stage}, expected stage 1: several "
+                "micro-batches are on their way at a time, each at another block"
+            )
         self._comm, self._schedule, self._chunks = comm, schedule, chunks
         self._data = Ranks() if data is None else data
         self._world, self._placements = world or comm, dict(placements or {})

@@ -20,7 +20,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import Linear
-from tensorgrad.parallel import Comm, DataParallel, make_mesh, world
+from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.tensor import Tensor
@@ -176,16 +176,19 @@ def check_resume(comm: Comm, folder: Path) -> None:
         trainer = make_trainer(folder / "run", config, Pipeline(comm, name, chunks), stop_after=5)
         assert trainer.resume()
         assert trainer.run().step == 10 + 5 * stage
-    trainer = make_trainer(folder / "run", config, pipelines(comm, comm.size // 2), accumulate=2)
-    assert trainer.resume()
-    assert trainer.run().finished
+    for zero, stop in ((1, 3), (0, None)):
+        ranks = pipelines(comm, comm.size // 2, zero)
+        trainer = make_trainer(folder / "run", config, ranks, accumulate=2, stop_after=stop)
+        assert trainer.resume()
+        assert trainer.run().finished == (stop is None)
     compare(comm, folder / "run", folder / "alone")
 
 
-def pipelines(comm: Comm, stages: int) -> Pipeline:
+def pipelines(comm: Comm, stages: int, zero: int = 0) -> Pipeline:
     """Return several pipelines side by side, which share the batch."""
     mesh = make_mesh(comm.size, comm.rank, pp=stages)
-    data = DataParallel(comm.split(mesh.line("dp")))
+    line = comm.split(mesh.line("dp"))
+    data = Zero(line, zero) if zero else DataParallel(line)
     return Pipeline(comm.split(mesh.line("pp")), data=data, world=comm)
 
 
@@ -211,6 +214,10 @@ def check_errors(comm: Comm, folder: Path) -> None:
 
     fails(lambda: Pipeline(comm, "2f2b"), "schedule is '2f2b', expected one of model-parallel, gp")
     fails(lambda: Pipeline(comm, "gpipe", 2), "gpipe: chunks is 2, expected 1")
+    fails(
+        lambda: pipelines(comm, comm.size // 2, zero=2),
+        "data is Zero of stage 2, expected stage 1",
+    )
     fails(lambda: Pipeline(comm, "interleaved", 0), "interleaved: chunks is 0, expected 1 or more")
     fails(
         lambda: Pipeline(comm).prepare(GPT2(gpt2(p - 1)), adamw),
