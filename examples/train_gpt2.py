@@ -89,10 +89,11 @@ class Settings(TrainSettings):
 def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings, Path, bool]:
     """Return the settings, the folder of the run, and whether it goes on from a checkpoint."""
     description = __doc__.splitlines()[0] if __doc__ else ""
-    return config.read_command_line(Settings, description, _folder_of, arguments)
+    return config.read_command_line(Settings, description, folder_of, arguments)
 
 
-def _folder_of(settings: Settings) -> Path:
+def folder_of(settings: Settings) -> Path:
+    """Return the folder of a new run."""
     return Path(settings.out) if settings.out else _free_folder()
 
 
@@ -200,18 +201,15 @@ def train(settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device
         )
     outcome = trainer.run()
     if ranks.is_main:
-        _report(settings, folder, trainer, corpus, outcome, time.perf_counter() - began)
+        _report(settings, folder, outcome, time.perf_counter() - began)
+    if outcome.finished and settings.sample and isinstance(trainer.model, GPT2):
+        sample = write_sample(settings, trainer.model, corpus)  # by all: they may share the model
+        if ranks.is_main:
+            print(sample)
     return outcome
 
 
-def _report(
-    settings: Settings,
-    folder: Path,
-    trainer: Trainer,
-    corpus: Corpus,
-    outcome: Outcome,
-    seconds: float,
-) -> None:
+def _report(settings: Settings, folder: Path, outcome: Outcome, seconds: float) -> None:
     if not outcome.finished:
         log.info(
             "stopped after step %d of %d; to go on: python %s --resume %s",
@@ -228,8 +226,6 @@ def _report(
         *(losses[0], losses[-1], 100 * (1 - losses[-1] / losses[0]), seconds),
         *(f"{outcome.tokens_per_second:,.0f}", folder),
     )
-    if settings.sample and isinstance(trainer.model, GPT2):
-        print(write_sample(settings, trainer.model, corpus))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

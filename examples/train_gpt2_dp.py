@@ -2,11 +2,13 @@
 
     mpirun -n 2 python examples/train_gpt2_dp.py
     mpirun -n 8 python examples/train_gpt2_dp.py --preset gpt2-124M --dtype bfloat16 --batch 256
+    mpirun -n 4 python examples/train_gpt2_dp.py --zero 1
     mpirun -n 2 python examples/train_gpt2_dp.py --resume runs/gpt2-1
 
 On CPUs, or with one GPU a rank. Options, data and results are those of train_gpt2.py: --batch
-counts the sequences of all ranks together, and any number of ranks takes the same steps, so a
-run may be resumed on another number. Rank 0 alone prints and saves.
+counts the sequences of all ranks together, and any number of ranks takes the same steps. So a
+run may be resumed on another number, and with other --reduction, --bucket-mb and --zero: speed
+and memory depend on them, losses do not. Rank 0 prints and saves; with --zero all save.
 """
 
 from __future__ import annotations
@@ -14,30 +16,69 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.parallel import Comm, DataParallel, world
+from tensorgrad.errors import ArgumentError
+from tensorgrad.parallel import Comm, DataParallel, Zero, world
+from tensorgrad.parallel.data import REDUCTIONS
+from tensorgrad.train import config
+from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
-from train_gpt2 import Settings, read_command_line, train
+from tensorgrad.train.ranks import Ranks
+from train_gpt2 import Settings, folder_of, train
+
+
+@dataclass(frozen=True)
+class ParallelSettings(Settings):  # type: ignore[misc]  # mypy does not see scripts beside it
+    """What can be said on the command line; how ranks share the work, each start says anew."""
+
+    reduction: str = option(
+        "overlap",
+        "gradients are added by one call each (naive), one in all (flat), or one for each bucket, "
+        "while backward goes on (overlap)",
+        choices=REDUCTIONS,
+        saved=False,
+    )
+    bucket_mb: float = option(25.0, "size of a bucket, in MB of gradients", saved=False)
+    zero: int = option(
+        0,
+        "a rank has a part of: 1 the optimizer's state; 2 gradients too; 3 parameters too",
+        low=0,
+        high=3,
+        saved=False,
+    )
+
+    def ranks(self, comm: Comm) -> Ranks:
+        """Return how the ranks train together."""
+        if not self.zero:
+            return DataParallel(comm, self.reduction, self.bucket_mb)
+        if self.reduction != "overlap":
+            raise ArgumentError(
+                f"--reduction: got {self.reduction!r} with --zero {self.zero}, expected 'overlap'"
+            )
+        return Zero(comm, self.zero, self.bucket_mb)
 
 
 def read_command_line_once(
     comm: Comm, arguments: Sequence[str] | None = None
-) -> tuple[Settings, Path, bool]:
+) -> tuple[ParallelSettings, Path, bool]:
     """Return what rank 0 reads from the command line; it also chooses the folder of the run."""
     told: dict[str, Any] = {}
     if comm.rank == 0:
+        description = __doc__.splitlines()[0] if __doc__ else ""
         try:
-            settings, folder, resuming = read_command_line(arguments)
+            settings, folder, resuming = config.read_command_line(
+                ParallelSettings, description, folder_of, arguments
+            )
             told = {"settings": asdict(settings), "folder": str(folder), "resuming": resuming}
         except SystemExit as end:  # after --help or an unknown option: all ranks end in peace
             told = {"status": end.code}
     told = comm.broadcast_object(told)
     if "status" in told:
         sys.exit(told["status"])
-    return Settings(**told["settings"]), Path(told["folder"]), told["resuming"]
+    return ParallelSettings(**told["settings"]), Path(told["folder"]), told["resuming"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,9 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.INFO if comm.rank == 0 else logging.ERROR
     logging.basicConfig(level=level, format="%(message)s")
     settings, folder, resuming = read_command_line_once(comm, arguments)
+    ranks = settings.ranks(comm)
     settings, _ = choose_device(settings)
     device = comm.select_device(settings.device)
-    train(settings, folder, resuming, DataParallel(comm), device)
+    train(settings, folder, resuming, ranks, device)
     return 0
 
 

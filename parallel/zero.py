@@ -93,6 +93,7 @@ class Zero(DataParallel):
         """
         self._comm.agree("train", {"step": step})
         broadcast_parameters(self._others, self._comm)
+        self.after_step()  # the parts may be those of a checkpoint
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context for backward after which more gradients will be added.

@@ -15,7 +15,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -42,6 +42,7 @@ def option(
     high: float | None = None,
     choices: Sequence[str] | None = None,
     free: bool = False,
+    saved: bool = True,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
@@ -51,9 +52,12 @@ def option(
         low, high: the smallest and the largest value allowed.
         choices: the only values allowed.
         free: whether a resumed run may change it, because no weight and no loss depends on it.
+        saved: whether config.json keeps it. What it does not is free, and each start of a run says
+            it anew: how many ranks share the work, say.
     """
-    metadata = {"help": help, "low": low, "high": high, "choices": choices, "free": free}
-    return field(default=default, metadata=metadata)
+    free = free or not saved
+    metadata = {"help": help, "low": low, "high": high, "choices": choices}
+    return field(default=default, metadata={**metadata, "free": free, "saved": saved})
 
 
 def check(settings: Dataclass) -> None:
@@ -104,8 +108,9 @@ def parser(settings: type[Settings], description: str) -> argparse.ArgumentParse
 
 def save(settings: Dataclass, folder: Path) -> None:
     """Write config.json into the folder of a run."""
+    kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata["saved"]}
     with replacing(folder / FILE) as file:
-        file.write((json.dumps(asdict(settings), indent=2) + "\n").encode())
+        file.write((json.dumps(kept, indent=2) + "\n").encode())
 
 
 def load(settings: type[Settings], folder: Path) -> Settings:

@@ -13,14 +13,17 @@ import pytest
 
 from examples import train_gpt2
 from tensorgrad import backend
+from tensorgrad.parallel.merge import merge
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
+from tensorgrad.weights import load_arrays
 from tests.ranks import mpirun, run_ranks
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.mpi
 PROGRAM = ROOT / "examples" / "train_gpt2_dp.py"
 MODEL = "--layers 2 --heads 2 --width 32 --context 32 --vocab 300 --batch 8"
+MODE = {2: ["--zero", 3], 4: ["--bucket-mb", 0.02]}
 SHORT = "--steps 20 --warmup 4 --evaluate-every 10 --checkpoint-every 8 --evaluation-batches 3"
 
 
@@ -55,7 +58,8 @@ def same_run(found: Path, expected: Path) -> None:
     assert ours.step == others.step == 20
     parameters = others.arrays("model")
     differences, sizes = [], []
-    for name, array in ours.arrays("model").items():
+    merge(ours, found / "model.safetensors")  # each rank may have written a part
+    for name, array in load_arrays(found / "model.safetensors").items():
         a, b = array.astype("float64"), parameters[name].astype("float64")
         if name.endswith("qkv.bias"):
             # A bias of all keys alike changes no attention: its gradient is rounding alone, which
@@ -73,7 +77,7 @@ def test_ranks_take_the_steps_of_one_process(
     ranks: int, options: list[str], alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    result = run_ranks(PROGRAM, ranks, [*options, "--out", folder])
+    result = run_ranks(PROGRAM, ranks, [*options, "--out", folder, *MODE[ranks]])
     same_run(folder, alone)
     assert result.stdout.count("def ") == 1  # the sample, once
     assert len(re.findall(r"step 20/20  validation_loss", result.stderr)) == 1
@@ -95,8 +99,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     options: list[str], alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    run_ranks(PROGRAM, 4, [*options, "--out", folder, "--stop-after", 5])
-    run_ranks(PROGRAM, 2, ["--resume", folder, "--stop-after", 8])
+    run_ranks(PROGRAM, 4, [*options, "--out", folder, "--stop-after", 5, "--zero", 3])
+    run_ranks(PROGRAM, 2, ["--resume", folder, "--stop-after", 8, "--reduction", "naive"])
     assert train_gpt2.main(["--resume", str(folder), "--stop-after", "100"]) == 0
     same_run(folder, alone)
 
@@ -134,6 +138,10 @@ def test_what_the_command_line_says_wrong_is_said_once(options: list[str], tmp_p
     assert result.returncode == 2
     assert result.stderr.count("error: argument --lr") == 1
     assert "Traceback" not in result.stderr
+    both = ["--zero", 1, "--reduction", "flat"]
+    result = run_ranks(PROGRAM, 2, [*options, *both, "--out", tmp_path / "none"], check=False)
+    assert result.returncode == 1
+    assert result.stderr.count("--reduction: got 'flat' with --zero 1, expected 'overlap'") == 1
     folder = tmp_path / "run"
     result = run_ranks(PROGRAM, 2, [*options, "--batch", 7, "--out", folder], check=False)
     assert result.returncode == 1

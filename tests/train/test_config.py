@@ -80,3 +80,15 @@ def test_a_config_that_is_not_of_these_settings_is_refused(tmp_path: Path, conte
 def test_a_folder_without_a_config_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         config.load(Settings, tmp_path)
+
+
+def test_what_is_not_saved_is_said_anew_at_each_start(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class More(Settings):
+        ranks: int = option(1, "how many share the work", saved=False)
+
+    config.save(More(steps=3, ranks=4), tmp_path)
+    assert config.load(Settings, tmp_path) == Settings(steps=3)
+    found = config.load(More, tmp_path)
+    assert found == More(steps=3, ranks=1)
+    assert config.resume(found, {"ranks": 2}, tmp_path) == More(steps=3, ranks=2)
