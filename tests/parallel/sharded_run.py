@@ -1,0 +1,40 @@
+"""A training run of a second or two on several ranks, for tests, which may kill it.
+
+mpirun -n 2 python -m tests.parallel.sharded_run FOLDER STAGE [--resume] [options of TrainSettings]
+
+STAGE is that of ZeRO; 0 is plain data parallelism.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tensorgrad.parallel import DataParallel, Zero, world
+from tensorgrad.train import config
+from tensorgrad.train.settings import TrainSettings
+from tests.train.tiny_run import make_trainer
+
+
+def main() -> None:
+    """Train in the folder that the command line names."""
+    folder, stage, *rest = sys.argv[1:]
+    resuming = "--resume" in rest
+    options = [word for word in rest if word != "--resume"]
+    given = vars(config.parser(TrainSettings, "").parse_args(options))
+    comm = world()
+    ranks = Zero(comm, int(stage), bucket_mb=0.005) if int(stage) else DataParallel(comm)
+    trainer = make_trainer(Path(folder), ranks, **given)
+    if resuming:
+        trainer.resume()
+    pids = comm.all_gather_objects(os.getpid())
+    if comm.rank == 0:
+        print("ready", *pids, flush=True)
+    outcome = trainer.run()
+    if comm.rank == 0:
+        print("finished" if outcome.finished else f"stopped after {outcome.step}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Ranks killed at random moments, and runs that go on with another number of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorgrad.parallel.merge import merge, open_checkpoint
+from tensorgrad.train.checkpoint import list_checkpoints
+from tensorgrad.train.log import read_metrics
+from tensorgrad.weights import load_arrays
+from tests.ranks import mpirun, run_ranks
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.mpi
+PROGRAM = "tests.parallel.sharded_run"
+KILLS = int(os.environ.get("KILLS", "5"))  # KILLS=20 takes a minute
+LONGEST_LIFE = 0.5  # seconds
+STEPS = 80
+OPTIONS = [
+    *("--steps", str(STEPS), "--checkpoint-every", "2", "--evaluate-every", "30", "--no-plot")
+]
+
+
+def start(folder: Path, stage: int) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start two ranks, or go on with them, and wait until they train; return their processes."""
+    launcher = mpirun()
+    assert launcher is not None
+    command = [*launcher, "-n", "2", sys.executable, "-m", PROGRAM, str(folder), str(stage)]
+    process = subprocess.Popen(
+        [*command, "--resume", *OPTIONS],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready, *pids = process.stdout.readline().split() or [""]
+    assert ready == "ready", process.communicate()[1]
+    return process, [int(pid) for pid in pids]
+
+
+def end_of(folder: Path) -> dict[str, bytes]:
+    """Return the loss curve and all files of the last checkpoint."""
+    last = list_checkpoints(folder / "checkpoints")[0]
+    files = [folder / "metrics.jsonl", *last.iterdir()]
+    return {path.name: path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [3])
+def test_killed_and_resumed(stage: int, tmp_path: Path) -> None:
+    run_ranks(PROGRAM, 2, [tmp_path / "undisturbed", stage, *OPTIONS])
+    expected = end_of(tmp_path / "undisturbed")
+    moments = random.Random(0)
+    kills, rounds, resumed_at = 0, 0, set()
+    while kills < KILLS:  # a fast machine may finish before the last kill, and begins again
+        rounds += 1
+        folder = tmp_path / f"killed-{rounds}"
+        while True:
+            process, pids = start(folder, stage)
+            if kills < KILLS:
+                time.sleep(moments.uniform(0, LONGEST_LIFE))
+                os.kill(moments.choice(pids), signal.SIGKILL)
+            output, errors = process.communicate(timeout=60)
+            if process.returncode == 0:
+                break
+            assert kills < KILLS, errors
+            kills += 1
+            resumed_at |= {path.name for path in list_checkpoints(folder / "checkpoints")[:1]}
+        assert output == "finished\n"
+        assert end_of(folder) == expected
+    assert len(resumed_at) > KILLS / 4  # it was killed while it got on
+
+
+def test_other_numbers_of_ranks_go_on_with_the_same_training(tmp_path: Path) -> None:
+    """Each draws dropout for the same four parts of a batch, so losses are equal but for rounding.
+
+    ZeRO 3 on 4 ranks, ZeRO 1 on 2, plain data parallelism on one: against one alone.
+    """
+    short = ["--steps", "24", "--checkpoint-every", "8", "--evaluate-every", "6", "--no-plot"]
+    folder, alone = tmp_path / "run", tmp_path / "alone"
+    for ranks, stage, stop in ((4, 3, 8), (2, 1, 8), (1, 0, 24)):
+        parts = ["--accumulate", 4 // ranks, "--stop-after", stop]
+        run_ranks(PROGRAM, ranks, [folder, stage, "--resume", *short, *parts])
+    run_ranks(PROGRAM, 1, [alone, 0, *short, "--accumulate", 4])
+    expected = list(read_metrics(alone / "metrics.jsonl"))
+    records = list(read_metrics(folder / "metrics.jsonl"))
+    for record, other in zip(records, expected, strict=True):
+        assert record == pytest.approx(other, rel=1e-5)
+    sharded, whole = (each / "checkpoints" / "step-00000016" for each in (folder, alone))
+    assert (sharded / "rank-00001.safetensors").exists()
+    assert (folder / "checkpoints" / "step-00000024" / "model.safetensors").exists()
+    merge(open_checkpoint(sharded), tmp_path / "model.safetensors")
+    arrays = open_checkpoint(whole).arrays("model")
+    for name, array in load_arrays(tmp_path / "model.safetensors").items():
+        np.testing.assert_allclose(array, arrays.pop(name), rtol=1e-3, atol=1e-5)
+    assert not arrays
