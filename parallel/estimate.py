@@ -99,18 +99,20 @@ class Job:
     @property
     def problems(self) -> list[str]:
         """Why this mesh cannot be trained, though it can be planned."""
+        config, tp = self.config, self.mesh.tp
         sizes = {
-            "heads": self.config.heads,
-            "hidden width": 4 * self.config.width,
-            "table of tokens": self.config.rows,
+            "number of heads": config.heads,
+            "hidden width": 4 * config.width,
+            "table of tokens": config.rows,
         }
-        return [
-            f"the {name} is {size}, no multiple of tp, {self.mesh.tp}: the fullest rank is planned"
-            if name != "heads"
-            else f"{size} heads are no multiple of tp, {self.mesh.tp}: the fullest rank is planned"
+        found = [
+            f"the {name} is {size}, no multiple of tp, {tp}: the fullest rank is planned"
             for name, size in sizes.items()
-            if size % self.mesh.tp
+            if size % tp
         ]
+        if self.mesh.pp > 1 and self.zero > 1:
+            found.append(f"ZeRO {self.zero} is not for pipelines, where several blocks are in use")
+        return found
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ def fit(
         if found and mesh.size > found[0].job.mesh.size:
             break
         for stage in stages if mesh.dp > 1 else stages[:1]:
+            if stage > 1 and mesh.pp > 1:
+                continue  # several blocks are in use at a time
             for micro in _micros(job, mesh):
                 tried = replace(job, mesh=mesh, zero=stage, micro=micro)
                 ends = {0, mesh.pp - 1} if mesh.pp > 1 else {0}

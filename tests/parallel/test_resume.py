@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -71,7 +72,8 @@ def test_killed_and_resumed(stage: int, tmp_path: Path) -> None:
             process, pids = start(folder, stage)
             if kills < KILLS:
                 time.sleep(moments.uniform(0, LONGEST_LIFE))
-                os.kill(moments.choice(pids), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may have finished
+                    os.kill(moments.choice(pids), signal.SIGKILL)
             output, errors = process.communicate(timeout=60)
             if process.returncode == 0:
                 break
