@@ -158,8 +158,8 @@ class Units:
             if unit > self._last:
                 raise GradError(
                     f"backward: a gradient of {name} came after those of its block were sent, "
-                    "expected a block that is used once and whose parameters act through its "
-                    "result alone; stage 1 has no such limits"
+                    "expected a block that is used once, whose parameters act through its result "
+                    "alone, and no_sync() around each backward of a step but the last"
                 )
 
         return check

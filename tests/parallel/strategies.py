@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn, optim, parallel, random
+from tensorgrad import Tensor, checkpoint, nn, optim, parallel, random
 from tensorgrad.errors import ArgumentError, CommError, GradError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import LossScaler, Optimizer
@@ -351,6 +351,21 @@ def check_errors(comm: Comm, folder: Path) -> None:
         wider = replace(ODD, width=20 if odd else 18)
         with pytest.raises(CommError, match=r"Zero: parameters is .*\(37, 20\).* on rank 1"):
             Zero(comm, 1).prepare(GPT2(wider), optim.SGD)
+
+
+class Recomputed(GPT2):
+    """A model whose blocks run again in backward."""
+
+    def _run_blocks(self, x: Tensor, cache: Any) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block)(x)
+        return x
+
+
+def check_blocks_that_run_again_in_backward(comm: Comm, folder: Path) -> None:
+    alone = train(OneProcess(), steps=3)
+    for name in ("overlap", "zero 2", "zero 3"):
+        same(train(STRATEGIES[name](comm), kind=Recomputed, accumulate=2, steps=3), alone)
 
 
 class Twice(GPT2):
