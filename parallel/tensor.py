@@ -12,11 +12,12 @@ Tests: tests/parallel/test_tensor.py.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.nn import FeedForward, LayerNorm, Linear, Module, SwiGLU, TransformerBlock
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
+from tensorgrad.parallel.checkpoint import load_latest, load_pieces, save_pieces
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.tensor_layers import (
@@ -43,6 +45,7 @@ from tensorgrad.parallel.tensor_layers import (
 from tensorgrad.parallel.tensor_ops import all_gather_columns
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
 from tensorgrad.tensor import Tensor
+from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, OneProcess, Ranks
 
 _SAMPLE = 1024  # elements of each parameter by which ranks see whether they made the same model
@@ -193,15 +196,23 @@ class TensorParallel(Ranks):
         inner: how ranks with the same part of the layers train together: all that differ from
             this one in another axis of the mesh.
         sequence: as of `tensor_parallel`.
+        world: all ranks, where there are more than those of `comm`: they write checkpoints
+            together.
     Attributes:
         parts: how the model was cut, once `prepare` has done it.
     """
 
     parts: TensorParts
 
-    def __init__(self, comm: Comm, inner: Ranks | None = None, sequence: bool = False) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        inner: Ranks | None = None,
+        sequence: bool = False,
+        world: Comm | None = None,
+    ) -> None:
         """Train on the ranks of `comm`, and on those of `inner`."""
-        self._comm, self._sequence = comm, sequence
+        self._comm, self._sequence, self._world = comm, sequence, world or comm
         self._inner = OneProcess() if inner is None else inner
         self.rank, self.ranks = self._inner.rank, self._inner.ranks
         self.is_main = self._inner.is_main and comm.rank == 0
@@ -261,6 +272,28 @@ class TensorParallel(Ranks):
         means = np.array(values, "float64")
         self._comm.all_reduce(means, "mean")
         return self._inner.sum([float(each) for each in means])
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        model: Module,
+        optimizer: Optimizer,
+        state: Mapping[str, Any],
+        keep: int,
+    ) -> Path:
+        """Write a checkpoint of which each rank writes a part; see `Ranks.save`."""
+        placements = self.parts.placements
+        return save_pieces(self._world, folder, step, model, optimizer, state, keep, placements)
+
+    def load_latest(self, folder: Path) -> Checkpoint | None:
+        """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
+        return load_latest(folder, self._world)
+
+    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
+        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
+        load_pieces(self._world, checkpoint, model, optimizer, self.parts.placements)
+        self._inner.after_step()
 
 
 class _Stretches:
