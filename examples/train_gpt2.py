@@ -193,7 +193,7 @@ def train(settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device
         folder.mkdir(parents=True, exist_ok=True)
         config.save(settings, folder)
         corpus.tokenizer.save(folder / "tokenizer.json")
-        parameters = sum(p.size for p in trainer.model.parameters())
+        parameters = settings.model(corpus.tokenizer.vocab_size).parameters
         log.info(
             "%s: %s parameters, vocabulary %s, %s tokens of text, on %s",
             *(folder, f"{parameters:,}", f"{corpus.tokenizer.vocab_size:,}"),

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel import Comm, DataParallel, Zero, world
@@ -28,6 +28,8 @@ from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.ranks import Ranks
 from train_gpt2 import Settings, folder_of, train
+
+ABOUT = "Train a GPT-2 on several ranks, each of which computes its part of every batch."
 
 
 @dataclass(frozen=True)
@@ -61,24 +63,24 @@ class ParallelSettings(Settings):  # type: ignore[misc]  # mypy does not see scr
         return Zero(comm, self.zero, self.bucket_mb)
 
 
+AnySettings = TypeVar("AnySettings", bound=ParallelSettings)
+
+
 def read_command_line_once(
-    comm: Comm, arguments: Sequence[str] | None = None
-) -> tuple[ParallelSettings, Path, bool]:
+    comm: Comm, kind: type[AnySettings], about: str, arguments: Sequence[str] | None = None
+) -> tuple[AnySettings, Path, bool]:
     """Return what rank 0 reads from the command line; it also chooses the folder of the run."""
     told: dict[str, Any] = {}
     if comm.rank == 0:
-        description = __doc__.splitlines()[0] if __doc__ else ""
         try:
-            settings, folder, resuming = config.read_command_line(
-                ParallelSettings, description, folder_of, arguments
-            )
+            settings, folder, resuming = config.read_command_line(kind, about, folder_of, arguments)
             told = {"settings": asdict(settings), "folder": str(folder), "resuming": resuming}
         except SystemExit as end:  # after --help or an unknown option: all ranks end in peace
             told = {"status": end.code}
     told = comm.broadcast_object(told)
     if "status" in told:
         sys.exit(told["status"])
-    return ParallelSettings(**told["settings"]), Path(told["folder"]), told["resuming"]
+    return kind(**told["settings"]), Path(told["folder"]), told["resuming"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     comm = world()
     level = logging.INFO if comm.rank == 0 else logging.ERROR
     logging.basicConfig(level=level, format="%(message)s")
-    settings, folder, resuming = read_command_line_once(comm, arguments)
+    settings, folder, resuming = read_command_line_once(comm, ParallelSettings, ABOUT, arguments)
     ranks = settings.ranks(comm)
     settings, _ = choose_device(settings)
     device = comm.select_device(settings.device)

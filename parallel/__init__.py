@@ -9,6 +9,7 @@ from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadca
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.pipeline import Pipeline
+from tensorgrad.parallel.strategy import mesh_ranks
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.parallel.zero import Zero
 
@@ -23,6 +24,7 @@ __all__ = [
     "all_reduce_gradients",
     "broadcast_parameters",
     "make_mesh",
+    "mesh_ranks",
     "tensor_parallel",
     "world",
 ]

@@ -14,7 +14,8 @@ from tensorgrad import parallel, random
 from tensorgrad.backend import Array
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import AdamW
-from tensorgrad.parallel import Comm
+from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
+from tensorgrad.parallel.checkpoint import pieces_of
 from tensorgrad.parallel.placement import Piece, Placement, assemble
 from tensorgrad.parallel.tensor import TensorParallel
 from tensorgrad.tensor import Tensor
@@ -23,6 +24,25 @@ from tests.parallel.tensor_ranks import MODELS, T
 
 STEPS, ROWS, PARTS = 20, 8, 2
 Values = np.ndarray[Any, Any]
+
+# For each number of ranks: the model (see MODELS), the mesh, and how it trains.
+MESHES: dict[int, list[tuple[int, dict[str, int], dict[str, Any]]]] = {
+    2: [(number, {"tp": 2}, {"sequence": s}) for number in range(3) for s in (False, True)],
+    4: [
+        (0, {"tp": 4}, {"sequence": True}),
+        (1, {"tp": 4}, {}),
+        (1, {"dp": 2, "tp": 2}, {"sequence": True}),
+        (0, {"dp": 2, "tp": 2}, {"zero": 1, "bucket_mb": 0.01}),
+        (2, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True}),
+        (0, {"pp": 2, "tp": 2}, {"sequence": True}),
+        (2, {"pp": 2, "tp": 2}, {"schedule": "gpipe"}),
+        (1, {"dp": 2, "pp": 2}, {"zero": 1}),
+    ],
+    8: [
+        (0, {"dp": 2, "pp": 2, "tp": 2}, {}),
+        (1, {"dp": 2, "pp": 2, "tp": 2}, {"zero": 1, "sequence": True}),
+    ],
+}
 
 
 class Run(NamedTuple):
@@ -38,7 +58,8 @@ def train(ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm) -> Ru
     tokens = np.random.default_rng(4).integers(0, 37, (STEPS, ROWS, T + 1))
     tokens[::3, 0, 3:] = 36  # so that some steps have larger gradients than others
     model = make()
-    optimizer = ranks.prepare(model, lambda flat: AdamW(flat, lr=1e-3, weight_decay=0.1))
+    # eps keeps Adam from making steps of gradients that are nothing but rounding
+    optimizer = ranks.prepare(model, lambda flat: AdamW(flat, 1e-3, eps=1e-6, weight_decay=0.1))
     ranks.begin(0, [])
     random.seed(5)
 
@@ -60,8 +81,9 @@ def train(ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm) -> Ru
     sums = ranks.sum(totals)
     boxes = ranks.parts.placements if isinstance(ranks, TensorParallel) else {}
     held = [
-        (boxes.get(name, Placement(name, parameter.shape)).piece, parameter.data.reshape(-1))
-        for name, parameter in model.named_parameters()
+        (piece, array)
+        for piece, array in pieces_of(model, optimizer, boxes)
+        if piece.placement.name.startswith("model/")
     ]
     return Run([each / ranks.ranks for each in sums], norms, whole(held, everyone))
 
@@ -81,11 +103,14 @@ def whole(held: list[tuple[Piece, Array]], everyone: Comm) -> dict[str, Values]:
 
 
 def compare(name: str, found: Run, expected: Run) -> None:
-    """Ask for 1e-6 relative in losses, norms and the vector of all parameters."""
-    for what in ("losses", "norms"):
+    """Ask for 1e-6 relative in losses and the vector of all parameters, 3e-6 in norms.
+
+    Terms of small gradients cancel, so that their rounding is more than that of what they are of.
+    """
+    for what, most in (("losses", 1e-6), ("norms", 3e-6)):
         ratios = np.array(getattr(found, what)) / np.array(getattr(expected, what))
         worst = np.abs(ratios - 1).max()
-        assert worst <= 1e-6, f"{name}: {what} differ by {worst:.1e}"
+        assert worst <= most, f"{name}: {what} differ by {worst:.1e}"
     assert found.parameters.keys() == expected.parameters.keys(), name
     differences, sizes = 0.0, 0.0
     for key, b in expected.parameters.items():
@@ -122,18 +147,13 @@ def main() -> None:
     comm = parallel.world()
     comm.select_device("cpu")
     expected = in_one_process(comm)
-    meshes = [
-        (number, sequence)
-        for number in range(len(MODELS))
-        for sequence in (False, True)
-        if comm.size == 2 or (number == 0) == sequence
-    ]
-    for number, sequence in meshes:
-        ranks = TensorParallel(comm, sequence=sequence)
-        found = train(ranks, MODELS[number], comm)
-        compare(f"model {number}, sequence {sequence}", found, expected[number])
+    cases = MESHES[comm.size]
+    for number, sizes, options in cases:
+        mesh = make_mesh(comm.size, comm.rank, **sizes)
+        found = train(mesh_ranks(comm, mesh, **options), MODELS[number], comm)
+        compare(f"model {number}, {sizes}, {options}", found, expected[number])
     if comm.rank == 0:
-        print(f"{len(meshes)} runs on {comm.size} ranks")
+        print(f"{len(cases)} runs on {comm.size} ranks")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""One strategy for any mesh: data, pipeline and tensor parallelism, each inside the next.
+
+    TensorParallel      ranks that share each layer: the same batches, parts of the parameters
+      Pipeline          stages: the same batches, other layers
+        DataParallel    other batches, the same parameters; or Zero, which shards them
+
+Tests: tests/parallel/test_mesh_training.py.
+"""
+
+from __future__ import annotations
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.data import DataParallel
+from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.pipeline import Pipeline
+from tensorgrad.parallel.tensor import TensorParallel
+from tensorgrad.parallel.zero import Zero
+from tensorgrad.train.ranks import OneProcess, Ranks
+
+
+def mesh_ranks(
+    world: Comm,
+    mesh: Mesh,
+    *,
+    zero: int = 0,
+    reduction: str = "overlap",
+    bucket_mb: float = 25.0,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    sequence: bool = False,
+) -> Ranks:
+    """Return how the ranks of a mesh train together: the training loop's `ranks`.
+
+    Every rank calls it. Axes of one rank cost nothing.
+
+    Args:
+        world: all ranks.
+        mesh: which of them does what, as `make_mesh(world.size, world.rank, ...)` says.
+        zero: 0, or the stage of `Zero` along dp; in a pipeline 0 or 1.
+        reduction, bucket_mb: as of `DataParallel`.
+        schedule, chunks: as of `Pipeline`.
+        sequence: as of `TensorParallel`.
+    Raises:
+        ArgumentError: the mesh is not of these ranks, or an option is outside its range.
+    """
+    if (mesh.size, mesh.rank) != (world.size, world.rank):
+        raise ArgumentError(
+            f"mesh_ranks: mesh is of rank {mesh.rank} of {mesh.size}, expected rank {world.rank} "
+            f"of {world.size}"
+        )
+    if zero not in (0, 1) and (zero not in (2, 3) or mesh.pp > 1):
+        expected = "0 or 1 in a pipeline" if mesh.pp > 1 else "0 to 3"
+        raise ArgumentError(f"mesh_ranks: zero is {zero}, expected {expected}")
+    if zero and reduction != "overlap":
+        raise ArgumentError(
+            f"mesh_ranks: reduction is {reduction!r} with zero {zero}, expected 'overlap'"
+        )
+    dp, pp, tp = (world.split(mesh.line(axis)) for axis in ("dp", "pp", "tp"))
+    ranks: Ranks = OneProcess()
+    if dp.size > 1 or world.size == 1:
+        ranks = Zero(dp, zero, bucket_mb) if zero else DataParallel(dp, reduction, bucket_mb)
+    if pp.size > 1:
+        ranks = Pipeline(pp, schedule, chunks, data=ranks, world=world)
+    if tp.size > 1:
+        ranks = TensorParallel(tp, ranks, sequence, world)
+    return ranks

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples import train_gpt2
+from tests.examples.test_train_gpt2_dp import options, same_run
+from tests.ranks import run_ranks
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.mpi
+PROGRAM = ROOT / "examples" / "train_gpt2_3d.py"
+SIZES = ["--accumulate", "2", "--vocab-multiple", "4"]
+
+__all__ = ["options"]  # a fixture
+
+
+def test_a_run_goes_on_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> None:
+    alone, folder = tmp_path / "alone", tmp_path / "run"
+    assert train_gpt2.main([*options, *SIZES, "--out", str(alone)]) == 0
+    first = ["--pp", 2, "--tp", 2, "--stop-after", 5]
+    result = run_ranks(PROGRAM, 4, [*options, *SIZES, *first, "--out", folder])
+    assert "stopped after step 5 of 20" in result.stderr
+    second = ["--dp", 2, "--tp", 2, "--sequence", "--zero", 1, "--stop-after", 8]
+    result = run_ranks(PROGRAM, 4, ["--resume", folder, *second])
+    assert "stopped after step 13 of 20" in result.stderr
+    run_ranks(PROGRAM, 1, ["--resume", folder, "--stop-after", 100])
+    same_run(folder, alone)
+
+
+def test_a_model_that_cannot_be_cut_is_said_once(options: list[str], tmp_path: Path) -> None:
+    sizes = ["--vocab-multiple", 7, "--tp", 2, "--out", tmp_path / "run"]
+    result = run_ranks(PROGRAM, 2, [*options, *sizes], check=False)
+    assert result.returncode == 1
+    message = "the table of tokens (rows) is 301, expected a multiple of the 2 ranks"
+    assert result.stderr.count(message) == 1, result.stderr
+    assert result.stderr.count("Traceback") == 1
