@@ -1,0 +1,116 @@
+"""GPT-2 in PyTorch under DistributedDataParallel: the peer of parallel.py.
+
+bf16 by autocast, scaled_dot_product_attention, fused AdamW, clipping by the global norm, gradients
+as views of the buckets; with `compiled` through torch.compile. The ranks are those of `comm`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from tensorgrad import backend
+from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.parallel import Comm
+
+Step = Callable[[], object]
+
+
+def join(torch: Any, comm: Comm, device: str) -> None:
+    """Connect PyTorch on all ranks: NCCL on GPUs, gloo on CPUs."""
+    host = "127.0.0.1" if comm.local_size == comm.size else socket.gethostname()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        place = comm.broadcast_object([host, probe.getsockname()[1]])
+    if device != "cpu":
+        torch.cuda.set_device(backend.gpu_index(device))
+    torch.distributed.init_process_group(
+        "gloo" if device == "cpu" else "nccl",
+        init_method=f"tcp://{place[0]}:{place[1]}",
+        rank=comm.rank,
+        world_size=comm.size,
+    )
+
+
+def training_step(
+    torch: Any,
+    config: GPT2Config,
+    batch: int,
+    device: str,
+    *,
+    autocast: bool,
+    several: bool,
+    compiled: bool,
+) -> Step:
+    """Return a training step of this rank: alone, or with `several` together with the others."""
+    torch.set_num_threads(backend.threads())
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(0)
+    model = _model(config).to(device)
+    run = model
+    if several:
+        wrap = torch.nn.parallel.DistributedDataParallel
+        run = wrap(model, gradient_as_bucket_view=True)
+    if compiled:
+        run = torch.compile(run)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), 6e-4, (0.9, 0.95), weight_decay=0.1, fused=device != "cpu"
+    )
+    size = (batch, config.context)
+    x, y = (torch.randint(0, config.vocab_size, size, device=device) for _ in "xy")
+    kind = device.partition(":")[0]
+
+    def step() -> None:
+        context = torch.autocast(kind, torch.bfloat16) if autocast else contextlib.nullcontext()
+        with context:
+            loss = run(x, y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _model(config: GPT2Config) -> Any:
+    from torch import nn
+
+    functional = nn.functional
+    width, heads = config.width, config.heads
+
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Any) -> Any:
+            batch, length, _ = x.shape
+            qkv = self.qkv(self.norm1(x)).view(batch, length, 3, heads, width // heads)
+            q, k, v = qkv.permute(2, 0, 3, 1, 4)
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.proj(y.transpose(1, 2).reshape(x.shape))
+            return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+    class Model(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(config.rows, width)
+            self.positions = nn.Embedding(config.context, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(config.layers))
+            self.norm = nn.LayerNorm(width)
+            for weight in self.parameters():
+                if weight.ndim == 2:
+                    nn.init.normal_(weight, std=0.02)
+
+        def forward(self, tokens: Any, targets: Any) -> Any:
+            x = self.tokens(tokens) + self.positions.weight
+            for block in self.blocks:
+                x = block(x)
+            logits = self.norm(x) @ self.tokens.weight.t()
+            return functional.cross_entropy(logits.view(-1, config.rows), targets.view(-1))
+
+    return Model()

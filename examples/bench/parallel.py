@@ -1,0 +1,370 @@
+"""Training on several ranks, measured: what each way of sharing the work costs and gains.
+
+    mpirun -n 2 python -m examples.bench.parallel --json parallel.json
+    mpirun -n 4 python -m examples.bench.parallel zero --model gpt2-1558M --batch 4
+    mpirun -n 2 python -m examples.bench.parallel --device cpu --layers 2 --width 64 --heads 2 \
+        --context 32 --vocab 512 --batch 2 --sizes 0.1 1
+
+all-reduce  through Comm, and NCCL (on CPUs MPI) called directly
+data        each way to add gradients beside a rank that trains alone, and PyTorch's DDP
+pipeline    each schedule beside plain model parallelism, and idle time beside its formula
+zero        peak memory of each stage beside the plan's
+
+Ranks are compared with one rank that does the same work alone, at the same time as the others, so
+that all GPUs are as warm. PyTorch's figures are left out where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import importlib.util
+import json
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.bench import ddp
+from tensorgrad import Tensor, backend, random
+from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.optim import AdamW
+from tensorgrad.parallel import Comm, DataParallel, Mesh, Pipeline, Zero, world
+from tensorgrad.parallel.estimate import Job, estimate
+from tensorgrad.parallel.schedule import idle_share
+from tensorgrad.train.ranks import OneProcess, Ranks
+
+Line = dict[str, Any]
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is trained, and where.
+
+    Attributes:
+        comm, device: the ranks and the device of this one.
+        config, dtype: of the model.
+        batch: sequences of a rank, or of a pipeline.
+        micro: micro-batches of a pipeline.
+        steps: between two looks at the clock.
+        windows: of so many steps, of which the median is taken.
+        bucket: MB.
+        sizes: MB of the arrays that are all-reduced.
+        torch: PyTorch, or None.
+        compiled: whether it compiles its model.
+    """
+
+    comm: Comm
+    device: str
+    config: GPT2Config
+    dtype: str
+    batch: int
+    micro: int
+    steps: int
+    windows: int
+    bucket: float
+    sizes: list[float]
+    torch: Any
+    compiled: bool
+
+    def wait(self) -> None:
+        """Wait for the GPU."""
+        if self.device != "cpu":
+            backend.cupy.cuda.runtime.deviceSynchronize()
+
+    def seconds(self, call: Step, calls: int) -> float:
+        """Return the median time of a call, that of the slowest rank."""
+        for _ in range(2):
+            call()
+        windows = []
+        for _ in range(self.windows):
+            self.wait()
+            self.comm.barrier()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call()
+            self.wait()
+            windows.append(time.perf_counter() - begin)
+        slowest = np.array([statistics.median(windows) / calls])
+        self.comm.all_reduce(slowest, "max")
+        return float(slowest[0])
+
+    def release(self) -> None:
+        """Give back the memory of what was measured before."""
+        gc.collect()
+        if self.device != "cpu":
+            backend.cupy.get_default_memory_pool().free_all_blocks()
+        if self.torch is not None and self.device != "cpu":
+            self.torch.cuda.empty_cache()
+
+    @contextmanager
+    def peak(self, line: Line) -> Iterator[None]:
+        """Write the most memory that arrays take in this block, on any rank, into the line."""
+        self.release()
+        if self.device == "cpu":
+            tracemalloc.start()
+            yield
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        else:
+            hook = _peak_hook()
+            with hook:
+                yield
+            peak = hook.peak
+        most = np.array([peak / 1e6])
+        self.comm.all_reduce(most, "max")
+        line["peak MB"] = float(most[0])
+
+
+def _peak_hook() -> Any:
+    """Return a CuPy memory hook that knows the most bytes in use since it was made."""
+
+    class Peak(backend.cupy.cuda.MemoryHook):  # type: ignore[misc]
+        name = "peak"
+        used = peak = 0
+
+        def malloc_postprocess(self, **given: Any) -> None:
+            self.used += given["mem_size"]
+            self.peak = max(self.peak, self.used)
+
+        def free_postprocess(self, **given: Any) -> None:
+            self.used -= given["mem_size"]
+
+    return Peak()
+
+
+def training_step(bench: Bench, ranks: Ranks, micro: int = 1) -> Step:
+    """Return a step of training on random tokens: gradients, clipping, AdamW."""
+    random.seed(0)
+    model = GPT2(bench.config).to(bench.device, bench.dtype)
+    optimizer = ranks.prepare(model, lambda flat: AdamW(flat, 6e-4, (0.9, 0.95), weight_decay=0.1))
+    ranks.begin(0, [])
+    shape = (micro, bench.batch // micro, bench.config.context)
+    rng = np.random.default_rng(ranks.rank)
+    parts = [
+        tuple(
+            backend.to_device(tokens.astype(np.int32), bench.device)
+            for tokens in rng.integers(0, bench.config.vocab_size, (2, *shape[1:]))
+        )
+        for _ in range(micro)
+    ]
+
+    def loss(x: Any, y: Any) -> Tensor:
+        return model.forward(Tensor(x), Tensor(y))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ranks.compute_gradients(loss, parts)
+        optimizer.step(1.0, None, ranks.reduce_norm)
+        ranks.after_step()
+
+    return step
+
+
+def measured(bench: Bench, name: str, make: Callable[[], Step]) -> Line:
+    """Return the time of a step, and the most memory of making and doing it."""
+    line: Line = {"name": name}
+    with bench.peak(line):
+        step = make()
+        step()
+        bench.wait()
+    line["ms"] = 1e3 * bench.seconds(step, bench.steps)
+    return line
+
+
+def all_reduce(bench: Bench) -> Iterator[Line]:
+    """Yield bus bandwidths of sums of float32, ours and those of what carries them."""
+    comm = bench.comm
+    if comm.size == 1:
+        return
+    for size in bench.sizes:
+        array = backend.to_device(np.ones(int(size * 1e6 / 4), np.float32), bench.device)
+        direct = _direct(comm, array)
+        calls = max(2, min(20, int(2000 / max(size, 1))))
+        times: dict[str, list[float]] = {"ours": [], "direct": []}
+        for _ in range(bench.windows):
+            times["ours"].append(bench.seconds(partial(comm.all_reduce, array, "mean"), calls))
+            if direct is not None:
+                times["direct"].append(bench.seconds(direct, calls))
+        bus = 2 * (comm.size - 1) / comm.size * array.nbytes / 1e9
+        line: Line = {"name": f"{size:g} MB", "GB/s": bus / statistics.median(times["ours"])}
+        if direct is not None:
+            line["direct GB/s"] = bus / statistics.median(times["direct"])
+            line["ratio"] = line["GB/s"] / line["direct GB/s"]
+        yield line
+
+
+def _direct(comm: Comm, array: Any) -> Step | None:
+    """Return the same reduction by NCCL or MPI itself; None where ranks share GPUs."""
+    if backend.is_numpy(array):
+        from mpi4py import MPI
+
+        return lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)
+    if comm.local_size > backend.gpu_count():
+        return None
+    from cupy.cuda import nccl
+
+    told = comm.broadcast_object(nccl.get_unique_id().hex() if comm.rank == 0 else "")
+    link = nccl.NcclCommunicator(comm.size, bytes.fromhex(told), comm.rank)
+    stream = backend.cupy.cuda.get_current_stream()
+    float32, mean = 7, 4
+    place = array.data.ptr
+    return lambda: link.allReduce(place, place, array.size, float32, mean, stream.ptr)
+
+
+def data(bench: Bench) -> Iterator[Line]:
+    """Yield a rank alone, then each way to add gradients, then the same of PyTorch."""
+    comm, tokens = bench.comm, bench.batch * bench.config.context
+    alone: Line = {}
+    for name in ("alone", "naive", "flat", "overlap"):
+        ranks = OneProcess() if name == "alone" else DataParallel(comm, name, bench.bucket)
+        line = measured(bench, name, partial(training_step, bench, ranks))
+        alone = alone or line
+        yield _compared(line, alone, tokens, comm.size)
+    if bench.torch is None:
+        return
+    ddp.join(bench.torch, comm, bench.device)
+    alone = {}
+    for name in ("PyTorch alone", "PyTorch DDP"):
+        bench.release()
+        step = ddp.training_step(
+            bench.torch,
+            bench.config,
+            bench.batch,
+            bench.device,
+            autocast=bench.dtype == "bfloat16",
+            several=name.endswith("DDP"),
+            compiled=bench.compiled,
+        )
+        line = {"name": name, "ms": 1e3 * bench.seconds(step, bench.steps)}
+        alone = alone or line
+        yield _compared(line, alone, tokens, comm.size)
+    bench.torch.distributed.destroy_process_group()
+
+
+def _compared(line: Line, alone: Line, tokens: int, ranks: int) -> Line:
+    """Add the speed of all ranks, its share of so many that are alone, and the extra memory."""
+    several = 1 if line is alone else ranks
+    line["tokens/s"] = several * tokens / line["ms"] * 1e3
+    if several > 1:
+        line["share"] = alone["ms"] / line["ms"]
+        if "peak MB" in line:
+            line["extra memory"] = line["peak MB"] / alone["peak MB"] - 1
+    return line
+
+
+def pipeline(bench: Bench) -> Iterator[Line]:
+    """Yield one rank alone, plain model parallelism, and each schedule."""
+    comm, micro = bench.comm, bench.micro
+    if comm.size == 1:
+        return
+    alone = measured(bench, "alone", partial(training_step, bench, OneProcess(), micro))
+    yield alone
+    slow: Line = {}
+    for name, chunks in (("model-parallel", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
+        if comm.size * chunks > bench.config.layers or (chunks > 1 and micro % comm.size):
+            continue
+        ranks = Pipeline(comm, name, chunks)
+        line = measured(bench, name, partial(training_step, bench, ranks, micro))
+        slow = slow or line
+        line["speed-up"] = slow["ms"] / line["ms"]
+        line["idle"] = 1 - alone["ms"] / (comm.size * line["ms"])
+        line["idle by formula"] = idle_share(name, comm.size, micro, chunks)
+        job = Job(bench.config, Mesh(1, comm.size), bench.batch, micro, 0, name, chunks,
+                  dtype=bench.dtype)  # fmt: skip
+        line["planned MB"] = estimate(job).bytes / 1e6
+        yield line
+
+
+def zero(bench: Bench) -> Iterator[Line]:
+    """Yield peak memory of each stage of ZeRO, and what the plan says."""
+    comm = bench.comm
+    for stage in range(4):
+        name = f"ZeRO {stage}" if stage else "overlap"
+        ranks = Zero(comm, stage) if stage else DataParallel(comm, "overlap", bench.bucket)
+        line = measured(bench, name, partial(training_step, bench, ranks))
+        job = Job(
+            bench.config, Mesh(comm.size), bench.batch * comm.size, zero=stage, dtype=bench.dtype
+        )
+        line["planned MB"] = estimate(job).bytes / 1e6
+        line["ratio"] = line["peak MB"] / line["planned MB"]
+        yield line
+
+
+PARTS = {"all-reduce": all_reduce, "data": data, "pipeline": pipeline, "zero": zero}
+
+
+def options() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("parts", nargs="*", default=PARTS, metavar="part", help=", ".join(PARTS))
+    parser.add_argument("--model", choices=PRESETS, default="gpt2-124M")
+    for name in ("layers", "heads", "width", "context", "vocab"):
+        parser.add_argument(f"--{name}", type=int, help="if not the model's")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: as the device")
+    parser.add_argument("--batch", type=int, default=32, help="sequences of a rank or pipeline")
+    parser.add_argument("--micro", type=int, default=8, help="micro-batches of a pipeline")
+    parser.add_argument("--steps", type=int, default=10, help="between two looks at the clock")
+    parser.add_argument("--windows", type=int, default=3, help="of which the median is taken")
+    parser.add_argument("--bucket", type=float, default=25.0, help="MB of gradients")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[25, 100, 500], help="MB")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--no-pytorch", action="store_true", help="leave PyTorch out")
+    parser.add_argument("--compiled", action="store_true", help="let PyTorch compile its model")
+    parser.add_argument("--json", type=Path, help="file to write")
+    given = parser.parse_args()
+    if unknown := [part for part in given.parts if part not in PARTS]:
+        parser.error(f"{unknown[0]} is no part, expected some of {', '.join(PARTS)}")
+    return given
+
+
+def main() -> None:
+    """Measure the parts named on the command line; rank 0 prints."""
+    given, comm = options(), world()
+    device = comm.select_device(given.device)
+    names = {"layers": "layers", "heads": "heads", "width": "width", "context": "context"}
+    names["vocab"] = "vocab_size"
+    said = {ours: getattr(given, name) for name, ours in names.items()}
+    config = replace(
+        PRESETS[given.model],
+        vocab_multiple=128,
+        **{name: value for name, value in said.items() if value is not None},
+    )
+    dtype = given.dtype or ("float32" if device == "cpu" else "bfloat16")
+    torch = None
+    if importlib.util.find_spec("torch") and not given.no_pytorch:
+        torch = importlib.import_module("torch")
+    bench = Bench(comm, device, config, dtype, given.batch, given.micro, given.steps,
+                  given.windows, given.bucket, given.sizes, torch, given.compiled)  # fmt: skip
+    found: dict[str, list[Line]] = {}
+    if comm.rank == 0:
+        print(f"{comm.size} ranks on {device}, {given.model}, {dtype}, batch {given.batch}")
+    for part in given.parts:
+        found[part] = []
+        for line in PARTS[part](bench):
+            found[part].append(line)
+            if comm.rank == 0:
+                show(part, line)
+    if comm.rank == 0 and given.json is not None:
+        result = {"ranks": comm.size, "device": device, "dtype": dtype, "model": asdict(config)}
+        result |= {"batch": given.batch, "micro": given.micro, "parts": found}
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def show(part: str, line: Line) -> None:
+    """Print one line."""
+    values = "  ".join(f"{name} {value:,.4g}" for name, value in line.items() if name != "name")
+    print(f"{part:11} {line['name']:16} {values}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
