@@ -106,8 +106,8 @@ def test_other_numbers_of_ranks_go_on_with_the_same_training(tmp_path: Path) -> 
     merge(open_checkpoint(sharded), tmp_path / "model.safetensors")
     arrays = open_checkpoint(whole).arrays("model")
     for name, array in load_arrays(tmp_path / "model.safetensors").items():
-        other = arrays.pop(name)
+        desired = arrays.pop(name)
         if name.endswith("qkv.bias"):  # that of keys changes nothing: its gradient is rounding
-            array, other = (np.delete(each.reshape(3, -1), 1, 0) for each in (array, other))
-        np.testing.assert_allclose(array, other, rtol=1e-3, atol=1e-5)
+            array, desired = (np.delete(each.reshape(3, -1), 1, 0) for each in (array, desired))
+        np.testing.assert_allclose(array, desired, rtol=1e-3, atol=1e-5)
     assert not arrays
