@@ -68,8 +68,13 @@ class Region:
         return (all_gather_rows if self.sequence else all_reduce_gradient)(x, self.comm)
 
     def leave(self, y: Any) -> Tensor:
-        """Return the sum of y over the ranks: all of it or, of a sequence, the own rows."""
-        return (reduce_scatter_rows if self.sequence else all_reduce)(y, self.comm)
+        """Return the sum of y over the ranks: all of it or, of a sequence, the own rows.
+
+        The array of y, which nothing else may use, is written to.
+        """
+        if self.sequence:
+            return reduce_scatter_rows(y, self.comm)
+        return all_reduce(y, self.comm, overwrite=True)
 
     @contextmanager
     def own_numbers(self) -> Iterator[None]:
@@ -157,9 +162,10 @@ class RowParallelLinear(Linear):
     def outside(self, y: Tensor, residual: Any = None) -> Tensor:
         """Return the sum of y over the ranks, plus the bias and what is as large as that sum."""
         y = self.region.leave(y)
-        if residual is None:
-            return y if self.bias is None else y + self.bias
-        return y + residual if self.bias is None else _ADD_BIAS(y, self.bias, residual)
+        if self.bias is None:
+            return y if residual is None else y + residual
+        bias = self.bias.astype(y.dtype, copy=False)  # its dtype shall not make y wider
+        return y + bias if residual is None else _ADD_BIAS(y, bias, residual)
 
 
 class VocabularyParallelEmbedding(Embedding):

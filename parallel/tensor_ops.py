@@ -45,18 +45,22 @@ def _summed_gradient(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -
     return (summed(dy, *saved),)
 
 
-def all_reduce(x: Any, comm: Comm) -> Tensor:
+def all_reduce(x: Any, comm: Comm, overwrite: bool = False) -> Tensor:
     """Return the sum of x over the ranks, of which each has a term.
 
     Args:
         x: any shape, any float dtype, the same on all ranks.
         comm: the ranks.
+        overwrite: let the array of x take the sum, which saves a copy: nothing else may use x.
     Raises:
         DtypeError: x is not a float.
         CommError: the ranks disagree, or the network fails.
     """
     x = float_tensor("all_reduce", "x", x)
-    return record("all_reduce", summed(x.data, comm), (x,), _same_gradient, ())
+    if overwrite:
+        comm.all_reduce(x.data)
+    y = x.data if overwrite else summed(x.data, comm)
+    return record("all_reduce", y, (x,), _same_gradient, ())
 
 
 def _same_gradient(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
