@@ -20,27 +20,32 @@ from tensorgrad.parallel.placement import Piece, Placement, assemble
 from tensorgrad.parallel.tensor import TensorParallel
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import OneProcess, Ranks
-from tests.parallel.tensor_ranks import MODELS, T
+from tests.parallel.tensor_ranks import MODELS, T, small_llama
 
 STEPS, ROWS, PARTS = 20, 8, 2
 Values = np.ndarray[Any, Any]
 
-# For each number of ranks: the model (see MODELS), the mesh, and how it trains.
+# In float64 rounding hides nothing.
+TRAINED = (*MODELS, lambda: small_llama().to("float64"))
+
+# For each number of ranks: which of these, the mesh, and how it trains.
 MESHES: dict[int, list[tuple[int, dict[str, int], dict[str, Any]]]] = {
-    2: [(number, {"tp": 2}, {"sequence": s}) for number in range(3) for s in (False, True)],
+    2: [
+        (number, {"tp": 2}, {"sequence": sequence})
+        for number, sequence in ((0, False), (1, True), (2, False), (3, False), (3, True))
+    ],
     4: [
         (0, {"tp": 4}, {"sequence": True}),
-        (1, {"tp": 4}, {}),
-        (1, {"dp": 2, "tp": 2}, {"sequence": True}),
+        (3, {"dp": 2, "tp": 2}, {"sequence": True}),
         (0, {"dp": 2, "tp": 2}, {"zero": 1, "bucket_mb": 0.01}),
         (2, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True}),
         (0, {"pp": 2, "tp": 2}, {"sequence": True}),
-        (2, {"pp": 2, "tp": 2}, {"schedule": "gpipe"}),
+        (3, {"pp": 2, "tp": 2}, {"schedule": "gpipe"}),
         (1, {"dp": 2, "pp": 2}, {"zero": 1}),
     ],
     8: [
         (0, {"dp": 2, "pp": 2, "tp": 2}, {}),
-        (1, {"dp": 2, "pp": 2, "tp": 2}, {"zero": 1, "sequence": True}),
+        (3, {"dp": 2, "pp": 2, "tp": 2}, {"zero": 1, "sequence": True}),
     ],
 }
 
@@ -102,15 +107,15 @@ def whole(held: list[tuple[Piece, Array]], everyone: Comm) -> dict[str, Values]:
     }
 
 
-def compare(name: str, found: Run, expected: Run) -> None:
-    """Ask for 1e-6 relative in losses and the vector of all parameters, 3e-6 in norms.
+def compare(name: str, found: Run, expected: Run, most: float) -> None:
+    """Ask for so much relative in losses and the vector of all parameters, thrice in norms.
 
     Terms of small gradients cancel, so that their rounding is more than that of what they are of.
     """
-    for what, most in (("losses", 1e-6), ("norms", 3e-6)):
+    for what, allowed in (("losses", most), ("norms", 3 * most)):
         ratios = np.array(getattr(found, what)) / np.array(getattr(expected, what))
         worst = np.abs(ratios - 1).max()
-        assert worst <= most, f"{name}: {what} differ by {worst:.1e}"
+        assert worst <= allowed, f"{name}: {what} differ by {worst:.1e}"
     assert found.parameters.keys() == expected.parameters.keys(), name
     differences, sizes = 0.0, 0.0
     for key, b in expected.parameters.items():
@@ -121,7 +126,7 @@ def compare(name: str, found: Run, expected: Run) -> None:
             a, b = np.delete(a.reshape(3, -1), 1, 0), np.delete(b.reshape(3, -1), 1, 0)
         differences += float(np.sum((a - b) ** 2))
         sizes += float(np.sum(b**2))
-    assert differences**0.5 <= 1e-6 * sizes**0.5, f"{name}: {(differences / sizes) ** 0.5:.1e}"
+    assert differences**0.5 <= most * sizes**0.5, f"{name}: {(differences / sizes) ** 0.5:.1e}"
 
 
 def in_one_process(comm: Comm) -> list[Run]:
@@ -129,10 +134,10 @@ def in_one_process(comm: Comm) -> list[Run]:
     runs = []
     mine = {
         number: train(OneProcess(), make, Comm())
-        for number, make in enumerate(MODELS)
+        for number, make in enumerate(TRAINED)
         if number % comm.size == comm.rank
     }
-    for number in range(len(MODELS)):
+    for number in range(len(TRAINED)):
         run = mine.get(number)
         told = None
         if run is not None:
@@ -150,8 +155,9 @@ def main() -> None:
     cases = MESHES[comm.size]
     for number, sizes, options in cases:
         mesh = make_mesh(comm.size, comm.rank, **sizes)
-        found = train(mesh_ranks(comm, mesh, **options), MODELS[number], comm)
-        compare(f"model {number}, {sizes}, {options}", found, expected[number])
+        found = train(mesh_ranks(comm, mesh, **options), TRAINED[number], comm)
+        most = 1e-12 if number == len(MODELS) else 1e-6
+        compare(f"model {number}, {sizes}, {options}", found, expected[number], most)
     if comm.rank == 0:
         print(f"{len(cases)} runs on {comm.size} ranks")
 
