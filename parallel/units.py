@@ -20,7 +20,7 @@ from functools import wraps
 from typing import Any
 
 from tensorgrad.autograd import on_grad_ready, record
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, add_into
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.nn import Module, ModuleList, Parameter
 from tensorgrad.parallel.collectives import Comm
@@ -203,5 +203,5 @@ class Units:
         handle.wait()
         segment = self._flat.units[unit]
         room = self._flat.rooms[segment][1]
-        self._flat.pieces[segment].grad[...] += self._flat.part(room)
+        add_into(self._flat.pieces[segment].grad, self._flat.part(room))
         room.fill(0)
