@@ -43,7 +43,9 @@ class ParallelSettings(Settings):  # type: ignore[misc]  # mypy does not see scr
         choices=REDUCTIONS,
         saved=False,
     )
-    bucket_mb: float = option(25.0, "size of a bucket, in MB of gradients", saved=False)
+    bucket_mb: float | None = option(
+        None, "size of a bucket, in MB of gradients, if not by their number", saved=False
+    )
     zero: int = option(
         0,
         "a rank has a part of: 1 the optimizer's state; 2 gradients too; 3 parameters too",

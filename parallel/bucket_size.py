@@ -1,16 +1,17 @@
 """How large buckets of gradients should be: a model of what overlapped all-reduces cost.
 
-Backward takes time T and completes G bytes of gradients at an even pace, which leave in n = G / s
-buckets of s bytes. A bucket is on its way for t(s) = a + s / w, one after the other, and takes
-c from the computation: calls of the host, and what its kernels keep from others. What a step
-takes longer than without sending is
+Backward takes time T and completes G bytes of gradients at an even pace, which leave in buckets of
+s bytes. A bucket is on its way for t(s) = a + s / w, one after the other, and takes c from the
+computation: calls of the host, and what its kernels keep from others. L bytes, a table of tokens
+that is also the head, are complete at the very end and leave together, with what else is in the
+last bucket. What a step takes longer than without sending is, with n = (G - L) / s + 1,
 
-    overhead(s) = n c + max(t(s), s T / G + n t(s) - T)
+    overhead(s) = n c + max(t(L), t(s) + t(L) - T L / G, T s / G + (n - 1) t(s) + t(L) - T)
 
-The first of the two is the last bucket, whose sending begins when backward ends; the second counts
-where sending all takes longer than backward. Where sending keeps up, small buckets cost calls and
-large ones leave more to wait for at the end, and the best size is sqrt(G c w).
-docs/parallel.md has a table and a picture. Tests: tests/parallel/test_bucket_size.py.
+where s stands for L if it is larger. The first is the last bucket, whose sending begins when
+backward ends; the last one counts where sending takes longer than backward. Where sending keeps
+up, small buckets cost calls and large ones leave more to wait for; with L = 0 the best size is
+sqrt(G c w). docs/parallel.md has a table. Tests: tests/parallel/test_bucket_size.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ import math
 from dataclasses import dataclass
 
 from tensorgrad.errors import ArgumentError
+
+CALL = 10e-6  # seconds, c
+_BANDWIDTH = 250e9  # bytes a second, w
+_MOST = 4096  # buckets
 
 
 @dataclass(frozen=True)
@@ -32,23 +37,29 @@ class Overlap:
             n / (2 (n - 1)) of the bus bandwidth.
         latency: a, seconds of an all-reduce of nothing.
         call: c, seconds that each all-reduce takes from the computation.
+        last: L, bytes that are complete when backward ends.
     Raises:
-        ArgumentError: one of them is not positive; latency and call may be 0.
+        ArgumentError: one of them is not positive (latency, call and last may be 0), or `last` is
+            more than all gradients.
     """
 
     gradients: float
     backward: float
     bandwidth: float
     latency: float = 20e-6
-    call: float = 10e-6
+    call: float = CALL
+    last: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name in ("gradients", "backward", "bandwidth", "latency", "call"):
-            value = getattr(self, name)
-            least = name in ("latency", "call")
-            if not (value > 0 or (least and value == 0)) or math.isinf(value):
+        for name, value in vars(self).items():
+            may_be_zero = name in ("latency", "call", "last")
+            if not (value > 0 or (may_be_zero and value == 0)) or value == math.inf:
                 raise ArgumentError(f"Overlap: {name} is {value}, expected a positive number")
+        if self.last > self.gradients:
+            raise ArgumentError(
+                f"Overlap: last is {self.last}, expected at most gradients, {self.gradients}"
+            )
 
     def overhead(self, size: float) -> float:
         """Return how many seconds longer a step takes with buckets of `size` bytes.
@@ -59,26 +70,39 @@ class Overlap:
         if not size > 0:
             raise ArgumentError(f"overhead: size is {size}, expected a positive number")
         size = min(size, self.gradients)
-        count = self.gradients / size
+        last = max(size, self.last)
+        rest = self.gradients - last
+        end = self.latency + last / self.bandwidth
+        if not rest:
+            return self.call + end
+        count, pace = rest / size, self.backward / self.gradients
+        size = min(size, rest)
         each = self.latency + size / self.bandwidth
-        behind = size * self.backward / self.gradients + count * each - self.backward
-        return count * self.call + max(each, behind)
+        behind = size * pace + count * each + end - self.backward
+        return (count + 1) * self.call + max(end, behind, each + end - last * pace)
 
     @property
     def best(self) -> float:
-        """The size in bytes with the least overhead.
+        """The size in bytes with the least overhead, of those that make equal buckets."""
+        return min(map(self.size_of, range(1, _MOST + 1)), key=self.overhead)
 
-        Both terms of the maximum are convex in the logarithm of the size, so there is one lowest
-        point: where one of them is lowest, or where they meet.
-        """
-        low, high = math.log(min(1e3, self.gradients)), math.log(self.gradients)
-        for _ in range(100):
-            third = (high - low) / 3
-            if self.overhead(math.exp(low + third)) <= self.overhead(math.exp(high - third)):
-                high -= third
-            else:
-                low += third
-        return math.exp(high)
+    def size_of(self, count: int) -> float:
+        """Return the size of which there are so many buckets, the last of at least `last` bytes."""
+        equal = self.gradients / count
+        if equal >= self.last or count == 1:
+            return equal
+        return max((self.gradients - self.last) / (count - 1), 1.0)
+
+
+def usual_bucket(gradients: float) -> float:
+    """Return a size in bytes that suits most machines: sqrt(G c w), as for GPUs with NVLink.
+
+    Twice or half of it costs a quarter more, so what machines differ in matters little.
+
+    Args:
+        gradients: G, bytes.
+    """
+    return math.sqrt(max(gradients, 1.0) * CALL * _BANDWIDTH)
 
 
 def all_reduce_bandwidth(bus: float, ranks: int) -> float:

@@ -15,11 +15,12 @@ from tensorgrad.autograd import on_grad_ready
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.optim.flat import Segment
+from tensorgrad.parallel.bucket_size import usual_bucket
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.tensor import Tensor
 
 
-def assign_buckets(parameters: Mapping[str, Tensor], megabytes: float) -> dict[str, int]:
+def assign_buckets(parameters: Mapping[str, Tensor], megabytes: float | None) -> dict[str, int]:
     """Return the number of each parameter's bucket; the last parameters are in bucket 0.
 
     A bucket takes parameters, going backwards, until it would be larger than it may. One that is
@@ -27,10 +28,14 @@ def assign_buckets(parameters: Mapping[str, Tensor], megabytes: float) -> dict[s
 
     Args:
         parameters: by name, in the order in which forward uses them.
-        megabytes: of gradients (10^6 bytes; float32 for 16-bit parameters).
+        megabytes: of gradients (10^6 bytes; float32 for 16-bit parameters). None: what suits so
+            many gradients; see bucket_size.py.
     Raises:
         ArgumentError: `megabytes` is not positive.
     """
+    if megabytes is None:
+        total = sum(p.size * compute_dtype(p.dtype).itemsize for p in parameters.values())
+        megabytes = usual_bucket(total) / 1e6
     if not megabytes > 0:
         raise ArgumentError(f"assign_buckets: megabytes is {megabytes}, expected a number above 0")
     bucket, filled = 0, 0.0

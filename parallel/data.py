@@ -79,18 +79,21 @@ class DataParallel(Ranks):
         comm: the ranks.
         reduction: which of them.
         bucket_mb: size of a bucket in MB (10^6 bytes) of gradients. Small ones cost the latency
-            of many calls, large ones leave more to wait for at the end.
+            of many calls, large ones leave more to wait for at the end. None: what suits the
+            number of parameters (bucket_size.py).
     Raises:
         ArgumentError: there is no such reduction, or `bucket_mb` is not positive.
     """
 
-    def __init__(self, comm: Comm, reduction: str = "overlap", bucket_mb: float = 25.0) -> None:
+    def __init__(
+        self, comm: Comm, reduction: str = "overlap", bucket_mb: float | None = None
+    ) -> None:
         """Train on the ranks of `comm`."""
         if reduction not in REDUCTIONS:
             raise ArgumentError(
                 f"DataParallel: reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}"
             )
-        if not bucket_mb > 0:
+        if bucket_mb is not None and not bucket_mb > 0:
             raise ArgumentError(f"DataParallel: bucket_mb is {bucket_mb}, expected more than 0")
         self._comm = comm
         self._reduction, self._bucket_mb = reduction, bucket_mb

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
-from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth
+from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, usual_bucket
 from tensorgrad.parallel.costs import Costs, cut_blocks
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.schedule import SCHEDULES, idle_share, most_remembered
@@ -259,13 +259,13 @@ def stage_memory(job: Job, stage: int) -> dict[str, float]:
     }
 
 
-def estimate(job: Job, speeds: Speeds | None = None, bucket: float = 25e6) -> Plan:
+def estimate(job: Job, speeds: Speeds | None = None, bucket: float | None = None) -> Plan:
     """Return what a job takes.
 
     Args:
         job: what is trained, and on which mesh.
         speeds: of the machines; by default about those of an H200 host.
-        bucket: bytes of gradients that are sent together.
+        bucket: bytes of gradients that are sent together; None: as many as usual.
     """
     speeds = Speeds() if speeds is None else speeds
     memories = [stage_memory(job, stage) for stage in range(job.mesh.pp)]
@@ -342,7 +342,7 @@ def _sent_by_stages(job: Job, speeds: Speeds, stage: int) -> Iterator[Sent]:
 
 
 def _sent_by_copies(
-    job: Job, speeds: Speeds, stage: int, backward: float, bucket: float
+    job: Job, speeds: Speeds, stage: int, backward: float, bucket: float | None
 ) -> Iterator[Sent]:
     """Yield what ranks with the same layers send: gradients, and parameters that are sharded."""
     mesh, item = job.mesh, job.costs.item
@@ -363,13 +363,15 @@ def _sent_by_copies(
     if job.zero < 2:
         gradients = _WIDE * parameters
         factor = 2 if job.zero == 0 else 1
-        calls = max(1, math.ceil(gradients / bucket))
+        calls = max(1, math.ceil(gradients / (bucket or usual_bucket(gradients))))
         size = factor * share * gradients
         seconds = calls * speeds.latency + size / link
         exposed = seconds
         if overlaps:
             rate = all_reduce_bandwidth(link, mesh.dp) * 2 / factor
-            exposed = Overlap(gradients, backward, rate, speeds.latency).overhead(bucket)
+            last = _WIDE * (job.costs.table + job.config.context * job.config.width)
+            model = Overlap(gradients, backward, rate, speeds.latency, last=last)
+            exposed = model.overhead(bucket or usual_bucket(gradients))
         name = "gradients, all-reduce" if job.zero == 0 else "gradients, reduce-scatter"
         yield Sent(name, "dp", calls, size, seconds, exposed)
     else:

@@ -223,7 +223,7 @@ def parser() -> argparse.ArgumentParser:
     add("--memory", help="of a GPU, as 80GiB")
     add("--reserved", default="1GiB", help="of a GPU for CUDA, kernels and NCCL (default 1GiB)")
     add("--max-gpus", type=int, default=16384, help="for --fit")
-    add("--bucket", type=float, default=25.0, help="MB of gradients that are sent together")
+    add("--bucket", type=float, help="MB of gradients that are sent together; default: as usual")
     usual = Speeds()
     add("--tflops", type=float, default=usual.flops / 1e12, help="that a GPU reaches")
     add("--memory-bandwidth", type=float, default=usual.memory_bandwidth / 1e9, help="GB/s")
@@ -274,7 +274,7 @@ def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> P
         given.dtype,
     )
     if not given.fit:
-        return estimate(job, speeds, given.bucket * 1e6)
+        return estimate(job, speeds, None if given.bucket is None else given.bucket * 1e6)
     if memory is None:
         raise ArgumentError("plan: --fit has no --memory, expected that of a GPU, as 80GiB")
     return fit(job, memory, speeds, given.max_gpus, given.zero, reserved)

@@ -25,7 +25,7 @@ def mesh_ranks(
     *,
     zero: int = 0,
     reduction: str = "overlap",
-    bucket_mb: float = 25.0,
+    bucket_mb: float | None = None,
     schedule: str = "1f1b",
     chunks: int = 1,
     sequence: bool = False,

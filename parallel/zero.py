@@ -50,7 +50,7 @@ class Zero(DataParallel):
         ArgumentError: there is no such stage, or `bucket_mb` is not positive.
     """
 
-    def __init__(self, comm: Comm, stage: int, bucket_mb: float = 25.0) -> None:
+    def __init__(self, comm: Comm, stage: int, bucket_mb: float | None = None) -> None:
         """Train on the ranks of `comm`."""
         super().__init__(comm, "overlap", bucket_mb)
         if stage not in STAGES:

@@ -57,7 +57,7 @@ class Bench:
         micro: micro-batches of a pipeline.
         steps: between two looks at the clock.
         windows: of so many steps, of which the median is taken.
-        bucket: MB.
+        bucket: MB; None: by the number of gradients.
         sizes: MB of the arrays that are all-reduced.
         torch: PyTorch, or None.
         compiled: whether it compiles its model.
@@ -71,7 +71,7 @@ class Bench:
     micro: int
     steps: int
     windows: int
-    bucket: float
+    bucket: float | None
     sizes: list[float]
     torch: Any
     compiled: bool
@@ -315,7 +315,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--micro", type=int, default=8, help="micro-batches of a pipeline")
     parser.add_argument("--steps", type=int, default=10, help="between two looks at the clock")
     parser.add_argument("--windows", type=int, default=3, help="of which the median is taken")
-    parser.add_argument("--bucket", type=float, default=25.0, help="MB of gradients")
+    parser.add_argument("--bucket", type=float, help="MB of gradients, if not by their number")
     parser.add_argument("--sizes", type=float, nargs="+", default=[25, 100, 500], help="MB")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--no-pytorch", action="store_true", help="leave PyTorch out")
