@@ -11,6 +11,7 @@ from typing import Any
 from tensorgrad.errors import ArgumentError
 
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
+_MOST_NAMED = 5  # facts in one message: models of two widths differ in every parameter
 
 
 def to_json(op: str, value: Json) -> str:
@@ -39,7 +40,8 @@ def differences(facts: Sequence[Mapping[str, Json]], ranks: Sequence[int] | None
         values = [repr(each[name]) if name in each else "missing" for each in facts]
         if len(set(values)) > 1:
             found.append(f"{name} is {by_rank(values, ranks)}")
-    return "; ".join(found)
+    more = len(found) - _MOST_NAMED
+    return "; ".join(found[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def by_rank(values: Sequence[str], ranks: Sequence[int] | None = None) -> str:

@@ -11,6 +11,7 @@ parts of the buffer, each sent as soon as backward has left it (buckets.py).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -172,8 +173,9 @@ class DataParallel(Ranks):
     def _agreed_parameters(self, model: Module, settings: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the parameters that are trained, once all ranks have the same."""
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        kinds = [f"{name} {p.dtype} {p.shape}" for name, p in parameters.items()]
-        facts = {**settings, "bucket_mb": self._bucket_mb, "parameters": kinds}
+        kinds = {name: f"{p.dtype} {p.shape}" for name, p in parameters.items()}
+        order = f"{zlib.crc32(' '.join(kinds).encode()):08x}"
+        facts = {**settings, "bucket_mb": self._bucket_mb, **kinds, "order of parameters": order}
         self._comm.agree(type(self).__name__, facts)
         return dict(parameters)
 

@@ -17,6 +17,13 @@ def test_only_what_differs_is_named() -> None:
     assert differences(facts[:1] * 3) == ""
 
 
+def test_many_differences_are_counted() -> None:
+    facts = [{f"p{i}": (i, rank) for i in range(8)} for rank in range(2)]
+    found = differences(facts)
+    assert found.startswith("p0 is (0, 0) on rank 0, (0, 1) on rank 1; p1 ")
+    assert found.endswith("(4, 1) on rank 1; and 3 more")
+
+
 def test_none_is_not_missing() -> None:
     assert differences([{"seed": None}, {}]) == "seed is None on rank 0, missing on rank 1"
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tensorgrad.parallel import Comm
+from tensorgrad.parallel import Comm, Handle
 from tensorgrad.train.ranks import OneProcess
 from tests.parallel import strategies
 from tests.ranks import run_ranks
@@ -21,3 +22,58 @@ def test_strategies_work_on_one_rank() -> None:
     alone = strategies.train(OneProcess(), steps=3)
     for make in strategies.STRATEGIES.values():
         strategies.same(strategies.train(make(Comm()), steps=3), alone)
+
+
+class Recording(Comm):
+    """One rank that writes down which memory its collectives work on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def all_reduce(self, array: Any, op: str = "sum", wait: bool = True) -> Handle:
+        self._note("all_reduce", array, op, wait)
+        return super().all_reduce(array, op, wait)
+
+    def reduce_scatter(self, array: Any, out: Any, op: str = "sum", wait: bool = True) -> Handle:
+        self._note("reduce_scatter", array, op, wait)
+        return super().reduce_scatter(array, out, op, wait)
+
+    def all_gather(self, array: Any, out: Any = None, wait: bool = True) -> Any:
+        self._note("all_gather", out, wait)
+        return super().all_gather(array, out, wait)
+
+    def _note(self, op: str, array: Any, *rest: Any) -> None:
+        scratch = array.ndim == 0  # the norm: made anew by each step
+        self.calls.append((op, array.size, 0 if scratch else array.ctypes.data, *rest))
+
+
+@pytest.mark.parametrize("name", strategies.STRATEGIES)
+def test_every_step_sends_the_same_memory_in_the_same_order(name: str) -> None:
+    """What a captured step can repeat: nothing depends on time, nothing is allocated anew."""
+    comm = Recording()
+    ranks = strategies.STRATEGIES[name](comm)
+    run = strategies.train(ranks, steps=1, accumulate=2)
+    steps: list[list[tuple[Any, ...]]] = []
+    early = []
+    for step in range(3):
+        comm.calls.clear()
+        run.optimizer.zero_grad()
+        parts = strategies.parts_of(strategies.batch(step, strategies.ODD), ranks, 2)
+        with ranks.no_sync():
+            run.model(*parts[0]).backward()
+        run.model(*parts[1]).backward()
+        early.append(len(comm.calls))
+        ranks.reduce_gradients()
+        in_all = len(comm.calls)
+        run.optimizer.step(1.0, None, ranks.reduce_norm)
+        ranks.after_step()
+        steps.append(list(comm.calls))
+    assert steps[0] == steps[1] == steps[2]
+    if name in strategies.OVERLAPPING:
+        assert in_all > 3
+        assert early[0] >= 0.6 * in_all, "little was sent while backward went on"
+        sent = [call for call in comm.calls[:in_all] if call[1] and call[0] != "all_reduce"]
+        assert name == "overlap" or not any(call[-1] for call in sent[:-1]), "waited for"
+    else:
+        assert early[0] == 0 or name == "one bucket"
