@@ -36,7 +36,7 @@ from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, with_transfers
-from tensorgrad.parallel.stages import block_costs, leave_parts, split
+from tensorgrad.parallel.stages import Elsewhere, block_costs, leave_parts, split
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import Checkpoint
@@ -125,7 +125,7 @@ class Pipeline(Ranks):
 
         Args:
             model: a LanguageModel, the same on all ranks: made from equal seeds. Afterwards the
-                loss of the training loop calls it, and nobody else.
+                loss of the training loop calls it, and `generate`, on all ranks alike.
             make_optimizer: see `Ranks.prepare`.
         Raises:
             ArgumentError: it is another model, or has fewer layers than there are parts.
@@ -147,7 +147,8 @@ class Pipeline(Ranks):
         self._tie(model)
         leave_parts(model, self.parts, range(comm.rank, count, comm.size))
         self._model = model
-        vars(model)["forward"] = self._forward
+        replaced = {"forward": self._forward, "next_logits": self._next_logits}
+        vars(model).update({**replaced, "new_cache": self._new_cache})
         optimizer = self._data.prepare(model, make_optimizer)
         self._flat: FlatParameters = optimizer.flat
         self._like: Array = optimizer.hyper
@@ -271,10 +272,43 @@ class Pipeline(Ranks):
                 "called by the loss of a training loop whose ranks are the Pipeline"
             )
         part, x = self._now
-        x = self._model.embed(tokens) if x is None else x
+        y = self._run_blocks(part, self._model.embed(tokens) if x is None else x)
+        return y if part < len(self.parts) - 1 else self._model.finish(y, targets)
+
+    def _next_logits(self, tokens: Any, cache: Any = None) -> Tensor:
+        """Take the place of the model's `next_logits`: all stages call it and get the logits."""
+        x: Tensor | None = None
+        for part in range(len(self.parts)):
+            owner = part % self._comm.size
+            y: Tensor | None = None
+            if owner == self._comm.rank:
+                x = self._model.embed(tokens, cache) if x is None else x
+                y = self._run_blocks(part, x, cache)
+                if part == len(self.parts) - 1:
+                    y = self._model.finish(y[:, -1])
+            kind = None if y is None else [y.shape, str(y.dtype)]
+            shape, dtype = self._comm.broadcast_object(kind, owner)
+            array = (
+                backend.empty(tuple(shape), as_dtype(dtype), self._like) if y is None else y.data
+            )
+            self._comm.broadcast(array, owner)
+            x = Tensor(array)
+        assert x is not None  # there is a part
+        return x
+
+    def _new_cache(self, batch: int) -> list[Any]:
+        """Take the place of the model's `new_cache`: what other stages have is None."""
+        layers: list[Any] = list(self._model.blocks)
+        context = self._model.context
+        return [
+            None if isinstance(layer, Elsewhere) else layer.attention.new_cache(batch, context)
+            for layer in layers
+        ]
+
+    def _run_blocks(self, part: int, x: Tensor, cache: Any = None) -> Tensor:
         for number in self.parts[part]:
-            x = self._model.blocks[number](x)
-        return x if part < len(self.parts) - 1 else self._model.finish(x, targets)
+            x = self._model.blocks[number](x, cache=None if cache is None else cache[number])
+        return x
 
     def _through(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _Pass:
         """Go forward through a part, from the activation `x` or, the first, from the tokens."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 
 import pytest
@@ -20,6 +21,7 @@ from tensorgrad.parallel.schedule import (
     timeline,
     with_transfers,
 )
+from tests.source_tree import ROOT
 
 Plans = list[list[Action]]
 Sizes = tuple[str, int, int, int]
@@ -195,3 +197,12 @@ def test_schedules_have_the_shapes_of_their_papers() -> None:
         "stage 0  01..aa2bb.cc\n"
         "stage 1  .0aa1bb2cc.."
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [("model-parallel", 4, 2, 1), ("gpipe", 4, 6, 1), ("1f1b", 4, 6, 1),
+             ("interleaved", 2, 4, 2)],
+)  # fmt: skip
+def test_the_docs_show_what_draw_makes(case: Sizes) -> None:
+    text = (ROOT / "docs" / "parallel.md").read_text()
+    assert textwrap.indent(draw(plans_of(*case)), "    ") + "\n\n" in text
