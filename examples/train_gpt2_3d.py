@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(message)s")
     settings, folder, resuming = read_command_line_once(comm, MeshSettings, ABOUT, arguments)
     ranks = settings.ranks(comm)
-    if settings.pp > 1 or settings.sequence:
+    if settings.sequence:
         settings = replace(settings, sample=0)  # no rank makes logits of the last token alone
     settings, _ = choose_device(settings)
     device = comm.select_device(settings.device)

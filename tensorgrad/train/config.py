@@ -15,7 +15,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import Field, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -43,6 +43,7 @@ def option(
     choices: Sequence[str] | None = None,
     free: bool = False,
     saved: bool = True,
+    flag: str = "",
 ) -> Any:
     """Declare a field of a settings dataclass.
 
@@ -54,9 +55,10 @@ def option(
         free: whether a resumed run may change it, because no weight and no loss depends on it.
         saved: whether config.json keeps it. What it does not is free, and each start of a run says
             it anew: how many ranks share the work, say.
+        flag: its name on the command line, if not that of the field.
     """
     free = free or not saved
-    metadata = {"help": help, "low": low, "high": high, "choices": choices}
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "flag": flag}
     return field(default=default, metadata={**metadata, "free": free, "saved": saved})
 
 
@@ -77,7 +79,7 @@ def check(settings: Dataclass) -> None:
             expected = f"{high:g} or less"
         else:
             continue
-        raise ArgumentError(f"{_flag(f.name)}: got {value!r}, expected {expected}")
+        raise ArgumentError(f"{_flag(f)}: got {value!r}, expected {expected}")
 
 
 def parser(settings: type[Settings], description: str) -> argparse.ArgumentParser:
@@ -92,11 +94,11 @@ def parser(settings: type[Settings], description: str) -> argparse.ArgumentParse
         text = f"{f.metadata['help']} (default: {shown})".replace("%", "%%")
         if kind is bool:
             options.add_argument(
-                _flag(f.name), action=argparse.BooleanOptionalAction, help=text, dest=f.name
+                _flag(f), action=argparse.BooleanOptionalAction, help=text, dest=f.name
             )
             continue
         options.add_argument(
-            _flag(f.name),
+            _flag(f),
             type=kind,
             help=text,
             dest=f.name,
@@ -140,9 +142,9 @@ def resume(saved: Settings, given: Mapping[str, Any], folder: Path) -> Settings:
     """
     free = {f.name for f in fields(saved) if f.metadata["free"]}
     wrong = [
-        f"{_flag(name)} is {getattr(saved, name)!r} there, got {value!r}"
-        for name, value in given.items()
-        if name not in free and getattr(saved, name) != value
+        f"{_flag(f)} is {getattr(saved, f.name)!r} there, got {given[f.name]!r}"
+        for f in fields(saved)
+        if f.name in given and f.name not in free and getattr(saved, f.name) != given[f.name]
     ]
     if wrong:
         raise ArgumentError(
@@ -195,5 +197,5 @@ def _kind(hint: Any) -> Any:
     return hint
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _flag(field: Field[Any]) -> str:
+    return str(field.metadata["flag"]) or "--" + field.name.replace("_", "-")

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from examples import train_gpt2
+from tests.examples.test_train_gpt2_dp import options, same_run
+from tests.ranks import run_ranks
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.mpi
+PROGRAM = ROOT / "examples" / "train_gpt2_pp.py"
+
+__all__ = ["options"]  # a fixture
+
+
+def test_a_run_goes_on_with_another_number_of_stages(options: list[str], tmp_path: Path) -> None:
+    alone, folder = tmp_path / "alone", tmp_path / "run"
+    assert train_gpt2.main([*options, "--accumulate", "4", "--out", str(alone)]) == 0
+    result = run_ranks(PROGRAM, 2, [*options, "--out", folder, "--stop-after", 5])
+    assert "stopped after step 5 of 20" in result.stderr
+    saved = json.loads((folder / "config.json").read_text())
+    assert saved == json.loads((alone / "config.json").read_text()) | {
+        "out": str(folder),
+        "stop_after": 5,
+    }
+    more = ["--stages", 1, "--zero", 1, "--stop-after", 3]
+    result = run_ranks(PROGRAM, 2, ["--resume", folder, *more])
+    assert "stopped after step 8 of 20" in result.stderr
+    more = ["--order", "gpipe", "--stop-after", 100]
+    result = run_ranks(PROGRAM, 2, ["--resume", folder, *more])
+    assert result.stdout.count("def ") == 1  # the sample, once
+    same_run(folder, alone)
+
+
+def test_sizes_that_do_not_fit_are_said_once(options: list[str], tmp_path: Path) -> None:
+    for given, message in (
+        (["--micro-batches", 3], "--micro-batches: got 3, expected a divisor of the 8 sequences"),
+        (["--order", "interleaved"], "the model has 2 layers, expected 4 or more: 2 stages with 2"),
+    ):
+        result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
+        assert result.returncode == 1
+        assert result.stderr.count(message) == 1, result.stderr
+        assert result.stderr.count("Traceback") == 1
