@@ -34,7 +34,6 @@ from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel import checkpoint as files
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.handle import Handle
-from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, with_transfers
 from tensorgrad.parallel.stages import Elsewhere, block_costs, leave_parts, split
 from tensorgrad.parallel.zero import Zero
@@ -43,7 +42,6 @@ from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
 
 _MOST_SENDS = 2  # gradients on their way at a time: each is kept in memory until it has arrived
-
 
 _Unit = tuple[int, int]  # a micro-batch and a part
 
@@ -82,7 +80,6 @@ class Pipeline(Ranks):
         data: what the ranks with the same stage of other pipelines do together, as `DataParallel`;
             by default there is one pipeline.
         world: all ranks, where there are several pipelines: they write checkpoints together.
-        placements: of what this rank has a box of alone, as ranks that share each layer do.
     Attributes:
         parts: the numbers of the blocks of each part; part i belongs to stage i % stages. Known
             after `prepare`.
@@ -98,7 +95,6 @@ class Pipeline(Ranks):
         *,
         data: Ranks | None = None,
         world: Comm | None = None,
-        placements: Mapping[str, Placement] | None = None,
     ) -> None:
         if schedule not in SCHEDULES:
             raise ArgumentError(
@@ -112,7 +108,7 @@ class Pipeline(Ranks):
             )
         self._comm, self._schedule, self._chunks = comm, schedule, chunks
         self._data = Ranks() if data is None else data
-        self._world, self._placements = world or comm, dict(placements or {})
+        self._world = world or comm
         self.rank, self.ranks = self._data.rank, self._data.ranks
         self.is_main = comm.rank == 0 and self._data.is_main
         self.parts: list[range] = []
@@ -240,9 +236,7 @@ class Pipeline(Ranks):
         keep: int,
     ) -> Path:
         """Write a checkpoint of which each rank writes a part; see `Ranks.save`."""
-        return files.save_pieces(
-            self._world, folder, step, model, optimizer, state, keep, self._placements
-        )
+        return files.save_pieces(self._world, folder, step, model, optimizer, state, keep, {})
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
         """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
@@ -250,7 +244,7 @@ class Pipeline(Ranks):
 
     def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
         """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
-        files.load_pieces(self._world, checkpoint, model, optimizer, self._placements)
+        files.load_pieces(self._world, checkpoint, model, optimizer)
         self._data.after_step()
 
     def _tie(self, model: LanguageModel) -> None:
