@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.optim import FlatParameters
@@ -75,6 +76,7 @@ class ShardedParameters(FlatParameters):
         if self.stage > 1:
             numbers = {self._groups[s.names[0]]: i for i, s in enumerate(self.segments)}
             self.units = [numbers[unit] for unit in sorted(u for u in numbers if u is not None)]
+        self._let_go(like)
         wide = compute_dtype(self.dtype)
         data_rooms, data_parts, self.memory = self._buffers(self.dtype, like, self.stage == 3)
         rooms, parts, self.gradient_memory = self._buffers(wide, like, self.stage >= 2)
@@ -92,6 +94,14 @@ class ShardedParameters(FlatParameters):
         self.grads = shards + [part for i, part in enumerate(parts) if i not in self.units]
         self.rooms = list(zip(data_rooms, rooms, strict=True))
         return self.rooms
+
+    def _let_go(self, like: Array) -> None:
+        """Move the parameters to the host until the buffers are there: a GPU may not hold both."""
+        if backend.is_numpy(like):
+            return
+        for parameter in self.parameters.values():
+            parameter.data = backend.to_numpy(parameter.data)
+        backend.cupy.get_default_memory_pool().free_all_blocks()
 
     def _buffers(
         self, dtype: Dtype, like: Array, sharded: bool

@@ -68,8 +68,7 @@ class Zero(DataParallel):
             CommError: the ranks have different models.
         """
         parameters = self._agreed_parameters(model, {"stage": self.stage})
-        state = {name: tensor.data for name, tensor in model.state_dict().items()}
-        broadcast_parameters(state.values(), self._comm)
+        broadcast_parameters([t.data for t in model.state_dict().values()], self._comm)
         groups: Mapping[str, int | None] = assign_buckets(parameters, self._bucket_mb)
         modules: list[Module] = []
         if self.stage > 1:
@@ -80,7 +79,8 @@ class Zero(DataParallel):
             self._buckets = Buckets(flat.segments, parameters, self._scatter)
         else:
             self._units = Units(flat, modules, parameters, self._comm)
-        self._others = [array for name, array in state.items() if name not in flat.slots]
+        state = model.state_dict().items()
+        self._others = [tensor.data for name, tensor in state if name not in flat.slots]
         optimizer = make_optimizer(flat)
         self.after_step()
         return optimizer

@@ -117,6 +117,7 @@ class FlatParameters:
     Attributes:
         data: all parameters; the gaps between them are and stay 0.
         grad: all gradients.
+        parameters: name -> tensor, in the order of the arguments.
         slots: name -> Slot.
         segments: what the layout consists of.
         pieces: what the optimizer updates.
@@ -140,8 +141,9 @@ class FlatParameters:
             raise ArgumentError(f"FlatParameters: multiple is {multiple}, expected at least 1")
         found = _distinct(named_parameters)
         _check_alike(found)
-        like = next(iter(found.values())).data
-        self.dtype: Dtype = like.dtype
+        self.parameters = found
+        self.dtype: Dtype = next(iter(found.values())).dtype
+        like = backend.empty((0,), self.dtype, next(iter(found.values())).data)
         self.slots, self.segments = _lay_out(
             found, decay, math.lcm(multiple, ALIGNMENT), groups or (lambda _: None)
         )
@@ -232,7 +234,7 @@ class FlatParameters:
         slot = self.slots[name]
         place = slice(slot.offset - segment.begin, slot.piece.stop - segment.begin)
         view, grad_view = (array[place].reshape(slot.shape) for array in (data, grad))
-        view[...] = parameter.data
+        view[...] = backend.asarray_like(parameter.data, view)
         if parameter.grad is not None:
             grad_view[...] = parameter.grad
         parameter.data, parameter.grad = view, grad_view

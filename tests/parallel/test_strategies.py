@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.parallel import Comm, Handle
 from tensorgrad.train.ranks import OneProcess
 from tests.parallel import strategies
@@ -22,6 +24,14 @@ def test_strategies_work_on_one_rank() -> None:
     alone = strategies.train(OneProcess(), steps=3)
     for make in strategies.STRATEGIES.values():
         strategies.same(strategies.train(make(Comm()), steps=3), alone)
+
+
+@pytest.mark.parametrize("name", strategies.STRATEGIES)
+def test_nothing_holds_the_parameters_from_before(name: str) -> None:
+    model = GPT2(strategies.ODD)
+    before = [weakref.ref(parameter.data) for parameter in model.parameters()]
+    strategies.STRATEGIES[name](Comm()).prepare(model, strategies.adamw)
+    assert not any(array() is not None for array in before)
 
 
 class Recording(Comm):
