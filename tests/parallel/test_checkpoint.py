@@ -33,6 +33,7 @@ from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_
 from tensorgrad.weights import ArrayFile
 from tests.disk import full_disk
 from tests.parallel.threads import on_ranks
+from tests.ranks import run_ranks
 
 Array = np.ndarray[Any, Any]
 Full = dict[str, Array]
@@ -107,7 +108,9 @@ def save_on(mesh: Mesh, zero: bool, full: Full, folder: Path, step: int = 1) -> 
     return on_ranks(mesh.size, program)[0]
 
 
-def load_on(mesh: Mesh, zero: bool, full: Full, folder: Path) -> None:
+def load_on(
+    mesh: Mesh, zero: bool, full: Full, folder: Path, note: str | None = "of rank 0"
+) -> None:
     """Load on every rank of a mesh and compare the bits."""
 
     def program(comm: Comm) -> None:
@@ -115,7 +118,7 @@ def load_on(mesh: Mesh, zero: bool, full: Full, folder: Path) -> None:
         held = [(piece, np.zeros_like(array)) for piece, array in expected]
         found = load_latest(folder, comm)
         assert found is not None
-        assert (found.step, found.entry("note")) == (1, "of rank 0")
+        assert (found.step, found.state.get("note")) == (1, note)
         Shards(comm, held).load(found)
         for (_, array), (piece, other) in zip(held, expected, strict=True):
             assert array.tobytes() == other.tobytes(), piece
@@ -312,3 +315,38 @@ def test_a_box_of_a_whole_array_is_cut(tmp_path: Path) -> None:
     others = [(Placement(n, a.shape).piece, a.reshape(-1).copy()) for n, a in FULL.items()]
     Shards(Comm(), [(box.piece, mine), others[0], others[2]]).load(found)
     assert mine.tobytes() == cut_box(FULL["model/qkv"], box).tobytes()
+
+
+KILLED = """
+import os, sys
+import numpy as np
+from pathlib import Path
+from tensorgrad.parallel import checkpoint, world
+from tensorgrad.parallel.placement import Piece, Placement
+comm = world()
+half = Piece(Placement("model/w", (8,)), 4 * comm.rank, 4 * comm.rank + 4)
+shards = checkpoint.Shards(comm, [(half, np.full(4, float(comm.rank)))])
+shards.save(Path(sys.argv[1]), 1, {"metrics": {}})
+rank, name = int(sys.argv[2]), sys.argv[3]
+where = checkpoint if hasattr(checkpoint, name) else checkpoint.files
+if comm.rank == rank:
+    setattr(where, name, lambda *_: os.kill(os.getpid(), 9))
+shards.save(Path(sys.argv[1]), 2, {"metrics": {}})
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("rank", "place"), [(1, "save_arrays"), (0, "replacing")])
+def test_a_rank_killed_while_all_write_loses_nothing(tmp_path: Path, rank: int, place: str) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    folder = tmp_path / "checkpoints"
+    result = run_ranks(script, 2, [folder, rank, place], check=False, timeout=60)
+    assert result.returncode != 0
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000001"]
+    (left,) = folder.glob(".step-00000002-*.tmp")
+    assert (left / "rank-00001.safetensors").exists() == (place == "replacing")
+    full = {"model/w": np.repeat([0.0, 1.0], 4)}
+    load_on(Mesh(3), True, full, folder, note=None)
+    save_on(Mesh(2), True, full, folder, step=2)
+    assert not list(folder.glob(".*"))
