@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +27,7 @@ from tensorgrad.nn import Linear, Module
 from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.pipeline import Pipeline
-from tensorgrad.parallel.schedule import idle_share
+from tensorgrad.parallel.schedule import idle_share, most_remembered
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
@@ -287,6 +288,32 @@ def check_overlap(comm: Comm, folder: Path) -> None:
     assert seconds["model-parallel"] / seconds["1f1b"] > 0.8 * ideal, seconds
 
 
+def check_memory(comm: Comm, folder: Path) -> None:
+    """More micro-batches take more memory in GPipe, and no more in 1F1B."""
+    peaks = {}
+    for name in ("gpipe", "1f1b"):
+        random.seed(7)
+        model = GPT2(gpt2(comm.size))
+        ranks = Pipeline(comm, name)
+        ranks.prepare(model, TrainSettings(**SETTINGS).optimizer)
+
+        def loss(x: Any, y: Any, model: LanguageModel = model) -> Tensor:
+            return model.forward(Tensor(x), Tensor(y))
+
+        for micro in (4, 16):
+            parts = [next(batches(number)) for number in range(micro)]
+            for measures in (False, True):
+                if measures:
+                    tracemalloc.start()
+                ranks.compute_gradients(loss, parts)
+            peaks[name, micro] = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    assert peaks["gpipe", 16] > 3 * peaks["gpipe", 4], peaks
+    assert peaks["1f1b", 16] < 1.1 * peaks["1f1b", 4], peaks
+    remembered = most_remembered("1f1b", comm.size, 16, comm.rank) + 1  # one on its way
+    assert peaks["1f1b", 16] < 1.2 * remembered / 16 * peaks["gpipe", 16], peaks
+
+
 class Sleeping(Module):
     """A block that takes long without a core: 10 ms forward, 20 ms backward."""
 
@@ -311,6 +338,7 @@ CHECKS = (
     check_sixteen_bits,
     check_generation,
     check_overlap,
+    check_memory,
     check_errors,
 )
 
