@@ -16,8 +16,16 @@ from tests.ranks import run_ranks
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_strategy_on_ranks(ranks: int, tmp_path: Path) -> None:
-    out = run_ranks(Path(strategies.__file__), ranks, [tmp_path], timeout=300).stdout
-    assert out == f"{len(strategies.checks(ranks))} checks on {ranks} ranks\n"
+    out = run_ranks(Path(strategies.__file__), ranks, [tmp_path, "cpu"], timeout=300).stdout
+    assert out == f"{len(strategies.checks(ranks))} checks on {ranks} ranks, cpu\n"
+
+
+@pytest.mark.mpi
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_strategy_on_gpus(ranks: int, tmp_path: Path) -> None:
+    out = run_ranks(Path(strategies.__file__), ranks, [tmp_path, "cuda"], timeout=300).stdout
+    assert out == f"{len(strategies.checks(ranks))} checks on {ranks} ranks, cuda:0\n"
 
 
 def test_strategies_work_on_one_rank() -> None:
