@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import PRESETS, GPT2Config
+from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Mesh
 from tensorgrad.parallel.estimate import Job, Plan, Speeds, estimate, stage_memory
 from tensorgrad.parallel.plan import bytes_of, fit, main
+from tensorgrad.parallel.shards import ShardedParameters
+from tensorgrad.parallel.units import find_units
 
 LARGE = replace(PRESETS["gpt2-1558M"], vocab_multiple=128)
 SMALL = GPT2Config(vocab_size=512, context=64, layers=8, heads=8, width=64)
@@ -46,6 +49,24 @@ def test_zero_divides_what_its_stage_says(
     assert found["parameters"] == 2 * (shared if parameters is None else COUNT)
     assert found["gradients"] == 4 * (shared if gradients is None else COUNT)
     assert found["optimizer state"] == 12 * COUNT * state
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_zero_takes_the_memory_that_is_planned(zero: int) -> None:
+    model = GPT2(SMALL)
+    parameters = dict(model.named_parameters())
+    _, units = find_units(model, parameters)
+    groups = units if zero > 1 else dict.fromkeys(parameters)
+    flat = ShardedParameters(parameters.items(), 1, 4, zero, groups)
+    optimizer = AdamW(flat)
+    planned = stage_memory(Job(SMALL, Mesh(4), 8, zero=zero, dtype="float32"), 0)
+    for what, arrays in (
+        ("parameters", flat.memory),
+        ("gradients", flat.gradient_memory),
+        ("optimizer state", optimizer.state.values()),
+    ):
+        found = sum(array.nbytes for array in arrays)
+        assert planned[what] <= found <= 1.01 * planned[what], what  # and gaps for alignment
 
 
 def test_bytes_of_gradients_are_those_of_a_ring() -> None:
