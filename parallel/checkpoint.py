@@ -306,11 +306,11 @@ def read_piece(target: Piece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
     out = np.empty(target.size, stored[0].dtype)
     plan = copies(target, [each.piece for each in stored])
     for number, (_, name, file) in enumerate(stored):
-        mine = [each for each in plan if each.number == number]
-        if mine:
-            first = mine[0].source
-            values = file.read(name, first, mine[-1].source + mine[-1].length)
-            for _, source, place, length in mine:
+        mine = plan[plan[:, 0] == number]
+        if len(mine):
+            first, last = int(mine[0, 1]), int(mine[-1, 1] + mine[-1, 3])
+            values = file.read(name, first, last)
+            for _, source, place, length in mine.tolist():
                 out[place : place + length] = values[source - first : source - first + length]
     return out
 

@@ -212,16 +212,7 @@ def cut(full: Array, piece: Piece) -> Array:
     return box.reshape(-1)[piece.start : piece.stop]
 
 
-class Copy(NamedTuple):
-    """Elements `source` on of piece `number` are elements `target` on of the one that is made."""
-
-    number: int
-    source: int
-    target: int
-    length: int
-
-
-def copies(target: Piece, sources: Sequence[Piece]) -> list[Copy]:
+def copies(target: Piece, sources: Sequence[Piece]) -> Runs:
     """Return how to make a piece out of others, each element from one of them.
 
     Args:
@@ -229,29 +220,33 @@ def copies(target: Piece, sources: Sequence[Piece]) -> list[Copy]:
         sources: pieces of the same parameter, cut in any way; they may overlap, and the first
             ones are preferred.
     Returns:
-        What to copy, by ascending place in the target; `number` counts the sources.
+        (N, 4), ascending in the last but one: number of the source, start in it, start in the
+        target, and length of each run of elements to copy.
     Raises:
         ShapeError: no source has some of the elements.
     """
-    found = [
-        (t, number, s, length)
-        for number, source in enumerate(sources)
-        for t, s, length in _meet(target, source)
-    ]
-    done, result = 0, []
-    for start, number, source, length in sorted(found):
-        skip = done - start
-        if skip < 0:
-            break
-        if skip < length:
-            result.append(Copy(number, source + skip, done, length - skip))
-            done = start + length
-    if done < target.size:
+    found = [np.empty((0, 4), np.int64)]
+    for number, source in enumerate(sources):
+        meeting = _meet(target, source)
+        numbers = np.full(len(meeting), number)
+        found.append(np.stack([numbers, meeting[:, 1], meeting[:, 0], meeting[:, 2]], 1))
+    runs: Runs = np.concatenate(found)
+    runs = runs[np.lexsort((runs[:, 0], runs[:, 2]))]
+    # What is there already when a run begins, or what is missing, if negative.
+    ends = np.maximum.accumulate(runs[:, 2] + runs[:, 3]) if len(runs) else runs[:, 0]
+    there = np.concatenate([[0], ends])[: len(runs)] - runs[:, 2]
+    gaps = np.flatnonzero(there < 0)
+    end = int(ends[-1]) if len(runs) else 0
+    if len(gaps) or end < target.size:
+        missing = int((runs[:, 2] + there)[gaps[0]]) if len(gaps) else end
         raise ShapeError(
             f"copies: no piece of {target.placement.name} {target.placement.shape} has element "
-            f"{done} of the {target.size} that are wanted, expected all of them"
+            f"{missing} of the {target.size} that are wanted, expected all of them"
         )
-    return result
+    runs[:, 1:3] += there[:, None]
+    runs[:, 3] -= there
+    kept: Runs = runs[runs[:, 3] > 0]
+    return kept
 
 
 def assemble(target: Piece, parts: Sequence[tuple[Piece, Array]]) -> Array:
@@ -267,7 +262,8 @@ def assemble(target: Piece, parts: Sequence[tuple[Piece, Array]]) -> Array:
     if not parts:
         raise ArgumentError(f"assemble: parts of {target.placement.name} are none, expected some")
     out = backend.empty((target.size,), parts[0][1].dtype, parts[0][1])
-    for number, source, place, length in copies(target, [piece for piece, _ in parts]):
+    plan = copies(target, [piece for piece, _ in parts])
+    for number, source, place, length in plan.tolist():
         out[place : place + length] = parts[number][1][source : source + length]
     return out
 
@@ -318,24 +314,37 @@ def _runs(piece: Piece) -> Runs:
     return kept
 
 
-def _meet(one: Piece, other: Piece) -> list[tuple[int, int, int]]:
-    """Return start in one piece, start in the other and length of each run of elements of both."""
+def _meet(one: Piece, other: Piece) -> Runs:
+    """Return (N, 3): start in one piece, start in the other and length of runs that both have."""
     if one.placement == other.placement:  # one run, however the box is cut
         start, stop = max(one.start, other.start), min(one.stop, other.stop)
-        return [(start - one.start, start - other.start, stop - start)] if start < stop else []
+        run = [[start - one.start, start - other.start, stop - start]]
+        return np.array(run if start < stop else np.empty((0, 3)), np.int64)
     if (one.placement.name, one.placement.shape) != (other.placement.name, other.placement.shape):
         raise ShapeError(
             f"copies: {other.placement.name} {other.placement.shape} is no part of "
             f"{one.placement.name} {one.placement.shape}, expected pieces of one parameter"
         )
+    if _apart(one.placement, other.placement):
+        return np.empty((0, 3), np.int64)
     a, b = _runs(one), _runs(other)
     if not len(a) or not len(b):
-        return []
-    edges = np.unique(np.concatenate([a[:, 0], a[:, 0] + a[:, 2], b[:, 0], b[:, 0] + b[:, 2]]))
+        return np.empty((0, 3), np.int64)
+    edges = np.concatenate([a[:, 0], a[:, 0] + a[:, 2], b[:, 0], b[:, 0] + b[:, 2]])
+    edges.sort()  # some are there twice: runs between them are empty
     starts = edges[:-1]
     in_a = np.searchsorted(a[:, 0], starts, "right") - 1
     in_b = np.searchsorted(b[:, 0], starts, "right") - 1
     offset_a, offset_b = starts - a[in_a, 0], starts - b[in_b, 0]
+    lengths = np.diff(edges)
     both = (in_a >= 0) & (in_b >= 0) & (offset_a < a[in_a, 2]) & (offset_b < b[in_b, 2])
-    meeting = np.stack([a[in_a, 1] + offset_a, b[in_b, 1] + offset_b, np.diff(edges)], 1)
-    return [(int(t), int(s), int(length)) for t, s, length in meeting[both]]
+    meeting = np.stack([a[in_a, 1] + offset_a, b[in_b, 1] + offset_b, lengths], 1)
+    kept: Runs = meeting[both & (lengths > 0)]
+    return kept
+
+
+def _apart(one: Placement, other: Placement) -> bool:
+    """Whether two boxes are cut along one axis and have no row of it in common."""
+    if one.ranges is None or other.ranges is None or one.axis != other.axis:
+        return False
+    return not any(a < d and c < b for a, b in one.ranges for c, d in other.ranges)
