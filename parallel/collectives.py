@@ -14,7 +14,7 @@ from typing import overload
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError, ShapeError
-from tensorgrad.parallel.agreement import Json, by_rank, differences, digest, to_json
+from tensorgrad.parallel.agreement import Json, by_rank, differences, digest, name_ranks, to_json
 from tensorgrad.parallel.arguments import (
     as_bytes,
     as_numbers,
@@ -51,6 +51,7 @@ class Comm:
         self._agreed: set[str] = set()
         self._open: set[Handle] = set()
         self._parts: list[Comm] = []
+        self._among = ""
         if network is not None:
             self.rank, self.size, self.ranks = network.rank, network.size, network.ranks
             self.local_rank, self.local_size = network.local_rank, network.local_size
@@ -106,6 +107,7 @@ class Comm:
                 "same on all ranks of a group"
             )
         part = Comm(None if self._network is None else self._network.split(group))
+        part._among = f" among {name_ranks(part.ranks)}"
         self._parts.append(part)
         return part
 
@@ -258,10 +260,10 @@ class Comm:
         """
         array = checked("send", "array", array, written=False)
         self._check_other("send", "to", to)
-        transport, announced = self._meet("send", to, array)
+        call, transport, announced = self._meet("send", to, array)
         data = as_bytes(backend.contiguous(array))
         sent = transport.send(data, to) if array.size else None
-        return self._handle([announced, sent], wait)
+        return self._handle(call, [announced, sent], wait)
 
     def recv(self, array: Array, source: int, wait: bool = True) -> Handle:
         """Replace an array by what one rank sends with `send`.
@@ -278,10 +280,10 @@ class Comm:
         """
         array = checked("recv", "array", array, written=True)
         self._check_other("recv", "source", source)
-        transport, announced = self._meet("recv", source, array)
+        call, transport, announced = self._meet("recv", source, array)
         whole = backend.contiguous(array)
         received = transport.recv(as_bytes(whole), source) if array.size else None
-        return self._handle([announced, received, _copy_back(whole, array)], wait)
+        return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
 
     def barrier(self) -> None:
         """Wait until every rank has come here. It orders hosts, not what their GPUs still do."""
@@ -350,6 +352,8 @@ class Comm:
             return  # the ranks that are not at their end raise it too: they show it and abort
         self._close()
         self._enter("closed")  # a process that is gone cannot help the others to finish
+        if self._network is not None:
+            self._network.leave()
 
     def _finish_all(self) -> None:
         for handle in list(self._open):
@@ -386,10 +390,12 @@ class Comm:
         if array.size == 0:
             return Handle()
         whole = backend.contiguous(out)
-        return self._handle([begin(transport, whole), _copy_back(whole, out)], wait)
+        return self._handle(call, [begin(transport, whole), _copy_back(whole, out)], wait)
 
-    def _handle(self, finishes: Sequence[Finish | None], wait: bool) -> Handle:
+    def _handle(self, call: str, finishes: Sequence[Finish | None], wait: bool) -> Handle:
         def finish() -> None:
+            if not wait:
+                self._mark(f"wait for {call}")
             for each in finishes:
                 if each is not None:
                     each()
@@ -404,31 +410,39 @@ class Comm:
         if self.size == 1:
             return None
         if array is None:
+            self._mark(call)
             self._check_call(call)
             return None
-        if backend.is_numpy(array):
-            self._check_call(f"{call} of {array.dtype} {array.shape} on the CPU")
+        on_host = backend.is_numpy(array)
+        call = f"{call} of {_described(array)}"
+        self._mark(call)
+        if on_host:
+            self._check_call(call)
             return self._network
-        call = f"{call} of {array.dtype} {array.shape} on a GPU"
         gpus = self._connected(array)
         if call not in self._agreed:
             self._check_call(call)
             self._agreed.add(call)
         return gpus
 
-    def _meet(self, op: str, other: int, array: Array) -> tuple[Transport, Finish | None]:
-        """Tell the other rank of a message what it is, and return what carries the array."""
+    def _meet(self, op: str, other: int, array: Array) -> tuple[str, Transport, Finish | None]:
+        """Tell or hear what a message is; return its name, what carries it, and how to be sure."""
         assert self._network is not None  # there is another rank
-        where = "the CPU" if backend.is_numpy(array) else "a GPU"
-        text = f"{array.dtype} {array.shape} on {where}"
-        known = f"{op} {other} {text}"
-        if known in self._agreed:
-            return self._connected(array), None
+        text = _described(array)
+        call = f"{op} {'to' if op == 'send' else 'from'} rank {self.ranks[other]} of {text}"
+        self._mark(call)
         tell = self._network.announce if op == "send" else self._network.expect
         if backend.is_numpy(array):
-            return self._network, tell(text, other)
-        self._agreed.add(known)
-        return self._connected(array), tell(text, other)
+            return call, self._network, tell(text, other)
+        gpus = self._connected(array)
+        if call in self._agreed:
+            return call, gpus, None
+        self._agreed.add(call)
+        return call, gpus, tell(text, other)
+
+    def _mark(self, call: str) -> None:
+        if self._network is not None:
+            self._network.begin_call(call + self._among)
 
     def _connected(self, array: Array) -> GpuTransport:
         """Return what carries GPU arrays; before the first, all ranks connect their GPUs."""
@@ -474,3 +488,8 @@ def _copy_back(whole: Array, array: Array) -> Finish | None:
         array[...] = whole
 
     return copy
+
+
+def _described(array: Array) -> str:
+    where = "the CPU" if backend.is_numpy(array) else "a GPU"
+    return f"{array.dtype} {array.shape} on {where}"

@@ -22,7 +22,8 @@ import numpy as np
 
 from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array
-from tensorgrad.errors import CommError, DeviceError
+from tensorgrad.errors import ArgumentError, CommError, DeviceError
+from tensorgrad.parallel import watch
 from tensorgrad.parallel.agreement import by_rank
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.launch import end_all_ranks_on_error, launched_ranks, program_facts
@@ -55,20 +56,34 @@ _NCCL_DTYPES = {
 _NCCL_OPS = {"sum": 0, "max": 2, "mean": 4}
 
 
-@cache
-def world() -> Comm:
+def world(timeout: float | None = None) -> Comm:
     """Return the communicator of all ranks that mpirun started; of one rank when run alone.
 
-    The first call of a program that mpirun started starts MPI, makes an uncaught exception on
-    one rank end all ranks with its traceback, and checks that all ranks run the same code.
+    The first call of a program that mpirun started starts MPI, makes an uncaught exception or the
+    loss of one rank end all ranks, and checks that all ranks run the same code.
 
+    Args:
+        timeout: seconds; when a rank has waited so long in one call, all end and it is shown what
+            each rank does. From the first call on they are 600, None leaves them as they are.
     Raises:
+        ArgumentError: timeout is not above 0.
         CommError: mpi4py is missing or belongs to another MPI than mpirun; or the ranks run
             different versions of Python, NumPy or tensorgrad.
     """
+    if timeout is not None and not timeout > 0:
+        raise ArgumentError(f"world: timeout is {timeout}, expected seconds above 0")
+    comm, watching = _start()
+    if timeout is not None and watching is not None:
+        watching.timeout = timeout
+    return comm
+
+
+@cache
+def _start() -> tuple[Comm, watch.Watch | None]:
+    """Start MPI, once; the watch is None for one rank, or where rank 0 cannot be reached."""
     started = launched_ranks()
     if started == 1:
-        return Comm()
+        return Comm(), None
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -83,11 +98,13 @@ def world() -> Comm:
             f"{MPI.COMM_WORLD.Get_size()}; expected the mpirun that belongs to that MPI"
         )
     everyone = MPI.COMM_WORLD
-    comm = Comm(_Mpi(everyone, range(started), Progress(), _place_on_host(everyone)))
+    network = _Mpi(everyone, range(started), Progress(), _place_on_host(everyone))
+    comm = Comm(network)
     end_all_ranks_on_error(comm.rank, comm.size, comm.abort)
+    network.watch = watch.start(network, network.last)
     atexit.register(comm.leave)
     comm.agree("start", program_facts())
-    return comm
+    return comm, network.watch
 
 
 class _Mpi(Messages):
@@ -103,14 +120,20 @@ class _Mpi(Messages):
         self._failure = MPI.Exception
         self._in_place, self._max = MPI.IN_PLACE, MPI.MAX
         self._progress = progress
+        self.last = progress.last
+        self.watch: watch.Watch | None = None
         self._place = self.local_rank, self.local_size = place
+
+    def begin_call(self, call: str) -> None:
+        """Note what this rank does next with others."""
+        self.last.begin(call)
 
     def same(self, number: int) -> bool:
         """Return whether all ranks pass the same number. Here ranks wait for each other."""
         extremes = np.array([number, -number])
         with self._errors("same"):
             request = self._meeting.Iallreduce(self._in_place, extremes, self._max)
-            self._progress.wait_for(request.Test)
+            self._progress.wait_for(request.Test, meets=True)
         return bool(extremes[0] == -extremes[1])
 
     def exchange(self, text: str) -> list[str]:
@@ -127,7 +150,9 @@ class _Mpi(Messages):
         """Return the network of this rank's group; every rank calls it with its own group."""
         with self._errors("split"):
             group = self._meeting.Split(min(ranks), ranks.index(self.rank))
-        return _Mpi(group, [self.ranks[rank] for rank in ranks], self._progress, self._place)
+        part = _Mpi(group, [self.ranks[rank] for rank in ranks], self._progress, self._place)
+        part.watch = self.watch
+        return part
 
     def connect_gpus(self, device: int) -> GpuTransport:
         """Join the ranks' GPUs with NCCL; by way of the host where ranks share a GPU."""
@@ -151,8 +176,15 @@ class _Mpi(Messages):
         unique_id = self.exchange(_nccl_unique_id().hex() if self.rank == 0 else "")[0]
         return _Nccl(self, bytes.fromhex(unique_id), device)
 
+    def leave(self) -> None:
+        """Say that this rank ends now as it should."""
+        if self.watch is not None:
+            self.watch.leave()
+
     def abort(self, status: int) -> None:
         """End all ranks, of other groups too."""
+        if self.watch is not None:
+            self.watch.leave("abort")
         self._everyone.Abort(status)
         os._exit(status)  # MPICH's Abort can come back; nothing of the program may run then
 
@@ -174,7 +206,7 @@ class _Nccl:
 
     def __init__(self, mpi: _Mpi, unique_id: bytes, device: int) -> None:
         self._mpi, self._device = mpi, device
-        self._group = _NcclStream(unique_id, mpi.rank, mpi.size, device)
+        self._group = _NcclStream(unique_id, mpi.rank, mpi.size, device, mpi.last)
         self._pairs: dict[tuple[int, int], _NcclStream] = {}
 
     def all_reduce(self, array: Array, op: str) -> Finish:
@@ -247,25 +279,26 @@ class _Nccl:
         """Return the communicator of messages from `source`, its rank 0, to `to`, its rank 1."""
         if (source, to) not in self._pairs:
             sends = source == self._mpi.rank
-            unique_id = np.frombuffer(_nccl_unique_id() if sends else bytes(128), "uint8").copy()
-            if sends:
-                self._mpi.send(unique_id, to)()
-            else:
-                self._mpi.recv(unique_id, source)()
-            stream = _NcclStream(unique_id.tobytes(), 0 if sends else 1, 2, self._device)
-            self._pairs[source, to] = stream
+            told = np.frombuffer(_nccl_unique_id() if sends else bytes(128), "uint8").copy()
+            finish = self._mpi.send(told, to) if sends else self._mpi.recv(told, source)
+            finish()
+            rank = 0 if sends else 1
+            pair = _NcclStream(told.tobytes(), rank, 2, self._device, self._mpi.last)
+            self._pairs[source, to] = pair
         return self._pairs[source, to]
 
 
 class _NcclStream:
     """One NCCL communicator and the stream of its calls."""
 
-    def __init__(self, unique_id: bytes, rank: int, size: int, device: int) -> None:
+    def __init__(
+        self, unique_id: bytes, rank: int, size: int, device: int, last: watch.LastCall
+    ) -> None:
         from cupy.cuda import nccl
 
         cuda = backend.cupy.cuda
         self._failure = nccl.NcclError
-        self._device = device
+        self._device, self._last = device, last
         with cuda.Device(device):
             self._nccl = nccl.NcclCommunicator(size, unique_id, rank)
             self._stream = cuda.Stream(non_blocking=True)
@@ -292,6 +325,7 @@ class _NcclStream:
             raise CommError(f"{op}: NCCL fails with {error}") from error
         done = cuda.Event(disable_timing=True)
         done.record(self._stream)
+        self._last.event = done
 
         def finish(held: tuple[Array, ...] = arrays) -> None:
             cuda.get_current_stream(self._device).wait_event(done)

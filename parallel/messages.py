@@ -21,13 +21,16 @@ from tensorgrad import dtypes
 from tensorgrad.backend import Array
 from tensorgrad.errors import CommError
 from tensorgrad.parallel.agreement import digest
+from tensorgrad.parallel.arguments import as_bytes
 from tensorgrad.parallel.transport import Finish
+from tensorgrad.parallel.watch import LastCall
 
 Transfer = Iterator[None]
 Requests = list[Any]  # of mpi4py
 
 # Arrays are reduced in parts, which stay in the cache.
 _PART_BYTES = 4 << 20
+_SMALL_BYTES = 4096
 # A message is shorter than the 2^31 bytes that MPI allowed before version 4.
 _MESSAGE_BYTES = 1 << 30
 # A rank asks so often whether a transfer is done before it sleeps, in seconds, between questions.
@@ -66,35 +69,50 @@ class _Task:
 
 
 class Progress:
-    """The transfers that a rank has begun and not yet seen done, in all its groups."""
+    """The transfers that a rank has begun and not yet seen done, in all its groups.
+
+    Attributes:
+        last: what the rank does with others; here it is noted when the rank waits.
+    """
 
     def __init__(self) -> None:
         """Begin with none."""
+        self.last = LastCall()
         self._tasks: list[_Task] = []
 
-    def begin(self, transfer: Transfer) -> Finish:
-        """Start a transfer, and return how to wait until it is done."""
+    def begin(self, transfer: Transfer, meets: bool = False) -> Finish:
+        """Start a transfer, and return how to wait until it is done.
+
+        Args:
+            transfer: what to advance.
+            meets: whether it waits for another rank to come to a call.
+        """
         task = _Task(transfer)
         task.advance()
         if not task.done:
             self._tasks.append(task)
 
         def finish() -> None:
-            self.wait_for(lambda: task.done)
+            self.wait_for(lambda: task.done, meets)
             task.result()
 
         return finish
 
-    def wait_for(self, done: Callable[[], bool]) -> None:
+    def wait_for(self, done: Callable[[], bool], meets: bool) -> None:
         """Advance all transfers until `done` says so."""
-        polls = 0
-        while not done():
-            for task in self._tasks:
-                task.advance()
-            self._tasks = [task for task in self._tasks if not task.done]
-            polls += 1
-            if polls > _BUSY_POLLS:
-                time.sleep(_PAUSE)
+        polls, last = 0, self.last
+        try:
+            while not done():
+                for task in self._tasks:
+                    task.advance()
+                self._tasks = [task for task in self._tasks if not task.done]
+                polls += 1
+                if polls == _BUSY_POLLS:
+                    last.meets, last.waits_since = meets, time.monotonic()
+                if polls > _BUSY_POLLS:
+                    time.sleep(_PAUSE)
+        finally:
+            last.waits_since = None
 
 
 class Messages:
@@ -149,21 +167,21 @@ class Messages:
         return self._begin("recv", self._fetch(data, source, _SENT))
 
     def announce(self, text: str, to: int) -> Finish:
-        """Tell one rank what will be sent to it."""
-        return self._begin("send", self._deliver(_note(text), to, _ANNOUNCED))
+        """Tell one rank what will be sent to it; done when that rank has come to `recv`."""
+        return self._begin("send", self._announce(text, to), meets=True)
 
     def expect(self, text: str, source: int) -> Finish:
         """Hear what one rank announces; to finish is a CommError if it is not this text."""
-        return self._begin("recv", self._expect(text, source))
+        return self._begin("recv", self._expect(text, source), meets=True)
 
-    def _begin(self, op: str, transfer: Transfer) -> Finish:
+    def _begin(self, op: str, transfer: Transfer, meets: bool = False) -> Finish:
         def with_errors() -> Transfer:
             try:
                 yield from transfer
             except self._failure as error:
                 raise CommError(f"{op}: MPI fails with {error}") from error
 
-        return self._progress.begin(with_errors())
+        return self._progress.begin(with_errors(), meets)
 
     def _tag(self) -> int:
         self._number += 1
@@ -217,37 +235,52 @@ class Messages:
 
     def _reduce_scatter(self, pieces: Array, out: Array, op: str, tag: int) -> Transfer:
         step = max(1, _PART_BYTES // (pieces.itemsize * self.size))
+        rows = np.empty((self.size, min(step, out.size)), out.dtype)
         for begin in range(0, out.size, step):
             part = pieces[:, begin : begin + step]
-            yield from self._reduce(list(part), out[begin : begin + step], op, tag)
+            yield from self._reduce(list(part), out[begin : begin + step], rows, op, tag)
 
     def _all_reduce(self, flat: Array, op: str, tag: int) -> Transfer:
+        if flat.nbytes <= _SMALL_BYTES:  # each rank adds up all: one message takes less than two
+            rows = np.empty((self.size, flat.size), flat.dtype)
+            yield from self._reduce([flat] * self.size, flat, rows, op, tag)
+            return
+        longest = min(_PART_BYTES // flat.itemsize, flat.size)
+        rows = np.empty((self.size, -(-longest // self.size)), flat.dtype)
         for part in _parts(flat, _PART_BYTES):
             pieces = np.array_split(part, self.size)
             mine = pieces[self.rank]
-            yield from self._reduce(pieces, mine, op, tag)
-            requests = [
-                each for r in self._others() for each in self._recv(_bytes(pieces[r]), r, tag)
-            ]
+            yield from self._reduce(pieces, mine, rows, op, tag)
+            requests: Requests = []
             for r in self._others():
-                requests += self._send(_bytes(mine), r, tag)
+                requests += self._recv(as_bytes(pieces[r]), r, tag)
+            for r in self._others():
+                requests += self._send(as_bytes(mine), r, tag)
             yield from self._finished(requests)
 
-    def _reduce(self, pieces: list[Array], out: Array, op: str, tag: int) -> Transfer:
-        """Reduce piece r of all ranks into `out` of rank r."""
-        rows = np.empty((self.size, out.size), out.dtype)
-        requests = [each for r in self._others() for each in self._recv(_bytes(rows[r]), r, tag)]
+    def _reduce(self, pieces: list[Array], out: Array, rows: Array, op: str, tag: int) -> Transfer:
+        """Reduce piece r of all ranks into `out` of rank r; `rows` has room for one a rank."""
+        rows = rows[:, : out.size]
+        requests: Requests = []
         for r in self._others():
-            requests += self._send(_bytes(pieces[r]), r, tag)
+            requests += self._recv(as_bytes(rows[r]), r, tag)
+        for r in self._others():
+            requests += self._send(as_bytes(pieces[r]), r, tag)
         rows[self.rank] = pieces[self.rank]
         yield from self._finished(requests)
-        total = rows[0].astype(dtypes.compute_dtype(out.dtype))
+        wide = dtypes.compute_dtype(out.dtype)
+        total = out if wide == out.dtype else np.empty(out.shape, wide)
         with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN are results like others
-            for row in rows[1:]:
+            _ADD[op](rows[0], rows[1], out=total, dtype=wide)
+            for row in rows[2:]:
                 _ADD[op](total, row, out=total)
             if op == "mean":
                 np.divide(total, self.size, out=total)
-            out[...] = total
+            if total is not out:
+                out[...] = total
+
+    def _announce(self, text: str, to: int) -> Transfer:
+        yield from self._finished([self._group.Issend(_note(text), to, _ANNOUNCED)])
 
     def _expect(self, text: str, source: int) -> Transfer:
         found, expected = np.empty(_ANNOUNCEMENT, "uint8"), _note(text)
@@ -276,10 +309,6 @@ def _parts(flat: Array, length: int) -> Iterator[Array]:
     step = length // flat.itemsize
     for begin in range(0, flat.size, step):
         yield flat[begin : begin + step]
-
-
-def _bytes(flat: Array) -> Array:
-    return flat.view("uint8")
 
 
 def _address(array: Array) -> int:

@@ -58,6 +58,9 @@ class Network(Transport, Protocol):
     local_rank: int
     local_size: int
 
+    def begin_call(self, call: str) -> None:
+        """Note what this rank does next with others."""
+
     def same(self, number: int) -> bool:
         """Return, on all ranks alike, whether all ranks pass the same number of 62 bits."""
 
@@ -65,7 +68,7 @@ class Network(Transport, Protocol):
         """Return the texts of all ranks."""
 
     def announce(self, text: str, to: int) -> Finish:
-        """Tell one rank what will be sent to it."""
+        """Tell one rank what will be sent to it; done when that rank has come to `recv`."""
 
     def expect(self, text: str, source: int) -> Finish:
         """Hear what one rank announces; to finish is a CommError if it is not this text."""
@@ -75,6 +78,9 @@ class Network(Transport, Protocol):
 
     def connect_gpus(self, device: int) -> GpuTransport:
         """Return what carries the arrays of GPU `device`; every rank calls it."""
+
+    def leave(self) -> None:
+        """Say that this rank ends now as it should."""
 
     def abort(self, status: int) -> None:
         """End all ranks at once."""
