@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from tensorgrad.data.corpus import Corpus, prepare
+from tensorgrad.data.labelled import LabelledTexts, hold_out, read_labelled
+from tensorgrad.data.labelled_loader import LabelledLoader
 from tensorgrad.data.loader import TokenLoader
+from tensorgrad.data.reviews import reviews
 from tensorgrad.data.split import Split, plan_split
 from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.data.tokens import TokenFile, token_dtype, write_tokens
+from tensorgrad.data.words import WordVocabulary, read_vectors, split_words
 
 __all__ = [
     "END_OF_TEXT",
     "Corpus",
+    "LabelledLoader",
+    "LabelledTexts",
     "Split",
     "TokenFile",
     "TokenLoader",
     "Tokenizer",
+    "WordVocabulary",
     "documents",
     "fingerprint",
+    "hold_out",
     "plan_split",
     "prepare",
+    "read_labelled",
+    "read_vectors",
+    "reviews",
+    "split_words",
     "token_dtype",
     "write_tokens",
 ]

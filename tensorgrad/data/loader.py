@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tensorgrad.data.tokens import TokenFile, Tokens
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
+Item = TypeVar("Item")
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 _ROUNDS = 12  # fewer leave a trace in epochs of ten windows
@@ -119,20 +120,9 @@ class TokenLoader:
     def iterate(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield batch(start_step), batch(start_step + 1), ... without end.
 
-        A thread reads two batches ahead. Closing the iterator, or letting go of it, ends the
-        thread; what goes wrong in the thread is raised here.
+        A thread reads two batches ahead; see `read_ahead`.
         """
-        pool = ThreadPoolExecutor(1, thread_name_prefix="TokenLoader")
-        step = start_step
-        ahead: deque[Future[Batch]] = deque()
-        try:
-            while True:
-                while len(ahead) <= _AHEAD:
-                    ahead.append(pool.submit(self.batch, step))
-                    step += 1
-                yield ahead.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        return read_ahead(self.batch, start_step)
 
     def evaluation_batches(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield windows side by side from the first token on, each once, in the file's order.
@@ -169,6 +159,25 @@ class TokenLoader:
             x[row] = self._tokens[start : start + self._context]
             y[row] = self._tokens[start + 1 : start + 1 + self._context]
         return x, y
+
+
+def read_ahead(batch_of: Callable[[int], Item], start_step: int = 0) -> Iterator[Item]:
+    """Yield batch_of(start_step), batch_of(start_step + 1), ... without end, made in a thread.
+
+    It is two batches ahead. Closing the iterator, or letting go of it, ends the thread; what goes
+    wrong in the thread is raised here.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="read_ahead")
+    step = start_step
+    ahead: deque[Future[Item]] = deque()
+    try:
+        while True:
+            while len(ahead) <= _AHEAD:
+                ahead.append(pool.submit(batch_of, step))
+                step += 1
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _keys(seed: int, epoch: _Numbers) -> _Numbers:

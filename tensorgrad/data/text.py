@@ -102,6 +102,23 @@ def read_text(path: str | os.PathLike[str]) -> str:
     return "".join(_chunks(Path(path)))
 
 
+def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, decompressed if it ends in .gz or .xz, without their ends.
+
+    Lines end at line feeds (or those after a carriage return) alone: text may hold U+2028. The
+    file is read bit by bit.
+
+    Raises:
+        DataError: it is missing, damaged or not UTF-8.
+    """
+    rest = ""
+    for chunk in _chunks(Path(path)):
+        *lines, rest = (rest + chunk).split("\n")
+        yield from (line.removesuffix("\r") for line in lines)
+    if rest:
+        yield rest.removesuffix("\r")
+
+
 def _some(texts: Iterator[str], name: str) -> Iterator[str]:
     """Yield the texts; raise DataError if there are none."""
     text = None
@@ -244,20 +261,34 @@ def _dataset_documents(name: str, column: str | None) -> Iterator[str]:
             "'hf:NAME:CONFIG:SPLIT' or 'hf:NAME::SPLIT'"
         )
     config, split = (*options, "", "")[:2]
+    data = load_dataset("documents", name, path, config, split or "train")
+    column = _text_column(name, data, column)
+    batches = data.select_columns([column]).iter(batch_size=1000)
+    return (text for batch in batches for text in batch[column] if text)
+
+
+def load_dataset(op: str, source: str, path: str, config: str, split: str | None) -> Any:
+    """Return one split of a Hugging Face data set, or a mapping of all.
+
+    Args:
+        op, source: for errors: who asks, and what the user said.
+        path: its name, or a folder.
+        config: "" for the only one.
+        split: such as "train"; None for all.
+    Raises:
+        DataError: the datasets package is missing, or it cannot load this.
+    """
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise DataError(
-            f"documents: source has {name!r}, which needs the datasets package: "
+            f"{op}: source has {source!r}, which needs the datasets package: "
             "pip install 'tensorgrad[text]'"
         ) from error
     try:
-        data = datasets.load_dataset(path, config or None, split=split or "train")
+        return datasets.load_dataset(path, config or None, split=split)
     except Exception as error:  # network, names, formats: the library raises nearly anything
-        raise DataError(f"documents: cannot load {name!r}: {error}") from error
-    column = _text_column(name, data, column)
-    batches = data.select_columns([column]).iter(batch_size=1000)
-    return (text for batch in batches for text in batch[column] if text)
+        raise DataError(f"{op}: cannot load {source!r}: {error}") from error
 
 
 def _text_column(name: str, data: Any, column: str | None) -> str:

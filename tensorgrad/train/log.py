@@ -10,6 +10,8 @@ from typing import Any
 
 Record = Mapping[str, Any]
 
+_NOT_OTHERS = {"step", "loss", "validation_loss", "lr", "gradient_norm"}
+
 
 class MetricsLog:
     """metrics.jsonl: one JSON object a line, in the order of steps.
@@ -51,7 +53,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def plot_losses(records: Sequence[Record], path: Path) -> bool:
-    """Draw training and validation loss over steps into a PNG.
+    """Draw training and validation loss over steps into a PNG, and beside them other measures.
+
+    Whatever else an evaluation measured, such as the accuracy, has an axis of its own.
 
     Returns:
         False where matplotlib is not installed: nothing was drawn.
@@ -68,10 +72,19 @@ def plot_losses(records: Sequence[Record], path: Path) -> bool:
         if points:
             axes.plot(*zip(*points, strict=True), linewidth=width, label=key.replace("_", " "))
     axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
+    axes.set_ylabel("loss (nats)")
     axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend()
+    others = dict.fromkeys(key for r in records for key in r if key not in _NOT_OTHERS)
+    lines = list(axes.lines)
+    if others:
+        right = axes.twinx()
+        right.set_ylabel(", ".join(others))
+        for number, key in enumerate(others, len(lines)):
+            points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
+            color, name = f"C{number}", key.replace("_", " ")
+            lines += right.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
+    if lines:
+        axes.legend(handles=lines)
     temporary = path.with_name(f".{path.name}.tmp")
     FigureCanvasAgg(figure).print_png(str(temporary))
     os.replace(temporary, path)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,22 @@ def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
     assert plot_losses(RECORDS, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert plot_losses([], tmp_path / "empty.png")
+
+
+def test_other_measures_are_drawn_too(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    other: list[dict[str, Any]] = [
+        {**RECORDS[0], "accuracy": 0.5},
+        *RECORDS[1:],
+        {"step": 5, "accuracy": 0.9},
+    ]
+    pictures = []
+    runs: list[list[dict[str, Any]]] = [[*RECORDS], other, [*other, {"step": 5, "accuracy": None}]]
+    for records in runs:
+        plot_losses(records, tmp_path / "loss.png")
+        pictures.append((tmp_path / "loss.png").read_bytes())
+    assert pictures[0] != pictures[1]
+    assert pictures[1] == pictures[2]
 
 
 def test_without_matplotlib_there_is_no_picture(

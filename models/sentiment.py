@@ -1,0 +1,274 @@
+"""Classifiers of short texts: the mean of word vectors, and a small transformer.
+
+Texts come as rows of tokens, filled up on the right, with their lengths. What stands beyond the
+length of a row has no influence on its result, whatever token it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend, ops
+from tensorgrad.autograd import assign, no_grad
+from tensorgrad.backend import Array
+from tensorgrad.data.labelled_loader import pad
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.nn import (
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Module,
+    ModuleList,
+    Parameter,
+    TransformerBlock,
+    init,
+)
+from tensorgrad.ops.operand import integer_array
+from tensorgrad.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """What both classifiers are told.
+
+    Args:
+        vocab_size: V, the number of tokens.
+        classes: how many.
+        width: C, of the word vectors.
+        dropout: probability with which an activation is dropped in training, in [0, 1).
+        word_dropout: probability with which a whole word is left out in training, in [0, 1).
+    Raises:
+        ArgumentError: a size is out of its range.
+    """
+
+    vocab_size: int
+    classes: int = 2
+    width: int = 100
+    dropout: float = 0.3
+    word_dropout: float = 0.3
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        for field, value in vars(self).items():
+            if isinstance(value, float):
+                if not 0 <= value < 1:
+                    raise ArgumentError(f"{name}: {field} is {value}, expected 0 to below 1")
+            elif value < (least := 0 if field == "layers" else 1):
+                raise ArgumentError(f"{name}: {field} is {value}, expected {least} or more")
+
+
+@dataclass(frozen=True)
+class MeanConfig(ClassifierConfig):
+    """The sizes of a MeanClassifier.
+
+    Args:
+        layers: hidden layers between the mean and the classes, 0 or more.
+        hidden: their width.
+    """
+
+    layers: int = 1
+    hidden: int = 100
+
+
+@dataclass(frozen=True)
+class TransformerConfig(ClassifierConfig):
+    """The sizes of a TransformerClassifier.
+
+    Args:
+        context: T, how many tokens the model can see.
+        layers: blocks.
+        heads: of the attention; they divide the width.
+    Raises:
+        ArgumentError: a size is out of its range, or heads do not divide the width.
+    """
+
+    width: int = 128
+    context: int = 64
+    layers: int = 2
+    heads: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ArgumentError(
+                f"TransformerConfig: width is {self.width}, expected a multiple of heads, "
+                f"{self.heads}"
+            )
+
+
+class Classifier(Module):
+    """Base of models that say which class a text belongs to: a subclass makes features of it.
+
+    Attributes:
+        config: the sizes.
+        words: Embedding(V, C).
+        output: Linear(width of the features, classes).
+    """
+
+    config: ClassifierConfig
+    words: Embedding
+    output: Linear
+
+    def features(self, tokens: Array, share: Array) -> Tensor:
+        """Return (B, any width).
+
+        Args:
+            tokens: (B, T).
+            share: (B, T), the share of each word in the mean of its text, 0 for what is not seen.
+        """
+        raise NotImplementedError
+
+    def forward(self, tokens: Any, lengths: Any, labels: Any = None) -> Tensor:
+        """Return the logits of the classes, or the mean loss when labels are given.
+
+        Args:
+            tokens: (B, T) integers in [0, V).
+            lengths: (B,) integers from 0 to T: the rest of a row is padding. A text without any
+                token gets the features 0.
+            labels: (B,) integers from 0 to classes - 1.
+        Returns:
+            (B, classes); or the mean negative log-likelihood of the labels, a scalar.
+        Raises:
+            ShapeError: shapes do not fit as above.
+            ArgumentError, DtypeError, DeviceError: see `ops.embedding` and `ops.cross_entropy`.
+        """
+        name = type(self).__name__
+        ids = integer_array(name, "tokens", tokens)
+        counts = integer_array(name, "lengths", lengths)
+        if ids.ndim != 2 or counts.shape != ids.shape[:1]:
+            raise ShapeError(
+                f"{name}: tokens have shape {ids.shape} and lengths {counts.shape}, expected "
+                "(B, T) and (B,)"
+            )
+        backend.same_device(name, ("tokens", "lengths"), (ids, counts))
+        logits: Tensor = self.output(self.features(ids, self._shares(ids, counts)))
+        return logits if labels is None else ops.cross_entropy(logits, labels)
+
+    def use_vectors(self, rows: Sequence[int], vectors: np.ndarray[Any, Any]) -> None:
+        """Set rows of the table of words, (rows, C), before training."""
+        table = self.words.weight
+        with no_grad():
+            assign(table, np.asarray(rows), backend.asarray_like(vectors, table.data))
+
+    @property
+    def device(self) -> str:
+        """Where the parameters are."""
+        return self.output.weight.device
+
+    def _shares(self, tokens: Array, lengths: Array) -> Array:
+        """Return (B, T): 1 / their number for the words of a text that are kept, 0 elsewhere."""
+        xp = backend.namespace(tokens)
+        seen = (xp.arange(tokens.shape[1]) < lengths[:, None]).astype(np.float32)
+        kept = ops.dropout(seen, self.config.word_dropout, self.training).data
+        return kept / xp.maximum(kept.sum(1, keepdims=True), np.float32(1e-6))
+
+
+class MeanClassifier(Classifier):
+    """The mean of the word vectors of a text, then a feed-forward network.
+
+    logits = W_n relu(... relu(W_1 mean + b_1) ...) + b_n
+
+    Attributes:
+        hidden: the layers before the last.
+    Source: Iyyer et al. 2015, "Deep unordered composition rivals syntactic methods for text
+        classification", sections 3 (deep averaging) and 3.1 (word dropout).
+    """
+
+    config: MeanConfig
+
+    def __init__(self, config: MeanConfig) -> None:
+        self.config = config
+        self.words = _word_table(config)
+        widths = [config.width] + [config.hidden] * config.layers
+        self.hidden = ModuleList(Linear(*pair) for pair in pairwise(widths))
+        self.output = Linear(widths[-1], config.classes)
+        self.dropout = Dropout(config.dropout)
+
+    def features(self, tokens: Array, share: Array) -> Tensor:
+        """Return (B, hidden); see `Classifier.features`."""
+        x: Tensor = self.dropout(_mean(self.words(tokens), share))
+        for layer in self.hidden:
+            x = self.dropout(ops.relu(layer(x)))
+        return x
+
+
+class TransformerClassifier(Classifier):
+    """Pre-norm transformer blocks in which each word sees all others, then the mean of them.
+
+    Attributes:
+        positions: (T, C), one vector for each place.
+        blocks: the transformer blocks.
+        norm: LayerNorm after the last of them.
+    """
+
+    config: TransformerConfig
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.config = config
+        self.words = _word_table(config)
+        self.positions = Parameter(np.empty((config.context, config.width), np.float32))
+        init.normal_(self.positions, 0.0, 0.02)
+        self.blocks = ModuleList(
+            TransformerBlock(config.width, config.heads, dropout=config.dropout, causal=False)
+            for _ in range(config.layers)
+        )
+        self.norm = LayerNorm(config.width)
+        self.output = Linear(config.width, config.classes)
+        self.dropout = Dropout(config.dropout)
+
+    def features(self, tokens: Array, share: Array) -> Tensor:
+        """Return (B, C); see `Classifier.features`."""
+        if tokens.shape[1] > self.config.context:
+            raise ShapeError(
+                f"TransformerClassifier: tokens have {tokens.shape[1]} columns, expected at most "
+                f"{self.config.context} (the context)"
+            )
+        x: Tensor = self.dropout(self.words(tokens, self.positions))
+        seen = (share > 0)[:, None, None]
+        for block in self.blocks:
+            x = block(x, seen)
+        y: Tensor = self.dropout(_mean(self.norm(x), share))
+        return y
+
+
+def class_probabilities(
+    model: Classifier, rows: Sequence[Sequence[int]], longest: int | None = None, batch: int = 64
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return (texts, classes): how likely each class is, for the token ids of some texts.
+
+    Args:
+        model: its mode (train or eval) is the same afterwards.
+        rows: the token ids of each text.
+        longest: cut texts after so many tokens.
+        batch: texts at a time.
+    """
+    mode = model.training
+    model.eval()
+    parts = [np.empty((0, model.config.classes), np.float32)]
+    try:
+        with no_grad():
+            for first in range(0, len(rows), batch):
+                arrays = pad(rows[first : first + batch], longest)
+                logits = model(*(backend.to_device(array, model.device) for array in arrays))
+                parts.append(ops.softmax(logits.astype("float32")).numpy())
+    finally:
+        model.train(mode)
+    return np.concatenate(parts)
+
+
+def _word_table(config: ClassifierConfig) -> Embedding:
+    table = Embedding(config.vocab_size, config.width)
+    init.normal_(table.weight, 0.0, 0.1)
+    return table
+
+
+def _mean(x: Tensor, share: Array) -> Tensor:
+    """Return the sum over T of x (B, T, C), each word times its share."""
+    shares = Tensor(share.astype(x.dtype, copy=False))
+    return ops.matmul(shares[:, None], x)[:, 0]

@@ -1,0 +1,239 @@
+"""Texts with a label each: from tab-separated files, Hugging Face data sets, or made by rules."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.data.reviews import reviews
+from tensorgrad.data.text import load_dataset, read_lines
+from tensorgrad.errors import ArgumentError, DataError
+
+Labels = np.ndarray[Any, np.dtype[np.int32]]
+
+REVIEWS = (2000, 400)  # for training and validation
+TEXT_COLUMNS = ("sentence", "text")  # tried in this order where none is named
+
+_PARTS = {"train": ("train",), "validation": ("dev", "validation", "valid", "val")}
+_PACKED = ("", ".gz", ".xz")
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts, and for each the number of its class."""
+
+    texts: list[str]
+    labels: Labels
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self.texts)
+
+    def __getitem__(self, rows: Sequence[int]) -> LabelledTexts:
+        """Return the texts with these numbers."""
+        return LabelledTexts([self.texts[row] for row in rows], self.labels[list(rows)])
+
+    @property
+    def digest(self) -> str:
+        """A text that is equal for equal texts with equal labels."""
+        digest = hashlib.sha256(self.labels.astype("<i4").tobytes())
+        for text in self.texts:
+            digest.update(f"{text}\0".encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def read_labelled(
+    source: str,
+    part: str,
+    *,
+    text_column: str | None = None,
+    label_column: str = "label",
+    classes: int = 2,
+) -> LabelledTexts:
+    """Return the labelled texts of a source.
+
+    Args:
+        source: one of
+            a folder with train.tsv and dev.tsv (or validation.tsv), plain UTF-8 or .gz or .xz: a
+            line with the names of the columns, then a line for each text, tabs between columns,
+            no quotes;
+            `hf:NAME[:CONFIG]`: a Hugging Face data set with the splits train and validation,
+            which needs the datasets package;
+            `reviews`: sentences about films, made by rules.
+        part: "train" or "validation".
+        text_column: the name of the column; by default "sentence", "text", or the only column
+            beside the labels.
+        label_column: the name of the column of labels, which are 0 to classes - 1.
+        classes: how many.
+    Raises:
+        ArgumentError: the source has a wrong form, or there is no such part.
+        DataError: a file, a column or a text is missing, or a label is not one of the classes.
+    """
+    if part not in _PARTS:
+        raise ArgumentError(f"read_labelled: part is {part!r}, expected one of {list(_PARTS)}")
+    if source == "reviews":
+        return _made(part)
+    if source.startswith("hf:"):
+        name, rows = _dataset_rows(source, part, text_column, label_column)
+    else:
+        path = _path(Path(source), part)
+        name, rows = str(path), _file_rows(path, text_column, label_column)
+    texts, labels = [], []
+    for place, text, label in rows:
+        texts.append(text)
+        labels.append(_class(label, classes, f"{name}: {place}", label_column))
+    if not texts:
+        raise DataError(f"read_labelled: {name} has no texts, expected some")
+    return LabelledTexts(texts, np.array(labels, np.int32))
+
+
+def hold_out(
+    data: LabelledTexts, share: float, seed: int = 0
+) -> tuple[LabelledTexts, LabelledTexts]:
+    """Split into texts to train on and whole sentences to measure with.
+
+    A text may be a phrase of another one, as in SST-2: then words of the one were seen when the
+    other is measured. So a share of those texts is chosen that are part of no other, and left out
+    of training are these and the phrases that only they contain. Measured is with them alone.
+
+    Args:
+        data: what to split.
+        share: of the whole sentences, between 0 and 1.
+        seed: chooses them, 0 to 2^64 - 1.
+    Returns:
+        What is left for training, and what was held out.
+    Raises:
+        ArgumentError: share is not between 0 and 1.
+        DataError: one of the two would be empty.
+    """
+    if not 0 < share < 1:
+        raise ArgumentError(f"hold_out: share is {share}, expected between 0 and 1")
+    owners = sentences_of(data.texts)
+    whole = sorted({row for rows in owners for row in rows})
+    order = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(len(whole))
+    held = {whole[i] for i in np.argsort(order, kind="stable")[: round(share * len(whole))]}
+    kept = [row for row, rows in enumerate(owners) if not held.issuperset(rows)]
+    if not kept or not held:
+        raise DataError(
+            f"hold_out: data has {len(whole)} sentences, of which {len(held)} would be held out; "
+            "expected some on either side"
+        )
+    return data[kept], data[sorted(held)]
+
+
+def sentences_of(texts: Sequence[str]) -> list[list[int]]:
+    """Return for each text the numbers of the texts that contain it and are part of no other.
+
+    Words are what stands between spaces. A text that is part of no other contains itself; of
+    equal ones the first stands for all.
+    """
+    order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+    padded = [f" {' '.join(text.split())} " for text in texts]
+    having: dict[str, list[int]] = {}  # word -> whole sentences with it
+    owners: list[list[int]] = [[] for _ in texts]
+    for row in order:
+        words = set(texts[row].split())
+        candidates = [having.get(word, []) for word in words]
+        fewest = min(candidates, key=len, default=[])
+        owners[row] = [whole for whole in fewest if padded[row] in padded[whole]]
+        if not owners[row]:
+            owners[row] = [row]
+            for word in words:
+                having.setdefault(word, []).append(row)
+    return owners
+
+
+def _made(part: str) -> LabelledTexts:
+    made = list(reviews(sum(REVIEWS)))
+    made = made[: REVIEWS[0]] if part == "train" else made[REVIEWS[0] :]
+    return LabelledTexts(
+        [text for text, _ in made], np.array([label for _, label in made], np.int32)
+    )
+
+
+def _path(folder: Path, part: str) -> Path:
+    """Return the file of a part."""
+    if not folder.is_dir():
+        raise DataError(
+            f"read_labelled: source has {str(folder)!r}, which is no folder; expected one with "
+            "train.tsv and dev.tsv, 'hf:NAME' or 'reviews'"
+        )
+    names = [f"{stem}.tsv{packed}" for stem in _PARTS[part] for packed in _PACKED]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise DataError(f"read_labelled: {folder} has none of {', '.join(names)}; expected one")
+    return path
+
+
+def _file_rows(
+    path: Path, text_column: str | None, label_column: str
+) -> Iterator[tuple[str, str, str]]:
+    """Yield place, text and label of each line after the first."""
+    lines = read_lines(path)
+    first = next(lines, "")
+    if not first:
+        raise DataError(f"read_labelled: {path} is empty, expected a line with names of columns")
+    columns = first.split("\t")
+    text, label = _columns(str(path), columns, text_column, label_column)
+    for number, line in enumerate(lines, 2):
+        cells = line.split("\t")
+        if len(cells) != len(columns):
+            raise DataError(
+                f"read_labelled: {path}: line {number} has {len(cells)} columns, expected "
+                f"{len(columns)}"
+            )
+        yield f"line {number}", cells[text].strip(), cells[label]
+
+
+def _columns(
+    name: str, columns: Sequence[str], text_column: str | None, label_column: str
+) -> tuple[int, int]:
+    """Return the numbers of the columns of texts and labels."""
+    others = [column for column in columns if column != label_column]
+    if text_column is None and len(others) == 1:
+        text_column = others[0]
+    if text_column is None:
+        text_column = next((one for one in TEXT_COLUMNS if one in others), None)
+    if label_column not in columns or text_column not in others:
+        texts = "one of texts" if text_column is None else repr(text_column)
+        raise DataError(
+            f"read_labelled: {name} has the columns {list(columns)}, expected {label_column!r} "
+            f"and {texts}"
+        )
+    return columns.index(text_column), columns.index(label_column)
+
+
+def _class(label: Any, classes: int, place: str, column: str) -> int:
+    """Return a label as a number."""
+    try:
+        number = int(label)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number < classes:
+        expected = "0 or 1" if classes == 2 else f"0 to {classes - 1}"
+        raise DataError(f"read_labelled: {place} has {column} {label!r}, expected {expected}")
+    return number
+
+
+def _dataset_rows(
+    source: str, part: str, text_column: str | None, label_column: str
+) -> tuple[str, Iterator[tuple[str, str, Any]]]:
+    path, *options = source.removeprefix("hf:").split(":")
+    if not path or len(options) > 1:
+        raise ArgumentError(
+            f"read_labelled: source has {source!r}, expected 'hf:NAME' or 'hf:NAME:CONFIG'"
+        )
+    data = load_dataset("read_labelled", source, path, "".join(options), part)
+    columns = list(data.features)
+    text, label = _columns(source, columns, text_column, label_column)
+    texts, labels = data[columns[text]], data[columns[label]]
+    rows = (
+        (f"row {row} of {part}", str(one).strip(), other)
+        for row, (one, other) in enumerate(zip(texts, labels, strict=True))
+    )
+    return source, rows

@@ -1,0 +1,163 @@
+"""Words as tokens: a rule for what a word is, a vocabulary, and vectors of words from a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.data.text import read_lines, read_text
+from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.files import replacing
+
+# As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.
+_WORD = re.compile(
+    r"[^\W\d_]+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b"
+    r"|\w+(?:[-.,/]\w+|'(?!(?:s|re|ve|ll|d|m)\b)\w+)*"
+    r"|\.\.+|--+|``|''|[!?]+|[^\w\s]"
+)
+_FORMAT = 1
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words and punctuation marks of a text, in lower case."""
+    return _WORD.findall(text.lower())
+
+
+class WordVocabulary:
+    """A token for each word of a list, and token 0 for all others.
+
+    Args:
+        words: all different; word i has the id i + 1.
+    Raises:
+        DataError: there is no word, or one is there twice.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self._ids = {word: number for number, word in enumerate(self.words, 1)}
+        if not self.words or len(self._ids) < len(self.words):
+            raise DataError(
+                f"WordVocabulary: words has {len(self.words)} words, {len(self._ids)} of them "
+                "different, expected one or more, all different"
+            )
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, at_least: int = 1) -> WordVocabulary:
+        """Take the most frequent words of some texts; of equally frequent ones, the first.
+
+        Args:
+            texts: see `split_words`.
+            vocab_size: at most so many tokens, that for other words included; 2 or more.
+            at_least: leave out words that occur less often.
+        Raises:
+            ArgumentError: vocab_size is below 2, or at_least below 1.
+            DataError: no word is left.
+        """
+        if vocab_size < 2:
+            raise ArgumentError(f"WordVocabulary: vocab_size is {vocab_size}, expected 2 or more")
+        if at_least < 1:
+            raise ArgumentError(f"WordVocabulary: at_least is {at_least}, expected 1 or more")
+        counts = Counter(word for text in texts for word in split_words(text))
+        common = counts.most_common(vocab_size - 1)
+        return cls([word for word, count in common if count >= at_least])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> WordVocabulary:
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: the file is missing or not such a file.
+        """
+        try:
+            found = json.loads(read_text(path))
+            version, words = found["format"], found["words"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise DataError(f"WordVocabulary.load: {path} is damaged: {error!r}") from error
+        if version != _FORMAT or not all(isinstance(word, str) for word in words):
+            raise DataError(
+                f"WordVocabulary.load: {path} has format {version!r}, expected {_FORMAT} with words"
+            )
+        return cls(words)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file that `load` reads.
+
+        Raises:
+            DataError: the file cannot be written; one that was there is unchanged.
+        """
+        try:
+            with replacing(path) as file:
+                file.write(self.to_json().encode())
+        except OSError as error:
+            raise DataError(f"WordVocabulary.save: cannot write {path}: {error}") from error
+
+    def to_json(self) -> str:
+        """Return what `save` writes; equal vocabularies give equal text."""
+        return json.dumps({"format": _FORMAT, "words": self.words}, ensure_ascii=False, indent=0)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens; ids are 0 to vocab_size - 1."""
+        return len(self.words) + 1
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of the words of each text; 0 for words that are not in the list."""
+        find = self._ids.get
+        return [[find(word, 0) for word in split_words(text)] for text in texts]
+
+
+def read_vectors(
+    path: str | os.PathLike[str], words: Sequence[str], width: int
+) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Return the vectors that a file has for some words.
+
+    Args:
+        path: UTF-8 text as GloVe publishes it, plain or .gz or .xz: a line has a word and its
+            numbers with spaces between. A first line with two whole numbers, as word2vec writes
+            it, is passed over.
+        words: wanted.
+        width: C, how many numbers a vector must have.
+    Returns:
+        (words, C), zeros where the file has no vector, and which words it has, (words,).
+    Raises:
+        DataError: the file is missing or damaged, its vectors have another width, or it has none
+            of the words.
+    """
+    row_of = {word: row for row, word in enumerate(words)}
+    vectors = np.zeros((len(words), width), np.float32)
+    found = np.zeros(len(words), bool)
+    first = 1
+    for number, line in enumerate(read_lines(path), 1):
+        if number == 1 and re.fullmatch(r"\d+ \d+", line):
+            first = 2
+            continue
+        # A few words have spaces inside, but not the first one of a file.
+        word, *numbers = line.rsplit(" ", -1 if number == first else width)
+        if len(numbers) != width:
+            raise DataError(
+                f"read_vectors: {path}: line {number} has {len(numbers)} numbers, expected "
+                f"{width}, the width of the model"
+            )
+        row = row_of.get(word)
+        if row is not None and not found[row]:
+            vectors[row] = _numbers(path, number, numbers)
+            found[row] = True
+    if not found.any():
+        raise DataError(f"read_vectors: {path} has none of the {len(words):,} words, expected some")
+    return vectors, found
+
+
+def _numbers(path: Any, line: int, numbers: list[str]) -> np.ndarray[Any, Any]:
+    try:
+        values = np.array(numbers, np.float32)
+    except ValueError as error:
+        raise DataError(f"read_vectors: {path}: line {line} is damaged: {error}") from error
+    if not np.isfinite(values).all():
+        raise DataError(f"read_vectors: {path}: line {line} has {values}, expected finite numbers")
+    return values

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples import train_sentiment
+from tensorgrad.data.labelled import read_labelled
+from tensorgrad.train import config
+from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
+from tensorgrad.train.log import read_metrics
+
+TINY = "--device cpu --width 16 --batch 32 --epochs 3 --warmup 5 --lr 0.02 --no-plot"
+KINDS = {
+    "mean": ["--hidden", "8"],
+    "transformer": [
+        *("--model", "transformer", "--layers", "1", "--heads", "2", "--tokens", "bpe"),
+        *("--vocab", "400", "--dropout", "0.1", "--word-dropout", "0"),
+    ],
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for part, name, count in (("train", "train", 320), ("validation", "dev", 100)):
+        found = read_labelled("reviews", part)
+        lines = [f"{label}\t{text}" for text, label in zip(found.texts, found.labels, strict=True)]
+        (folder / f"{name}.tsv").write_text("\n".join(["label\tsentence", *lines[:count], ""]))
+    return folder
+
+
+@pytest.fixture(params=KINDS)
+def options(request: pytest.FixtureRequest, data: Path, tmp_path: Path) -> list[str]:
+    places = ["--data", str(data), "--out", str(tmp_path / "run")]
+    return [*places, *TINY.split(), *KINDS[request.param]]
+
+
+@pytest.fixture
+def mean(data: Path, tmp_path: Path) -> list[str]:
+    return ["--data", str(data), "--out", str(tmp_path / "run"), *TINY.split()]
+
+
+def end_of(folder: Path) -> dict[str, Any]:
+    """Return what the last checkpoint holds, and the metrics."""
+    newest = load_checkpoint(list_checkpoints(folder / "checkpoints")[0])
+    assert newest.step == 30
+    arrays = {**newest.arrays("model"), **newest.arrays("optimizer")}
+    return {
+        **{name: array.tobytes() for name, array in arrays.items()},
+        "generator": newest.state["generator"],
+        "metrics": (folder / "metrics.jsonl").read_bytes(),
+    }
+
+
+def measured(folder: Path) -> list[tuple[int, float, float]]:
+    return [
+        (record["step"], record["validation_loss"], record["accuracy"])
+        for record in read_metrics(folder / "metrics.jsonl")
+        if "accuracy" in record
+    ]
+
+
+def test_it_learns_and_answers(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert train_sentiment.main([*options, "--epochs", "8"]) == 0
+    found = measured(folder)
+    assert [step for step, _, _ in found] == [10 * epoch for epoch in range(9)]
+    assert found[-1][2] > 0.8 > found[0][2]
+    assert len(list_checkpoints(folder / "checkpoints")) in (2, 3)
+    assert json.loads((folder / "config.json").read_text())["steps"] == 0
+    ask = ["--resume", str(folder), "--predict"]
+    for text, answer in (
+        ("The film is Funny, warm and tender!", "positive ("),
+        ("the plot is shallow , silly and bland", "negative ("),
+    ):
+        assert train_sentiment.main([*ask, text]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(answer)
+        assert said.endswith(f"%): {text}\n")
+
+
+def test_a_run_goes_on_as_if_nothing_had_happened(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    with caplog.at_level(logging.INFO):
+        assert train_sentiment.main(options) == 0
+        folder.rename(tmp_path / "whole")
+        assert train_sentiment.main([*options, "--stop-after", "13"]) == 0
+        assert f"--resume {folder}" in caplog.text
+        assert train_sentiment.main(["--resume", str(folder), "--stop-after", "9"]) == 0
+        assert train_sentiment.main(["--resume", str(folder), "--stop-after", "99"]) == 0
+        assert "% at the end" in caplog.records[-1].getMessage()
+    assert end_of(folder) == end_of(tmp_path / "whole")
+
+
+def test_the_accuracy_is_that_of_the_answers(mean: list[str], tmp_path: Path, data: Path) -> None:
+    assert train_sentiment.main([*mean, "--keep", "9"]) == 0
+    folder = tmp_path / "run"
+    dev = read_labelled(str(data), "validation")
+    settings = config.load(train_sentiment.Settings, folder)
+    _, loss, accuracy = min(measured(folder), key=lambda found: found[1])
+    right = [
+        train_sentiment.predict(settings, folder, text).startswith(train_sentiment.CLASSES[label])
+        for text, label in zip(dev.texts, dev.labels, strict=True)
+    ]
+    assert sum(right) / len(right) == accuracy
+    assert loss > 0
+
+
+def test_held_out_sentences_take_the_place_of_the_dev_set(
+    mean: list[str], tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (data / "dev.tsv").unlink()
+    with caplog.at_level(logging.INFO):
+        assert train_sentiment.main([*mean, "--held-out", "0.1", "--stop-after", "1"]) == 0
+    assert "286 sentences to train on, 32 to measure with" in caplog.text
+
+
+def test_vectors_begin_the_training(mean: list[str], tmp_path: Path, data: Path) -> None:
+    vectors = tmp_path / "vectors.txt"
+    words = ("funny", "dull", "unheard-of")
+    vectors.write_text("".join(f"{word} {' '.join(['3'] * 16)}\n" for word in words))
+    for more in ([], ["--vectors", str(vectors)]):
+        assert train_sentiment.main([*mean, *more, "--lr", "0", "--stop-after", "1"]) == 0
+        newest = list_checkpoints(tmp_path / "run" / "checkpoints")[0]
+        table = load_checkpoint(newest).arrays("model")["words.weight"]
+        assert (table == 3).all(1).sum() == (2 if more else 0)
+        (tmp_path / "run").rename(tmp_path / f"run-{len(more)}")
+
+
+def fails(arguments: list[str], caplog: pytest.LogCaptureFixture) -> str:
+    caplog.clear()
+    assert train_sentiment.main(arguments) == 1
+    return caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--data", "nowhere"], "source has 'nowhere', which is no folder"),
+        (["--label-column", "stars"], "expected 'stars' and"),
+        (["--text-column", "review"], "expected 'label' and 'review'"),
+        (["--epochs", "0"], "--epochs: got 0, expected 1 or more"),
+        (["--steps", "4"], "--warmup: got 5, expected less than --steps, 4"),
+        (["--dropout", "1"], "MeanConfig: dropout is 1.0, expected 0 to below 1"),
+        (["--model", "transformer", "--heads", "3"], "expected a multiple of heads, 3"),
+        (["--vectors", "none.txt"], "cannot read none.txt"),
+        (["--vectors", "a.txt", "--tokens", "bpe"], "--vectors: got --tokens bpe, expected words"),
+        (["--predict", "fine"], "--predict: got no --resume, expected the folder of a run"),
+    ],
+)
+def test_bad_options_are_named(
+    mean: list[str], more: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert message in fails([*mean, *more], caplog)
+
+
+def test_bad_labels_and_vectors_are_named(
+    mean: list[str], data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (data / "vectors.txt").write_text("film 1 2 3\n")
+    message = fails([*mean, "--vectors", str(data / "vectors.txt")], caplog)
+    assert "line 1 has 3 numbers, expected 16, the width of the model" in message
+    with (data / "dev.tsv").open("a") as file:
+        file.write("5\tfine\n")
+    assert "dev.tsv: line 102 has label '5', expected 0 or 1" in fails(mean, caplog)
+    (data / "dev.tsv").write_text("")
+    assert "dev.tsv is empty" in fails(mean, caplog)
+
+
+def test_what_contradicts_the_run_is_refused(
+    mean: list[str], tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = str(tmp_path / "run")
+    assert "has no config.json" in fails(["--resume", folder, "--predict", "fine"], caplog)
+    assert train_sentiment.main([*mean, "--stop-after", "2"]) == 0
+    assert f"{folder} holds a run" in fails(mean, caplog)
+    assert "--model is 'mean' there" in fails(
+        ["--resume", folder, "--model", "transformer"], caplog
+    )
+    assert "got ' ', expected a sentence" in fails(["--resume", folder, "--predict", " "], caplog)
+    with (data / "train.tsv").open("a") as file:
+        file.write("1\tfine\n")
+    assert "is of another data" in fails(["--resume", folder], caplog)
+    words = tmp_path / "run" / "words.json"
+    words.write_text(words.read_text().replace('"film"', '"flim"'))
+    message = fails(["--resume", folder, "--predict", "fine"], caplog)
+    assert "is of another vocabulary than" in message
