@@ -329,7 +329,8 @@ def check_memory(comm: Comm, folder: Path) -> None:
         one = found["zero 1"]
         assert one["state"] * n == one["parameters"] // size * kept
         assert one["gradients"] == one["parameters"] // size * 4
-        assert found["overlap"]["parameters"] <= found["flat"]["parameters"] * 1.5
+        most = size * 64 * len(parameters)  # each bucket may end in a gap
+        assert 0 <= found["overlap"]["parameters"] - found["flat"]["parameters"] < most
         used = sum(p.size for p in parameters.values())
         assert size * used < found["flat"]["parameters"] < size * used * 1.5
 
