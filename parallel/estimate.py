@@ -101,7 +101,6 @@ class Job:
         """Why this mesh cannot be trained, though it can be planned."""
         config, tp = self.config, self.mesh.tp
         sizes = {
-            "number of heads": config.heads,
             "hidden width": 4 * config.width,
             "table of tokens": config.rows,
         }

@@ -146,8 +146,9 @@ def divide(
     part: int,
     parts: int,
     sections: Sequence[int] | None = None,
+    units: int | None = None,
 ) -> Placement:
-    """Return the placement of one of several equal parts of a parameter.
+    """Return the placement of one of several parts of a parameter, as equal as can be.
 
     Args:
         name, shape: of the parameter in the whole model.
@@ -156,9 +157,11 @@ def divide(
         parts: how many there are.
         sections: lengths along the axis, each of which is cut for itself: a joint weight of
             queries, keys and values has three, so that every part has some heads of all three.
+        units: of so many equal units a section consists, and none is cut: 25 heads in 2 parts are
+            12 and 13. By default there are as many as parts.
     Raises:
         ArgumentError: the sections are not the axis, or there is no such part.
-        ShapeError: a section does not divide into so many parts.
+        ShapeError: a section does not divide into so many units.
     """
     if not 0 <= axis < len(shape) or not 0 <= part < parts:
         raise ArgumentError(
@@ -170,15 +173,17 @@ def divide(
         raise ArgumentError(
             f"divide: sections of {name} are {tuple(sections)}, expected a sum of {shape[axis]}"
         )
+    count, kind = (parts, "parts") if units is None else (units, "units")
+    first, last = count * part // parts, count * (part + 1) // parts
     ranges, start = [], 0
     for length in sections:
-        if length % parts:
+        if length % count:
             raise ShapeError(
                 f"divide: {name} has {length} rows on axis {axis}, expected a multiple of the "
-                f"{parts} parts"
+                f"{count} {kind}"
             )
-        share = length // parts
-        ranges.append((start + part * share, start + (part + 1) * share))
+        unit = length // count
+        ranges.append((start + first * unit, start + last * unit))
         start += length
     return Placement(name, shape, axis, tuple(ranges))
 

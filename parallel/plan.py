@@ -99,7 +99,7 @@ def _meshes(job: Job, speeds: Speeds, most: int) -> Iterator[Mesh]:
     config = job.config
     widest = min(config.heads, speeds.gpus_per_host)
     for tp in range(1, widest + 1):
-        if any(size % tp for size in (config.heads, config.rows, 4 * config.width)):
+        if any(size % tp for size in (config.rows, 4 * config.width)):
             continue
         if job.sequence and config.context % tp:
             continue

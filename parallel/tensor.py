@@ -91,8 +91,9 @@ def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = Fa
 
     Args:
         model: not cut yet, before its optimizer is made; its parameters stay the same objects.
-        comm: the ranks; their number divides heads, key and value heads, the hidden width and
-            the rows of the table of tokens.
+        comm: the ranks; their number divides the hidden width and the rows of the table of
+            tokens, and is at most that of key and value heads. Where it does not divide these,
+            some ranks have one more, and more to do.
         sequence: let each rank keep 1 / ranks of the rows between the layers: less memory, for
             as many bytes sent. The number of ranks then divides the length T of sequences. Sum
             gradients of `TensorParts.summed` over the ranks, as the strategy `TensorParallel`
@@ -146,6 +147,13 @@ def _check(model: GPT2 | TransformerLM, ranks: int) -> None:
         raise ArgumentError(
             f"tensor_parallel: model is a {type(model).__name__}, expected a GPT2 or TransformerLM"
         )
+    for number, block in enumerate(model.blocks):
+        heads = _checked_block(number, block).attention.kv_heads
+        if heads < ranks:
+            raise ArgumentError(
+                f"tensor_parallel: kv_heads of block {number} is {heads}, expected one or more "
+                f"for each of the {ranks} ranks"
+            )
     for name, size in _sizes(model):
         if size % ranks:
             more = "; see GPT2Config.vocab_multiple" if name.startswith("the table") else ""
@@ -154,28 +162,31 @@ def _check(model: GPT2 | TransformerLM, ranks: int) -> None:
             )
 
 
+def _checked_block(number: int, block: Module) -> TransformerBlock:
+    """Return the block, once it is known that it has layers that can be cut."""
+    if type(block) is not TransformerBlock:
+        raise ArgumentError(
+            f"tensor_parallel: block {number} is a {type(block).__name__}, expected a "
+            "TransformerBlock that was not cut yet"
+        )
+    layer = block.feed_forward
+    linears: list[Any] = [block.attention.qkv, block.attention.proj]
+    if isinstance(layer, FeedForward | SwiGLU):
+        linears += [layer.up, layer.down]
+    if len(linears) < 4 or any(type(each) is not Linear for each in linears):
+        raise ArgumentError(
+            f"tensor_parallel: block {number} has layers {block!r}, expected Linear ones and a "
+            "FeedForward or SwiGLU"
+        )
+    return block
+
+
 def _sizes(model: GPT2 | TransformerLM) -> Iterator[tuple[str, int]]:
-    """Yield what is cut, once it is known that it can be."""
+    """Yield what is cut into equal parts."""
     for number, block in enumerate(model.blocks):
-        where = f"of block {number}"
-        if type(block) is not TransformerBlock:
-            kind = type(block).__name__
-            raise ArgumentError(
-                f"tensor_parallel: block {number} is a {kind}, expected a TransformerBlock that "
-                "was not cut yet"
-            )
-        layer = block.feed_forward
-        linears: list[Any] = [block.attention.qkv, block.attention.proj]
-        if isinstance(layer, FeedForward | SwiGLU):
-            linears += [layer.up, layer.down]
-        if len(linears) < 4 or any(type(each) is not Linear for each in linears):
-            raise ArgumentError(
-                f"tensor_parallel: block {number} has layers {block!r}, expected Linear ones and "
-                "a FeedForward or SwiGLU"
-            )
-        yield f"heads {where}", block.attention.heads
-        yield f"kv_heads {where}", block.attention.kv_heads
-        yield f"the hidden width {where}", linears[2].weight.shape[0]
+        layer = _checked_block(number, block).feed_forward
+        assert isinstance(layer, FeedForward | SwiGLU)
+        yield f"the hidden width of block {number}", layer.up.weight.shape[0]
     yield "the table of tokens (rows)", model.tokens.weight.shape[0]
 
 

@@ -96,11 +96,15 @@ class Region:
         return self.own_numbers() if self.sequence else nullcontext()
 
     def cut(
-        self, parameter: Parameter, axis: int, sections: Sequence[int] | None = None
+        self,
+        parameter: Parameter,
+        axis: int,
+        sections: Sequence[int] | None = None,
+        units: int | None = None,
     ) -> Placement:
-        """Leave this rank's part of a parameter in its place; see `divide` for the sections."""
+        """Leave this rank's part of a parameter in its place; see `divide`."""
         comm = self.comm
-        placement = divide("", parameter.shape, axis, comm.rank, comm.size, sections)
+        placement = divide("", parameter.shape, axis, comm.rank, comm.size, sections, units)
         parameter.data = cut_box(parameter.data, placement).copy()
         parameter.grad = None
         return placement
@@ -114,23 +118,28 @@ class ColumnParallelLinear(Linear):
             layer when all ranks drew equal ones.
         region: the ranks, and whether x comes as rows of each.
         sections: lengths along y that are cut each for itself; see `divide`.
+        units: of so many the outputs, or each section, consist; the ranks have whole ones.
     Attributes:
         placements: which part of each parameter is here.
     Raises:
-        ShapeError: the outputs, or a section, are no multiple of the ranks.
+        ShapeError: the outputs, or a section, are no multiple of the ranks, or of the units.
     """
 
     def __init__(
-        self, whole: Linear, region: Region, sections: Sequence[int] | None = None
+        self,
+        whole: Linear,
+        region: Region,
+        sections: Sequence[int] | None = None,
+        units: int | None = None,
     ) -> None:
         vars(self).update(vars(whole))
         self.region = region
-        self.placements = {"weight": region.cut(self.weight, 0, sections)}
+        self.placements = {"weight": region.cut(self.weight, 0, sections, units)}
         if self.bias is not None:
-            self.placements["bias"] = region.cut(self.bias, 0, sections)
+            self.placements["bias"] = region.cut(self.bias, 0, sections, units)
 
     def forward(self, x: Any) -> Tensor:
-        """Return (B, T, outputs / ranks) for x (B, T, inputs) or, of a sequence, its own rows."""
+        """Return (B, T, the own outputs) for x (B, T, inputs) or, of a sequence, its own rows."""
         return self.inside(self.region.enter(x))
 
     def inside(self, x: Tensor) -> Tensor:
@@ -144,19 +153,20 @@ class RowParallelLinear(Linear):
     Args:
         whole: takes over its parameters and cuts the weight; as for `ColumnParallelLinear`.
         region: the ranks, and whether y goes out as rows of each.
+        units: of so many the inputs consist; the ranks have whole ones.
     Attributes:
         placements: which part of the weight is here.
     Raises:
-        ShapeError: the inputs are no multiple of the ranks.
+        ShapeError: the inputs are no multiple of the ranks, or of the units.
     """
 
-    def __init__(self, whole: Linear, region: Region) -> None:
+    def __init__(self, whole: Linear, region: Region, units: int | None = None) -> None:
         vars(self).update(vars(whole))
         self.region = region
-        self.placements = {"weight": region.cut(self.weight, 1)}
+        self.placements = {"weight": region.cut(self.weight, 1, units=units)}
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
-        """Return (B, T, outputs), or the own rows, for x (B, T, inputs / ranks), plus residual."""
+        """Return (B, T, outputs), or the own rows, for x (B, T, own inputs), plus residual."""
         return self.outside(ops.linear(x, self.weight), residual)
 
     def outside(self, y: Tensor, residual: Any = None) -> Tensor:
@@ -224,11 +234,13 @@ def _check_ids(ids: backend.Array, vocabulary: int) -> None:
 
 
 class ParallelAttention(MultiHeadAttention):
-    """Attention of which this rank has some heads.
+    """Attention of which this rank has some heads: of keys and values, and the queries of these.
+
+    Where the ranks do not divide the heads some ranks have one head of keys and values more.
 
     Args:
         whole: takes over its layers and cuts them.
-        region: the ranks.
+        region: the ranks; no more than there are heads of keys and values.
     Attributes:
         heads, kv_heads: how many of each are here.
     """
@@ -236,12 +248,14 @@ class ParallelAttention(MultiHeadAttention):
     def __init__(self, whole: MultiHeadAttention, region: Region) -> None:
         vars(self).update(vars(whole))
         self.region = region
-        width = len(whole.qkv.weight.data) // (whole.heads + 2 * whole.kv_heads)
-        sections = [width * heads for heads in (whole.heads, whole.kv_heads, whole.kv_heads)]
-        self.qkv = ColumnParallelLinear(whole.qkv, region, sections)
-        self.proj = RowParallelLinear(whole.proj, region)
-        self.heads = whole.heads // region.comm.size
-        self.kv_heads = whole.kv_heads // region.comm.size
+        units = whole.kv_heads
+        width = len(whole.qkv.weight.data) // (whole.heads + 2 * units)
+        sections = [width * heads for heads in (whole.heads, units, units)]
+        self.qkv = ColumnParallelLinear(whole.qkv, region, sections, units)
+        self.proj = RowParallelLinear(whole.proj, region, units)
+        comm = region.comm
+        self.kv_heads = units * (comm.rank + 1) // comm.size - units * comm.rank // comm.size
+        self.heads = whole.heads // units * self.kv_heads
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return the shape of x; see `MultiHeadAttention`. The cache holds the heads of here."""

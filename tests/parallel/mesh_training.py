@@ -25,23 +25,21 @@ from tests.parallel.tensor_ranks import MODELS, T, small_llama
 STEPS, ROWS, PARTS = 20, 8, 2
 Values = np.ndarray[Any, Any]
 
-# In float64 rounding hides nothing.
-TRAINED = (*MODELS, lambda: small_llama().to("float64"))
+# In float64 rounding hides nothing; two ranks have one and two of its heads of keys and values.
+TRAINED = (*MODELS, lambda: small_llama(heads=6, kv_heads=3, width=48).to("float64"))
 
 # For each number of ranks: which of these, the mesh, and how it trains.
 MESHES: dict[int, list[tuple[int, dict[str, int], dict[str, Any]]]] = {
     2: [
         (number, {"tp": 2}, {"sequence": sequence})
-        for number, sequence in ((0, False), (1, True), (2, False), (3, False), (3, True))
+        for number, sequence in ((0, False), (1, True), (2, False), (3, True))
     ],
     4: [
         (0, {"tp": 4}, {"sequence": True}),
         (3, {"dp": 2, "tp": 2}, {"sequence": True}),
-        (0, {"dp": 2, "tp": 2}, {"zero": 1, "bucket_mb": 0.01}),
         (2, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True}),
         (0, {"pp": 2, "tp": 2}, {"sequence": True}),
         (3, {"pp": 2, "tp": 2}, {"schedule": "gpipe"}),
-        (1, {"dp": 2, "pp": 2}, {"zero": 1}),
     ],
     8: [
         (0, {"dp": 2, "pp": 2, "tp": 2}, {}),

@@ -14,7 +14,7 @@ import pytest
 
 from tensorgrad import Tensor, nn, no_grad, ops, parallel, random
 from tensorgrad.amp import autocast
-from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
+from tensorgrad.errors import ArgumentError, CommError, OutOfRangeError, ShapeError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import Module
@@ -132,12 +132,14 @@ def layers() -> Iterator[tuple[Callable[[], Module], Callable[..., Module], bool
     yield lambda: nn.MultiHeadAttention(C, 8, causal=True), ParallelAttention, False
     rotary = nn.RotaryEmbedding(2)
     yield lambda: nn.MultiHeadAttention(C, 8, 4, rotary=rotary), ParallelAttention, False
+    # 5 heads of keys and values, 2 of queries each, on 2 or 4 ranks
+    yield lambda: nn.MultiHeadAttention(20, 10, 5, causal=True), ParallelAttention, False
 
 
 def check_layers(comm: Comm) -> None:
-    x, dy = draw((B, T, C)), draw((B, T, C), 1)
     for (make, cut, is_cut), sequence in product(layers(), (False, True)):
         whole = double(make())
+        x = draw((B, T, next(whole.parameters()).shape[1]))
         inputs = Tensor(x, True)
         y = whole(inputs)
         dy = draw(y.shape, 1)
@@ -402,8 +404,7 @@ def check_16_bits(comm: Comm) -> None:
 def check_errors(comm: Comm) -> None:
     ranks = comm.size
     for model, message in (
-        (small_gpt2(heads=1), f"heads of block 0 is 1, expected a multiple of the {ranks} ranks"),
-        (small_llama(kv_heads=1), "kv_heads of block 0 is 1"),
+        (small_gpt2(heads=1), f"kv_heads of block 0 is 1, expected .* of the {ranks} ranks"),
         (small_llama(hidden=25), "the hidden width of block 0 is 25"),
         (
             small_gpt2(vocab_multiple=1),
@@ -425,6 +426,10 @@ def check_errors(comm: Comm) -> None:
         model.next_logits(np.zeros((2, 8), int))
     with pytest.raises(ArgumentError, match="model is a Linear, expected a GPT2 or TransformerLM"):
         tensor_parallel(nn.Linear(2, 2), comm)  # type: ignore[arg-type]
+    other = small_gpt2()
+    other.tokens.weight.data[0, 0] = comm.rank
+    with pytest.raises(CommError, match=r"tensor_parallel: tokens.weight is .* on rank 0"):
+        tensor_parallel(other, comm)
     odd = small_gpt2()
     odd.blocks[1].feed_forward = nn.Linear(C, C)  # type: ignore[attr-defined]
     with pytest.raises(ArgumentError, match="block 1 has layers"):

@@ -119,6 +119,12 @@ def test_parts_of_a_joint_weight_have_some_of_each_section() -> None:
     assert divide("qkv", (12, 2), 0, 0, 1, (4, 4, 4)) == Placement("qkv", (12, 2))
     uneven = divide("qkv", (8, 2), 0, 1, 2, (4, 2, 2))  # fewer heads of keys and values
     assert uneven.ranges == ((2, 4), (5, 6), (7, 8))
+    shares = [divide("qkv", (20, 2), 0, i, 3, (10, 5, 5), units=5).ranges for i in range(3)]
+    assert shares == [  # of 5 heads of keys and values, 2 of queries each: 1, 2 and 2
+        ((0, 2), (10, 11), (15, 16)),
+        ((2, 6), (11, 13), (16, 18)),
+        ((6, 10), (13, 15), (18, 20)),
+    ]
     assert divide("w", (4, 6), 1, 2, 3) == Placement("w", (4, 6), 1, ((4, 6),))
     parts = [(p.piece, cut(full, p.piece)) for p in (divide("qkv", (12, 2), 0, i, 4, (4, 4, 4))
                                                      for i in range(4))]  # fmt: skip
@@ -144,6 +150,7 @@ def test_equal_boxes_are_equal() -> None:
         (lambda: divide("w", (4, 2), 0, 2, 2), "part 2 of 2, expected"),
         (lambda: divide("w", (4, 2), 2, 0, 2), "axis 2"),
         (lambda: divide("w", (5, 2), 0, 0, 2), "w has 5 rows on axis 0, expected a multiple of"),
+        (lambda: divide("w", (4, 2), 0, 0, 2, units=3), "expected a multiple of the 3 units"),
         (lambda: divide("w", (4, 2), 0, 0, 2, (2, 1)), r"are \(2, 1\), expected a sum of 4"),
         (lambda: cut(np.zeros(3), Placement("w", (4,)).piece), r"w has shape \(3,\), expected"),
         (lambda: assemble(Placement("w", (4,)).piece, []), "parts of w are none"),

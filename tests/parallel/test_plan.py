@@ -181,11 +181,13 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*mesh.split(), "--memory", "80GiB"]) == 0
     out = capsys.readouterr().out
     for words in ("on 64 GPUs", "dp 8 x pp 4 x tp 2", "optimizer state", "of 80", "tokens/s",
-                  "idle in the pipeline",
-                  "note: the number of heads is 25, no multiple of tp, 2"):  # fmt: skip
+                  "idle in the pipeline"):  # fmt: skip
         assert words in out
+    assert "note" not in out  # the 25 heads are 12 and 13
     assert main([*mesh.split(), "--memory", "2GiB"]) == 0
     assert "of 2: too much" in capsys.readouterr().out
+    assert main(["--model", "gpt2-1558M", "--tp", "3", "--batch", "512"]) == 0
+    assert "note: the hidden width is 6400, no multiple of tp, 3" in capsys.readouterr().out
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
