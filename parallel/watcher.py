@@ -131,7 +131,7 @@ class Watcher:
             self._ending = self._ending or time.monotonic() + _END
         elif word == "report":
             rank.report = said
-        elif word == "late" and self._question is None:
+        elif word == "late":
             seconds, call = said["seconds"], said["call"]
             self._ask(f"rank {number} of {self._size} has waited {seconds:.0f} s in {call}")
         elif word == "stuck":
@@ -141,7 +141,8 @@ class Watcher:
                 self._ask("the ranks wait for each other", _LOOK_AGAIN)
 
     def _ask(self, why: str, later: float = 0.0) -> None:
-        if self._question is None and self._ending is None:
+        # What is late is late, whatever comes of a question whether ranks wait for each other.
+        if self._question is None or (self._question.stuck and not later):
             stuck = {number: rank.stuck for number, rank in self._ranks.items()} if later else {}
             self._question = _Question(why, stuck, time.monotonic() + later)
 
