@@ -8,6 +8,7 @@
 all-reduce  through Comm, and NCCL (on CPUs MPI) called directly
 data        each way to add gradients beside a rank that trains alone, and PyTorch's DDP
 pipeline    each schedule beside plain model parallelism, and idle time beside its formula
+tensor      ranks that share each layer, with and without the rows, beside one rank
 zero        peak memory of each stage beside the plan's
 
 Ranks are compared with one rank that does the same work alone, at the same time as the others, so
@@ -37,7 +38,16 @@ from examples.bench import ddp
 from tensorgrad import Tensor, backend, random
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.optim import AdamW
-from tensorgrad.parallel import Comm, DataParallel, Mesh, Pipeline, Zero, world
+from tensorgrad.parallel import (
+    Comm,
+    DataParallel,
+    Mesh,
+    Pipeline,
+    Zero,
+    make_mesh,
+    mesh_ranks,
+    world,
+)
 from tensorgrad.parallel.estimate import Job, estimate
 from tensorgrad.parallel.schedule import idle_share
 from tensorgrad.train.ranks import OneProcess, Ranks
@@ -83,8 +93,7 @@ class Bench:
 
     def seconds(self, call: Step, calls: int) -> float:
         """Return the median time of a call, that of the slowest rank."""
-        for _ in range(2):
-            call()
+        call()  # the first one may have something to prepare
         windows = []
         for _ in range(self.windows):
             self.wait()
@@ -300,7 +309,32 @@ def zero(bench: Bench) -> Iterator[Line]:
         yield line
 
 
-PARTS = {"all-reduce": all_reduce, "data": data, "pipeline": pipeline, "zero": zero}
+def tensor(bench: Bench) -> Iterator[Line]:
+    """Yield one rank alone, and ranks that share each layer, with the plan's memory."""
+    comm = bench.comm
+    if comm.size == 1:
+        return
+    alone = measured(bench, "alone", partial(training_step, bench, OneProcess()))
+    yield alone
+    mesh = make_mesh(comm.size, comm.rank, tp=comm.size)
+    for sequence in (False, True):
+        ranks = mesh_ranks(comm, mesh, sequence=sequence)
+        name = "shared rows" if sequence else "shared layers"
+        line = measured(bench, name, partial(training_step, bench, ranks))
+        line["speed-up"] = alone["ms"] / line["ms"]
+        job = Job(bench.config, mesh, bench.batch, sequence=sequence, dtype=bench.dtype)
+        line["planned MB"] = estimate(job).bytes / 1e6
+        line["ratio"] = line["peak MB"] / line["planned MB"]
+        yield line
+
+
+PARTS = {
+    "all-reduce": all_reduce,
+    "data": data,
+    "pipeline": pipeline,
+    "tensor": tensor,
+    "zero": zero,
+}
 
 
 def options() -> argparse.Namespace:

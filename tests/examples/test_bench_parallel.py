@@ -22,12 +22,13 @@ def test_it_measures_every_part_and_the_plan_is_near(tmp_path: Path) -> None:
     assert list(parts["all-reduce"]) == ["0.1 MB"]
     assert list(parts["data"]) == ["alone", "naive", "flat", "overlap"]
     assert list(parts["pipeline"]) == ["alone", "model-parallel", "gpipe", "1f1b", "interleaved"]
+    assert list(parts["tensor"]) == ["alone", "shared layers", "shared rows"]
     assert list(parts["zero"]) == ["overlap", "ZeRO 1", "ZeRO 2", "ZeRO 3"]
     for part, lines in parts.items():
         for name, line in lines.items():
             assert name in printed
             assert line.get("ms", 1) > 0
-            if "planned MB" in line and part == "zero":
+            if part == "zero" or "shared" in name:
                 assert line["peak MB"] == pytest.approx(line["planned MB"], rel=0.05)
     pipeline = parts["pipeline"]
     assert pipeline["model-parallel"]["speed-up"] == 1
