@@ -82,23 +82,30 @@ class LanguageModel(Module):
         """
         return self.finish(self._run_blocks(self.embed(tokens, cache), cache), targets)
 
-    def next_logits(self, tokens: Any, cache: Cache | None = None) -> Tensor:
-        """Return the logits (B, V) of the one token after `tokens`; arguments as of `forward`."""
-        return self.finish(self._run_blocks(self.embed(tokens, cache), cache)[:, -1])
+    def next_logits(self, tokens: Any, cache: Cache | None = None, mask: Any = None) -> Tensor:
+        """Return the logits (B, V) of the one token after `tokens`.
 
-    def new_cache(self, batch: int) -> Cache:
-        """Return an empty cache for `batch` sequences as long as the context."""
+        Args:
+            tokens, cache: as for `forward`.
+            mask: (B, 1, 1, all tokens so far) bool, False for those that no other shall see, such
+                as padding; see `ops.attention`.
+        """
+        return self.finish(self._run_blocks(self.embed(tokens, cache), cache, mask)[:, -1])
+
+    def new_cache(self, batch: int, steps: int | None = None) -> Cache:
+        """Return an empty cache for `batch` sequences of `steps` tokens; default: the context."""
+        steps = self.context if steps is None else steps
         blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
-        return [block.attention.new_cache(batch, self.context) for block in blocks]
+        return [block.attention.new_cache(batch, steps) for block in blocks]
 
     @property
     def device(self) -> str:
         """Where the parameters are."""
         return next(self.parameters()).device
 
-    def _run_blocks(self, x: Tensor, cache: Cache | None) -> Tensor:
+    def _run_blocks(self, x: Tensor, cache: Cache | None, mask: Any = None) -> Tensor:
         for number, block in enumerate(self.blocks):
-            x = block(x, cache=None if cache is None else cache[number])
+            x = block(x, mask, None if cache is None else cache[number])
         return x
 
     def _checked(self, tokens: Any, cache: Cache | None) -> tuple[Tensor, int]:

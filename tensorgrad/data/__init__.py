@@ -1,4 +1,4 @@
-"""Text to tokens to batches: sources, tokenizer, token files, and a loader that can resume."""
+"""Text to tokens to batches: sources, tokenizer, token files, and loaders that can resume."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from tensorgrad.data.corpus import Corpus, prepare
 from tensorgrad.data.labelled import LabelledTexts, hold_out, read_labelled
 from tensorgrad.data.labelled_loader import LabelledLoader
 from tensorgrad.data.loader import TokenLoader
+from tensorgrad.data.pair_loader import PairLoader
+from tensorgrad.data.pairs import (
+    PairCorpus,
+    encode_pairs,
+    language_token,
+    read_pairs,
+    train_tokenizer,
+)
+from tensorgrad.data.phrases import phrases
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.split import Split, plan_split
 from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint
@@ -18,20 +27,27 @@ __all__ = [
     "Corpus",
     "LabelledLoader",
     "LabelledTexts",
+    "PairCorpus",
+    "PairLoader",
     "Split",
     "TokenFile",
     "TokenLoader",
     "Tokenizer",
     "WordVocabulary",
     "documents",
+    "encode_pairs",
     "fingerprint",
     "hold_out",
+    "language_token",
+    "phrases",
     "plan_split",
     "prepare",
     "read_labelled",
+    "read_pairs",
     "read_vectors",
     "reviews",
     "split_words",
     "token_dtype",
+    "train_tokenizer",
     "write_tokens",
 ]

@@ -136,6 +136,18 @@ class KeyValueCache:
         self.length = last
         return Tensor(self._keys[:, :, :last]), Tensor(self._values[:, :, :last])
 
+    def select(self, rows: Array) -> None:
+        """Keep these sequences, in this order; a sequence may come more than once.
+
+        Args:
+            rows: integers from 0 to B - 1, where the cache is.
+        """
+        for name in ("_keys", "_values"):
+            old = getattr(self, name)
+            new = backend.empty((len(rows), *old.shape[1:]), old.dtype, old)
+            new[:, :, : self.length] = old[rows, :, : self.length]
+            setattr(self, name, new)
+
 
 class MultiHeadAttention(Module):
     """proj(attention(q, k, v)) with q, k, v from one linear layer of x.

@@ -1,5 +1,6 @@
 """The training loop: settings, progress, evaluation, checkpoints and logs."""
 
+from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
 from tensorgrad.train.loop import Outcome, Trainer, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
@@ -12,6 +13,7 @@ __all__ = [
     "Ranks",
     "TrainSettings",
     "Trainer",
+    "average_checkpoints",
     "load_best",
     "load_checkpoint",
     "load_latest",

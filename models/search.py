@@ -1,0 +1,239 @@
+"""The likeliest tokens after prompts of different lengths: greedy search and beam search.
+
+Prompts are padded on the left, so that their next tokens stand in one column. Attention leaves
+the padding out, and rotary positions only know distances, so a row gets what it would get alone.
+A row that has ended leaves the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend, ops
+from tensorgrad.autograd import no_grad
+from tensorgrad.backend import Array
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.transformer_lm import TransformerLM
+from tensorgrad.tensor import Tensor
+
+Ids = Sequence[int]
+
+
+def greedy_search(
+    model: TransformerLM,
+    prompts: Sequence[Ids],
+    end: int,
+    max_new_tokens: int,
+    *,
+    use_cache: bool = True,
+) -> list[list[int]]:
+    """Return for each prompt the most likely token, again and again, up to the token `end`.
+
+    Args:
+        model: dropout is off while this runs.
+        prompts: token ids, of any lengths from 1 on.
+        end: ends a sequence; not part of the result.
+        max_new_tokens: how many tokens to add at most; with the longest prompt they fit into the
+            model's context.
+        use_cache: keep keys and values from token to token; False computes all anew each time.
+    Returns:
+        A list of at most `max_new_tokens` tokens for each prompt.
+    Raises:
+        ArgumentError: a prompt is empty or too long, or has a token outside the vocabulary.
+    """
+    found: list[list[int]] = [[] for _ in prompts]
+    if not prompts:
+        return found
+    with _Rows(model, prompts, max_new_tokens, use_cache) as rows:
+        going = np.arange(len(prompts))
+        for _ in range(max_new_tokens):
+            tokens = backend.to_numpy(rows.next_logits().argmax(-1))
+            keep = np.flatnonzero(tokens != end)
+            going, tokens = going[keep], tokens[keep]
+            for row, token in zip(going, tokens, strict=True):
+                found[row].append(int(token))
+            if not len(going):
+                break
+            rows.extend(tokens, keep)
+    return found
+
+
+def beam_search(
+    model: TransformerLM,
+    prompts: Sequence[Ids],
+    end: int,
+    max_new_tokens: int,
+    beams: int = 4,
+    length_penalty: float = 0.6,
+    *,
+    use_cache: bool = True,
+) -> list[list[int]]:
+    """Return for each prompt the best of the ends that a search with several beams comes to.
+
+        score = log p(tokens, end | prompt) / ((5 + n) / 6)^length_penalty
+
+    with n tokens, the end included. In each step the `beams` likeliest beginnings of a prompt are
+    continued in all ways. A prompt is done when `beams` continuations have ended; what has not ended
+    after `max_new_tokens` counts as it is.
+
+    Args:
+        model, prompts, end, max_new_tokens, use_cache: as for `greedy_search`.
+        beams: 1 or more.
+        length_penalty: 0 or more; larger favours long results.
+    Returns:
+        A list of at most `max_new_tokens` tokens for each prompt.
+    Raises:
+        ArgumentError: an option or a token is out of its range, or a prompt is empty or too long.
+    Source: Wu et al. 2016, arXiv:1609.08144, section 7, eq. 14.
+    """
+    if beams < 1 or length_penalty < 0:
+        name, value = ("beams", beams) if beams < 1 else ("length_penalty", length_penalty)
+        raise ArgumentError(f"beam_search: {name} is {value}, expected {int(beams < 1)} or more")
+    if not prompts:
+        return []
+    searches = [_Search(beams, length_penalty, max_new_tokens) for _ in prompts]
+    with _Rows(model, prompts, max_new_tokens, use_cache) as rows:
+        going = searches
+        first = np.where(np.arange(beams) == 0, 0.0, -np.inf)  # at first all beams are alike
+        scores = np.tile(first, (len(prompts), 1))
+        logits = rows.next_logits().repeat(beams, axis=0)
+        origins = np.repeat(np.arange(len(prompts)), beams)
+        for length in range(1, max_new_tokens + 1):
+            best = _best(logits, scores, 2 * beams)
+            kept = [search.advance(*each, end) for search, *each in zip(going, *best, strict=True)]
+            left = [number for number, search in enumerate(going) if not search.done]
+            if not left or length == max_new_tokens:
+                break
+            if length > 1:
+                origins = np.arange(len(going) * beams)
+            origins = origins.reshape(len(going), beams)
+            picked = np.concatenate([origins[number][kept[number]] for number in left])
+            going = [going[number] for number in left]
+            scores = np.stack([search.scores for search in going])
+            rows.extend(np.concatenate([search.tokens[:, -1] for search in going]), picked)
+            logits = rows.next_logits()
+    return [search.result() for search in searches]
+
+
+class _Rows:
+    """Rows of tokens that grow by one a step, and what the model remembers of them."""
+
+    def __init__(
+        self, model: TransformerLM, prompts: Sequence[Ids], max_new_tokens: int, use_cache: bool
+    ) -> None:
+        width = max(map(len, prompts))
+        if max_new_tokens < 1:
+            raise ArgumentError(f"search: max_new_tokens is {max_new_tokens}, expected 1 or more")
+        if not min(map(len, prompts)):
+            raise ArgumentError("search: a prompt is empty, expected one token or more")
+        if width + max_new_tokens > model.context:
+            raise ArgumentError(
+                f"search: a prompt has {width} tokens and {max_new_tokens} shall follow, expected "
+                f"at most {model.context} in all (the context)"
+            )
+        wrong = [i for prompt in prompts for i in prompt if not 0 <= i < model.vocab_size]
+        if wrong:
+            raise ArgumentError(
+                f"search: a prompt has the token {wrong[0]}, expected 0 to {model.vocab_size - 1}"
+            )
+        tokens = np.zeros((len(prompts), width), np.int64)
+        real = np.ones((len(prompts), 1, 1, width + max_new_tokens), bool)
+        for row, prompt in enumerate(prompts):
+            tokens[row, width - len(prompt) :] = prompt
+            real[row, ..., : width - len(prompt)] = False
+        self._model = model
+        self._tokens = backend.to_device(tokens, model.device)
+        self._mask = None if real.all() else backend.to_device(real, model.device)
+        self._steps = width + max_new_tokens
+        self._cache = model.new_cache(len(prompts), self._steps) if use_cache else None
+        self._fresh = self._tokens  # what the cache does not hold yet
+
+    def __enter__(self) -> _Rows:
+        self._mode = self._model.training
+        self._model.eval()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._model.train(self._mode)
+
+    def next_logits(self) -> Array:
+        """Return (rows, V), on the model's device."""
+        mask = None if self._mask is None else self._mask[..., : self._tokens.shape[1]]
+        with no_grad():
+            fresh = self._tokens if self._cache is None else self._fresh
+            return self._model.next_logits(Tensor(fresh), self._cache, mask).data
+
+    def extend(self, tokens: Any, rows: Any) -> None:
+        """Keep these rows, in this order, and add a token to each."""
+        like = self._tokens
+        if len(rows) != len(like) or (rows != np.arange(len(rows))).any():
+            rows = backend.asarray_like(rows, like)
+            like = like[rows]
+            self._mask = None if self._mask is None else self._mask[rows]
+            for cache in self._cache or ():
+                cache.select(rows)
+        self._fresh = backend.asarray_like(np.asarray(tokens, np.int64)[:, None], like)
+        self._tokens = backend.namespace(like).concatenate([like, self._fresh], axis=1)
+
+
+@dataclass
+class _Search:
+    """The beams of one prompt: tokens (beams, n) and the logarithms of their probabilities."""
+
+    beams: int
+    length_penalty: float
+    longest: int
+    ended: list[tuple[float, list[int]]] = field(default_factory=list)
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = np.zeros((self.beams, 0), np.int64)
+        self.scores = np.zeros(self.beams)
+
+    def advance(self, scores: Any, origins: Any, tokens: Any, end: int) -> Any:
+        """Take the best continuations, the best first; return which beams go on.
+
+        Of twice as many as there are beams at most half end, one of each beam.
+        """
+        length = self.tokens.shape[1] + 1
+        for rank in np.flatnonzero(tokens[: self.beams] == end):
+            if np.isfinite(scores[rank]):
+                self._end(scores[rank], self.tokens[origins[rank]], length)
+        live = np.flatnonzero(tokens != end)[: self.beams]
+        self.tokens = np.column_stack([self.tokens[origins[live]], tokens[live]])
+        self.scores = scores[live]
+        if length == self.longest:
+            for score, beam in zip(self.scores, self.tokens, strict=True):
+                self._end(score, beam, length)
+        self.done = length == self.longest or len(self.ended) >= self.beams
+        return origins[live]
+
+    def result(self) -> list[int]:
+        """Return the best; of equals the one that ended first."""
+        return max(self.ended, key=lambda each: each[0])[1]
+
+    def _end(self, score: float, tokens: Any, length: int) -> None:
+        self.ended.append((score / self._penalty(length), tokens.tolist()))
+
+    def _penalty(self, length: int) -> float:
+        return float(((5 + length) / 6) ** self.length_penalty)
+
+
+def _best(logits: Array, scores: Any, count: int) -> tuple[Any, Any, Any]:
+    """Return the best continuations of each prompt: scores, beams and tokens, (prompts, count)."""
+    prompts, beams = scores.shape
+    xp = backend.namespace(logits)
+    logp = ops.log_softmax(Tensor(logits.astype(np.float32))).data.reshape(prompts, -1)
+    vocab = logp.shape[1] // beams
+    total = logp + xp.asarray(scores, np.float32).repeat(vocab, axis=1)
+    count = min(count, total.shape[1])
+    picked = xp.argpartition(-total, count - 1, axis=1)[:, :count]
+    found = backend.to_numpy(picked)
+    values = backend.to_numpy(xp.take_along_axis(total, picked, 1)).astype(np.float64)
+    order = np.lexsort((found, -values), axis=1)  # of equals the one with the lowest number first
+    found = np.take_along_axis(found, order, 1)
+    return np.take_along_axis(values, order, 1), found // vocab, found % vocab

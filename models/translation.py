@@ -1,0 +1,145 @@
+"""Translation by a decoder alone: source, a token that asks for a language, target.
+
+Training data: data/pair_loader.py. Tests: tests/models/test_translation.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from tensorgrad.data.pairs import language_token
+from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.models.search import beam_search, greedy_search
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class TranslationConfig(TransformerLMConfig):
+    """The sizes of a TranslationModel.
+
+    Args:
+        label_smoothing: share of the probability of a target that all tokens share, in [0, 1].
+        others: as for `TransformerLMConfig`.
+    Raises:
+        ArgumentError: a size is out of its range.
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.label_smoothing <= 1:
+            raise ArgumentError(
+                f"TranslationConfig: label_smoothing is {self.label_smoothing}, expected 0 to 1"
+            )
+
+
+class TranslationModel(TransformerLM):
+    """A TransformerLM whose loss is that of the last columns, with label smoothing in training.
+
+    Args:
+        config: the sizes.
+    """
+
+    config: TranslationConfig
+
+    def finish(self, x: Tensor, targets: Any = None) -> Tensor:
+        """Return logits, or the mean loss of the last places.
+
+        Args:
+            x: (B, T, C), from the last block.
+            targets: (B, n) for the last n <= T places, -100 where the loss shall not count.
+        Raises:
+            ShapeError: there are more targets than places.
+        """
+        if targets is None:
+            return super().finish(x)
+        first = x.shape[1] - targets.shape[1]
+        if first < 0:
+            raise ShapeError(
+                f"TranslationModel: targets have shape {targets.shape}, expected (B, n) with n up "
+                f"to {x.shape[1]} (the columns of tokens)"
+            )
+        return self.linear_cross_entropy(
+            self.norm(x[:, first:]),
+            self.head(),
+            targets,
+            label_smoothing=self.config.label_smoothing if self.training else 0.0,
+            vocab_size=self.vocab_size,
+        )
+
+
+def generate(
+    model: TransformerLM,
+    examples: Sequence[Mapping[str, str]],
+    src_key: str,
+    tgt_key: str,
+    tokenizer: Tokenizer,
+    model_max_length: int,
+    desc: str,
+    *,
+    beams: int = 1,
+    length_penalty: float = 0.6,
+    rows: int = 128,
+) -> list[str]:
+    """Translate examples, those of similar length together, behind a progress bar.
+
+    Half of the positions are for the source, which is cut there, and half for the translation.
+
+    Args:
+        model: trained on pairs of these languages.
+        examples: with the text to translate under src_key.
+        src_key: the language of the source, as in "de".
+        tgt_key: the language to translate into; the tokenizer has a token for it.
+        tokenizer: the model's.
+        model_max_length: positions to use, 4 to the model's context.
+        desc: what the progress bar says.
+        beams: 1 takes the likeliest token each time; more search, see `beam_search`.
+        length_penalty: of `beam_search`.
+        rows: how many sequences to work on at a time, those of beams included.
+    Returns:
+        The translations, in the order of the examples.
+    Raises:
+        ArgumentError: an argument is out of its range, or an example has no text under src_key.
+        DataError: the tokenizer has no token for the language.
+    """
+    if not 4 <= model_max_length <= model.context:
+        raise ArgumentError(
+            f"generate: model_max_length is {model_max_length}, expected 4 to {model.context} "
+            "(the model's context)"
+        )
+    if beams < 1 or rows < beams:
+        raise ArgumentError(
+            f"generate: beams is {beams} and rows {rows}, expected 1 or more and as many rows"
+        )
+    for number, example in enumerate(examples):
+        if src_key not in example:
+            raise ArgumentError(
+                f"generate: example {number} has {sorted(example)}, expected {src_key!r}"
+            )
+    asks, end = language_token(tokenizer, tgt_key), tokenizer.end_of_text
+    longest = model_max_length // 2
+    encoded = tokenizer.encode_batch([example[src_key] for example in examples])
+    prompts = [[*ids[: longest - 1], asks] for ids in encoded]
+    by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]), reverse=True)
+    texts = [""] * len(prompts)
+    each = rows // beams
+    with tqdm(total=len(prompts), desc=desc, unit="line", leave=False, disable=None) as bar:
+        for start in range(0, len(prompts), each):
+            numbers = by_length[start : start + each]
+            part = [prompts[number] for number in numbers]
+            room = model_max_length - longest
+            if beams == 1:
+                found = greedy_search(model, part, end, room)
+            else:
+                found = beam_search(model, part, end, room, beams, length_penalty)
+            for number, ids in zip(numbers, found, strict=True):
+                texts[number] = tokenizer.decode(ids).strip()
+            bar.update(len(numbers))
+    return texts

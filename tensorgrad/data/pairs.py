@@ -1,0 +1,200 @@
+"""Pairs of sentences that mean the same: from files, Hugging Face data sets, or made by rules."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.data.phrases import Pair, phrases
+from tensorgrad.data.text import load_dataset, read_text
+from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.errors import ArgumentError, DataError
+
+PHRASES = (12_000, 500, 500)  # for training, validation and test
+
+_SPLITS = {"train": ("train",), "validation": ("valid", "validation", "val", "dev"), "test": ("test",)}
+_PACKED = ("", ".gz", ".xz")
+
+
+@dataclass(frozen=True)
+class PairCorpus:
+    """The parts of a corpus of pairs, each a list of (source text, target text)."""
+
+    train: list[Pair]
+    validation: list[Pair]
+    test: list[Pair]
+
+    @property
+    def digest(self) -> str:
+        """A text that is equal for equal corpora."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.validation, self.test):
+            digest.update(b"%d " % len(part))
+            for pair in part:
+                digest.update("\0".join((*pair, "")).encode())
+        return digest.hexdigest()
+
+
+def read_pairs(
+    source: str,
+    source_key: str = "de",
+    target_key: str = "en",
+    *,
+    lowercase: bool = False,
+    parts: Sequence[str] = ("train", "validation", "test"),
+) -> PairCorpus:
+    """Return the pairs of a source.
+
+    Pairs for training and validation of which one side is empty are left out.
+
+    Args:
+        source: one of
+            a folder with train, valid and test files, one sentence a line: train.de, train.en and
+            so on, plain UTF-8 or .gz or .xz;
+            `hf:NAME[:CONFIG]`: a Hugging Face data set whose rows have a column for either
+            language, or one column "translation" with both, which needs the datasets package;
+            `phrases`: German phrases made by rules, with their English.
+        source_key, target_key: the languages, as files and columns call them.
+        lowercase: make both sides lower case.
+        parts: those to read; the others stay empty.
+    Raises:
+        ArgumentError: the source has a wrong form, or the phrases have no such languages.
+        DataError: files or columns are missing, or do not have the same number of lines, or a
+            part has no pair.
+    """
+    if source_key == target_key:
+        raise ArgumentError(f"read_pairs: target_key is {target_key!r}, expected another language")
+    keys = source_key, target_key
+    found: dict[str, list[Pair]] = {name: [] for name in _SPLITS}
+    whole: Any = _made(keys) if source == "phrases" else None
+    if source.startswith("hf:"):
+        whole = _load_all(source)
+    for part in parts:
+        if source == "phrases":
+            pairs = whole[part]
+        elif source.startswith("hf:"):
+            pairs = list(_dataset_pairs(source, whole, part, keys))
+        else:
+            pairs = list(_file_pairs(Path(source), part, keys))
+        if lowercase:
+            pairs = [(a.lower(), b.lower()) for a, b in pairs]
+        if part != "test":
+            pairs = [pair for pair in pairs if all(text.strip() for text in pair)]
+        if not pairs:
+            raise DataError(f"read_pairs: {source} has no pairs for {part}, expected some")
+        found[part] = pairs
+    return PairCorpus(**found)
+
+
+def train_tokenizer(pairs: Sequence[Pair], vocab_size: int, languages: Sequence[str]) -> Tokenizer:
+    """Learn one vocabulary for all languages, with a token that asks for each.
+
+    Raises:
+        ArgumentError: vocab_size leaves no room for the bytes.
+        DataError: there is no pair.
+    """
+    texts = (text for pair in pairs for text in pair)
+    return Tokenizer.train(texts, vocab_size, [_name(language) for language in languages])
+
+
+def language_token(tokenizer: Tokenizer, language: str) -> int:
+    """Return the id of the token after which a translation into a language begins.
+
+    Raises:
+        DataError: the tokenizer has none.
+    """
+    found = tokenizer.special_tokens
+    if _name(language) not in found:
+        raise DataError(
+            f"language_token: the tokenizer has the special tokens {list(found)}, expected "
+            f"{_name(language)!r} among them"
+        )
+    return found[_name(language)]
+
+
+def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
+    """Return the token ids of both sides of each pair."""
+    sources, targets = (tokenizer.encode_batch([pair[side] for pair in pairs]) for side in (0, 1))
+    return list(zip(sources, targets, strict=True))
+
+
+def _name(language: str) -> str:
+    return f"<|{language}|>"
+
+
+def _made(keys: tuple[str, str]) -> Mapping[str, list[Pair]]:
+    """Return phrases for each part."""
+    if sorted(keys) != ["de", "en"]:
+        raise ArgumentError(f"read_pairs: phrases are in 'de' and 'en', got the languages {keys}")
+    pairs: Iterator[Pair] = phrases(sum(PHRASES))
+    if keys[0] == "en":
+        pairs = ((english, german) for german, english in pairs)
+    return {
+        part: [next(pairs) for _ in range(count)]
+        for part, count in zip(_SPLITS, PHRASES, strict=True)
+    }
+
+
+def _file_pairs(folder: Path, part: str, keys: tuple[str, str]) -> Iterator[Pair]:
+    if not folder.is_dir():
+        raise DataError(
+            f"read_pairs: source has {str(folder)!r}, which is no folder; expected one with "
+            f"train, valid and test files in {keys[0]} and {keys[1]}, 'hf:NAME' or 'phrases'"
+        )
+    names = [
+        [folder / f"{stem}.{key}{packed}" for stem in _SPLITS[part] for packed in _PACKED]
+        for key in keys
+    ]
+    paths = [next((path for path in each if path.is_file()), None) for each in names]
+    for path, each in zip(paths, names, strict=True):
+        if path is None:
+            raise DataError(f"read_pairs: {each[0]} is missing, expected it, or with .gz or .xz")
+    columns = [_lines(path) for path in paths if path is not None]
+    if len(columns[0]) != len(columns[1]):
+        raise DataError(
+            f"read_pairs: {paths[0]} has {len(columns[0]):,} lines and {paths[1]} "
+            f"{len(columns[1]):,}, expected equally many"
+        )
+    yield from zip(*columns, strict=True)
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file. They end at line feeds alone: sentences may hold U+2028."""
+    lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _dataset_pairs(source: str, whole: Any, part: str, keys: tuple[str, str]) -> Iterator[Pair]:
+    split = next((name for name in _SPLITS[part] if name in whole), None)
+    if split is None:
+        raise DataError(f"read_pairs: {source} has the splits {list(whole)}, expected {part!r}")
+    columns = list(whole[split].features)
+    if "translation" in columns:
+        rows: Iterator[Any] = iter(whole[split]["translation"])
+    elif all(key in columns for key in keys):
+        rows = iter(whole[split])
+    else:
+        raise DataError(
+            f"read_pairs: {source} has the columns {columns}, expected {keys[0]!r} and "
+            f"{keys[1]!r}, or 'translation'"
+        )
+    for row in rows:
+        if not all(isinstance(row.get(key), str) for key in keys):
+            raise DataError(
+                f"read_pairs: {source} has a row with {sorted(row)}, expected texts "
+                f"{keys[0]!r} and {keys[1]!r}"
+            )
+        yield row[keys[0]], row[keys[1]]
+
+
+def _load_all(source: str) -> Any:
+    """Return all splits of a data set that is named `hf:NAME[:CONFIG]`."""
+    path, *options = source.removeprefix("hf:").split(":")
+    if not path or len(options) > 1:
+        raise ArgumentError(
+            f"read_pairs: source has {source!r}, expected 'hf:NAME' or 'hf:NAME:CONFIG'"
+        )
+    return load_dataset("read_pairs", source, path, "".join(options), None)
