@@ -77,8 +77,8 @@ def beam_search(
         score = log p(tokens, end | prompt) / ((5 + n) / 6)^length_penalty
 
     with n tokens, the end included. In each step the `beams` likeliest beginnings of a prompt are
-    continued in all ways. A prompt is done when `beams` continuations have ended; what has not ended
-    after `max_new_tokens` counts as it is.
+    continued in all ways. A prompt is done when `beams` continuations have ended; what has not
+    ended after `max_new_tokens` counts as it is.
 
     Args:
         model, prompts, end, max_new_tokens, use_cache: as for `greedy_search`.
@@ -101,21 +101,22 @@ def beam_search(
         first = np.where(np.arange(beams) == 0, 0.0, -np.inf)  # at first all beams are alike
         scores = np.tile(first, (len(prompts), 1))
         logits = rows.next_logits().repeat(beams, axis=0)
-        origins = np.repeat(np.arange(len(prompts)), beams)
-        for length in range(1, max_new_tokens + 1):
+        parents: Any = np.arange(len(prompts)).repeat(beams).reshape(-1, beams)  # row of each beam
+        while True:
             best = _best(logits, scores, 2 * beams)
-            kept = [search.advance(*each, end) for search, *each in zip(going, *best, strict=True)]
+            kept = [
+                search.advance(values, origins, tokens, end)
+                for search, values, origins, tokens in zip(going, *best, strict=True)
+            ]
             left = [number for number, search in enumerate(going) if not search.done]
-            if not left or length == max_new_tokens:
+            if not left:
                 break
-            if length > 1:
-                origins = np.arange(len(going) * beams)
-            origins = origins.reshape(len(going), beams)
-            picked = np.concatenate([origins[number][kept[number]] for number in left])
+            picked = np.concatenate([parents[number][kept[number]] for number in left])
             going = [going[number] for number in left]
             scores = np.stack([search.scores for search in going])
             rows.extend(np.concatenate([search.tokens[:, -1] for search in going]), picked)
             logits = rows.next_logits()
+            parents = np.arange(len(going) * beams).reshape(-1, beams)
     return [search.result() for search in searches]
 
 

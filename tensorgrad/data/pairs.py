@@ -15,7 +15,11 @@ from tensorgrad.errors import ArgumentError, DataError
 
 PHRASES = (12_000, 500, 500)  # for training, validation and test
 
-_SPLITS = {"train": ("train",), "validation": ("valid", "validation", "val", "dev"), "test": ("test",)}
+_SPLITS = {
+    "train": ("train",),
+    "validation": ("valid", "validation", "val", "dev"),
+    "test": ("test",),
+}
 _PACKED = ("", ".gz", ".xz")
 
 

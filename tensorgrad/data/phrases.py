@@ -17,24 +17,29 @@ from tensorgrad.errors import ArgumentError
 
 Pair = tuple[str, str]  # German, English
 
-_UNITS_DE = (
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_UNITS_DE = _words(
     "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn "
     "fünfzehn sechzehn siebzehn achtzehn neunzehn"
-).split()
-_UNITS_EN = (
+)
+_UNITS_EN = _words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
-).split()
-_TENS_DE = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
-_TENS_EN = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_MONTHS_DE = (
+)
+_TENS_DE = _words("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig")
+_TENS_EN = _words("twenty thirty forty fifty sixty seventy eighty ninety")
+_MONTHS_DE = _words(
     "Januar Februar März April Mai Juni Juli August September Oktober November Dezember"
-).split()
-_MONTHS_EN = (
+)
+_MONTHS_EN = _words(
     "January February March April May June July August September October November December"
-).split()
-_DAYS_DE = "Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag".split()
-_DAYS_EN = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+)
+_DAYS_DE = _words("Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag")
+_DAYS_EN = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 _LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 _ORDINALS_DE = {1: "ersten", 3: "dritten", 7: "siebten", 8: "achten"}  # after "am"

@@ -1,0 +1,146 @@
+"""Translate lines with a model that train_translation.py has trained.
+
+    python examples/translate.py workdir_vocab10000_lr0.001_embd256 "wie geht es dir?"
+    python examples/translate.py workdir_vocab10000_lr0.001_embd256 < german.txt > english.txt
+
+Without a text it reads lines: from a terminal one at a time, from a file many together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorgrad import backend
+from tensorgrad.data import Tokenizer
+from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
+from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
+from tensorgrad.train import load_best, load_latest
+from tensorgrad.weights import load_arrays
+
+log = logging.getLogger("translate")
+AVERAGED = "averaged.safetensors"
+LINES = 1000  # of a file, at a time
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A trained model, and what it was trained on."""
+
+    model: TranslationModel
+    tokenizer: Tokenizer
+    source: str
+    target: str
+    lowercase: bool
+
+    def __call__(
+        self, lines: Sequence[str], beams: int = 1, length_penalty: float = 0.6, rows: int = 128
+    ) -> list[str]:
+        """Return the translations; empty lines stay empty, and long ones are cut with a warning."""
+        texts = [line.lower() if self.lowercase else line for line in map(str.strip, lines)]
+        room = self.model.context // 2 - 1
+        for text, ids in zip(texts, self.tokenizer.encode_batch(texts), strict=True):
+            if len(ids) > room:
+                log.warning(
+                    "%r... has %d tokens, expected at most %d; the rest is left out",
+                    *(text[:40], len(ids), room),
+                )
+        found = generate(
+            self.model,
+            [{self.source: text} for text in texts if text],
+            *(self.source, self.target, self.tokenizer, self.model.context, "translating"),
+            beams=beams,
+            length_penalty=length_penalty,
+            rows=rows,
+        )
+        translations = iter(found)
+        return [next(translations) if text else "" for text in texts]
+
+
+def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Translator:
+    """Return what a run has learned.
+
+    Args:
+        folder: of the run.
+        checkpoint: "best" by validation loss, "last", or "averaged".
+        device: "cpu", "cuda", "cuda:N", or "auto": a GPU if there is one.
+    Raises:
+        CheckpointError: the folder holds no translation run, or no such checkpoint.
+        DataError: its tokenizer is missing or damaged.
+        DeviceError: there is no such device.
+    """
+    checkpoints = folder / "checkpoints"
+    found = load_latest(checkpoints) if checkpoint == "last" else load_best(checkpoints)
+    if found is None:
+        raise CheckpointError(f"load: {checkpoints} has no checkpoint, expected one or more")
+    data, sizes = found.entry("data"), found.entry("model")
+    if "target" not in data:
+        raise CheckpointError(f"load: {found.path} is of another kind of run, expected translation")
+    averaged = folder / AVERAGED
+    if checkpoint == "averaged" and not averaged.is_file():
+        raise CheckpointError(
+            f"load: {averaged} is missing; it comes at the end of a run with --average, "
+            "expected that, or 'best' or 'last'"
+        )
+    arrays = load_arrays(averaged) if checkpoint == "averaged" else found.arrays("model")
+    if device == "auto":
+        device = "cuda" if backend.gpu_count() else "cpu"
+    backend.gpu_index(device)  # raises unless it is the name of a device that is here
+    model = TranslationModel(TranslationConfig(**sizes))
+    model.load_state_dict(arrays)
+    model.to(device)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    return Translator(model, tokenizer, data["source"], data["target"], data["lowercase"])
+
+
+def _batches(text: str | None) -> Iterator[list[str]]:
+    """Yield what to translate together."""
+    if text is not None:
+        yield text.splitlines()
+        return
+    lines = iter(sys.stdin.readline, "")
+    while batch := list(itertools.islice(lines, 1 if sys.stdin.isatty() else LINES)):
+        yield batch
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path, help="folder of a run of train_translation.py")
+    parser.add_argument("text", nargs="?", help="what to translate; default: lines of the input")
+    choices = ("best", "last", "averaged")
+    parser.add_argument("--checkpoint", choices=choices, default="best", help="default: best")
+    parser.add_argument("--beams", type=int, default=4, help="1 is greedy (default: 4)")
+    parser.add_argument(
+        "--length-penalty", type=float, default=0.6, help="more favours long ones (default: 0.6)"
+    )
+    parser.add_argument("--rows", type=int, default=128, help="sequences at a time (default: 128)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    given = _arguments(arguments)
+    try:
+        if given.text is not None and not given.text.strip():
+            raise ArgumentError("text: it is empty, expected something to translate")
+        translator = load(given.folder, given.checkpoint, given.device)
+        for lines in _batches(given.text):
+            for line in translator(lines, given.beams, given.length_penalty, given.rows):
+                print(line, flush=True)
+    except (TensorgradError, OSError) as error:
+        log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad.data import PairLoader
+from tensorgrad.data.pair_loader import EncodedPair
+from tensorgrad.errors import ArgumentError, DataError
+
+SEPARATOR, END = 1, 0
+
+
+def pairs(count: int = 200, longest: int = 20) -> list[EncodedPair]:
+    """Return pairs of numbered tokens; the first of each target says which pair it is."""
+    rng = np.random.default_rng(0)
+    return [
+        (
+            rng.integers(2, 50, rng.integers(1, longest)).tolist(),
+            [1000 + number, *rng.integers(2, 50, rng.integers(0, longest)).tolist()],
+        )
+        for number in range(count)
+    ]
+
+
+def loader(found: Sequence[EncodedPair] | None = None, **options: Any) -> PairLoader:
+    settings = {"batch_tokens": 256, "context": 48, **options}
+    return PairLoader(pairs() if found is None else found, SEPARATOR, END, **settings)
+
+
+def read_back(tokens: Any, targets: Any) -> list[EncodedPair]:
+    """Return the pairs of a batch, after checking every mask in it."""
+    found = []
+    first = tokens.shape[1] - targets.shape[1]
+    assert (targets != -100).any(0)[:8].any(), (
+        "more columns with nothing to learn than alignment needs"
+    )
+    for row, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
+        middle = row.index(SEPARATOR)
+        full = [-100] * first + wanted
+        assert full[:middle] == [-100] * middle, "a loss on the source"
+        end = full.index(END)
+        assert set(full[end + 1 :]) <= {-100}, "a loss on the padding"
+        # From the separator on each place asks for the token after it.
+        assert row[middle + 1 : end + 1] == full[middle:end]
+        found.append((row[:middle], full[middle:end]))
+    return found
+
+
+def test_an_epoch_holds_every_pair_once() -> None:
+    batches = loader()
+    expected = sorted(pairs(), key=lambda pair: pair[1][0])
+    for epoch in range(3):
+        steps = range(epoch * batches.batches, (epoch + 1) * batches.batches)
+        found = [pair for step in steps for pair in read_back(*batches.batch(step))]
+        assert sorted(found, key=lambda pair: pair[1][0]) == expected
+    found = [pair for batch in batches.evaluation_batches() for pair in read_back(*batch)]
+    assert sorted(found, key=lambda pair: pair[1][0]) == expected
+    assert batches.tokens == sum(len(source) + 1 + len(target) for source, target in expected)
+
+
+def test_epochs_have_equal_shapes_and_other_batches() -> None:
+    batches = loader()
+    epochs = [
+        [batches.batch(epoch * batches.batches + number) for number in range(batches.batches)]
+        for epoch in range(2)
+    ]
+    shapes = [sorted(tokens.shape for tokens, _ in epoch) for epoch in epochs]
+    assert shapes[0] == shapes[1]
+    assert {tokens.tobytes() for tokens, _ in epochs[0]} != {t.tobytes() for t, _ in epochs[1]}
+
+
+def test_batches_are_full_and_hold_similar_lengths() -> None:
+    batches = loader(pairs(3000))
+    found = [batches.batch(step)[0] for step in range(batches.batches)]
+    assert all(tokens.size <= 256 for tokens in found)
+    assert sum(tokens.size for tokens in found) < 1.3 * batches.tokens
+    assert np.mean([tokens.size for tokens in found]) > 200
+    assert all(tokens.shape[1] % 8 == 0 for tokens in found)
+
+
+def test_a_batch_depends_on_its_number_alone() -> None:
+    one, two = loader(), loader()
+    steps = [0, 5, one.batches + 3, 5, 2 * one.batches, 1]
+    expected = {step: [array.tobytes() for array in two.batch(step)] for step in sorted(set(steps))}
+    for step in steps:
+        assert [array.tobytes() for array in one.batch(step)] == expected[step]
+    ahead = one.iterate(5)
+    assert [array.tobytes() for array in next(ahead)] == expected[5]
+    other = loader(seed=1)
+    assert any(other.batch(step)[0].tobytes() != one.batch(step)[0].tobytes() for step in range(10))
+
+
+def test_long_pairs_lose_their_ends_and_long_sources_are_left_out() -> None:
+    found = [([5] * 3, [6] * 20), ([5] * 7, [6]), ([5] * 8, [6]), ([5] * 2, [6])]
+    batches = loader(found, context=8, batch_tokens=8)
+    assert (batches.left_out, batches.cut, batches.batches) == (1, 2, 3)
+    rows = [batch for batch in batches.evaluation_batches()]
+    seen = [(tokens[0].tolist(), targets[0].tolist()) for tokens, targets in rows]
+    cut = [5, 5, 5, 1, 6, 6, 6, 6], [-100, -100, -100, 6, 6, 6, 6, 6]  # no false end
+    assert cut in seen
+    assert ([5] * 7 + [1], [-100] * 7 + [6]) in seen
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 1}, "context has 1, expected 2 or more"),
+        ({"batch_tokens": 47}, "batch_tokens has 47, expected 48 or more"),
+        ({"seed": -1}, "seed has -1"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        loader(**options)
+
+
+def test_nothing_to_read_is_named() -> None:
+    with pytest.raises(DataError, match="of 0 pairs none has a source shorter"):
+        loader([])
+    with pytest.raises(DataError, match="of 1 pairs none"):
+        loader([([5] * 48, [6])])
+    with pytest.raises(ArgumentError, match="step has -1"):
+        loader().batch(-1)

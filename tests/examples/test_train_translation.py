@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from examples import train_translation, translate
+from tensorgrad.data import phrases
+from tensorgrad.train import checkpoint
+from tensorgrad.train.log import read_metrics
+from tests.source_tree import ROOT
+
+TINY = (
+    "--layers 1 --heads 2 --width 16 --context 48 --vocab 300 --batch 512 --warmup 2 --no-plot "
+    "--no-lowercase --epochs 2 --average 2 --rows 16 --dropout 0.1 --device cpu"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder of short pairs."""
+    (tmp_path / "text").mkdir()
+    short = [pair for pair in phrases(400) if len(pair[0]) + len(pair[1]) < 60]
+    parts = {"train": short[20:110], "valid": short[10:20], "test": short[:10]}
+    for name, pairs in parts.items():
+        for side, language in enumerate(("de", "en")):
+            lines = "".join(f"{pair[side]}\n" for pair in pairs)
+            (tmp_path / "text" / f"{name}.{language}").write_text(lines, encoding="utf-8")
+    return tmp_path / "text"
+
+
+@pytest.fixture
+def options(folder: Path, tmp_path: Path) -> list[str]:
+    return ["--data", str(folder), "--out", str(tmp_path / "run"), *TINY.split()]
+
+
+def results(folder: Path, name: str) -> Any:
+    return json.loads((folder / f"eval_results_{name}.json").read_text(encoding="utf-8"))
+
+
+def test_a_run_leaves_what_it_promises(options: list[str], folder: Path, tmp_path: Path) -> None:
+    assert train_translation.main(options) == 0
+    run = tmp_path / "run"
+    references = (folder / "test.en").read_text().splitlines()
+    records = [r for r in read_metrics(run / "metrics.jsonl") if "validation_loss" in r]
+    assert len(records) == 3  # before the first step and after either epoch
+    assert records[-1]["validation_loss"] < records[0]["validation_loss"]
+    for epoch in (1, 2):
+        found = results(run, f"epoch{epoch}")
+        assert (found["epoch"], found["step"]) == (epoch, records[epoch]["step"])
+        assert found["validation_loss"] == records[epoch]["validation_loss"]
+        assert [entry["reference"] for entry in found["translations"]] == references
+        texts = [entry["translation"] for entry in found["translations"]]
+        assert found["bleu"] == sacrebleu.corpus_bleu(texts, [references]).score
+        assert "version:" in found["signature"]
+        assert "case:mixed" in found["signature"]
+    averaged = results(run, "averaged")
+    assert averaged["validation_loss"] not in [r["validation_loss"] for r in records]
+    assert len(averaged["translations"]) == 10
+    assert len(list((run / "checkpoints").iterdir())) == 2
+
+
+def parameters(folder: Path) -> dict[str, bytes]:
+    newest = checkpoint.load_latest(folder / "checkpoints")
+    assert newest is not None
+    return {name: array.tobytes() for name, array in newest.arrays("model").items()}
+
+
+def test_a_run_goes_on_as_if_nothing_had_happened(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    with caplog.at_level(logging.INFO):
+        train_translation.main(options)
+        run.rename(whole)
+        train_translation.main([*options, "--stop-after", "5"])
+        assert f"--resume {run}" in caplog.text
+        assert not (run / "eval_results_averaged.json").exists()
+        assert train_translation.main(["--resume", str(run), "--stop-after", "3"]) == 0
+        assert train_translation.main(["--resume", str(run), "--stop-after", "1000"]) == 0
+    assert parameters(run) == parameters(whole)
+    for name in ("metrics.jsonl", "eval_results_epoch1.json", "eval_results_epoch2.json"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_what_was_trained_translates(
+    options: list[str],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train_translation.main(options)
+    run = str(tmp_path / "run")
+    sources = (folder / "test.de").read_text(encoding="utf-8")
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(sources + "\n"))
+    assert translate.main([run, "--checkpoint", "last", "--beams", "1", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    texts = [entry["translation"] for entry in results(tmp_path / "run", "epoch2")["translations"]]
+    assert lines == [*texts, "", ""]  # an empty line stays one
+    for which in ("best", "averaged"):
+        assert translate.main([run, "acht Uhr", "--checkpoint", which, "--device", "cpu"]) == 0
+        assert capsys.readouterr().out.count("\n") == 1
+    assert translate.main([run, "eins zwei " * 30, "--device", "cpu"]) == 0
+    assert "tokens, expected at most 23; the rest is left out" in caplog.text
+
+
+def test_a_translator_says_what_is_missing(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def message(*arguments: str) -> str:
+        caplog.clear()
+        assert translate.main(list(arguments)) == 1
+        return caplog.records[-1].getMessage()
+
+    run = str(tmp_path / "run")
+    assert "has no checkpoint" in message(run, "ja")
+    train_translation.main([*options, "--stop-after", "2"])
+    assert "averaged.safetensors is missing" in message(run, "ja", "--checkpoint", "averaged")
+    assert "text: it is empty" in message(run, " ")
+    assert "beams is 0" in message(run, "ja", "--beams", "0")
+    assert "device: got 'tpu'" in message(run, "ja", "--device", "tpu")
+    (tmp_path / "run" / "tokenizer.json").unlink()
+    assert "tokenizer.json" in message(run, "ja")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--epochs", "0"], "--epochs: got 0, expected 1 or more"),
+        (["--heads", "3"], "expected a multiple of"),
+        (["--data", "missing"], "'missing', which is no folder"),
+        (["--batch", "40"], "batch_tokens has 40, expected 48 or more"),
+        (["--accumulate", "2"], "--accumulate: got 2, expected 1"),
+        (["--average", "9"], "--average: got 9, expected at most --keep, 5"),
+        (["--steps", "2"], "--warmup: got 2, expected less than --steps, 2"),
+        (["--target", "fr"], "train.fr is missing"),
+        (["--also", "missing"], "'missing', which is no folder"),
+        (["--device", "tpu"], "device: got 'tpu'"),
+    ],
+)
+def test_bad_options_are_named(
+    options: list[str], more: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert train_translation.main([*options, *more]) == 1
+    assert message in caplog.records[-1].getMessage()
+
+
+def test_other_data_is_refused(
+    options: list[str], folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_translation.main([*options, "--stop-after", "1"])
+    lines = (folder / "train.en").read_text().splitlines()
+    (folder / "train.en").write_text("\n".join(["Something else.", *lines[1:]]))
+    assert train_translation.main(["--resume", str(tmp_path / "run")]) == 1
+    assert "is of another data: corpus is" in caplog.records[-1].getMessage()
+    assert train_translation.main(options) == 1
+    assert "holds a run, expected a new folder" in caplog.records[-1].getMessage()
+
+
+def test_without_sacrebleu_nothing_begins(
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    assert train_translation.main(options) == 1
+    assert "pip install 'tensorgrad[text]'" in caplog.records[-1].getMessage()
+    assert not (tmp_path / "run").exists()
+
+
+def test_presets_and_folders() -> None:
+    settings, folder, _ = train_translation.read_command_line(["--lr", "0.02"])
+    assert str(folder) == "workdir_vocab10000_lr0.02_embd256"
+    assert (settings.layers, settings.heads, settings.preset) == (4, 8, "small")
+    assert settings.data.startswith("hf:")
+    settings, folder, _ = train_translation.read_command_line(
+        ["--data", "phrases", "--width", "64"]
+    )
+    assert settings.preset == "phrases"
+    assert (settings.width, settings.lowercase) == (64, False)
+    assert f"embd{settings.width}" in str(folder)
+    for preset in train_translation.PRESETS:
+        settings, _, _ = train_translation.read_command_line(["--preset", preset])
+        assert settings.model(300).width == settings.width
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bfloat16-parameters", "float16"])
+def test_16_bits_learn_as_well(options: list[str], tmp_path: Path, dtype: str) -> None:
+    more = ["--dtype", dtype, "--beams", "2", "--bleu-every", "9", "--test-limit", "3"]
+    assert train_translation.main([*options, *more]) == 0
+    run = tmp_path / "run"
+    records = [r for r in read_metrics(run / "metrics.jsonl") if "validation_loss" in r]
+    assert records[-1]["validation_loss"] < records[0]["validation_loss"]
+    assert not (run / "eval_results_epoch1.json").exists()
+    last = results(run, "epoch2")
+    assert (len(last["translations"]), last["beams"]) == (3, 2)
+
+
+def test_more_pairs_and_lower_case(options: list[str], folder: Path) -> None:
+    more = ["--also", str(folder), "--lowercase"]
+    settings, _, _ = train_translation.read_command_line([*options, *more])
+    corpus = train_translation.read_corpus(settings)
+    assert len(corpus.train) == 180
+    assert corpus.train == [(a.lower(), b.lower()) for a, b in corpus.train]
+    plain, _, _ = train_translation.read_command_line(options)
+    assert len(train_translation.read_corpus(plain).train) == 90
+
+
+def test_the_validation_loss_weighs_tokens(options: list[str], tmp_path: Path) -> None:
+    settings, folder, _ = train_translation.read_command_line(options)
+    run = train_translation.Run(settings, folder, "cpu")
+    together = run.validation_loss(run.validation.evaluation_batches())
+    alone = []
+    for tokens, targets in run.validation.evaluation_batches():
+        for row in range(len(tokens)):
+            part = tokens[row : row + 1], targets[row : row + 1]
+            alone.append((run.validation_loss([part]), int((part[1] != -100).sum())))
+    losses, counts = np.array(alone).T
+    assert together == pytest.approx((losses * counts).sum() / counts.sum(), rel=1e-6)
+    assert together != pytest.approx(losses.mean(), rel=1e-6)
+    assert run.model.training
+
+
+@pytest.mark.parametrize("script", ["train_translation.py", "translate.py"])
+def test_they_run_as_programs(script: str) -> None:
+    command = [sys.executable, f"examples/{script}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "translat" in done.stdout

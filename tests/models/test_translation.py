@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import random
+from tensorgrad.data import PairLoader, Tokenizer, encode_pairs, language_token, train_tokenizer
+from tensorgrad.errors import ArgumentError, DataError, ShapeError
+from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
+from tensorgrad.optim import AdamW
+
+WORDS = {"eins": "one", "zwei": "two", "rot": "red", "blau": "blue"}
+
+
+def make(label_smoothing: float = 0.0, **options: Any) -> TranslationModel:
+    random.seed(0)
+    sizes = {"context": 48, "layers": 1, "heads": 2, "kv_heads": 2, "width": 32, **options}
+    return TranslationModel(TranslationConfig(300, **sizes, label_smoothing=label_smoothing))
+
+
+def batch() -> tuple[Any, Any]:
+    pairs = [([5, 6, 7], [8, 9]), ([5] * 9, [4] * 3), ([3, 4], [5] * 11)]
+    return PairLoader(pairs, 1, 0, 64, 48).batch(0)
+
+
+def test_the_loss_is_that_of_the_target_alone() -> None:
+    model = make().eval()
+    tokens, targets = batch()
+    logits = model(tokens).numpy().astype(np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    first = tokens.shape[1] - targets.shape[1]
+    rows, columns = np.nonzero(targets != -100)
+    expected = -log_p[rows, columns + first, targets[rows, columns]].mean()
+    assert model(tokens, targets).item() == pytest.approx(expected, rel=1e-5)
+    # Whatever stands where the loss does not count: it is no target.
+    other = np.concatenate([np.full((len(tokens), first), -100), targets], axis=1)
+    assert model(tokens, other).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_changes_neither_loss_nor_gradient() -> None:
+    model = make()
+    tokens, targets = batch()
+    found: list[tuple[float, list[Any]]] = []
+    for fill in (0, 9):
+        filled = tokens.copy()
+        for row, wanted in zip(filled, targets, strict=True):
+            last = np.flatnonzero(wanted != -100)[-1]
+            row[len(row) - len(wanted) + last + 1 :] = fill
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss = model(filled, targets)
+        loss.backward()
+        found.append((loss.item(), [p.grad for p in model.parameters()]))
+    assert found[0][0] == found[1][0]
+    for one, two in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-7)
+    tokens[0, 0] += 1  # the source does matter
+    assert model(tokens, targets).item() != found[0][0]
+
+
+def test_labels_are_smooth_in_training_only() -> None:
+    tokens, targets = batch()
+    plain, smooth = make(), make(0.2)
+    assert smooth(tokens, targets).item() > plain(tokens, targets).item()
+    assert smooth.eval()(tokens, targets).item() == plain.eval()(tokens, targets).item()
+
+
+def test_the_head_is_the_table_of_tokens_or_not() -> None:
+    names = {name for name, _ in make(tied=False).named_parameters()}
+    assert names - {name for name, _ in make().named_parameters()} == {"output.weight"}
+
+
+def test_bad_sizes_and_targets_are_named() -> None:
+    with pytest.raises(ArgumentError, match=r"label_smoothing is 1\.5"):
+        make(1.5)
+    with pytest.raises(ArgumentError, match="heads is 2, expected a multiple of 3"):
+        make(kv_heads=3)
+    with pytest.raises(ShapeError, match=r"targets have shape \(1, 4\), expected \(B, n\)"):
+        make()(np.ones((1, 3), int), np.ones((1, 4), int))
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[TranslationModel, Tokenizer]:
+    """Return a model that translates two words, turning them round."""
+    pairs = [(f"{a} {b}", f"{WORDS[b]} {WORDS[a]}") for a in WORDS for b in WORDS]
+    tokenizer = train_tokenizer(pairs, 300, ("de", "en"))
+    asks = language_token(tokenizer, "en")
+    loader = PairLoader(encode_pairs(tokenizer, pairs), asks, tokenizer.end_of_text, 512, 48)
+    model = make(layers=2)
+    optimizer = AdamW(model.named_parameters(), 1e-2, (0.9, 0.98))
+    for step in range(80):
+        optimizer.zero_grad()
+        model(*loader.batch(step)).backward()
+        optimizer.step(1.0)
+    return model, tokenizer
+
+
+def examples(texts: list[str]) -> list[dict[str, str]]:
+    return [{"de": text, "en": ""} for text in texts]
+
+
+def test_it_translates(trained: tuple[TranslationModel, Tokenizer]) -> None:
+    model, tokenizer = trained
+    texts = [f"{a} {b}" for a in WORDS for b in WORDS]
+    expected = [f"{WORDS[b]} {WORDS[a]}" for a in WORDS for b in WORDS]
+    for options in ({}, {"rows": 7}, {"beams": 3}, {"beams": 3, "rows": 8, "length_penalty": 0.0}):
+        found = generate(model, examples(texts), "de", "en", tokenizer, 48, "test", **options)
+        right = sum(a == b for a, b in zip(found, expected, strict=True))
+        assert right >= 15, options
+    assert generate(model, [], "de", "en", tokenizer, 48, "nothing") == []
+
+
+def test_long_and_empty_sources_are_cut_and_kept(
+    trained: tuple[TranslationModel, Tokenizer],
+) -> None:
+    model, tokenizer = trained
+    long = "eins zwei drei vier " * 20
+    found = generate(model, examples(["rot blau", long, ""]), "de", "en", tokenizer, 48, "test")
+    assert len(found) == 3
+    assert found[0] == "blue red"
+    assert max(len(tokenizer.encode(text)) for text in found) <= 24
+
+
+def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> None:
+    model, tokenizer = trained
+    some = examples(["rot"])
+    with pytest.raises(ArgumentError, match="model_max_length is 49, expected 4 to 48"):
+        generate(model, some, "de", "en", tokenizer, 49, "test")
+    with pytest.raises(ArgumentError, match=r"example 0 has \['de', 'en'\], expected 'fr'"):
+        generate(model, some, "fr", "en", tokenizer, 48, "test")
+    with pytest.raises(DataError, match=r"expected '<\|fr\|>' among them"):
+        generate(model, some, "de", "fr", tokenizer, 48, "test")
+    for options in ({"beams": 0}, {"beams": 4, "rows": 3}):
+        with pytest.raises(ArgumentError, match="expected 1 or more and as many rows"):
+            generate(model, some, "de", "en", tokenizer, 48, "test", **options)
