@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.data.phrases import Pair, phrases
-from tensorgrad.data.text import load_dataset, read_text
+from tensorgrad.data.text import load_dataset, read_lines
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.errors import ArgumentError, DataError
 
@@ -156,19 +156,13 @@ def _file_pairs(folder: Path, part: str, keys: tuple[str, str]) -> Iterator[Pair
     for path, each in zip(paths, names, strict=True):
         if path is None:
             raise DataError(f"read_pairs: {each[0]} is missing, expected it, or with .gz or .xz")
-    columns = [_lines(path) for path in paths if path is not None]
+    columns = [list(read_lines(path)) for path in paths if path is not None]
     if len(columns[0]) != len(columns[1]):
         raise DataError(
             f"read_pairs: {paths[0]} has {len(columns[0]):,} lines and {paths[1]} "
             f"{len(columns[1]):,}, expected equally many"
         )
     yield from zip(*columns, strict=True)
-
-
-def _lines(path: Path) -> list[str]:
-    """Return the lines of a file. They end at line feeds alone: sentences may hold U+2028."""
-    lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
-    return lines[:-1] if lines[-1] == "" else lines
 
 
 def _dataset_pairs(source: str, whole: Any, part: str, keys: tuple[str, str]) -> Iterator[Pair]:
