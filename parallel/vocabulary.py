@@ -234,7 +234,8 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
     loss = logsumexp - target_part * all_ranks[:, 2].sum(0) - each * all_ranks[:, 3].sum(0)
     if z_loss:
         loss += wide.type(z_loss) * logsumexp * logsumexp
-    loss[(ids < 0) | (ids >= head.classes)] = np.nan  # on the CPU such an id counts for nothing
+    # On the CPU such an id counts for nothing. `copyto` does not make the host wait for a GPU.
+    xp.copyto(loss, np.nan, where=(ids < 0) | (ids >= head.classes))
     losses[...] = xp.where(counted, loss, 0)
     if not wanted:
         return
@@ -252,7 +253,11 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
             part -= (scale[rows] * each)[:, None]
         target = scale[rows] * target_part
         part[xp.arange(len(part)), places[rows]] -= xp.where(here[rows], target, 0)
-        part[~counted[rows]] = 0  # also where logits of padding are not finite
+        ignored = ~counted[rows]  # their logits may be anything, NaN too
+        if not is_numpy(part):
+            xp.copyto(part, 0, where=ignored[:, None])
+        elif ignored.any():
+            part[ignored] = 0
 
     if head.own:
         _by_rows(differentiate, logits)
