@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
     "steps": STEPS,
     "warmup": 2,
     "batch": BATCH,
-    "lr": 3e-3,
+    "lr": 1e-3,
     "accumulate": MICRO,
     "clip": 0.5,
     "evaluate_every": 10,
@@ -154,12 +154,13 @@ def compare(
 
 def check_schedules(comm: Comm, folder: Path) -> None:
     """A tied head, dropout and clipping: as one process, but for the order of a few sums."""
-    config = gpt2(2 * comm.size, dropout=0.1)
-    run_alone(comm, folder / "alone", config)
-    for name, chunks in SCHEDULES:
-        ranks = Pipeline(comm, name, chunks)
-        make_trainer(folder / name, config, ranks).run()
-        compare(comm, folder / name, folder / "alone")
+    for layers, schedules in ((comm.size, SCHEDULES[1:]), (2 * comm.size, SCHEDULES[:1])):
+        config = gpt2(layers, dropout=0.1)
+        alone = folder / f"alone-{layers}"
+        run_alone(comm, alone, config)
+        for name, chunks in schedules:
+            make_trainer(folder / name, config, Pipeline(comm, name, chunks)).run()
+            compare(comm, folder / name, alone)
 
 
 def check_equal_bits(comm: Comm, folder: Path) -> None:
@@ -167,16 +168,16 @@ def check_equal_bits(comm: Comm, folder: Path) -> None:
     config = lm(2 * comm.size, dropout=0.1)
     options = {"clip": 0.0, "steps": 4}
     run_alone(comm, folder / "alone", config, **options)
-    for name, chunks in SCHEDULES[:3]:
+    for name, chunks in SCHEDULES[:2]:
         make_trainer(folder / name, config, Pipeline(comm, name, chunks), **options).run()
         compare(comm, folder / name, folder / "alone", exact=True)
 
 
 def check_resume(comm: Comm, folder: Path) -> None:
     """Stopped, and resumed with another schedule, on fewer stages, from one process's files."""
-    config = gpt2(2 * comm.size, dropout=0.1)
+    config = gpt2(comm.size, dropout=0.1)
     run_alone(comm, folder / "run", config, stop_after=5)
-    for stage, (name, chunks) in enumerate(SCHEDULES[:2]):
+    for stage, (name, chunks) in enumerate(SCHEDULES[1:3]):
         trainer = make_trainer(folder / "run", config, Pipeline(comm, name, chunks), stop_after=5)
         assert trainer.resume()
         assert trainer.run().step == 10 + 5 * stage
@@ -185,7 +186,7 @@ def check_resume(comm: Comm, folder: Path) -> None:
         trainer = make_trainer(folder / "run", config, ranks, accumulate=2, stop_after=stop)
         assert trainer.resume()
         assert trainer.run().finished == (stop is None)
-    compare(comm, folder / "run", folder.parent / "check_schedules" / "alone")
+    compare(comm, folder / "run", folder.parent / "check_schedules" / f"alone-{comm.size}")
 
 
 def pipelines(comm: Comm, stages: int, zero: int = 0) -> Pipeline:
@@ -250,14 +251,14 @@ def check_errors(comm: Comm, folder: Path) -> None:
 
 def check_generation(comm: Comm, folder: Path) -> None:
     """All stages write together, and the same as one process."""
-    for config in (gpt2(2 * comm.size), lm(2 * comm.size)):
+    for config, chunks in ((gpt2(2 * comm.size), 2), (lm(comm.size), 1)):
         written = []
-        for ranks in (Ranks(), Pipeline(comm, "interleaved", 2)):
+        for ranks in (Ranks(), Pipeline(comm, "interleaved", chunks)):
             model = make_trainer(folder, config, ranks).model
             assert isinstance(model, LanguageModel)
             prompts = [[1, 2, 3], [4, 5, 6]]
             for use_cache in (True, False):
-                written.append(generate_batch(model, prompts, 9, seed=3, use_cache=use_cache))
+                written.append(generate_batch(model, prompts, 7, seed=3, use_cache=use_cache))
         assert all(each == written[0] for each in written), written
 
 
