@@ -74,7 +74,7 @@ class Shards:
                     f"{placement.shape}, expected one"
                 )
         self._names = set(shapes)
-        self._written = [self._find(piece) for piece in owners(everyone)[comm.rank]]
+        self._written = _parts(self._held, owners(everyone)[comm.rank])
 
     def save(self, folder: Path, step: int, state: Mapping[str, Json], keep: int = 2) -> Path:
         """Write a checkpoint, as `tensorgrad.train.checkpoint.save_checkpoint` does.
@@ -117,14 +117,6 @@ class Shards:
                 if piece.size:
                     values = read_piece(piece, stored[piece.placement.name])
                     array[...] = backend.asarray_like(values, array)
-
-    def _find(self, piece: Piece) -> tuple[Piece, Array]:
-        """Return the part of what this rank holds that it writes."""
-        return next(
-            (piece, array[piece.start - start : piece.stop - start])
-            for (placement, start, stop), array in self._held
-            if placement == piece.placement and start <= piece.start and piece.stop <= stop
-        )
 
     def _write(self, new: Path) -> tuple[str, dict[str, int]]:
         """Write this rank's file; return its name and sums."""
@@ -178,6 +170,21 @@ class Stored(NamedTuple):
     def dtype(self) -> Dtype:
         """Of its elements."""
         return self.file.dtype(self.name)
+
+
+def _parts(held: Held, wanted: Sequence[Piece]) -> list[tuple[Piece, Array]]:
+    """Return pieces that are parts of those that are held, with their elements."""
+    by_box: dict[Placement, list[tuple[Piece, Array]]] = {}
+    for piece, array in held:
+        by_box.setdefault(piece.placement, []).append((piece, array))
+    return [
+        next(
+            (piece, array[piece.start - whole.start : piece.stop - whole.start])
+            for whole, array in by_box[piece.placement]
+            if whole.start <= piece.start and piece.stop <= whole.stop
+        )
+        for piece in wanted
+    ]
 
 
 def pieces_of(
