@@ -5,6 +5,7 @@ mpirun -n 4 python tests/parallel/tensor_ranks.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -376,6 +377,36 @@ def check_dropout(comm: Comm) -> None:
     assert len({each.tobytes() for each in everyone}) == comm.size
     random.set_state({"seed": 3, "draw": 0, "stream": 2})
     np.testing.assert_array_equal(everyone[0], random.uniform((4,)).numpy())
+
+
+def check_what_a_layer_sends(comm: Comm) -> None:
+    """Forward and backward of a layer call what docs/parallel.md says, of a = B T C elements."""
+    tokens = np.zeros((B, T), int)
+    once = {"all_reduce": 4}, {"all_gather": 4, "reduce_scatter": 4}
+    for make, sequence in product(MODELS, (False, True)):
+        counts = []
+        for layers in (1, 2):
+            model, found = make(layers=layers), Counter[str]()
+            tensor_parallel(model, comm, sequence)
+            whole = B * T * model.config.width
+
+            def counted(name: str, found: Counter[str], whole: int) -> Callable[..., Any]:
+                def call(array: Any, *args: Any, **kwargs: Any) -> Any:
+                    if array.size * (comm.size if name == "all_gather" else 1) == whole:
+                        found[name] += 1
+                    return getattr(Comm, name)(comm, array, *args, **kwargs)
+
+                return call
+
+            for name in ("all_reduce", "all_gather", "reduce_scatter"):
+                vars(comm)[name] = counted(name, found, whole)
+            try:
+                model(tokens, tokens).backward()
+            finally:
+                for name in ("all_reduce", "all_gather", "reduce_scatter"):
+                    del vars(comm)[name]
+            counts.append(found)
+        assert counts[1] - counts[0] == once[sequence]
 
 
 def check_16_bits(comm: Comm) -> None:
