@@ -53,6 +53,9 @@ class ParallelSettings(Settings):  # type: ignore[misc]  # mypy does not see scr
         high=3,
         saved=False,
     )
+    timeout: float = option(
+        10, "minutes that a rank waits for the others before all end", low=0.01, saved=False
+    )
 
     def ranks(self, comm: Comm) -> Ranks:
         """Return how the ranks train together."""
@@ -82,7 +85,9 @@ def read_command_line_once(
     told = comm.broadcast_object(told)
     if "status" in told:
         sys.exit(told["status"])
-    return kind(**told["settings"]), Path(told["folder"]), told["resuming"]
+    settings = kind(**told["settings"])
+    world(timeout=60 * settings.timeout)
+    return settings, Path(told["folder"]), told["resuming"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

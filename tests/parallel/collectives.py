@@ -15,17 +15,11 @@ import pytest
 from tensorgrad import backend, dtypes, nn, optim, parallel
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
 from tensorgrad.parallel import Comm, messages
+from tests.parallel import pieces
+from tests.parallel.arrays import DTYPES, Array, same, values
 
-Array = Any
 SHAPES = ((), (1,), (31,), (33,), (1025,), (0,), (3, 0, 2), (5, 7))
 LAYOUTS_OF = (dtypes.float32, dtypes.bfloat16, dtypes.bool_)  # what differs in how it is sent
-DTYPES = (*dtypes.FLOATS, *dtypes.INTEGERS, dtypes.bool_)
-
-
-def values(rank: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """Small whole numbers, different on every rank, whose sums every dtype holds exactly."""
-    numbers = np.random.default_rng(rank).integers(0, 2 if dtype == dtypes.bool_ else 8, shape)
-    return np.asarray(numbers).astype(dtype)
 
 
 def layouts(array: Array) -> Iterator[Array]:
@@ -42,13 +36,6 @@ def layouts(array: Array) -> Iterator[Array]:
         yield backward
     if array.ndim > 1:
         yield array.T.copy().T
-
-
-def same(found: Array, expected: np.ndarray[Any, Any]) -> None:
-    """Compare bits, not values, so that NaN equals itself and -0 does not equal 0."""
-    host = backend.to_numpy(found)
-    assert (host.dtype, host.shape) == (expected.dtype, expected.shape)
-    assert host.tobytes() == expected.tobytes(), (host, expected)
 
 
 def check_reductions(comm: Comm, device: str) -> None:
@@ -268,10 +255,13 @@ def check_arguments(comm: Comm, device: str) -> None:
         same(x, np.full(3, comm.size, "float32"))
 
 
-CHECKS = tuple(
-    check
-    for name, check in sorted(globals().items())
-    if name.startswith("check_") and check is not check_long
+CHECKS = (
+    tuple(
+        check
+        for name, check in sorted(globals().items())
+        if name.startswith("check_") and check is not check_long
+    )
+    + pieces.CHECKS
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -70,6 +72,45 @@ def aborts(world: Comm) -> None:
 
 def disagree(world: Comm) -> None:
     world.all_reduce(np.ones(3 + world.rank))
+
+
+def killed(world: Comm) -> None:
+    x = np.ones(1000)
+    for _ in range(20):
+        world.all_reduce(x)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:  # no collective: nothing but the watch can end it
+        time.sleep(0.01)
+
+
+def main_rank_killed(world: Comm) -> None:
+    x = np.zeros(300_000)
+    if world.rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:  # in the middle of a collective, most of the time
+        world.all_reduce(x)
+
+
+def hangs(world: Comm) -> None:
+    parallel.world(timeout=2)
+    world.all_reduce(np.ones(3))
+    if world.rank == 1:
+        time.sleep(1000)
+    if world.rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    world.broadcast(np.ones(4, "int8"))
+
+
+def groups_cross(world: Comm) -> None:
+    """Each rank waits for one that waits for another."""
+    pair = world.split([world.rank // 2 * 2, world.rank // 2 * 2 + 1])
+    if world.rank == 0:
+        pair.all_reduce(np.ones(2))
+    if world.rank == 1:
+        world.recv(np.ones(5), 2)
+    if world.rank == 2:
+        world.send(np.ones(5), 3, wait=False)
 
 
 if __name__ == "__main__":

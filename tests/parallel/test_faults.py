@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -14,10 +15,10 @@ from tests.ranks import run_ranks
 pytestmark = pytest.mark.mpi
 
 
-def run(fault: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+def run(fault: str, ranks: int = 2, seconds: float = 10) -> subprocess.CompletedProcess[str]:
     start = time.monotonic()
-    result = run_ranks(Path(faults.__file__), ranks, [fault], check=False, timeout=30)
-    assert time.monotonic() - start < 10
+    result = run_ranks(Path(faults.__file__), ranks, [fault], check=False, timeout=45)
+    assert time.monotonic() - start < seconds
     return result
 
 
@@ -67,3 +68,44 @@ def test_a_rank_can_end_all_with_a_status() -> None:
 def test_a_thread_may_end_itself() -> None:
     result = run("thread_exits")
     assert (result.returncode, result.stdout, result.stderr) == (0, "the end\n", "")
+
+
+@pytest.mark.parametrize(("fault", "lost"), [("killed", 1), ("main_rank_killed", 0)])
+def test_a_rank_that_was_killed_is_named_once(fault: str, lost: int) -> None:
+    result = run(fault, 3, seconds=30)
+    assert result.returncode != 0
+    assert len(re.findall(rf"rank {lost} of 3 \(process \d+ on .*\) is lost", result.stderr)) == 1
+    assert result.stderr.count("is lost") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown() -> None:
+    result = run("hangs", 4, seconds=30)
+    assert result.returncode != 0
+    call = r"broadcast\(root=0\) of int8 \(4,\) on the CPU"
+    assert re.search(rf"rank [03] of 4 has waited \d s in {call}: all ranks end", result.stderr)
+    assert re.search(
+        rf"  rank 0: has waited \d s in call 3, {call}; at .*faults.py:", result.stderr
+    )
+    assert re.search(
+        r"  rank 1: has worked \d s since call 2, all_reduce\(sum\) of .*; at .*in hangs",
+        result.stderr,
+    )
+    assert re.search(r"  rank 2: does not answer \(process \d+ on ", result.stderr)
+    assert re.search(rf"  rank 3: has waited \d s in call 3, {call}", result.stderr)
+
+
+def test_ranks_that_wait_for_each_other_are_an_error() -> None:
+    """Among them a message that nobody receives, and a group that waits for one that has ended."""
+    result = run("groups_cross", 4, seconds=30)
+    assert result.returncode == 1
+    assert "the ranks wait for each other: all ranks end\n" in result.stderr
+    for rank, call in (
+        (0, "all_reduce(sum) of float64 (2,) on the CPU among ranks 0-1"),
+        (1, "recv from rank 2 of float64 (5,) on the CPU"),
+        (2, "wait for send to rank 3 of float64 (5,) on the CPU"),
+        (3, "the end of the program"),
+    ):
+        assert re.search(
+            rf"  rank {rank}: has waited \d+ s in call \d, {re.escape(call)}; at", result.stderr
+        )
