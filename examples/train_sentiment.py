@@ -87,17 +87,17 @@ class Settings(TrainSettings):
     vocab: int = option(20000, "tokens at most", low=257)
     at_least: int = option(1, "leave out words that occur less often", low=1)
     vectors: str = option("", "word vectors to begin with: a text file as GloVe's, of that width")
-    width: int = option(100, "width of the word vectors", low=1)
+    width: int = option(64, "width of the word vectors", low=1)
     layers: int = option(1, "hidden layers, or blocks of the transformer", low=0)
-    hidden: int = option(100, "width of the hidden layers", low=1)
+    hidden: int = option(64, "width of the hidden layers", low=1)
     heads: int = option(4, "attention heads of the transformer", low=1)
     context: int = option(64, "tokens of a sentence that the model sees", low=1)
     dropout: float = option(0.5, "probability of leaving out an activation", low=0, high=1)
-    word_dropout: float = option(0.3, "probability of leaving out a word", low=0, high=1)
-    epochs: int = option(4, "passes through the training sentences", low=1)
+    word_dropout: float = option(0.1, "probability of leaving out a word", low=0, high=1)
+    epochs: int = option(3, "passes through the training sentences", low=1)
     steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0)
-    batch: int = option(128, "sentences of a step", low=1)
-    lr: float = option(2e-3, "highest learning rate", low=0)
+    batch: int = option(256, "sentences of a step", low=1)
+    lr: float = option(3e-3, "highest learning rate", low=0)
     schedule: str = option(
         "linear",
         "how the learning rate falls",

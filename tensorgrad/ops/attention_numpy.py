@@ -6,6 +6,7 @@ for 16-bit inputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -20,12 +21,19 @@ from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
 from tensorgrad.ops.operand import widened
 
 _FEW = 16  # up to so many queries it does not pay to copy the keys into an order made for products
+_SHORT = 1 << 14  # weights of a sequence
 _CAUSAL_ROWS = 64  # queries a block: fewer skip more of what is masked, more multiply faster
 
 
 def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     """Return the result and the logarithm of each row's sum of exponentials."""
     q, k, v = arrays
+    if _is_short(q, k, rule):
+        heads = _as_heads(q), _as_heads(k), _as_heads(v)
+        merged, logsumexp = forward(heads, _rule_of_heads(rule))
+        y = empty_result(q, q.dtype)
+        y[...] = merged.reshape(q.shape)
+        return y, logsumexp.reshape(q.shape[:3])
     y, logsumexp = empty_result(q, q.dtype), np.empty(q.shape[:3], widened(q[:0]).dtype)
     for rows, keys, own in _sequences(rule):
         part = q[:, :, rows], k[:, :, keys], v[:, :, keys]
@@ -39,11 +47,34 @@ def backward(
     """Write the gradients of q, k and v."""
     q, k, v = arrays
     dq, dk, dv = gradients
+    if _is_short(q, k, rule):
+        heads = _as_heads(q), _as_heads(k), _as_heads(v)
+        dq_heads, dk_heads, dv_heads = (np.empty(a.shape, dq.dtype) for a in heads)
+        dy, y, logsumexp = (_as_heads(array) for array in (dy, y, logsumexp))
+        backward(dy, heads, y, logsumexp, _rule_of_heads(rule), (dq_heads, dk_heads, dv_heads))
+        for gradient, part in zip(gradients, (dq_heads, dk_heads, dv_heads), strict=True):
+            gradient[...] = part.reshape(gradient.shape)
+        return
     for rows, keys, own in _sequences(rule):
         _backward(
             dy[:, :, rows], (q[:, :, rows], k[:, :, keys], v[:, :, keys]), y[:, :, rows],
             logsumexp[:, :, rows], own, (dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]),
         )  # fmt: skip
+
+
+def _is_short(q: Array, k: Array, rule: Rule) -> bool:
+    """Whether a sequence is less work than what it costs to take sequences one by one."""
+    return rule.sequences is None and len(q) > 1 and q.shape[1] * q.shape[2] * k.shape[2] <= _SHORT
+
+
+def _as_heads(array: Array) -> Array:
+    """Return (B, H, ...) as (1, B * H, ...): one sequence with the heads of all, copied."""
+    return array.reshape(1, math.prod(array.shape[:2]), *array.shape[2:])
+
+
+def _rule_of_heads(rule: Rule) -> Rule:
+    bias, keep = (None if a is None else _as_heads(a) for a in (rule.bias, rule.keep))
+    return replace(rule, bias=bias, keep=keep)
 
 
 def _sequences(rule: Rule) -> Iterator[tuple[slice, slice, Rule]]:

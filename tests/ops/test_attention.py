@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorgrad as tg
 from tensorgrad import Tensor, backend, ops, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.dropout import keep_mask
 from tests.opcheck import Case, check
 
@@ -346,6 +348,30 @@ def test_arguments_that_do_not_fit() -> None:
         ops.attention_packed(tensor(2, 5, 35), 3)
     with pytest.raises(ArgumentError, match="window is 0, expected 1 or more"):
         ops.attention(q, q, q, window=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_short_sequences_together_are_as_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    q, k, v, dy = (
+        tg.tensor(RNG.standard_normal((5, heads, steps, 4)), dtype)
+        for heads, steps in ((4, 6), (2, 7), (2, 7), (4, 6))
+    )
+    mask = np.arange(7) < RNG.integers(0, 8, (5, 1, 1, 1))
+    found = []
+    for short in (0, 1 << 14):
+        monkeypatch.setattr(attention_numpy, "_SHORT", short)
+        random.seed(3)
+        one, two, three = (Tensor(x.data, requires_grad=True) for x in (q, k, v))
+        y, logsumexp = ops.attention(
+            one, two, three, mask, causal=True, window=5, dropout=0.2, return_logsumexp=True
+        )
+        y.backward(dy.data)
+        found.append([y.data, logsumexp.data, one.grad, two.grad, three.grad])
+    for alone, together in zip(*found, strict=True):
+        np.testing.assert_array_equal(alone, together)
+    assert found[0][0].strides == found[1][0].strides
 
 
 def test_sequences_that_do_not_fit() -> None:
