@@ -57,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Two CPU cores and a few minutes.
     "phrases": {
         "vocab": 1000, "width": 128, "layers": 2, "heads": 4, "context": 160, "batch": 2048,
-        "epochs": 8, "lr": 4e-3, "warmup": 100, "dropout": 0.0, "label_smoothing": 0.0,
+        "epochs": 6, "lr": 4e-3, "warmup": 100, "dropout": 0.0, "label_smoothing": 0.0,
         "lowercase": False, "average": 0,
     },
     "large": {
