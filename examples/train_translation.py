@@ -62,7 +62,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "large": {
         "width": 512, "layers": 6, "heads": 8, "batch": 16384, "epochs": 30, "warmup": 1000,
-        "dropout": 0.25, "log_every": 20,
+        "dropout": 0.25,
     },
 }  # fmt: skip
 
@@ -107,6 +107,9 @@ class Settings(TrainSettings):
     length_penalty: float = option(0.6, "of beam search; more favours long ones", low=0)
     rows: int = option(128, "sequences to generate at a time", low=1, free=True)
     average: int = option(5, "last checkpoints to average at the end; 0: none", low=0)
+    log_every: int = option(
+        10, "steps between two looks at the loss, each of which waits for the GPU", low=1, free=True
+    )
     keep: int = option(5, "newest checkpoints to keep, besides the best", low=1, free=True)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
     out: str = option("", "folder of the run; workdir_vocab{V}_lr{lr}_embd{C} if none is given")

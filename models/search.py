@@ -18,6 +18,7 @@ from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.transformer_lm import TransformerLM
+from tensorgrad.ops.operand import widened
 from tensorgrad.tensor import Tensor
 
 Ids = Sequence[int]
@@ -51,7 +52,7 @@ def greedy_search(
     with _Rows(model, prompts, max_new_tokens, use_cache) as rows:
         going = np.arange(len(prompts))
         for _ in range(max_new_tokens):
-            tokens = backend.to_numpy(rows.next_logits().argmax(-1))
+            tokens = backend.to_numpy(ops.argmax(Tensor(rows.next_logits()), -1).data)
             keep = np.flatnonzero(tokens != end)
             going, tokens = going[keep], tokens[keep]
             for row, token in zip(going, tokens, strict=True):
@@ -228,7 +229,7 @@ def _best(logits: Array, scores: Any, count: int) -> tuple[Any, Any, Any]:
     """Return the best continuations of each prompt: scores, beams and tokens, (prompts, count)."""
     prompts, beams = scores.shape
     xp = backend.namespace(logits)
-    logp = ops.log_softmax(Tensor(logits.astype(np.float32))).data.reshape(prompts, -1)
+    logp = ops.log_softmax(Tensor(widened(logits))).data.reshape(prompts, -1)
     vocab = logp.shape[1] // beams
     total = logp + xp.asarray(scores, np.float32).repeat(vocab, axis=1)
     count = min(count, total.shape[1])

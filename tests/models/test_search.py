@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorgrad import random
+from tensorgrad import autocast, random
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
@@ -28,7 +29,7 @@ def model() -> TransformerLM:
     return make()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prompts() -> list[list[int]]:
     rng = np.random.default_rng(1)
     return [rng.integers(0, 40, length).tolist() for length in (3, 9, 1, 5, 5, 20)]
@@ -46,8 +47,10 @@ def test_greedy_takes_the_most_likely_token(model: TransformerLM, prompts: list[
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_cache_and_company_change_nothing(
-    model: TransformerLM, prompts: list[list[int]], beams: int
+    prompts: list[list[int]], beams: int, device: str
 ) -> None:
+    model = make().to(device)
+
     def search(some: list[list[int]], **options: Any) -> list[list[int]]:
         if beams == 1:
             return greedy_search(model, some, END, 30, **options)
@@ -93,6 +96,20 @@ def test_beams_find_what_is_likelier_than_greedy(
 
     greedy = greedy_search(model, prompts, END, 10)
     assert total(beam_search(model, prompts, END, 10, 8, 0.0)) > total(greedy)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_16_bits_find_tokens_too(prompts: list[list[int]], beams: int, device: str) -> None:
+    model = make().to(device, "bfloat16")
+    for context in (nullcontext(), autocast("bfloat16")):
+        with context:
+            found = (
+                greedy_search(model, prompts, END, 8)
+                if beams == 1
+                else beam_search(model, prompts, END, 8, beams)
+            )
+        assert [len(tokens) <= 8 for tokens in found] == [True] * len(prompts)
+        assert max(map(len, found)) > 1
 
 
 def test_a_larger_penalty_gives_longer_results(
