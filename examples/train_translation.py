@@ -193,14 +193,14 @@ class Bleu:
 class Run:
     """A translation run: corpus, tokenizer, model, and how they are measured."""
 
-    def __init__(self, settings: Settings, folder: Path, device: str) -> None:
+    def __init__(self, settings: Settings, folder: Path, device: str, resuming: bool) -> None:
         self.folder = folder
         self.bleu = Bleu(settings.lowercase)
         self.corpus = read_corpus(settings)
         known = folder / "tokenizer.json"
         self.tokenizer = (
             Tokenizer.load(known)
-            if known.exists()
+            if resuming and known.exists()
             else train_tokenizer(
                 self.corpus.train, settings.vocab, (settings.source, settings.target)
             )
@@ -332,7 +332,7 @@ def read_corpus(settings: Settings) -> PairCorpus:
 def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train, from the beginning or from the newest checkpoint, and say what came of it."""
     began = time.perf_counter()
-    run = Run(settings, folder, device)
+    run = Run(settings, folder, device, resuming)
     if resuming and not run.trainer.resume():
         log.info("%s has no checkpoint yet; beginning at the beginning", folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ Pairs of similar length share a batch, of as many rows as fit into a number of t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -82,14 +83,16 @@ class PairLoader:
         self.left_out = len(pairs) - len(kept)
         self._end = end
         self._seed = seed
-        self._context = context
         # The last id of a row is a target alone.
-        self._rows = [np.array([*s, separator, *t, end][: context + 1], np.int32) for s, t in kept]
+        rows = [[*source, separator, *target, end][: context + 1] for source, target in kept]
+        self._ids = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
+        ends = np.cumsum([len(row) for row in rows])
         self._sources = np.array([len(source) for source, _ in kept])
+        self._lengths = np.array([len(row) - 1 for row in rows])
+        self._starts = ends - self._lengths - 1
         self.cut = sum(len(s) + 1 + len(t) > context for s, t in kept)
-        lengths = np.array([len(row) - 1 for row in self._rows])
-        self.tokens = int(lengths.sum())
-        self._widths = np.minimum(-(-lengths // _MULTIPLE) * _MULTIPLE, context)
+        self.tokens = int(self._lengths.sum())
+        self._widths = np.minimum(-(-self._lengths // _MULTIPLE) * _MULTIPLE, context)
         self._cuts = _cuts(np.sort(self._widths), batch_tokens)
         self._order: tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
 
@@ -130,19 +133,21 @@ class PairLoader:
     def _shuffled(self, epoch: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return the rows in the order of an epoch, by rounded length, and its order of batches."""
         bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
-        rows = np.lexsort((bits.random_raw(len(self._rows)), self._widths))
+        rows = np.lexsort((bits.random_raw(len(self._starts)), self._widths))
         return rows, np.argsort(bits.random_raw(self.batches), kind="stable")
 
     def _read(self, numbers: np.ndarray[Any, Any]) -> Batch:
         first = int(self._sources[numbers].min()) // _MULTIPLE * _MULTIPLE
-        width = int(self._widths[numbers].max())
-        tokens = np.full((len(numbers), width), self._end, np.int32)
-        targets = np.full((len(numbers), width - first), IGNORED, np.int32)
-        for row, number in enumerate(numbers):
-            ids, source = self._rows[number], self._sources[number]
-            tokens[row, : len(ids) - 1] = ids[:-1]
-            targets[row, source - first : len(ids) - 1 - first] = ids[source + 1 :]
-        return tokens, targets
+        columns = np.arange(self._widths[numbers].max())
+        start, source, length = (
+            each[numbers, None] for each in (self._starts, self._sources, self._lengths)
+        )
+        inside = columns < length
+        tokens = np.where(inside, self._ids[np.where(inside, start + columns, 0)], self._end)
+        counts = (inside & (columns >= source))[:, first:]
+        places = np.where(counts, start + 1 + columns[first:], 0)
+        targets = np.where(counts, self._ids[places], IGNORED)
+        return tokens.astype(np.int32), targets.astype(np.int32)
 
 
 def _cuts(widths: np.ndarray[Any, Any], batch_tokens: int) -> np.ndarray[Any, Any]:

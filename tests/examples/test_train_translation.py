@@ -220,7 +220,7 @@ def test_more_pairs_and_lower_case(options: list[str], folder: Path) -> None:
 
 def test_the_validation_loss_weighs_tokens(options: list[str], tmp_path: Path) -> None:
     settings, folder, _ = train_translation.read_command_line(options)
-    run = train_translation.Run(settings, folder, "cpu")
+    run = train_translation.Run(settings, folder, "cpu", False)
     together = run.validation_loss(run.validation.evaluation_batches())
     alone = []
     for tokens, targets in run.validation.evaluation_batches():
