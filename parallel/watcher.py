@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 _START = 120.0  # seconds in which the first rank must connect
@@ -60,7 +61,7 @@ class Watcher:
         """Watch `size` ranks, which prove with the token that they belong to the program."""
         self._listener, self._size, self._token = listener, size, token
         self._ranks: dict[int, _Rank] = {}
-        self._said_goodbye: set[int] = set()
+        self._began = False
         self._question: _Question | None = None
         self._ending: float | None = None
         self._selector = selectors.DefaultSelector()
@@ -69,7 +70,7 @@ class Watcher:
     def run(self) -> None:
         """Watch until no rank is left."""
         start = time.monotonic()
-        while self._ranks or (not self._said_goodbye and time.monotonic() < start + _START):
+        while self._ranks or (not self._began and time.monotonic() < start + _START):
             lost = []
             for key, _ in self._selector.select(self._patience(start)):
                 if key.fileobj is self._listener:
@@ -113,10 +114,10 @@ class Watcher:
             except ValueError:
                 return False  # not one of ours
             if not rank.hello:
-                if said.get("token") != self._token:
+                if not isinstance(said, dict) or said.get("token") != self._token:
                     return False
                 rank.hello = said
-                self._ranks[said["rank"]] = rank
+                self._ranks[said["rank"]], self._began = rank, True
                 rank.tell("welcome")
             else:
                 self._hear(rank, said)
@@ -125,20 +126,22 @@ class Watcher:
     def _hear(self, rank: _Rank, said: dict[str, Any]) -> None:
         word, number = said["word"], rank.hello["rank"]
         if word == "goodbye":
-            self._said_goodbye.add(number)
             del self._ranks[number]
         elif word == "abort":  # it has said why itself, and the launcher will kill the others
             self._ending = self._ending or time.monotonic() + _END
         elif word == "report":
-            rank.report = said
+            rank.report, rank.stuck = said, said["stuck"]
         elif word == "late":
             seconds, call = said["seconds"], said["call"]
             self._ask(f"rank {number} of {self._size} has waited {seconds:.0f} s in {call}")
         elif word == "stuck":
             rank.stuck = said["number"]
-            everyone = len(self._ranks) == self._size
-            if everyone and all(each.stuck is not None for each in self._ranks.values()):
-                self._ask("the ranks wait for each other", _LOOK_AGAIN)
+            self._ask_if_all_are_stuck()
+
+    def _ask_if_all_are_stuck(self) -> None:
+        everyone = len(self._ranks) == self._size
+        if everyone and all(rank.stuck is not None for rank in self._ranks.values()):
+            self._ask("the ranks wait for each other", _LOOK_AGAIN)
 
     def _ask(self, why: str, later: float = 0.0) -> None:
         # What is late is late, whatever comes of a question whether ranks wait for each other.
@@ -162,19 +165,18 @@ class Watcher:
         if None in reports.values() and now < question.answers_at:
             return
         self._question = None
-        if question.stuck:
-            for number, rank in self._ranks.items():
-                report = reports[number]
-                if report is None or report["stuck"] != question.stuck.get(number):
-                    rank.stuck = None if report is None else report["stuck"]
-                    return  # one of them has come further, so the others will
+        found = {number: report and report["stuck"] for number, report in reports.items()}
+        if question.stuck and question.stuck != found:
+            self._ask_if_all_are_stuck()  # one has come further, perhaps to wait again
+            return
         lines = [f"{question.why}: all ranks end"]
         for number in sorted(self._ranks):
             lines.append(f"  rank {number}: {_told(reports[number], self._ranks[number].hello)}")
         self._end("\n".join(lines))
 
     def _end(self, message: str) -> None:
-        os.write(2, f"{message}\n".encode())
+        with suppress(OSError):  # when nobody reads what goes wrong, the ranks end all the same
+            os.write(2, f"{message}\n".encode())
         self._ending = time.monotonic() + _END
         for rank in self._ranks.values():
             rank.tell("end")
@@ -184,7 +186,8 @@ class Watcher:
         here = socket.gethostname()
         for rank in self._ranks.values():
             if rank.hello["host"] == here:
-                os.kill(rank.hello["process"], signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(rank.hello["process"], signal.SIGKILL)
 
 
 def _lost(lost: list[tuple[int, dict[str, Any]]], size: int) -> str:
@@ -192,7 +195,8 @@ def _lost(lost: list[tuple[int, dict[str, Any]]], size: int) -> str:
         f"rank {number} of {size} (process {hello['process']} on {hello['host']})"
         for number, hello in sorted(lost, key=lambda each: each[0])
     )
-    return f"{names} is lost: killed or crashed, it said nothing: all ranks end"
+    are = "is" if len(lost) == 1 else "are"
+    return f"{names} {are} lost: killed, or crashed without a word: all ranks end"
 
 
 def _told(report: Report | None, hello: dict[str, Any]) -> str:

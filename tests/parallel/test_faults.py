@@ -98,7 +98,7 @@ def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown() -> None:
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:
     """Among them a message that nobody receives, and a group that waits for one that has ended."""
     result = run("groups_cross", 4, seconds=30)
-    assert result.returncode == 1
+    assert result.returncode != 0
     assert "the ranks wait for each other: all ranks end\n" in result.stderr
     for rank, call in (
         (0, "all_reduce(sum) of float64 (2,) on the CPU among ranks 0-1"),
