@@ -58,10 +58,8 @@ CLASSES = ("negative", "positive")
 # What --model says besides the defaults.
 PRESETS: dict[str, dict[str, Any]] = {
     "mean": {},
-    "transformer": {
-        "width": 128, "layers": 2, "lr": 1e-3, "dropout": 0.2, "word_dropout": 0.2, "warmup": 200,
-    },
-}  # fmt: skip
+    "transformer": {"batch": 128, "lr": 1e-3, "warmup": 200, "dropout": 0.2},
+}
 
 
 @dataclass(frozen=True)
