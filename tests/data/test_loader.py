@@ -130,7 +130,7 @@ def test_iterating_gives_the_batches_from_any_step() -> None:
 
 
 def reading() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("TokenLoader")]
+    return [t for t in threading.enumerate() if t.name.startswith("read_ahead")]
 
 
 def test_closing_ends_the_thread() -> None:
