@@ -62,12 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--arch", nargs="+", action="extend", default=[], help="such as sm_80 sm_90a"
     )
     parser.add_argument(
+        "--without", metavar="TYPE", help="leave out kernels of this C++ type, such as __half"
+    )
+    parser.add_argument(
         "--quiet", action="store_true", help="print only errors and one summary line"
     )
     options = parser.parse_args(arguments)
     try:
         paths, archs = _chosen(options.files, options.arch)
-        reports = check(paths, archs)
+        reports = check(paths, archs, options.without)
     except KernelError as error:
         print(error, file=sys.stderr)
         return 1
@@ -101,29 +104,39 @@ def _chosen(files: Sequence[str], archs: Sequence[str]) -> tuple[list[Path], lis
     return paths, archs
 
 
-def check(paths: Sequence[Path], archs: Sequence[str]) -> list[Report]:
+def check(paths: Sequence[Path], archs: Sequence[str], without: str | None = None) -> list[Report]:
     """Compile the instantiations of the files for each architecture they are for.
 
+    Args:
+        paths: of .cu files.
+        archs: such as "sm_90a".
+        without: a C++ type; instantiations that name it are left out.
     Raises:
-        KernelError: there is neither NVRTC nor nvcc.
+        KernelError: there is neither NVRTC nor nvcc, or no kernel names the type.
     """
     compiler = _compiler()
     tasks = []
-    for path in paths:
-        source = loader.read(path)
+    sources = [loader.read(path) for path in paths]
+    if without and not any(_names(kernel, without) for each in sources for kernel in each.kernels):
+        raise KernelError(f"compile: --without is {without!r}, expected a type that kernels name")
+    for source in sources:
+        kernels = [each for each in source.kernels if not _names(each, without)]
         for arch in archs:
             if source.arch not in (None, arch):
                 continue
             target = source.arch or arch.removesuffix("a")
             tasks += [
-                (source, source.kernels[i : i + _BATCH], target)
-                for i in range(0, len(source.kernels), _BATCH)
+                (source, kernels[i : i + _BATCH], target) for i in range(0, len(kernels), _BATCH)
             ]
     # Files of few kernels have long ones; the many short ones fill the end, so that no core waits.
     tasks.sort(key=lambda task: len(task[0].kernels))
     with ThreadPoolExecutor(backend.threads()) as pool:
         reports = list(pool.map(lambda task: _report(compiler, *task), tasks))
     return sorted(reports, key=lambda report: report.file)
+
+
+def _names(kernel: str, type_name: str | None) -> bool:
+    return type_name in re.findall(r"\w+", kernel)
 
 
 def _compiler() -> Compiler:

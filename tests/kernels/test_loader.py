@@ -242,13 +242,29 @@ def test_the_command_takes_files_and_architectures_in_any_order(
     (folder / "hopper.cu").write_text("")
     seen: list[Any] = []
 
-    def note(paths: Any, targets: Any) -> list[Any]:
+    def note(paths: Any, targets: Any, without: Any) -> list[Any]:
         seen.append(([path.name for path in paths], targets))
+        assert without is None
         return []
 
     monkeypatch.setattr(check, "check", note)
     assert check.main(arguments) == 0
     assert seen == [(files, archs)]
+
+
+def test_the_check_leaves_out_a_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compiler(_: Any, kernels: Any, target: str) -> tuple[str, dict[str, str]]:
+        compiled.extend(kernels)
+        return "", {}
+
+    monkeypatch.setattr(check, "_compiler", lambda: compiler)
+    paths = [folder / "scale.cu"]
+    check.check(paths, ["sm_80"], "float")
+    assert compiled == ["scale<double, 2>", "scale<double, 3>"]
+    with pytest.raises(KernelError, match="--without is 'floa', expected a type that kernels name"):
+        check.check(paths, ["sm_80"], "floa")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.mpi
 PROGRAM = "tests.parallel.sharded_run"
-KILLS = int(os.environ.get("KILLS", "4"))  # 20 take a minute
+KILLS = int(os.environ.get("KILLS", "2"))  # 20 take two minutes
 LONGEST_LIFE = 0.5  # seconds
 STEPS = 80
 OPTIONS = [
