@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from examples.bench.torch_gpt2 import gpt2
 from tensorgrad import backend
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel import Comm
@@ -48,7 +49,7 @@ def training_step(
     torch.set_num_threads(backend.threads())
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    model = _model(config).to(device)
+    model = gpt2(config).to(device)
     run = model
     if several:
         wrap = torch.nn.parallel.DistributedDataParallel
@@ -72,45 +73,3 @@ def training_step(
         optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def _model(config: GPT2Config) -> Any:
-    from torch import nn
-
-    functional = nn.functional
-    width, heads = config.width, config.heads
-
-    class Block(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x: Any) -> Any:
-            batch, length, _ = x.shape
-            qkv = self.qkv(self.norm1(x)).view(batch, length, 3, heads, width // heads)
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.proj(y.transpose(1, 2).reshape(x.shape))
-            return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-    class Model(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens = nn.Embedding(config.rows, width)
-            self.positions = nn.Embedding(config.context, width)
-            self.blocks = nn.ModuleList(Block() for _ in range(config.layers))
-            self.norm = nn.LayerNorm(width)
-            for weight in self.parameters():
-                if weight.ndim == 2:
-                    nn.init.normal_(weight, std=0.02)
-
-        def forward(self, tokens: Any, targets: Any) -> Any:
-            x = self.tokens(tokens) + self.positions.weight
-            for block in self.blocks:
-                x = block(x)
-            logits = self.norm(x) @ self.tokens.weight.t()
-            return functional.cross_entropy(logits.view(-1, config.rows), targets.view(-1))
-
-    return Model()

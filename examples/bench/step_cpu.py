@@ -1,12 +1,12 @@
 """One GPT-2 training step on the CPU, tensorgrad beside PyTorch eager, float32.
 
-    python examples/bench/step_cpu.py            6 layers, C 384, T 256, B 8
-    python examples/bench/step_cpu.py --profile  and where tensorgrad's time goes
+    python -m examples.bench.step_cpu            6 layers, C 384, T 256, B 8
+    python -m examples.bench.step_cpu --profile  and where tensorgrad's time goes
 
 A step is forward, backward, clipping by the global norm and AdamW. The two libraries take turns
 in processes of their own, so that both see the same machine and neither the other's threads; the
 table gives the medians. To compare on two cores of a larger machine:
-`OMP_NUM_THREADS=2 taskset -c 0,1 python examples/bench/step_cpu.py`.
+`OMP_NUM_THREADS=2 taskset -c 0,1 python -m examples.bench.step_cpu`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from examples.bench.torch_gpt2 import gpt2
 from tensorgrad import backend
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW
@@ -48,17 +49,9 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tensorgrad_step(sizes: argparse.Namespace, tokens: Any, targets: Any) -> Step:
+def tensorgrad_step(config: GPT2Config, tokens: Any, targets: Any) -> Step:
     """Return a function that trains tensorgrad's GPT-2 for one step and times its parts."""
-    model = GPT2(
-        GPT2Config(
-            vocab_size=sizes.vocab,
-            context=sizes.context,
-            layers=sizes.layers,
-            heads=sizes.heads,
-            width=sizes.width,
-        )
-    )
+    model = GPT2(config)
     optimizer = AdamW(model.named_parameters(), lr=6e-4, weight_decay=0.1)
 
     def step() -> dict[str, float]:
@@ -75,49 +68,12 @@ def tensorgrad_step(sizes: argparse.Namespace, tokens: Any, targets: Any) -> Ste
     return step
 
 
-def torch_step(sizes: argparse.Namespace, tokens: Any, targets: Any) -> Step:
+def torch_step(config: GPT2Config, tokens: Any, targets: Any) -> Step:
     """Return the same for an equal model in PyTorch, eager."""
     import torch
-    from torch import nn
 
-    functional = nn.functional
     torch.set_num_threads(backend.threads())
-    width, heads = sizes.width, sizes.heads
-
-    class Block(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x: Any) -> Any:
-            batch, length, _ = x.shape
-            qkv = self.qkv(self.norm1(x)).view(batch, length, 3, heads, width // heads)
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.proj(y.transpose(1, 2).reshape(x.shape))
-            return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-    class Model(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens = nn.Embedding(sizes.vocab, width)
-            self.positions = nn.Embedding(sizes.context, width)
-            self.blocks = nn.ModuleList(Block() for _ in range(sizes.layers))
-            self.norm = nn.LayerNorm(width)
-            for weight in self.parameters():  # as GPT-2: wider logits would meet denormal numbers
-                if weight.ndim == 2:
-                    nn.init.normal_(weight, std=0.02)
-
-        def forward(self, tokens: Any, targets: Any) -> Any:
-            x = self.tokens(tokens) + self.positions.weight
-            for block in self.blocks:
-                x = block(x)
-            logits = self.norm(x) @ self.tokens.weight.t()
-            return functional.cross_entropy(logits.view(-1, sizes.vocab), targets.view(-1))
-
-    model = Model()
+    model = gpt2(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, weight_decay=0.1)
     tokens, targets = torch.from_numpy(tokens), torch.from_numpy(targets)
 
@@ -128,7 +84,7 @@ def torch_step(sizes: argparse.Namespace, tokens: Any, targets: Any) -> Step:
         times.append(time.perf_counter())
         loss.backward()
         times.append(time.perf_counter())
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         times.append(time.perf_counter())
         return parts(times)
@@ -159,7 +115,8 @@ def turn(name: str, sizes: argparse.Namespace) -> list[dict[str, float]]:
     """Time some steps of one library in this process."""
     rng = np.random.default_rng(0)
     tokens, targets = rng.integers(0, sizes.vocab, (2, sizes.batch, sizes.context))
-    step = STEPS[name](sizes, tokens, targets)
+    config = GPT2Config(sizes.vocab, sizes.context, sizes.layers, sizes.heads, sizes.width)
+    step = STEPS[name](config, tokens, targets)
     rows = [step() for _ in range(sizes.steps + 2)][2:]
     if sizes.profile:
         profile = cProfile.Profile()
@@ -177,7 +134,7 @@ def main() -> None:
     names = list(STEPS) if importlib.util.find_spec("torch") else ["tensorgrad"]
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for name in tqdm(names * sizes.turns, desc="turns"):
-        command = [sys.executable, *sys.argv, "--only", name]
+        command = [sys.executable, "-m", "examples.bench.step_cpu", *sys.argv[1:], "--only", name]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         measured[name] += json.loads(done.stdout)
     print(f"{platform.processor() or platform.machine()}, {backend.threads()} threads; ms, median")
