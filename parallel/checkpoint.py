@@ -34,6 +34,7 @@ from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Piece, Placement, copies, owners
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint
+from tensorgrad.train.ranks import Ranks
 from tensorgrad.weights import ArrayFile, save_arrays
 
 _PIECES = "pieces"  # the entry of a file's header that says what its arrays are
@@ -277,6 +278,38 @@ def load_latest(folder: Path, comm: Comm) -> Checkpoint | None:
         return found[0]
 
     return files.load_latest(folder, load)
+
+
+class ShardedRanks(Ranks):
+    """Ranks each of which has pieces of the whole: they write checkpoints together.
+
+    A strategy sets what is below, and gathers in `after_step` what it has loaded.
+    """
+
+    _world: Comm  # all that write
+    _placements: Mapping[str, Placement] | None = None  # as of `pieces_of`
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        model: Module,
+        optimizer: Optimizer,
+        state: Mapping[str, Json],
+        keep: int,
+    ) -> Path:
+        """Write a checkpoint of which each rank writes a part; see `Ranks.save`."""
+        placements = self._placements
+        return save_pieces(self._world, folder, step, model, optimizer, state, keep, placements)
+
+    def load_latest(self, folder: Path) -> Checkpoint | None:
+        """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
+        return load_latest(folder, self._world)
+
+    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
+        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
+        load_pieces(self._world, checkpoint, model, optimizer, self._placements)
+        self.after_step()
 
 
 def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stored]]:

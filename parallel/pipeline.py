@@ -16,8 +16,7 @@ sum of the first stage's and the last's. Tests: tests/parallel/test_pipeline.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,14 +30,13 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.parallel import checkpoint as files
+from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, with_transfers
 from tensorgrad.parallel.stages import Elsewhere, block_costs, leave_parts, split
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
 
 _MOST_SENDS = 2  # gradients on their way at a time: each is kept in memory until it has arrived
@@ -65,7 +63,7 @@ class _Output(NamedTuple):
         return backend.empty(self.shape, self.dtype, like)
 
 
-class Pipeline(Ranks):
+class Pipeline(ShardedRanks):
     """Trains a `LanguageModel` whose layers are spread over the ranks.
 
         ranks = Pipeline(comm, "1f1b")
@@ -225,27 +223,6 @@ class Pipeline(Ranks):
         largest = np.array(values, "float64")
         self._comm.all_reduce(largest, "max")
         return self._data.sum([float(each) for each in largest])
-
-    def save(
-        self,
-        folder: Path,
-        step: int,
-        model: Module,
-        optimizer: Optimizer,
-        state: Mapping[str, Any],
-        keep: int,
-    ) -> Path:
-        """Write a checkpoint of which each rank writes a part; see `Ranks.save`."""
-        return files.save_pieces(self._world, folder, step, model, optimizer, state, keep, {})
-
-    def load_latest(self, folder: Path) -> Checkpoint | None:
-        """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
-        return files.load_latest(folder, self._world)
-
-    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
-        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
-        files.load_pieces(self._world, checkpoint, model, optimizer)
-        self._data.after_step()
 
     def _tie(self, model: LanguageModel) -> None:
         """Join first and last stage; give both the same table of tokens where it is the head."""

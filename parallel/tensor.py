@@ -12,12 +12,11 @@ Tests: tests/parallel/test_tensor.py.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.nn import FeedForward, LayerNorm, Linear, Module, SwiGLU, TransformerBlock
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.parallel.checkpoint import load_latest, load_pieces, save_pieces
+from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.tensor_layers import (
@@ -45,7 +44,6 @@ from tensorgrad.parallel.tensor_layers import (
 from tensorgrad.parallel.tensor_ops import all_gather_columns
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, OneProcess, Ranks
 
 _SAMPLE = 1024  # elements of each parameter by which ranks see whether they made the same model
@@ -196,7 +194,7 @@ def _mark(parameter: Tensor) -> str:
     return f"{parameter.dtype} {parameter.shape} {zlib.crc32(sample.tobytes()):08x}"
 
 
-class TensorParallel(Ranks):
+class TensorParallel(ShardedRanks):
     """Training on ranks that share each layer; other strategies work within.
 
     The ranks of a group get the same batches, compute the same loss, and step alike. Gradient
@@ -238,6 +236,7 @@ class TensorParallel(Ranks):
                 "TransformerLM"
             )
         self.parts = tensor_parallel(model, self._comm, self._sequence)
+        self._placements = self.parts.placements
         optimizer = self._inner.prepare(model, make_optimizer)
         self._terms = _Stretches(optimizer.flat, self.parts.summed)
         if self._comm.rank > 0:
@@ -283,28 +282,6 @@ class TensorParallel(Ranks):
         means = np.array(values, "float64")
         self._comm.all_reduce(means, "mean")
         return self._inner.sum([float(each) for each in means])
-
-    def save(
-        self,
-        folder: Path,
-        step: int,
-        model: Module,
-        optimizer: Optimizer,
-        state: Mapping[str, Any],
-        keep: int,
-    ) -> Path:
-        """Write a checkpoint of which each rank writes a part; see `Ranks.save`."""
-        placements = self.parts.placements
-        return save_pieces(self._world, folder, step, model, optimizer, state, keep, placements)
-
-    def load_latest(self, folder: Path) -> Checkpoint | None:
-        """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
-        return load_latest(folder, self._world)
-
-    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
-        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
-        load_pieces(self._world, checkpoint, model, optimizer, self.parts.placements)
-        self._inner.after_step()
 
 
 class _Stretches:

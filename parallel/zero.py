@@ -18,27 +18,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import Any
 
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets
-from tensorgrad.parallel.checkpoint import load_pieces, save_pieces
+from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.data import DataParallel, broadcast_parameters
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import Units, find_units
-from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer
 
 STAGES = (1, 2, 3)
 
 
-class Zero(DataParallel):
+class Zero(ShardedRanks, DataParallel):
     """Data parallelism with sharded optimizer state, gradients and parameters.
 
     Args:
@@ -53,6 +50,7 @@ class Zero(DataParallel):
     def __init__(self, comm: Comm, stage: int, bucket_mb: float | None = None) -> None:
         """Train on the ranks of `comm`."""
         super().__init__(comm, "overlap", bucket_mb)
+        self._world = comm
         if stage not in STAGES:
             raise ArgumentError(f"Zero: stage is {stage}, expected 1, 2 or 3")
         self.stage = stage
@@ -147,23 +145,6 @@ class Zero(DataParallel):
         for _ in range(int(max(counts)) - len(batches)):
             units.pass_by()
         return result
-
-    def save(
-        self,
-        folder: Path,
-        step: int,
-        model: Module,
-        optimizer: Optimizer,
-        state: Mapping[str, Any],
-        keep: int,
-    ) -> Path | None:
-        """Write a checkpoint of which each rank writes its parts."""
-        return save_pieces(self._comm, folder, step, model, optimizer, state, keep, {})
-
-    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
-        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
-        load_pieces(self._comm, checkpoint, model, optimizer, {})
-        self.after_step()
 
     @contextmanager
     def _each_backward(self) -> Iterator[None]:
