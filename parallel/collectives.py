@@ -248,7 +248,8 @@ class Comm:
         """Send an array to one rank, which calls `recv`. Arrays arrive in the order sent.
 
         Two ranks that both send to each other first, with `wait`, may wait for ever. The first
-        time that a GPU array goes from one rank to another their hosts wait for each other.
+        time that a GPU array goes from one of two ranks to the other their hosts wait until both
+        have come to such a call, in whatever direction.
 
         Args:
             array: any shape and layout.

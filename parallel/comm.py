@@ -33,6 +33,14 @@ from tensorgrad.parallel.transport import Finish, GpuTransport
 
 _log = logging.getLogger(__name__)
 
+# Of a stream whose kernels the GPU takes before those of others that wait too: a transfer that
+# begins late ends late, and a computation that begins later does not.
+_FIRST = -1
+
+# Streams that the driver keeps apart; of two that share a queue one may wait for the other. Of its
+# 8 those of a mesh would take too many.
+_QUEUES = "32"
+
 # What is added in a wider type and rounded once: NCCL knows no 16-bit integers.
 _WIDE = {dtypes.int16: dtypes.int32, dtypes.uint16: dtypes.uint32}
 
@@ -84,6 +92,7 @@ def _start() -> tuple[Comm, watch.Watch | None]:
     started = launched_ranks()
     if started == 1:
         return Comm(), None
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _QUEUES)  # read when CUDA starts
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -278,14 +287,30 @@ class _Nccl:
     def _pair(self, source: int, to: int) -> _NcclStream:
         """Return the communicator of messages from `source`, its rank 0, to `to`, its rank 1."""
         if (source, to) not in self._pairs:
-            sends = source == self._mpi.rank
-            told = np.frombuffer(_nccl_unique_id() if sends else bytes(128), "uint8").copy()
-            finish = self._mpi.send(told, to) if sends else self._mpi.recv(told, source)
-            finish()
-            rank = 0 if sends else 1
-            pair = _NcclStream(told.tobytes(), rank, 2, self._device, self._mpi.last)
-            self._pairs[source, to] = pair
+            self._connect(source, to)
         return self._pairs[source, to]
+
+    def _connect(self, *ranks: int) -> None:
+        """Make the communicators of both directions between this rank and another, which does too.
+
+        NCCL connects at a first message, for which both hosts wait: so here each direction has one.
+        Later no call makes the host wait, in whatever order the two send and receive.
+        """
+        low, high = sorted(ranks)
+        told = np.empty((2, 128), "uint8")
+        if self._mpi.rank == low:
+            for row in told:
+                row[...] = np.frombuffer(_nccl_unique_id(), "uint8")
+            self._mpi.send(told.reshape(-1), high)()
+        else:
+            self._mpi.recv(told.reshape(-1), low)()
+        for unique_id, (source, to) in zip(told, ((low, high), (high, low)), strict=True):
+            sends = self._mpi.rank == source
+            pair = _NcclStream(unique_id.tobytes(), 1 - sends, 2, self._device, self._mpi.last)
+            self._pairs[source, to] = pair
+            data = backend.cupy.zeros(1, "uint8")
+            finish = self.send(data, to) if sends else self.recv(data, source)
+            finish()
 
 
 class _NcclStream:
@@ -301,7 +326,7 @@ class _NcclStream:
         self._device, self._last = device, last
         with cuda.Device(device):
             self._nccl = nccl.NcclCommunicator(size, unique_id, rank)
-            self._stream = cuda.Stream(non_blocking=True)
+            self._stream = cuda.Stream(non_blocking=True, priority=_FIRST)
             self._ready = cuda.Event(disable_timing=True)
 
     def begin(self, op: str, arrays: tuple[Array, ...], call: Callable[[Any, int], None]) -> Finish:
@@ -325,7 +350,7 @@ class _NcclStream:
             raise CommError(f"{op}: NCCL fails with {error}") from error
         done = cuda.Event(disable_timing=True)
         done.record(self._stream)
-        self._last.event = done
+        self._last.event = _Event(done, self._device)
 
         def finish(held: tuple[Array, ...] = arrays) -> None:
             cuda.get_current_stream(self._device).wait_event(done)
@@ -340,6 +365,21 @@ class _NcclStream:
         """
         self._stream.synchronize()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
+
+
+class _Event:
+    """An event that another thread may ask, without a context on a GPU that is not this rank's."""
+
+    __slots__ = ("_device", "_event")
+
+    def __init__(self, event: Any, device: int) -> None:
+        self._event, self._device = event, device
+
+    @property
+    def done(self) -> bool:
+        """Whether the GPU has come there."""
+        backend.cupy.cuda.Device(self._device).use()
+        return bool(self._event.done)
 
 
 def _then_narrow(finish: Finish, wide: Array, array: Array) -> Finish:

@@ -212,7 +212,7 @@ def with_transfers(plans: Sequence[Sequence[Action]], stage: int) -> list[Action
     stage sends and receives its own in that order. So nothing can wait in a circle, even where a
     send lasts until the other side receives, and where a stage sends and receives on one stream
     that keeps the order. Sends follow what computes them at once; a receive stands, where that
-    order allows, one computation before the one that needs it, so that both go on together.
+    order allows, before the computation that needs it: while it waits it keeps a GPU busy.
 
     Args:
         plans: of each stage, its "forward" and "backward" actions in order; part i belongs to
@@ -234,8 +234,7 @@ def with_transfers(plans: Sequence[Sequence[Action]], stage: int) -> list[Action
             elif action in places and need not in places:
                 kind = "receive_input" if forward else "receive_gradient"
                 what = Action(kind, action.micro, action.part)
-                early = max(0, places[action] - 1)
-                messages.append(_Message(spans[need].end, need, what, early))
+                messages.append(_Message(spans[need].end, need, what, places[action]))
     return _woven(plan, sorted(messages, key=lambda message: message[:2]))
 
 

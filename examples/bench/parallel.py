@@ -1,18 +1,23 @@
 """Training on several ranks, measured: what each way of sharing the work costs and gains.
 
-    mpirun -n 2 python -m examples.bench.parallel --json parallel.json
-    mpirun -n 4 python -m examples.bench.parallel zero --model gpt2-1558M --batch 4
+    mpirun -n 2 python -m examples.bench.parallel --compiled --json parallel.json
+    mpirun -n 2 python -m examples.bench.parallel data --layers 24 --width 512 --heads 8 \
+        --context 256 --batch 8
+    mpirun -n 4 python -m examples.bench.parallel zero --model gpt2-1558M --batch 8 --steps 2
     mpirun -n 2 python -m examples.bench.parallel --device cpu --layers 2 --width 64 --heads 2 \
         --context 32 --vocab 512 --batch 2 --sizes 0.1 1
 
 all-reduce  through Comm, and NCCL (on CPUs MPI) called directly
 data        each way to add gradients beside a rank that trains alone, and PyTorch's DDP
-pipeline    each schedule beside plain model parallelism, and idle time beside its formula
+pipeline    each schedule beside plain model parallelism, and idle time beside its formula: that of
+            the stage that has the most to do, as the formula is for stages that take equally long
 tensor      ranks that share each layer, with and without the rows, beside one rank
 zero        peak memory of each stage beside the plan's
 
 Ranks are compared with one rank that does the same work alone, at the same time as the others, so
-that all GPUs are as warm. PyTorch's figures are left out where it is not installed.
+that all GPUs are as warm. PyTorch's figures are left out where it is not installed. "peak MB" is
+what arrays take; "device MB" all that is taken of a GPU, NCCL's buffers and what the memory pool
+keeps included.
 """
 
 from __future__ import annotations
@@ -31,16 +36,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from examples.bench import ddp
-from tensorgrad import Tensor, backend, random
+from tensorgrad import Tensor, backend, nn, random
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import (
     Comm,
     DataParallel,
+    Handle,
     Mesh,
     Pipeline,
     Zero,
@@ -117,7 +124,7 @@ class Bench:
 
     @contextmanager
     def peak(self, line: Line) -> Iterator[None]:
-        """Write the most memory that arrays take in this block, on any rank, into the line."""
+        """Write the most memory that this block takes, on any rank, into the line."""
         self.release()
         if self.device == "cpu":
             tracemalloc.start()
@@ -129,9 +136,53 @@ class Bench:
             with hook:
                 yield
             peak = hook.peak
-        most = np.array([peak / 1e6])
+        most = np.array([peak / 1e6, self._taken() / 1e6])
         self.comm.all_reduce(most, "max")
         line["peak MB"] = float(most[0])
+        if most[1]:
+            line["device MB"] = float(most[1])
+
+    def _taken(self) -> int:
+        """Return the bytes that are taken of the GPU."""
+        if self.device == "cpu":
+            return 0
+        free, total = backend.cupy.cuda.runtime.memGetInfo()
+        return int(total - free)
+
+    def idle(self, step: Step) -> list[float]:
+        """Return for each rank which share of some steps it waited for others."""
+        spans: list[tuple[Any, Any]] = []
+        wait = Handle.wait
+
+        def timed(handle: Handle) -> None:
+            before = self._moment()
+            wait(handle)
+            spans.append((before, self._moment()))
+
+        self.comm.barrier()
+        with patch.object(Handle, "wait", timed):
+            begin = self._moment()
+            for _ in range(self.steps):
+                step()
+            end = self._moment()
+        self.wait()
+        waited = sum(self._between(*span) for span in spans)
+        shares = self.comm.all_gather_objects(waited / self._between(begin, end))
+        return [float(share) for share in shares]
+
+    def _moment(self) -> Any:
+        """Return what marks the time, on a GPU that of its current stream."""
+        if self.device == "cpu":
+            return time.perf_counter()
+        event = backend.cupy.cuda.Event()
+        event.record()
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two moments that have passed."""
+        if self.device == "cpu":
+            return float(end - begin)
+        return float(backend.cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
 
 def _peak_hook() -> Any:
@@ -154,7 +205,8 @@ def _peak_hook() -> Any:
 def training_step(bench: Bench, ranks: Ranks, micro: int = 1) -> Step:
     """Return a step of training on random tokens: gradients, clipping, AdamW."""
     random.seed(0)
-    model = GPT2(bench.config).to(bench.device, bench.dtype)
+    with nn.init.on(bench.device):
+        model = GPT2(bench.config).to(bench.device, bench.dtype)
     optimizer = ranks.prepare(model, lambda flat: AdamW(flat, 6e-4, (0.9, 0.95), weight_decay=0.1))
     ranks.begin(0, [])
     shape = (micro, bench.batch // micro, bench.config.context)
@@ -179,7 +231,7 @@ def training_step(bench: Bench, ranks: Ranks, micro: int = 1) -> Step:
     return step
 
 
-def measured(bench: Bench, name: str, make: Callable[[], Step]) -> Line:
+def measured(bench: Bench, name: str, make: Callable[[], Step], idle: bool = False) -> Line:
     """Return the time of a step, and the most memory of making and doing it."""
     line: Line = {"name": name}
     with bench.peak(line):
@@ -187,6 +239,9 @@ def measured(bench: Bench, name: str, make: Callable[[], Step]) -> Line:
         step()
         bench.wait()
     line["ms"] = 1e3 * bench.seconds(step, bench.steps)
+    if idle:
+        shares = bench.idle(step)
+        line["idle"], line["most idle"] = min(shares), max(shares)
     return line
 
 
@@ -234,16 +289,21 @@ def data(bench: Bench) -> Iterator[Line]:
     """Yield a rank alone, then each way to add gradients, then the same of PyTorch."""
     comm, tokens = bench.comm, bench.batch * bench.config.context
     alone: Line = {}
-    for name in ("alone", "naive", "flat", "overlap"):
+    naive = 0.0
+    for name in ("alone", "naive", "flat", "overlap") if comm.size > 1 else ("alone",):
         ranks = OneProcess() if name == "alone" else DataParallel(comm, name, bench.bucket)
         line = measured(bench, name, partial(training_step, bench, ranks))
         alone = alone or line
+        if name == "naive":
+            naive = line["ms"]
+        elif naive:
+            line["speed-up"] = naive / line["ms"]
         yield _compared(line, alone, tokens, comm.size)
     if bench.torch is None:
         return
     ddp.join(bench.torch, comm, bench.device)
     alone = {}
-    for name in ("PyTorch alone", "PyTorch DDP"):
+    for name in ("PyTorch alone", "PyTorch DDP") if comm.size > 1 else ("PyTorch alone",):
         bench.release()
         step = ddp.training_step(
             bench.torch,
@@ -266,8 +326,9 @@ def _compared(line: Line, alone: Line, tokens: int, ranks: int) -> Line:
     line["tokens/s"] = several * tokens / line["ms"] * 1e3
     if several > 1:
         line["share"] = alone["ms"] / line["ms"]
-        if "peak MB" in line:
-            line["extra memory"] = line["peak MB"] / alone["peak MB"] - 1
+        for name, kind in (("extra memory", "peak MB"), ("extra of the device", "device MB")):
+            if kind in line:
+                line[name] = line[kind] / alone[kind] - 1
     return line
 
 
@@ -283,10 +344,10 @@ def pipeline(bench: Bench) -> Iterator[Line]:
         if comm.size * chunks > bench.config.layers or (chunks > 1 and micro % comm.size):
             continue
         ranks = Pipeline(comm, name, chunks)
-        line = measured(bench, name, partial(training_step, bench, ranks, micro))
+        line = measured(bench, name, partial(training_step, bench, ranks, micro), idle=True)
         slow = slow or line
         line["speed-up"] = slow["ms"] / line["ms"]
-        line["idle"] = 1 - alone["ms"] / (comm.size * line["ms"])
+        line["efficiency"] = alone["ms"] / (comm.size * line["ms"])
         line["idle by formula"] = idle_share(name, comm.size, micro, chunks)
         job = Job(bench.config, Mesh(1, comm.size), bench.batch, micro, 0, name, chunks,
                   dtype=bench.dtype)  # fmt: skip

@@ -1,17 +1,52 @@
 """Filling parameters before training, in place. Names and formulas are PyTorch's.
 
-All draw from `tensorgrad.random`, so its seed decides every value.
+All draw from `tensorgrad.random`, so its seed decides every value, on every device.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from tensorgrad import random
+import numpy as np
+
+from tensorgrad import backend, random
 from tensorgrad.autograd import assign, no_grad
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.tensor import Tensor
+
+
+class _Place(threading.local):
+    """Where this thread fills tensors; None: where they are."""
+
+    device: str | None = None
+
+
+_place = _Place()
+
+
+@contextmanager
+def on(device: str) -> Iterator[None]:
+    """Fill tensors on a device in the `with` block, and leave them there.
+
+        with nn.init.on("cuda"):
+            model = GPT2(config)  # takes a moment, and no memory of the host
+        model.to("cuda")  # what was not drawn: norms, say
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    index = backend.gpu_index(device)
+    before, _place.device = _place.device, "cpu" if index is None else f"cuda:{index}"
+    try:
+        yield
+    finally:
+        _place.device = before
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:
@@ -31,12 +66,14 @@ def ones_(tensor: Tensor) -> Tensor:
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill from the normal distribution with this mean and standard deviation."""
-    return _fill(tensor, random.normal(tensor.shape, mean, std, tensor.dtype, tensor.device).data)
+    device = _place.device or tensor.device
+    return _fill(tensor, random.normal(tensor.shape, mean, std, tensor.dtype, device).data)
 
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fill from the uniform distribution over [low, high)."""
-    return _fill(tensor, random.uniform(tensor.shape, low, high, tensor.dtype, tensor.device).data)
+    device = _place.device or tensor.device
+    return _fill(tensor, random.uniform(tensor.shape, low, high, tensor.dtype, device).data)
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
@@ -76,8 +113,12 @@ def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Ten
 
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:
-    with no_grad():
-        assign(tensor, ..., value)
+    if _place.device in (None, tensor.device):
+        with no_grad():
+            assign(tensor, ..., value)
+    else:
+        whole = value if backend.is_array(value) else np.full(tensor.shape, value, tensor.dtype)
+        tensor.data = backend.to_device(whole, _place.device)
     return tensor
 
 

@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn, ops
-from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad import Tensor, nn, ops, random
+from tensorgrad.errors import (
+    ArgumentError,
+    DeviceError,
+    DtypeError,
+    OutOfRangeError,
+    ShapeError,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -110,6 +116,26 @@ def test_initializers(fill: Any, mean: float, std: float) -> None:
         values = held.astype(float)
         assert values.mean() == pytest.approx(mean, abs=0.02 * std)
         assert values.std() == pytest.approx(std, rel=0.02)
+
+
+def test_tensors_are_filled_where_it_is_said(device: str) -> None:
+    def layer() -> nn.Linear:
+        random.seed(4)
+        linear = nn.Linear(50, 30)
+        assert linear.bias is not None
+        nn.init.zeros_(linear.bias)
+        return linear
+
+    expected = layer()
+    with nn.init.on(device):
+        found = layer()
+    assert [parameter.device for parameter in found.parameters()] == [device, device]
+    np.testing.assert_allclose(found.weight.numpy(), expected.weight.numpy(), rtol=1e-6)
+    assert found.bias is not None
+    assert not found.bias.numpy().any()
+    assert layer().weight.device == "cpu"
+    with pytest.raises(DeviceError, match="got 'gpu', expected 'cpu'"), nn.init.on("gpu"):
+        pass
 
 
 def test_initializers_name_what_does_not_fit() -> None:

@@ -1,16 +1,17 @@
 """Training on meshes of ranks against training in one process; run by test_mesh_training.py.
 
-mpirun -n 4 python tests/parallel/mesh_training.py
+mpirun -n 4 python tests/parallel/mesh_training.py cpu
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import parallel, random
+from tensorgrad import backend, parallel, random
 from tensorgrad.backend import Array
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import AdamW
@@ -20,16 +21,22 @@ from tensorgrad.parallel.placement import Piece, Placement, assemble
 from tensorgrad.parallel.tensor import TensorParallel
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import OneProcess, Ranks
-from tests.parallel.tensor_ranks import MODELS, T, small_llama
+from tests.parallel.tensor_ranks import MODELS, T, small_gpt2, small_llama
 
 STEPS, ROWS, PARTS = 20, 8, 2
 Values = np.ndarray[Any, Any]
 
+Case = tuple[int, dict[str, int], dict[str, Any]]
+
 # In float64 rounding hides nothing; two ranks have one and two of its heads of keys and values.
-TRAINED = (*MODELS, lambda: small_llama(heads=6, kv_heads=3, width=48).to("float64"))
+TRAINED = (
+    *MODELS,
+    lambda: small_llama(heads=6, kv_heads=3, width=48).to("float64"),
+    lambda: small_gpt2(layers=8),
+)
 
 # For each number of ranks: which of these, the mesh, and how it trains.
-MESHES: dict[int, list[tuple[int, dict[str, int], dict[str, Any]]]] = {
+MESHES: dict[int, list[Case]] = {
     2: [
         (number, {"tp": 2}, {"sequence": sequence})
         for number, sequence in ((0, False), (1, True), (2, False), (3, True))
@@ -47,6 +54,33 @@ MESHES: dict[int, list[tuple[int, dict[str, int], dict[str, Any]]]] = {
     ],
 }
 
+# And on GPUs what test_pipeline.py compares on CPUs.
+PIPELINES: dict[int, list[Case]] = {
+    2: [
+        (0, {"pp": 2}, {"schedule": "model-parallel"}),
+        (0, {"pp": 2}, {"schedule": "gpipe"}),
+        (3, {"pp": 2}, {"schedule": "1f1b"}),
+        (4, {"pp": 2}, {"schedule": "interleaved", "chunks": 2}),
+    ],
+    4: [
+        (4, {"pp": 4}, {"schedule": "gpipe"}),
+        (4, {"pp": 4}, {"schedule": "1f1b"}),
+        (0, {"dp": 2, "pp": 2}, {"schedule": "1f1b", "zero": 1}),
+        (4, {"dp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2}),
+    ],
+}
+
+
+def cases(ranks: int, device: str) -> list[Case]:
+    """Return what is trained on so many ranks."""
+    return MESHES[ranks] + (PIPELINES.get(ranks, []) if device != "cpu" else [])
+
+
+class Here:
+    """Where this process trains: the program sets it once."""
+
+    device = "cpu"
+
 
 class Run(NamedTuple):
     """What training gave: of each step the loss and the norm, and the parameters at the end."""
@@ -60,7 +94,8 @@ def train(ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm) -> Ru
     """Train for some steps with clipping, weight decay and accumulation."""
     tokens = np.random.default_rng(4).integers(0, 37, (STEPS, ROWS, T + 1))
     tokens[::3, 0, 3:] = 36  # so that some steps have larger gradients than others
-    model = make()
+    tokens = backend.to_device(tokens, Here.device)
+    model = make().to(Here.device)
     # eps keeps Adam from making steps of gradients that are nothing but rounding
     optimizer = ranks.prepare(model, lambda flat: AdamW(flat, 1e-3, eps=1e-6, weight_decay=0.1))
     ranks.begin(0, [])
@@ -74,13 +109,14 @@ def train(ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm) -> Ru
     share = ROWS // ranks.ranks
     for rows in tokens:
         mine = rows[ranks.rank * share : (ranks.rank + 1) * share]
-        parts = [(part[:, :-1], part[:, 1:]) for part in np.split(mine, PARTS)]
+        parts = [(part[:, :-1], part[:, 1:]) for part in mine.reshape(PARTS, -1, T + 1)]
         optimizer.zero_grad()
         total = ranks.compute_gradients(loss, parts)
         norm = optimizer.step(1.0, None, ranks.reduce_norm)
         ranks.after_step()
         totals.append(float(total) / PARTS)
-        norms.append(float(np.asarray(norm)))
+        assert norm is not None
+        norms.append(float(norm))
     sums = ranks.sum(totals)
     boxes = ranks.parts.placements if isinstance(ranks, TensorParallel) else {}
     held = [
@@ -127,37 +163,37 @@ def compare(name: str, found: Run, expected: Run, most: float) -> None:
     assert differences**0.5 <= most * sizes**0.5, f"{name}: {(differences / sizes) ** 0.5:.1e}"
 
 
-def in_one_process(comm: Comm) -> list[Run]:
-    """Train each model in one process, each on one of the ranks, and return all runs on all."""
-    runs = []
+def in_one_process(comm: Comm, wanted: set[int]) -> dict[int, Run]:
+    """Train models in one process, each on one of the ranks, and return all runs on all."""
+    runs = {}
     mine = {
-        number: train(OneProcess(), make, Comm())
-        for number, make in enumerate(TRAINED)
+        number: train(OneProcess(), TRAINED[number], Comm())
+        for number in wanted
         if number % comm.size == comm.rank
     }
-    for number in range(len(TRAINED)):
+    for number in sorted(wanted):
         run = mine.get(number)
         told = None
         if run is not None:
             arrays = {name: array.tolist() for name, array in run.parameters.items()}
             told = [run.losses, run.norms, arrays]
         losses, norms, arrays = comm.broadcast_object(told, number % comm.size)
-        runs.append(Run(losses, norms, {name: np.array(each) for name, each in arrays.items()}))
+        runs[number] = Run(losses, norms, {name: np.array(a) for name, a in arrays.items()})
     return runs
 
 
 def main() -> None:
     comm = parallel.world()
-    comm.select_device("cpu")
-    expected = in_one_process(comm)
-    cases = MESHES[comm.size]
-    for number, sizes, options in cases:
+    Here.device = comm.select_device(sys.argv[1])
+    found = cases(comm.size, Here.device)
+    expected = in_one_process(comm, {number for number, _, _ in found})
+    for number, sizes, options in found:
         mesh = make_mesh(comm.size, comm.rank, **sizes)
-        found = train(mesh_ranks(comm, mesh, **options), TRAINED[number], comm)
+        run = train(mesh_ranks(comm, mesh, **options), TRAINED[number], comm)
         most = 1e-12 if number == len(MODELS) else 1e-6
-        compare(f"model {number}, {sizes}, {options}", found, expected[number], most)
+        compare(f"model {number}, {sizes}, {options}", run, expected[number], most)
     if comm.rank == 0:
-        print(f"{len(cases)} runs on {comm.size} ranks")
+        print(f"{len(found)} runs on {comm.size} ranks, {Here.device}")
 
 
 if __name__ == "__main__":

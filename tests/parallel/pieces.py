@@ -85,6 +85,12 @@ def check_messages(comm: Comm, device: str) -> None:
     if comm.size == 1:
         return
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for first in range(comm.size):  # neighbours on GPUs meet once, and not all round the ring
+        second = (first + 1) % comm.size
+        if comm.rank == first:
+            comm.send(on(device, np.ones(1)), second)
+        elif comm.rank == second:
+            comm.recv(on(device, np.zeros(1)), first)
     usual, messages._MESSAGE_BYTES = messages._MESSAGE_BYTES, 1000
     for shape, dtype, ranks in cases(comm):
         mine = on(device, ranks[comm.rank])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,20 @@ import pytest
 from tests.parallel import mesh_training
 from tests.ranks import run_ranks
 
+PROGRAM = Path(mesh_training.__file__)
+
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_mesh_takes_the_steps_of_one_process(ranks: int) -> None:
-    out = run_ranks(Path(mesh_training.__file__), ranks).stdout
-    assert re.fullmatch(rf"[1-9]\d* runs on {ranks} ranks\n", out)
+    runs = len(mesh_training.cases(ranks, "cpu"))
+    assert run_ranks(PROGRAM, ranks, ["cpu"]).stdout == f"{runs} runs on {ranks} ranks, cpu\n"
+
+
+@pytest.mark.mpi
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_mesh_takes_the_steps_of_one_process_on_gpus(ranks: int) -> None:
+    runs = len(mesh_training.cases(ranks, "cuda"))
+    out = run_ranks(PROGRAM, ranks, ["cuda"], timeout=300).stdout
+    assert out == f"{runs} runs on {ranks} ranks, cuda:0\n"

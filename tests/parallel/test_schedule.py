@@ -130,14 +130,14 @@ def test_nothing_waits_in_a_circle_where_sends_block(case: Sizes) -> None:
                 assert passes[-1] == (done, action.micro, action.part)
 
 
-def test_receives_stand_before_the_computation_before() -> None:
+def test_receives_stand_before_the_computation_that_needs_them() -> None:
     plans = plans_of("1f1b", 2, 4)
     found = [(a.kind, a.micro) for a in with_transfers(plans, 1)][:6]
     assert found == [
         ("receive_input", 0),
         ("forward", 0),
-        ("receive_input", 1),
         ("backward", 0),
+        ("receive_input", 1),
         ("send_gradient", 0),
         ("forward", 1),
     ]
@@ -153,7 +153,7 @@ def test_messages_without_a_common_order_would_wait_in_a_circle() -> None:
     plans = [with_transfers(plans_of("1f1b", 2, 4), stage) for stage in range(2)]
     run_blocking(plans)
     place = next(i for i, action in enumerate(plans[1]) if action == ("receive_input", 1, 1))
-    plans[1].insert(place + 2, plans[1].pop(place))  # behind the send that follows
+    plans[1].insert(place + 1, plans[1].pop(place))  # behind the send that follows
     with pytest.raises(AssertionError, match="send_output"):
         run_blocking(plans)
 
