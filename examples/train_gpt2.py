@@ -20,11 +20,11 @@ from pathlib import Path
 
 from tensorgrad import backend, random
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
-from tensorgrad.errors import TensorgradError
 from tensorgrad.models.generate import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
+from tensorgrad.train.command import command, free_folder, report_stop
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics
@@ -94,14 +94,7 @@ def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings,
 
 def folder_of(settings: Settings) -> Path:
     """Return the folder of a new run."""
-    return Path(settings.out) if settings.out else _free_folder()
-
-
-def _free_folder() -> Path:
-    number = 1
-    while Path(f"runs/gpt2-{number}").exists():
-        number += 1
-    return Path(f"runs/gpt2-{number}")
+    return Path(settings.out) if settings.out else free_folder("runs/gpt2")
 
 
 def prepare_corpus(settings: Settings) -> Corpus:
@@ -211,10 +204,7 @@ def train(settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device
 
 def _report(settings: Settings, folder: Path, outcome: Outcome, seconds: float) -> None:
     if not outcome.finished:
-        log.info(
-            "stopped after step %d of %d; to go on: python %s --resume %s",
-            *(outcome.step, settings.steps, sys.argv[0], folder),
-        )
+        report_stop(outcome, settings.steps, folder)
         return
     losses = [
         record["validation_loss"]
@@ -228,20 +218,12 @@ def _report(settings: Settings, folder: Path, outcome: Outcome, seconds: float) 
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        settings, folder, resuming = read_command_line(arguments)
-        settings, device = choose_device(settings)
-        train(settings, folder, resuming, OneProcess(), device)
-    except (TensorgradError, OSError) as error:
-        log.error("%s", error)
-        return 1
-    except KeyboardInterrupt:
-        log.error("stopped at once; --resume goes on from the newest checkpoint, if there is one")
-        return 130
-    return 0
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    settings, folder, resuming = read_command_line(arguments)
+    settings, device = choose_device(settings)
+    train(settings, folder, resuming, OneProcess(), device)
 
 
 if __name__ == "__main__":

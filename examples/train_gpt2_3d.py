@@ -14,18 +14,15 @@ as many as stages. To have one file of the whole model:
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tensorgrad.parallel import Comm, make_mesh, mesh_ranks, world
+from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train.config import option
-from tensorgrad.train.device import choose_device
 from tensorgrad.train.ranks import Ranks
-from train_gpt2 import train
-from train_gpt2_dp import ParallelSettings, read_command_line_once
+from train_gpt2_dp import ParallelSettings, begin, read_command_line_once, train_on_ranks
 
 ABOUT = "Train a GPT-2 on a mesh of ranks: data, pipeline and tensor parallelism."
 
@@ -61,16 +58,11 @@ class MeshSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not see
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on this rank; an exception ends all ranks and shows its traceback."""
-    comm = world()
-    level = logging.INFO if comm.rank == 0 else logging.ERROR
-    logging.basicConfig(level=level, format="%(message)s")
+    comm = begin()
     settings, folder, resuming = read_command_line_once(comm, MeshSettings, ABOUT, arguments)
-    ranks = settings.ranks(comm)
     if settings.sequence:
         settings = replace(settings, sample=0)  # no rank makes logits of the last token alone
-    settings, _ = choose_device(settings)
-    device = comm.select_device(settings.device)
-    train(settings, folder, resuming, ranks, device)
+    train_on_ranks(comm, settings, folder, resuming)
     return 0
 
 

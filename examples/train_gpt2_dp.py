@@ -71,6 +71,14 @@ class ParallelSettings(Settings):  # type: ignore[misc]  # mypy does not see scr
 AnySettings = TypeVar("AnySettings", bound=ParallelSettings)
 
 
+def begin() -> Comm:
+    """Return the ranks; the first of them shows messages."""
+    comm = world()
+    level = logging.INFO if comm.rank == 0 else logging.ERROR
+    logging.basicConfig(level=level, format="%(message)s")
+    return comm
+
+
 def read_command_line_once(
     comm: Comm, kind: type[AnySettings], about: str, arguments: Sequence[str] | None = None
 ) -> tuple[AnySettings, Path, bool]:
@@ -90,16 +98,18 @@ def read_command_line_once(
     return settings, Path(told["folder"]), told["resuming"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on this rank; an exception ends all ranks and shows its traceback."""
-    comm = world()
-    level = logging.INFO if comm.rank == 0 else logging.ERROR
-    logging.basicConfig(level=level, format="%(message)s")
-    settings, folder, resuming = read_command_line_once(comm, ParallelSettings, ABOUT, arguments)
+def train_on_ranks(comm: Comm, settings: ParallelSettings, folder: Path, resuming: bool) -> None:
+    """Train together with the other ranks, each on its device."""
     ranks = settings.ranks(comm)
     settings, _ = choose_device(settings)
-    device = comm.select_device(settings.device)
-    train(settings, folder, resuming, ranks, device)
+    train(settings, folder, resuming, ranks, comm.select_device(settings.device))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command on this rank; an exception ends all ranks and shows its traceback."""
+    comm = begin()
+    settings, folder, resuming = read_command_line_once(comm, ParallelSettings, ABOUT, arguments)
+    train_on_ranks(comm, settings, folder, resuming)
     return 0
 
 

@@ -13,19 +13,16 @@ rank 0 prints.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.parallel import Comm, make_mesh, mesh_ranks, world
+from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train.config import option
-from tensorgrad.train.device import choose_device
 from tensorgrad.train.ranks import Ranks
-from train_gpt2 import train
-from train_gpt2_dp import ParallelSettings, read_command_line_once
+from train_gpt2_dp import ParallelSettings, begin, read_command_line_once, train_on_ranks
 
 ABOUT = "Train a GPT-2 whose layers are spread over the ranks, stage after stage."
 
@@ -74,14 +71,9 @@ class PipelineSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on this rank; an exception ends all ranks and shows its traceback."""
-    comm = world()
-    level = logging.INFO if comm.rank == 0 else logging.ERROR
-    logging.basicConfig(level=level, format="%(message)s")
+    comm = begin()
     settings, folder, resuming = read_command_line_once(comm, PipelineSettings, ABOUT, arguments)
-    ranks = settings.ranks(comm)
-    settings, _ = choose_device(settings)
-    device = comm.select_device(settings.device)
-    train(settings, folder, resuming, ranks, device)
+    train_on_ranks(comm, settings, folder, resuming)
     return 0
 
 

@@ -36,7 +36,7 @@ from tensorgrad.data import (
     read_vectors,
     split_words,
 )
-from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
+from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.models.sentiment import (
     Classifier,
     MeanClassifier,
@@ -48,6 +48,7 @@ from tensorgrad.models.sentiment import (
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, load_best
 from tensorgrad.train import config as run_config
+from tensorgrad.train.command import command, free_folder, report_stop
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics
@@ -142,17 +143,10 @@ def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings,
         return {**PRESETS[given.get("model", "mean")], **given}
 
     def folder_of(settings: Settings) -> Path:
-        return Path(settings.out) if settings.out else _free_folder()
+        return Path(settings.out) if settings.out else free_folder("runs/sentiment")
 
     description = __doc__.splitlines()[0] if __doc__ else ""
     return run_config.read_command_line(Settings, description, folder_of, arguments, complete)
-
-
-def _free_folder() -> Path:
-    number = 1
-    while Path(f"runs/sentiment-{number}").exists():
-        number += 1
-    return Path(f"runs/sentiment-{number}")
 
 
 Vocabulary = WordVocabulary | Tokenizer
@@ -314,10 +308,7 @@ def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outc
 
 def _report(run: Run, outcome: Outcome, seconds: float) -> None:
     if not outcome.finished:
-        log.info(
-            "stopped after step %d of %d; to go on: python %s --resume %s",
-            *(outcome.step, run.settings.steps, sys.argv[0], run.folder),
-        )
+        report_stop(outcome, run.settings.steps, run.folder)
         return
     measured = {
         record["step"]: record["accuracy"]
@@ -352,25 +343,17 @@ def predict(settings: Settings, folder: Path, text: str) -> str:
     return f"{CLASSES[best]} ({probabilities[best]:.1%}): {text}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        settings, folder, resuming = read_command_line(arguments)
-        if settings.predict is not None:
-            if not resuming:
-                raise ArgumentError("--predict: got no --resume, expected the folder of a run")
-            print(predict(settings, folder, settings.predict))
-            return 0
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    settings, folder, resuming = read_command_line(arguments)
+    if settings.predict is None:
         settings, device = choose_device(settings)
         train(settings, folder, resuming, device)
-    except (TensorgradError, OSError) as error:
-        log.error("%s", error)
-        return 1
-    except KeyboardInterrupt:
-        log.error("stopped at once; --resume goes on from the newest checkpoint, if there is one")
-        return 130
-    return 0
+    elif resuming:
+        print(predict(settings, folder, settings.predict))
+    else:
+        raise ArgumentError("--predict: got no --resume, expected the folder of a run")
 
 
 if __name__ == "__main__":

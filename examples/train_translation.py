@@ -37,12 +37,13 @@ from tensorgrad.data import (
     train_tokenizer,
 )
 from tensorgrad.data.pair_loader import IGNORED, Batch
-from tensorgrad.errors import ArgumentError, DataError, TensorgradError
+from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import replacing
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, average_checkpoints
 from tensorgrad.train import config as run_config
+from tensorgrad.train.command import command, report_stop
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
 from tensorgrad.weights import save_arrays
@@ -348,10 +349,7 @@ def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outc
     )
     outcome = run.trainer.run()
     if not outcome.finished:
-        log.info(
-            "stopped after step %d of %d; to go on: python %s --resume %s",
-            *(outcome.step, run.settings.steps, sys.argv[0], folder),
-        )
+        report_stop(outcome, run.settings.steps, folder)
         return outcome
     if settings.average:
         run.finish()
@@ -363,20 +361,12 @@ def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outc
     return outcome
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        settings, folder, resuming = read_command_line(arguments)
-        settings, device = choose_device(settings)
-        train(settings, folder, resuming, device)
-    except (TensorgradError, OSError) as error:
-        log.error("%s", error)
-        return 1
-    except KeyboardInterrupt:
-        log.error("stopped at once; --resume goes on from the newest checkpoint, if there is one")
-        return 130
-    return 0
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    settings, folder, resuming = read_command_line(arguments)
+    settings, device = choose_device(settings)
+    train(settings, folder, resuming, device)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+"""A training run as a command: what programs do alike around what they train."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec
+
+from tensorgrad.errors import TensorgradError
+from tensorgrad.train.loop import Outcome
+
+_log = logging.getLogger(__name__)
+_Arguments = ParamSpec("_Arguments")
+
+
+def command(program: Callable[_Arguments, object]) -> Callable[_Arguments, int]:
+    """Make a program a command, which shows messages and returns an exit status.
+
+    0, or 1 after an error that a user can mend, shown as one line, or 130 after a second Ctrl-C.
+    """
+
+    @wraps(program)
+    def run(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> int:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        try:
+            program(*arguments, **options)
+        except (TensorgradError, OSError) as error:
+            _log.error("%s", error)
+            return 1
+        except KeyboardInterrupt:
+            _log.error(
+                "stopped at once; --resume goes on from the newest checkpoint, if there is one"
+            )
+            return 130
+        return 0
+
+    return run
+
+
+def free_folder(name: str) -> Path:
+    """Return the first of the folders NAME-1, NAME-2, ... that does not exist."""
+    number = 1
+    while Path(f"{name}-{number}").exists():
+        number += 1
+    return Path(f"{name}-{number}")
+
+
+def report_stop(outcome: Outcome, steps: int, folder: Path) -> None:
+    """Say after how many of the steps the run in a folder was stopped, and how to go on with it."""
+    _log.info(
+        "stopped after step %d of %d; to go on: python %s --resume %s",
+        *(outcome.step, steps, sys.argv[0], folder),
+    )
