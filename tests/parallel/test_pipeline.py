@@ -16,9 +16,16 @@ PROGRAM = "tests.parallel.pipeline_ranks"
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_schedule_trains_as_one_process(ranks: int, tmp_path: Path) -> None:
-    result = run_ranks(PROGRAM, ranks, [tmp_path], timeout=240)
-    checks = len(pipeline_ranks.CHECKS) + len(pipeline_ranks.CHECKS_ON_TWO) * (ranks == 2)
-    assert f"{checks} checks on {ranks} ranks" in result.stdout
+    result = run_ranks(PROGRAM, ranks, [tmp_path, "cpu"], timeout=240)
+    assert f"{len(pipeline_ranks.checks(ranks, 'cpu'))} checks on {ranks} ranks" in result.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_schedule_trains_as_one_process_on_gpus(ranks: int, tmp_path: Path) -> None:
+    result = run_ranks(PROGRAM, ranks, [tmp_path, "cuda"], timeout=240)
+    assert f"{len(pipeline_ranks.checks(ranks, 'cuda'))} checks on {ranks} ranks" in result.stdout
 
 
 @pytest.mark.parametrize("schedule", pipeline_ranks.SCHEDULES)
