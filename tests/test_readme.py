@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -57,22 +58,51 @@ def commands() -> Iterator[object]:
                         yield pytest.param(parts, id=name)
 
 
-@pytest.mark.parametrize(("text", "on_ranks"), list(python_blocks()))
-def test_a_python_block_runs(text: str, on_ranks: bool, tmp_path: Path) -> None:
-    script = tmp_path / "block.py"
+Result = subprocess.CompletedProcess[str]
+
+
+def run_block(text: str, folder: Path) -> Result:
+    """Run a block as a program of its own, in a folder of its own."""
+    script = folder / "block.py"
     script.write_text(text, encoding="utf-8")
-    shutil.copy(ROOT / "README.md", tmp_path)  # some text to read
-    if on_ranks:
-        run_ranks(script, 2)
-        return
-    result = subprocess.run(
+    shutil.copy(ROOT / "README.md", folder)  # some text to read
+    threads = {"OMP_NUM_THREADS": "1"}  # others run at the same time
+    return subprocess.run(
         [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        cwd=folder,
+        env={**os.environ, **threads, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+@pytest.fixture(scope="module")
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Result]]]:
+    """Begin to run the blocks of the chosen tests, on all cores: most only import the library."""
+    found: dict[str, Future[Result]] = {}
+    pool = ThreadPoolExecutor(os.cpu_count())
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.originalname == "test_a_python_block_runs":
+            text = str(item.callspec.params["text"])
+            if not item.callspec.params["on_ranks"] and not item.get_closest_marker("skip"):
+                found[text] = pool.submit(run_block, text, tmp_path_factory.mktemp("block"))
+    yield found
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize(("text", "on_ranks"), list(python_blocks()))
+def test_a_python_block_runs(
+    text: str, on_ranks: bool, tmp_path: Path, results: dict[str, Future[Result]]
+) -> None:
+    if on_ranks:
+        script = tmp_path / "block.py"
+        script.write_text(text, encoding="utf-8")
+        run_ranks(script, 2)
+        return
+    result = results[text].result()
     assert result.returncode == 0, result.stdout + result.stderr
 
 

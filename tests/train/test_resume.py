@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tests.source_tree import ROOT
 
 KILLS = 20
+CHAINS = 2  # runs that are killed at the same time: most of it is starting again
 LONGEST_LIFE = 0.2  # seconds
-OPTIONS = ["--steps", "400", "--checkpoint-every", "4", "--evaluate-every", "30", "--no-plot"]
+STEPS = 200
+OPTIONS = ["--steps", str(STEPS), "--checkpoint-every", "4", "--evaluate-every", "30", "--no-plot"]
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen[str]:
@@ -23,6 +27,7 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.train.tiny_run", str(folder), *OPTIONS, *more],
         cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -35,22 +40,23 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
 def end_of(folder: Path) -> dict[str, bytes]:
     """Return the loss curve and all files of the last checkpoint."""
     last = list_checkpoints(folder / "checkpoints")[0]
-    assert load_checkpoint(last).step == 400
+    assert load_checkpoint(last).step == STEPS
     files = [folder / "metrics.jsonl", *last.iterdir()]
     return {path.name: path.read_bytes() for path in files}
 
 
-@pytest.mark.slow
-def test_killed_and_resumed_twenty_times(tmp_path: Path) -> None:
-    undisturbed = start(tmp_path / "undisturbed")
-    moments = random.Random(0)
-    kills, rounds, resumed_at = 0, 0, set()
-    while kills < KILLS:  # a fast machine may finish before the last kill, and begins again
-        rounds += 1
-        folder = tmp_path / f"killed-{rounds}"
+def kill_and_resume(folder: Path) -> list[Path]:
+    """Kill a run at random moments and go on with it each time; return the runs that came to end.
+
+    A fast machine may finish before the last kill, and begins again.
+    """
+    moments = random.Random(folder.name)
+    kills, finished, resumed_at = 0, list[Path](), set()
+    while kills < KILLS // CHAINS:
+        run = folder / f"{len(finished)}"
         while True:
-            process = start(folder, "--resume")
-            if kills < KILLS:
+            process = start(run, "--resume")
+            if kills < KILLS // CHAINS:
                 time.sleep(moments.uniform(0, LONGEST_LIFE))
                 process.kill()
             output, errors = process.communicate(timeout=120)
@@ -58,9 +64,18 @@ def test_killed_and_resumed_twenty_times(tmp_path: Path) -> None:
                 break
             assert process.returncode == -9, errors
             kills += 1
-            resumed_at |= {path.name for path in list_checkpoints(folder / "checkpoints")[:1]}
+            resumed_at |= {path.name for path in list_checkpoints(run / "checkpoints")[:1]}
         assert output == "finished\n"
-        if rounds == 1:
-            assert undisturbed.communicate(timeout=120)[0] == "finished\n"
-        assert end_of(folder) == end_of(tmp_path / "undisturbed")
-    assert len(resumed_at) > KILLS / 4  # it was killed while it got on
+        finished.append(run)
+    assert len(resumed_at) > KILLS / CHAINS / 4  # it was killed while it got on
+    return finished
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_twenty_times(tmp_path: Path) -> None:
+    undisturbed = start(tmp_path / "undisturbed")
+    with ThreadPoolExecutor(CHAINS) as pool:
+        chains = list(pool.map(kill_and_resume, [tmp_path / f"chain-{i}" for i in range(CHAINS)]))
+    assert undisturbed.communicate(timeout=120)[0] == "finished\n"
+    expected = end_of(tmp_path / "undisturbed")
+    assert all(end_of(run) == expected for chain in chains for run in chain)
