@@ -92,14 +92,16 @@ def test_training_gives_the_same_in_every_process(tokenizer: Tokenizer, tmp_path
         "from tensorgrad.data.text import read_text\n"
         "Tokenizer.train([read_text(sys.argv[1])], 600).save(sys.argv[2])\n"
     )
-    for threads in ("1", "3"):
-        saved = tmp_path / threads
-        subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / "text"), str(saved)],
+    processes = {
+        tmp_path / threads: subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "text"), str(tmp_path / threads)],
             cwd=ROOT,
             env={**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads},
-            check=True,
         )
+        for threads in ("1", "3")
+    }
+    for saved, process in processes.items():
+        assert process.wait(120) == 0
         assert saved.read_text(encoding="utf-8") == tokenizer.to_json()
 
 

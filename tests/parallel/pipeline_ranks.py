@@ -160,13 +160,14 @@ def compare(
 
 def check_schedules(comm: Comm, folder: Path) -> None:
     """A tied head, dropout and clipping: as one process, but for the order of a few sums."""
-    for layers, schedules in ((comm.size, SCHEDULES[1:]), (2 * comm.size, SCHEDULES[:1])):
-        config = gpt2(layers, dropout=0.1)
-        alone = folder / f"alone-{layers}"
-        run_alone(comm, alone, config)
+    configs = [gpt2(layers, dropout=0.1) for layers in (comm.size, 2 * comm.size)]
+    for rank, config in enumerate(configs):
+        if comm.rank == rank:  # one each, at the same time
+            make_trainer(folder / f"alone-{config.layers}", config).run()
+    for config, schedules in zip(configs, (SCHEDULES[1:], SCHEDULES[:1]), strict=True):
         for name, chunks in schedules:
             make_trainer(folder / name, config, Pipeline(comm, name, chunks)).run()
-            compare(comm, folder / name, alone)
+            compare(comm, folder / name, folder / f"alone-{config.layers}")
 
 
 def check_equal_bits(comm: Comm, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.parallel import faults
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.mpi
+Results = dict[str, subprocess.CompletedProcess[str]]
 
 
 def run(fault: str, ranks: int = 2, seconds: float = 10) -> subprocess.CompletedProcess[str]:
@@ -79,8 +81,17 @@ def test_a_rank_that_was_killed_is_named_once(fault: str, lost: int) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown() -> None:
-    result = run("hangs", 4, seconds=30)
+@pytest.fixture(scope="module")
+def waiting() -> Results:
+    """Run at once the faults in which all ranks wait for seconds until they are ended."""
+    faults = ("hangs", "groups_cross")
+    with ThreadPoolExecutor() as pool:
+        results = pool.map(lambda fault: run(fault, 4, seconds=40), faults)
+        return dict(zip(faults, results, strict=True))
+
+
+def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown(waiting: Results) -> None:
+    result = waiting["hangs"]
     assert result.returncode != 0
     call = r"broadcast\(root=0\) of int8 \(4,\) on the CPU"
     assert re.search(rf"rank [03] of 4 has waited \d s in {call}: all ranks end", result.stderr)
@@ -95,9 +106,9 @@ def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown() -> None:
     assert re.search(rf"  rank 3: has waited \d s in call 3, {call}", result.stderr)
 
 
-def test_ranks_that_wait_for_each_other_are_an_error() -> None:
+def test_ranks_that_wait_for_each_other_are_an_error(waiting: Results) -> None:
     """Among them a message that nobody receives, and a group that waits for one that has ended."""
-    result = run("groups_cross", 4, seconds=30)
+    result = waiting["groups_cross"]
     assert result.returncode != 0
     assert "the ranks wait for each other: all ranks end\n" in result.stderr
     for rank, call in (

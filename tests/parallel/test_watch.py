@@ -69,6 +69,10 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
         each.end()
 
 
+# What the watcher asks, and waits for, does not depend on how ranks reach it.
+on_one_host = pytest.mark.parametrize("start", [True], indirect=True, ids=["one host"])
+
+
 def test_ranks_that_say_goodbye_are_not_lost(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +106,7 @@ def test_who_aborts_has_said_why(start: Start, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err == ""
 
 
+@on_one_host
 def test_ranks_that_come_further_do_not_wait_for_each_other(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +127,7 @@ def test_ranks_that_come_further_do_not_wait_for_each_other(
     )
 
 
+@on_one_host
 def test_who_does_not_answer_is_named(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     watched = start()
     ranks = watched.ranks
