@@ -345,26 +345,27 @@ def check_a_run_goes_on_on_other_ranks(comm: Comm, folder: Path) -> None:
     half = comm.size // 2
     groups = [range(half), range(half, comm.size)]
     fewer = comm.split(groups[comm.rank >= half])
-    alone = make_trainer(folder / f"alone-{comm.rank}", accumulate=4)
+    alone = make_trainer(folder / f"alone-{comm.rank}", steps=12, accumulate=4)
     alone.run()
     expected = {name: p.data for name, p in alone.model.named_parameters()}
     for chain in (("zero 3", "zero 1", "overlap"), ("flat", "zero 3", "zero 2")):
         place = folder / "-".join(chain).replace(" ", "")
         for strategy, group, stop_after in zip(
-            chain, (comm, fewer, comm), (7, 9, None), strict=True
+            chain, (comm, fewer, comm), (3, 5, None), strict=True
         ):
             if group is comm or comm.rank < half:
                 ranks = STRATEGIES[strategy](group)
+                parts = 4 // group.size
                 trainer = make_trainer(
-                    place, ranks, accumulate=4 // group.size, stop_after=stop_after
+                    place, ranks, steps=12, accumulate=parts, stop_after=stop_after
                 )
                 assert trainer.resume() == (strategy != chain[0])
                 trainer.run()
             comm.barrier()
-        assert trainer.step == 24
+        assert trainer.step == 12
         for name, values, _, data in trainer.optimizer.flat.owned():
             np.testing.assert_allclose(
-                data, expected[name].reshape(-1)[values], atol=1e-3, err_msg=f"{chain} {name}"
+                data, expected[name].reshape(-1)[values], atol=3e-4, err_msg=f"{chain} {name}"
             )
 
 
