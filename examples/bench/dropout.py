@@ -6,7 +6,7 @@ from typing import Any
 
 from examples.bench.timing import Job, Jobs, random_array
 from tensorgrad import Tensor, ops
-from tensorgrad.dtypes import bfloat16, float32
+from tensorgrad.dtypes import Dtype, bfloat16, float32
 
 SHAPE = (16384, 4096)
 P = 0.1
@@ -15,22 +15,25 @@ P = 0.1
 def jobs(torch: Any) -> Jobs:
     """Yield each function in bfloat16 and float32."""
     for dtype in (bfloat16, float32):
-        x, residual = (Tensor(random_array(SHAPE, dtype, i)) for i in range(2))
-        bias = Tensor(random_array(SHAPE[1:], dtype, 2))
-        inputs = (x, residual, bias)
-        size = f"64M {'bf16' if dtype == bfloat16 else 'fp32'}"
-        once = x.size * dtype.itemsize
-        theirs = [_peers(torch, str(dtype), count) for count in (1, 2, 3)]
-        leaf = Tensor(x.data, requires_grad=True)
-        node = ops.dropout_add(leaf, residual, P).node
-        assert node is not None
-        yield Job("dropout forward", size, 2 * once, lambda _, x=x: ops.dropout(x, P), theirs[0])  # type: ignore[misc]
-        yield Job("dropout backward", size, 2 * once,
-                  lambda _, n=node, dy=residual.data: n.backward(dy, n.saved, (True, False)))  # type: ignore[misc]  # fmt: skip
-        yield Job("dropout + residual", size, 3 * once,
-                  lambda _, i=inputs: ops.dropout_add(i[0], i[1], P), theirs[1])  # type: ignore[misc]  # fmt: skip
-        yield Job("bias + dropout + residual", size, 3 * once,
-                  lambda _, i=inputs: ops.dropout_add(i[0], i[1], P, i[2]), theirs[2])  # type: ignore[misc]  # fmt: skip
+        yield from _dropout(torch, dtype)
+
+
+def _dropout(torch: Any, dtype: Dtype) -> Jobs:
+    x, residual = (Tensor(random_array(SHAPE, dtype, i)) for i in range(2))
+    bias = Tensor(random_array(SHAPE[1:], dtype, 2))
+    size = f"64M {'bf16' if dtype == bfloat16 else 'fp32'}"
+    once = x.size * dtype.itemsize
+    theirs = [_peers(torch, str(dtype), count) for count in (1, 2, 3)]
+    leaf, dy = Tensor(x.data, requires_grad=True), residual.data
+    node = ops.dropout_add(leaf, residual, P).node
+    assert node is not None
+    backward, saved = node.backward, node.saved or ()
+    yield Job("dropout forward", size, 2 * once, lambda _: ops.dropout(x, P), theirs[0])
+    yield Job("dropout backward", size, 2 * once, lambda _: backward(dy, saved, (True, False)))
+    yield Job("dropout + residual", size, 3 * once,
+              lambda _: ops.dropout_add(x, residual, P), theirs[1])  # fmt: skip
+    yield Job("bias + dropout + residual", size, 3 * once,
+              lambda _: ops.dropout_add(x, residual, P, bias), theirs[2])  # fmt: skip
 
 
 def _peers(torch: Any, dtype: str, count: int) -> dict[str, Any]:

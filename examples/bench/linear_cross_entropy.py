@@ -67,7 +67,7 @@ class _Peak:
     """Notes the most that CuPy's pool had in use, at each allocation."""
 
     def __new__(cls) -> Any:
-        class Hook(backend.cupy.cuda.MemoryHook):  # type: ignore[misc]
+        class Hook(backend.cupy.cuda.MemoryHook):  # type: ignore[misc]  # CuPy is Any
             name, most, start = "peak", 0, 0
 
             def malloc_postprocess(self, **_: Any) -> None:
@@ -95,7 +95,11 @@ def theirs(torch: Any, compiled: bool) -> None:
     if compiled:
         functions["PyTorch compiled"] = torch.compile(loss)
     for name, function in functions.items():
-        show(name, lambda f=function: f(x, weight).backward(), peak)  # type: ignore[misc]
+
+        def step(function: Any = function) -> None:
+            function(x, weight).backward()
+
+        show(name, step, peak)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -63,9 +64,9 @@ def theirs(matrices: list[np.ndarray], device: str) -> Iterator[tuple[str, float
             parameter.grad = torch.full_like(parameter, 1e-3)
         peer = torch.optim.AdamW(parameters, **{kind: True})
 
-        def clipped(parameters: list[object] = parameters, peer: object = peer) -> None:
+        def clipped(parameters: list[Any] = parameters, peer: Any = peer) -> None:
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            peer.step()  # type: ignore[attr-defined]
+            peer.step()
 
         yield f"PyTorch {kind}", milliseconds(peer.step, wait), 28
         yield f"PyTorch {kind}, clipped", milliseconds(clipped, wait), 32
