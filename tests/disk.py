@@ -1,9 +1,10 @@
-"""A disk that is full, for tests of what is lost then."""
+"""Disks that are full or fail, for tests of what is lost then."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +19,10 @@ def full_disk(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def flip(path: Path) -> None:
+    """Change one bit of a file, as a disk may that fails."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)

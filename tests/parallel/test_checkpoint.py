@@ -31,7 +31,7 @@ from tensorgrad.parallel.checkpoint import (
 from tensorgrad.parallel.placement import Piece, Placement, cut, cut_box, divide
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from tensorgrad.weights import ArrayFile
-from tests.disk import full_disk
+from tests.disk import flip, full_disk
 from tests.parallel.threads import on_ranks
 from tests.ranks import run_ranks
 
@@ -221,12 +221,6 @@ def test_a_rank_reads_what_it_needs_and_no_more(
     read.clear()
     load_on(Mesh(1, 1, 4), False, full, tmp_path)
     assert sum(read) == 64 * 8
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

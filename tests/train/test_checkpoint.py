@@ -26,7 +26,7 @@ from tensorgrad.train.checkpoint import (
     save_checkpoint,
 )
 from tensorgrad.weights import load_arrays, load_metadata, save_arrays
-from tests.disk import full_disk
+from tests.disk import flip, full_disk
 
 ARRAYS = {
     "model": {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, bfloat16)},
@@ -82,12 +82,6 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
 
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 3)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
