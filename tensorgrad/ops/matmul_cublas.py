@@ -9,6 +9,7 @@ from functools import cache
 
 from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, float64
+from tensorgrad.errors import KernelError
 from tensorgrad.kernels import cublaslt
 from tensorgrad.ops.matmul_problem import Operand, Problem
 
@@ -24,6 +25,9 @@ def refusal(p: Problem) -> str | None:
         return "a residual alone, not one that is added after GELU or beside y itself"
     if p.gelu_of is not None and (gelu != "slope of gelu" or p.add or p.bias is not None):
         return "the slope of GELU alone"
+    wide_bias = p.bias is not None and p.bias.dtype != p.y.dtype
+    if wide_bias and p.y.size and p.width and not isinstance(_plan_of(p), cublaslt.Plan):
+        return "a bias of the dtype of y for these sizes"
     return None
 
 
@@ -39,24 +43,31 @@ def multiply(p: Problem) -> None:
     if not p.width:  # one term that is 0: what follows the product happens all the same
         zeros = backend.cupy.zeros(max(p.rows, p.columns), p.a.array.dtype)
         p = p._replace(width=1, a=Operand(zeros, 0, 1, 1), b=Operand(zeros, 0, p.columns, 1))
-    a, b, y = p.a, p.b, p.y
-    left, right, to = a.array.data.ptr, b.array.data.ptr, y.data.ptr
-    places = left | right | to | 256
-    bias, residual = p.bias, p.residual
-    beside = p.gelu_of if p.before_gelu is None else p.before_gelu
-    plan = _plan(
-        p.batch, p.rows, p.width, p.columns, a[1:], b[1:], a.array.dtype, y.dtype,
-        places & -places, None if bias is None else bias.dtype, _gelu(p),
-        backend.cupy.cuda.runtime.getDevice(),
-    )  # fmt: skip
+    plan = _plan_of(p)
+    if isinstance(plan, str):
+        raise KernelError(plan)
     if plan is None:
-        a, b = _readable(a, p.rows, p.width), _readable(b, p.width, p.columns)
+        a, b = _readable(p.a, p.rows, p.width), _readable(p.b, p.width, p.columns)
         multiply(p._replace(a=a, b=b))
         return
+    to, bias, residual = p.y.data.ptr, p.bias, p.residual
+    beside = p.gelu_of if p.before_gelu is None else p.before_gelu
     cublaslt.run(
-        plan, right, left, to if residual is None else residual.data.ptr, to,
+        plan, p.b.array.data.ptr, p.a.array.data.ptr,
+        to if residual is None else residual.data.ptr, to,
         p.add or residual is not None,
         0 if bias is None else bias.data.ptr, 0 if beside is None else beside.data.ptr,
+    )  # fmt: skip
+
+
+def _plan_of(p: Problem) -> cublaslt.Plan | str | None:
+    """Return how to multiply, what is wrong, or None if an operand must be copied for it."""
+    a, b = p.a, p.b
+    places = a.array.data.ptr | b.array.data.ptr | p.y.data.ptr | 256
+    return _plan(
+        p.batch, p.rows, p.width, p.columns, a[1:], b[1:], a.array.dtype, p.y.dtype,
+        places & -places, None if p.bias is None else p.bias.dtype, _gelu(p),
+        backend.cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
 
 
@@ -64,8 +75,8 @@ def multiply(p: Problem) -> None:
 def _plan(
     batch: int, rows: int, width: int, columns: int, a: Steps, b: Steps, dtype: Dtype,
     y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: str, device: int,
-) -> cublaslt.Plan | None:  # fmt: skip
-    """Return how to multiply; None if an operand must be copied for it."""
+) -> cublaslt.Plan | str | None:  # fmt: skip
+    """See `_plan_of`."""
     a_layout, b_layout = _layout(*a, rows, width), _layout(*b, width, columns)
     if a_layout is None or b_layout is None:
         return None
@@ -75,7 +86,10 @@ def _plan(
         _matrix(y_dtype, batch, rows, columns, rows * columns, False, columns),
         b_layout[0], a_layout[0], alignment, bias, gelu,
     )  # fmt: skip
-    return cublaslt.prepare(product, device)
+    try:
+        return cublaslt.prepare(product, device)
+    except KernelError as error:
+        return str(error)
 
 
 def _matrix(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, amp, ops
+from tensorgrad import Tensor, amp, backend, ops
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import Case, check
@@ -87,6 +87,21 @@ def test_a_wide_residual_widens_the_result() -> None:
     with amp.autocast("bfloat16"):
         y = ops.feed_forward(x.astype("float32"), w, None, w.T, None, x.astype("float32"))
     assert y.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", bfloat16])
+@pytest.mark.parametrize("sizes", [(240, 2, 64), (7, 8, 3), (5, 24, 16), (16, 10, 8), (1, 1, 1)])
+def test_a_wide_bias_fits_any_size(sizes: tuple[int, int, int], dtype: Any, device: str) -> None:
+    rows, width, columns = sizes
+    rng = np.random.default_rng(rows)
+    x, w = (rng.standard_normal(s).astype(dtype) for s in ((rows, width), (columns, width)))
+    bias = rng.standard_normal(columns).astype("float32")
+    left, right, added = [Tensor(backend.to_device(array, device)) for array in (x, w, bias)]
+    product = x.astype("float64") @ w.astype("float64").T + bias
+    for op, expected in ((ops.linear, product), (ops.linear_gelu, gelu(product))):
+        y = op(left, right, added)
+        assert y.dtype == dtype
+        np.testing.assert_allclose(y.numpy().astype("float64"), expected, rtol=1e-2, atol=2e-2)
 
 
 def test_weight_gradients_are_added_to_wide_ones_and_hooks_see_the_sum() -> None:
