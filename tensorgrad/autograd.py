@@ -372,7 +372,7 @@ def _deliver(leaf: Tensor, dx: Array | None) -> None:
     """Add a complete gradient to the leaf and tell those who wait for it."""
     if dx is not None:
         if leaf.grad is None:
-            leaf.grad = dx.astype(leaf.data.dtype)  # a copy: dx may be shared
+            leaf.grad = ops.convert.converted(dx, leaf.data.dtype)  # a copy: dx may be shared
         else:
             add_into(leaf.grad, dx)
     for hook in leaf.hooks or ():
@@ -380,7 +380,7 @@ def _deliver(leaf: Tensor, dx: Array | None) -> None:
 
 
 def _cast(array: Array, dtype: Dtype) -> Array:
-    return array if array.dtype == dtype else array.astype(dtype)
+    return array if array.dtype == dtype else ops.convert.converted(array, dtype)
 
 
 class _Assignments:

@@ -17,6 +17,7 @@ from tensorgrad.dtypes import Dtype, compute_dtype, float32
 from tensorgrad.errors import ShapeError
 from tensorgrad.ops import matmul_cuda
 from tensorgrad.ops.activation import gelu
+from tensorgrad.ops.convert import converted
 from tensorgrad.ops.matmul import flat, product
 from tensorgrad.ops.matmul_problem import problem
 from tensorgrad.ops.operand import float_operand, promoted, tensor_of
@@ -242,7 +243,7 @@ def _affine(
             beside = None if beside is None else contiguous(beside)
             p = problem(rows, weight.T, y, bias=bias, residual=beside)
         else:  # because of the residual
-            y = contiguous(beside).copy()
+            y = converted(beside, dtype)
             p = problem(rows, weight.T, y, bias=bias, add=True)
         matmul_cuda.run(p, kernel)
         return y

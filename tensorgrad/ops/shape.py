@@ -16,6 +16,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.ops.convert import converted
 from tensorgrad.ops.indexing import take
 from tensorgrad.ops.operand import (
     axis_index,
@@ -64,7 +65,7 @@ def astype(x: Any, dtype: DtypeLike, copy: bool = True) -> Tensor:
     target = as_dtype(dtype)
     if not copy and given.data.dtype == target:
         return given
-    y = given.data.astype(target)
+    y = converted(given.data, target)
     return record("astype", y, (given,), _pass_backward, ()) if is_float(target) else Tensor(y)
 
 
