@@ -41,6 +41,18 @@ __device__ inline void load_wide(Compute<T> (&out)[VECTOR<T>], const void* p, in
 }
 
 template <typename T>
+__device__ inline void store_wide(Compute<T>* p, const Compute<T> (&values)[VECTOR<T>]) {
+    using C = Compute<T>;
+    #pragma unroll
+    for (int j = 0; j < VECTOR<T>; j += VECTOR<C>) {
+        Vec<C> part;
+        #pragma unroll
+        for (int k = 0; k < VECTOR<C>; ++k) part.values[k] = values[j + k];
+        store(p + j, part);
+    }
+}
+
+template <typename T>
 __device__ inline Compute<T> load_parameter(const void* p, bool wide, int column) {
     return wide ? static_cast<const Compute<T>*>(p)[column]
                 : to_compute(static_cast<const T*>(p)[column]);
@@ -60,9 +72,17 @@ struct Moments {
     }
 };
 
+template <typename C>
+struct Pair {
+    C first, second;
+};
+template <typename C> __device__ inline Pair<C> operator+(Pair<C> a, Pair<C> b) {
+    return {a.first + b.first, a.second + b.second};
+}
+
 // Blocks of a multiprocessor: as many as leave each thread the registers it needs.
 template <typename T, int VECTORS, int LANES>
-constexpr int FORWARD_BLOCKS = sizeof(T) == 8 || LANES == 0 ? 1 : VECTORS > 3 ? 5 : 6;
+constexpr int FORWARD_BLOCKS = sizeof(T) == 8 || LANES == 0 ? 1 : VECTORS > 3 ? 5 : 7;
 
 // RESIDUAL: x + residual, rounded, is written to sum_out and normalised. WIDE: weight and bias are
 // stored in the compute type. Shared memory: VECTORS * 16 bytes a thread, twice that with RESIDUAL.
@@ -120,7 +140,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
         row += step;
         place += step * (long long)width;
         wait_for_batches<0>();
-        C values[VECTORS][WIDTH], sum = 0;
+        C values[VECTORS][WIDTH];
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             unpack<T>(next[i * threads], values[i]);
@@ -136,18 +156,42 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             }
         }
         fetch();
-        #pragma unroll
-        for (int i = 0; i < VECTORS; ++i)
+        const bool centre = mean_out != nullptr;
+        Moments<C> own = {count, 0, 0};
+        if constexpr (sizeof(T) == 2) {
+            // Both sums at once, of the differences to the first value. Where that lies far off the
+            // others, the variance loses log2(width) of its 24 bits: more than T has are left.
+            const C first = centre ? __shfl_sync(0xffffffff, values[0][0], 0, lanes) : C(0);
+            Pair<C> sums = {0, 0};
             #pragma unroll
-            for (C value : values[i]) sum += value;
-        Moments<C> own = {count, mean_out != nullptr ? warp_sum(sum, lanes) * own_share : C(0), 0};
-        #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) {
-            if (threadIdx.x + i * row_threads >= vectors) continue;
+            for (int i = 0; i < VECTORS; ++i) {
+                if (threadIdx.x + i * row_threads >= vectors) continue;
+                #pragma unroll
+                for (C value : values[i]) {
+                    const C apart = value - first;
+                    sums.first += apart;
+                    sums.second += apart * apart;
+                }
+            }
+            sums = warp_sum(sums, lanes);
+            const C mean = centre ? sums.first * own_share : C(0);
+            own.mean = first + mean;
+            own.squares = max(C(0), sums.second - mean * sums.first);
+        } else {
+            C sum = 0;
             #pragma unroll
-            for (C value : values[i]) own.squares += (value - own.mean) * (value - own.mean);
+            for (int i = 0; i < VECTORS; ++i)
+                #pragma unroll
+                for (C value : values[i]) sum += value;
+            if (centre) own.mean = warp_sum(sum, lanes) * own_share;
+            #pragma unroll
+            for (int i = 0; i < VECTORS; ++i) {
+                if (threadIdx.x + i * row_threads >= vectors) continue;
+                #pragma unroll
+                for (C value : values[i]) own.squares += (value - own.mean) * (value - own.mean);
+            }
+            own.squares = warp_sum(own.squares, lanes);
         }
-        own.squares = warp_sum(own.squares, lanes);
         if (const int warps = row_threads / 32; warps > 1) {
             Moments<C>* of = shared[turn] + threadIdx.y * warps;   // in turn: one barrier is enough
             turn ^= 1;
@@ -249,20 +293,12 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     });
 }
 
-template <typename C>
-struct Pair {
-    C first, second;
-};
-template <typename C> __device__ inline Pair<C> operator+(Pair<C> a, Pair<C> b) {
-    return {a.first + b.first, a.second + b.second};
-}
-
 // With dx_hat = dy * weight and x_hat = (x - mean) * rstd:
 // dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second term.
 // partials: (gridDim.x, 2, width), dweight and then dbias of the block's rows; null: not wanted.
-// Shared memory: STAGES * VECTORS * 32 bytes a thread, and room for 2 * width of the compute type.
+// Shared memory: STAGES * VECTORS * 32 bytes a thread.
 template <typename T, int VECTORS>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, VECTORS == 1 && sizeof(T) < 8 ? 2 : 1)
 norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const T* __restrict__ dy,
                    const T* __restrict__ dsum, const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
                    const Compute<T>* __restrict__ mean_in, const Compute<T>* __restrict__ rstd_in,
@@ -376,26 +412,20 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
     wait_for_batches<0>();   // the ring's memory is used again
     __syncthreads();
     partials += blockIdx.x * 2ll * width;
-    C* total = blockDim.y == 1 ? partials : reinterpret_cast<C*>(memory);
-    for (int g = 0; g < blockDim.y; ++g) {   // the groups of the block, one after the other
-        if (threadIdx.y == g) {
-            #pragma unroll
-            for (int i = 0; i < VECTORS; ++i) {
-                const int v = threadIdx.x + i * blockDim.x;
-                if (v >= vectors) continue;
-                #pragma unroll
-                for (int j = 0; j < WIDTH; ++j) {
-                    const int column = v * WIDTH + j;
-                    total[column] = (g > 0 ? total[column] : C(0)) + dweight[i][j];
-                    total[width + column] = (g > 0 ? total[width + column] : C(0)) + dbias[i][j];
-                }
-            }
-        }
-        __syncthreads();
+    C* sums_of_groups = reinterpret_cast<C*>(memory);
+    #pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int v = threadIdx.x + i * blockDim.x;
+        if (v >= vectors) continue;
+        store_wide<T>(sums_of_groups + threadIdx.y * 2 * width + v * WIDTH, dweight[i]);
+        store_wide<T>(sums_of_groups + threadIdx.y * 2 * width + width + v * WIDTH, dbias[i]);
     }
-    if (blockDim.y == 1) return;
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 2 * width; i += blockDim.x * blockDim.y)
-        partials[i] = total[i];
+    __syncthreads();
+    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 2 * width; i += threads) {
+        C total = 0;
+        for (int g = 0; g < blockDim.y; ++g) total += sums_of_groups[g * 2 * width + i];
+        partials[i] = total;
+    }
 }
 
 template <typename T>

@@ -132,8 +132,7 @@ def _rows(
     rows, width = rstd.size, x.shape[-1]
     blocks = min(_BLOCKS, *layout.grid(rows))
     partials = backend.empty((blocks, 2, width), rstd.dtype, like=x) if parameters else None
-    ring = _STAGES * layout.vectors * 2 * 16 * layout.threads * layout.groups
-    shared = max(ring, 2 * width * rstd.itemsize if layout.groups > 1 else 0)
+    shared = _STAGES * layout.vectors * 2 * 16 * layout.threads * layout.groups
     load("norm.cu", f"norm_backward_rows<{c_name(x.dtype)}, {layout.vectors}>")(
         (blocks,),
         layout.block,

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor, backend, ops
+from tensorgrad.dtypes import FLOATS, bfloat16
 from tensorgrad.errors import DtypeError, ShapeError
 from tests.opcheck import Case, check
 
@@ -83,6 +84,17 @@ def test_a_large_mean_does_not_cancel_the_variance() -> None:
     x = np.random.default_rng(0).standard_normal((3, 512)).astype("float32")
     far = ops.layer_norm(Tensor(x + np.float32(4096))).numpy()
     np.testing.assert_allclose(far, layer_norm((x + np.float32(4096)).astype(float)), atol=5e-4)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_first_value_far_off_leaves_the_variance_right(dtype: Any, device: str) -> None:
+    x = np.random.default_rng(0).standard_normal((5, 768)).astype(dtype)
+    x[:, 0] = 300
+    got = ops.layer_norm(Tensor(backend.to_device(x, device))).numpy().astype("float64")
+    wide = x.astype("float64")
+    expected = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    eps = {2: 2.0**-8 if dtype == bfloat16 else 2.0**-11, 4: 1e-6, 8: 1e-14}[dtype.itemsize]
+    np.testing.assert_allclose(got, expected, rtol=1.01 * eps, atol=eps / 8)
 
 
 def test_parameters_may_be_wider_than_x() -> None:
