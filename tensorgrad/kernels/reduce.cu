@@ -1,6 +1,7 @@
 // Reductions of a contiguous array seen as (outer, length, inner) over its middle axis.
 //
 // Each input is read once (sizeof(In) bytes an element), each result written once, with =.
+//   reduce_rows_tile      inner == 1, very short rows, not aligned: one thread a row
 //   reduce_rows_warp      inner == 1, short rows: 1 to 32 lanes a row
 //   reduce_rows_block     inner == 1, long rows: one block a row, or a chunk of a row
 //   reduce_columns        inner > 1: threads side by side along inner, and down the axis
@@ -17,275 +18,20 @@
 // where: OP = {SUM} | {Any | All}<bool> | Prod<{{FLOAT} | long long}> |
 //     {Max | Min | ArgMax | ArgMin}<{{FLOAT} | long long | unsigned long long | int}> |
 //     {Mean | Var | LogSumExp | NormOne | NormTwo | NormMax}<{FLOAT}>
-// instantiate: {reduce_rows_warp | reduce_rows_block}<{OP}>
+// instantiate: {reduce_rows_tile | reduce_rows_warp | reduce_rows_block}<{OP}>
 // instantiate: reduce_rows_block<{First | Last}<{OP}>>
 // instantiate: reduce_columns<{{OP} | First<{OP}>}, {true | false}>
 // instantiate: reduce_columns<Last<{OP}>, false>
-// instantiate: {reduce_rows_warp | reduce_rows_block}<SumOfSquares<{float | double}>>
+// instantiate: {reduce_rows_tile | reduce_rows_warp | reduce_rows_block}<SumOfSquares<{float | double}>>
 // instantiate: reduce_rows_block<{First | Last}<SumOfSquares<{float | double}>>>
 // instantiate: scan_rows<{{SUM} | First<Last<{SUM}>>}>
-#include "reduce.cuh"
-#include "types.cuh"
+#include "async.cuh"
+#include "reduce_ops.cuh"
 
 constexpr int UNROLL = 4;   // independent loads in flight for each thread
 
-// Accumulators of sums: 64 bits for integers, as NumPy.
-template <typename T> struct SumType { using type = Compute<T>; };
-template <> struct SumType<bool> { using type = long long; };
-template <> struct SumType<int> { using type = long long; };
-
-__device__ inline float infinity(float) { return __int_as_float(0x7f800000); }
-__device__ inline double infinity(double) { return __longlong_as_double(0x7ff0000000000000ll); }
-__device__ inline int infinity(int) { return 0x7fffffff; }
-__device__ inline long long infinity(long long) { return 0x7fffffffffffffffll; }
-__device__ inline unsigned long long infinity(unsigned long long) { return ~0ull; }
-// The largest and smallest value of an accumulator: what max and min start from.
-template <typename A> __device__ inline A highest() { return infinity(A()); }
-template <typename A> __device__ inline A lowest() {   // ~x is -x - 1 for integers, 0 for the unsigned
-    if constexpr (A(0.5) == A(0)) return ~infinity(A());
-    else return -infinity(A());
-}
-
-// An operation names its types (In, Acc, Out), the accumulator to start from (identity), how values
-// and accumulators join one (absorb, combine) and how it becomes a result (finish). The values that
-// absorb takes stand at the places first, first + step, ... of the axis. Fold is the usual case:
-// each value becomes an accumulator by itself (lift).
-template <typename Op, typename T, typename A, typename Y>
-struct Fold {
-    using In = T;
-    using Acc = A;
-    using Out = Y;
-    template <int N>
-    __device__ static void absorb(Acc& acc, const In (&x)[N], long long first, long long step) {
-        #pragma unroll
-        for (int i = 0; i < N; ++i) acc = Op::combine(acc, Op::lift(x[i], first + i * step));
-    }
-    __device__ static Out finish(Acc acc, double) { return Out(acc); }
-};
-
-template <typename T, typename Y = T, typename A = typename SumType<T>::type>
-struct Sum : Fold<Sum<T, Y, A>, T, A, Y> {
-    __device__ static A identity() { return 0; }
-    __device__ static A lift(T x, long long) { return A(x); }
-    __device__ static A combine(A a, A b) { return a + b; }
-};
-
-template <typename T>
-struct Mean : Sum<T> {
-    __device__ static T finish(Compute<T> acc, double count) { return T(acc / Compute<T>(count)); }
-};
-
-template <typename T>
-struct Prod : Fold<Prod<T>, T, Compute<T>, T> {
-    using A = Compute<T>;
-    __device__ static A identity() { return 1; }
-    __device__ static A lift(T x, long long) { return A(x); }
-    __device__ static A combine(A a, A b) { return a * b; }
-};
-
-// NaN wins, as in NumPy: no comparison with it is true, so x != x asks for it.
-template <typename T>
-struct Max : Fold<Max<T>, T, Compute<T>, T> {
-    using A = Compute<T>;
-    __device__ static A identity() { return lowest<A>(); }
-    __device__ static A lift(T x, long long) { return A(x); }
-    __device__ static A combine(A a, A b) { return b > a || b != b ? b : a; }
-};
-
-template <typename T>
-struct Min : Fold<Min<T>, T, Compute<T>, T> {
-    using A = Compute<T>;
-    __device__ static A identity() { return highest<A>(); }
-    __device__ static A lift(T x, long long) { return A(x); }
-    __device__ static A combine(A a, A b) { return b < a || b != b ? b : a; }
-};
-
-template <typename A>
-struct Place {
-    A value;
-    long long index;
-};
-
-// The first place of the largest (or least) value, or of the first NaN.
-template <typename T, bool LEAST>
-struct FirstBest : Fold<FirstBest<T, LEAST>, T, Place<Compute<T>>, long long> {
-    using A = Compute<T>;
-    __device__ static bool beats(A b, A a) { return LEAST ? b < a : b > a; }
-    __device__ static Place<A> identity() {
-        return {LEAST ? highest<A>() : lowest<A>(), 0x7fffffffffffffffll};
-    }
-    __device__ static Place<A> lift(T x, long long index) { return {A(x), index}; }
-    __device__ static Place<A> combine(Place<A> a, Place<A> b) {
-        const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
-        const bool better = beats(b.value, a.value) || (b_nan && !a_nan);
-        const bool equal = b.value == a.value || (b_nan && a_nan);
-        return better || (equal && b.index < a.index) ? b : a;
-    }
-    // The best of the few is found first, by their numbers: places are wide, and NaN is rare.
-    template <int N>
-    __device__ static void absorb(Place<A>& acc, const T (&x)[N], long long first, long long step) {
-        A best = A(x[0]);
-        int place = 0;
-        bool nan = best != best;
-        #pragma unroll
-        for (int i = 1; i < N; ++i) {
-            const A value = A(x[i]);
-            nan |= value != value;
-            if (beats(value, best)) {
-                best = value;
-                place = i;
-            }
-        }
-        if (!nan) {
-            acc = combine(acc, {best, first + place * step});
-            return;
-        }
-        #pragma unroll
-        for (int i = 0; i < N; ++i) acc = combine(acc, lift(x[i], first + i * step));
-    }
-    __device__ static long long finish(Place<A> place, double) { return place.index; }
-};
-template <typename T> struct ArgMax : FirstBest<T, false> {};
-template <typename T> struct ArgMin : FirstBest<T, true> {};
-
-template <typename T>
-struct Any : Fold<Any<T>, T, int, bool> {
-    __device__ static int identity() { return 0; }
-    __device__ static int lift(T x, long long) { return x; }
-    __device__ static int combine(int a, int b) { return a | b; }
-};
-
-template <typename T>
-struct All : Fold<All<T>, T, int, bool> {
-    __device__ static int identity() { return 1; }
-    __device__ static int lift(T x, long long) { return x; }
-    __device__ static int combine(int a, int b) { return a & b; }
-};
-
-// The three norms, unrounded: the square root of a sum of squares, a sum and a maximum of |x|.
-template <typename T>
-struct NormTwo : Fold<NormTwo<T>, T, Compute<T>, Compute<T>> {
-    using A = Compute<T>;
-    __device__ static A identity() { return 0; }
-    __device__ static A lift(T x, long long) { return A(x) * A(x); }
-    __device__ static A combine(A a, A b) { return a + b; }
-    __device__ static A finish(A acc, double) { return sqrt(acc); }
-};
-
-// For the norm of all gradients: in double, so that neither their number nor their size matters.
-template <typename T>
-struct SumOfSquares : Fold<SumOfSquares<T>, T, double, double> {
-    __device__ static double identity() { return 0; }
-    __device__ static double lift(T x, long long) { return double(x) * double(x); }
-    __device__ static double combine(double a, double b) { return a + b; }
-};
-
-template <typename T>
-struct NormOne : Fold<NormOne<T>, T, Compute<T>, Compute<T>> {
-    using A = Compute<T>;
-    __device__ static A identity() { return 0; }
-    __device__ static A lift(T x, long long) { return abs(A(x)); }
-    __device__ static A combine(A a, A b) { return a + b; }
-};
-
-template <typename T>
-struct NormMax : Fold<NormMax<T>, T, Compute<T>, Compute<T>> {
-    using A = Compute<T>;
-    __device__ static A identity() { return 0; }
-    __device__ static A lift(T x, long long) { return abs(A(x)); }
-    __device__ static A combine(A a, A b) { return b > a || b != b ? b : a; }
-};
-
-__device__ inline double quotient(double a, double b) { return a / b; }
-__device__ inline float quotient(float a, float b) { return __fdividef(a, b); }   // 2 ulp, a tenth of the time
-
-template <typename A>
-struct Moments {
-    A count, mean, squares;   // squares: the sum of (x - mean)^2
-};
-
-// The variance, unrounded, from one read of x: moments of a few values at a time, joined by
-// Chan et al. 1979 (Stanford STAN-CS-79-773), eq. 2.1. Nothing cancels where mean >> deviation.
-template <typename T>
-struct Var {
-    using In = T;
-    using A = Compute<T>;
-    using Acc = Moments<A>;
-    using Out = A;
-    __device__ static Acc identity() { return {0, 0, 0}; }
-    template <int N>
-    __device__ static void absorb(Acc& acc, const In (&x)[N], long long, long long) {
-        Acc own = {A(N), 0, 0};
-        #pragma unroll
-        for (int i = 0; i < N; ++i) own.mean += A(x[i]);
-        own.mean /= A(N);
-        #pragma unroll
-        for (int i = 0; i < N; ++i) own.squares += (A(x[i]) - own.mean) * (A(x[i]) - own.mean);
-        acc = combine(acc, own);
-    }
-    __device__ static Acc combine(Acc a, Acc b) {
-        const A count = a.count + b.count, delta = b.mean - a.mean;
-        const A share = count > 0 ? quotient(b.count, count) : A(0);
-        return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
-    }
-    __device__ static Out finish(Acc acc, double divisor) { return acc.squares / A(divisor); }
-};
-
-template <typename A>
-struct Peak {
-    A peak, total;   // total: the sum of exp(x - shift(peak))
-};
-
-// log(sum(exp(x))), unrounded, from one read of x with a running maximum.
-template <typename T>
-struct LogSumExp {
-    using In = T;
-    using A = Compute<T>;
-    using Acc = Peak<A>;
-    using Out = A;
-    // An infinite maximum is not subtracted: inf - inf is NaN.
-    __device__ static A shift(A peak) { return abs(peak) < highest<A>() ? peak : A(0); }
-    __device__ static A power(A x) {   // to the accuracy of T
-        if constexpr (sizeof(T) == 2) return __expf(x);
-        else return exp(x);
-    }
-    __device__ static Acc identity() { return {lowest<A>(), 0}; }
-    template <int N>
-    __device__ static void absorb(Acc& acc, const In (&x)[N], long long, long long) {
-        A peak = acc.peak, total = 0;
-        #pragma unroll
-        for (int i = 0; i < N; ++i) peak = A(x[i]) > peak ? A(x[i]) : peak;
-        #pragma unroll
-        for (int i = 0; i < N; ++i) total += power(A(x[i]) - shift(peak));
-        acc = {peak, acc.total * power(acc.peak - shift(peak)) + total};
-    }
-    __device__ static Acc combine(Acc a, Acc b) {
-        const A peak = b.peak > a.peak ? b.peak : a.peak;
-        return {peak, a.total * power(a.peak - shift(peak)) + b.total * power(b.peak - shift(peak))};
-    }
-    __device__ static Out finish(Acc acc, double) { return shift(acc.peak) + log(acc.total); }
-};
-
-// The first of two launches: leaves accumulators.
-template <typename Op>
-struct First : Op {
-    using Out = typename Op::Acc;
-    __device__ static Out finish(Out acc, double) { return acc; }
-};
-
-// The second of two launches: takes accumulators.
-template <typename Op>
-struct Last : Op {
-    using In = typename Op::Acc;
-    template <int N>
-    __device__ static void absorb(In& acc, const In (&x)[N], long long, long long) {
-        #pragma unroll
-        for (int i = 0; i < N; ++i) acc = Op::combine(acc, x[i]);
-    }
-};
-
 // Blocks that a multiprocessor shall hold at once. Left to itself, ptxas spills to fit more.
-template <typename Op> constexpr int BLOCKS = sizeof(typename Op::Acc) < 16 ? 3 : 2;
+template <typename Op> constexpr int BLOCKS = PAIRS_COLUMNS<Op> ? 4 : sizeof(typename Op::Acc) < 16 ? 3 : 2;
 
 // Absorb count values at p, shared among `threads`, by 16-byte loads wherever p is aligned.
 template <typename Op>
@@ -298,22 +44,58 @@ __device__ inline void absorb_row(typename Op::Acc& acc, const typename Op::In* 
     const int vectors = (count - head) / WIDTH;
     int v = thread;
     for (; v + (UNROLL - 1) * threads < vectors; v += UNROLL * threads) {
-        Vec<In> x[UNROLL];
+        In x[UNROLL * WIDTH];
         #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) x[u] = load<WIDTH>(p + head + (v + u * threads) * WIDTH);
-        #pragma unroll
-        for (int u = 0; u < UNROLL; ++u)
-            Op::absorb(acc, x[u].values, first + head + (v + u * threads) * WIDTH, 1);
+        for (int u = 0; u < UNROLL; ++u) {
+            const Vec<In> vector = load<WIDTH>(p + head + (v + u * threads) * WIDTH);
+            #pragma unroll
+            for (int i = 0; i < WIDTH; ++i) x[u * WIDTH + i] = vector.values[i];
+        }
+        Op::template absorb<WIDTH>(acc, x, first + head + v * WIDTH, threads * WIDTH);
     }
     for (; v < vectors; v += threads) {
         const Vec<In> x = load<WIDTH>(p + head + v * WIDTH);
-        Op::absorb(acc, x.values, first + head + v * WIDTH, 1);
+        Op::template absorb<WIDTH>(acc, x.values, first + head + v * WIDTH, 0);
     }
     for (int i = thread; i < count - vectors * WIDTH; i += threads) {   // before and after the vectors
         const int place = i < head ? i : i + vectors * WIDTH;
         const In x[1] = {p[place]};
-        Op::absorb(acc, x, first + place, 1);
+        Op::template absorb<1>(acc, x, first + place, 0);
     }
+}
+
+// y: (rows,). x: (rows, length), aligned. Shared memory: the rows of a block, one for each thread.
+template <typename Op>
+__global__ void __launch_bounds__(128)
+reduce_rows_tile(typename Op::Out* __restrict__ y, const typename Op::In* __restrict__ x,
+                 long long rows, int length, double parameter) {
+    using In = typename Op::In;
+    extern __shared__ __align__(16) unsigned char memory[];
+    In* tile = reinterpret_cast<In*>(memory);
+    const long long first = blockIdx.x * 128ll, row = first + threadIdx.x;
+    const int count = int(min(128ll, rows - first)) * length, vectors = count / VECTOR<In>;
+    x += first * length;
+    for (int v = threadIdx.x; v < vectors; v += 128)
+        copy_async(reinterpret_cast<Words*>(memory) + v, x + v * VECTOR<In>, true);
+    end_batch();
+    for (int i = vectors * VECTOR<In> + threadIdx.x; i < count; i += 128) tile[i] = x[i];
+    wait_for_batches<0>();
+    __syncthreads();
+    if (row >= rows) return;
+    typename Op::Acc acc = Op::identity();
+    const In* own = tile + threadIdx.x * length;
+    int i = 0;
+    for (; i + UNROLL <= length; i += UNROLL) {
+        In some[UNROLL];
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) some[u] = own[i + u];
+        Op::template absorb<UNROLL>(acc, some, i, 0);
+    }
+    for (; i < length; ++i) {
+        const In one[1] = {own[i]};
+        Op::template absorb<1>(acc, one, i, 0);
+    }
+    y[row] = Op::finish(acc, parameter);
 }
 
 // y: (rows,). x: (rows, length). 1 << log_lanes lanes of a warp a row.
@@ -327,7 +109,7 @@ reduce_rows_warp(typename Op::Out* __restrict__ y, const typename Op::In* __rest
     const int lane = threadIdx.x & (lanes - 1);
     Acc acc = Op::identity();
     if (row < rows) absorb_row<Op>(acc, x + row * length, length, lane, lanes, 0);
-    acc = warp_reduce(acc, [](Acc a, Acc b) { return Op::combine(a, b); }, lanes);
+    acc = Op::across(acc, lanes);
     if (row < rows && lane == 0) y[row] = Op::finish(acc, parameter);
 }
 
@@ -372,7 +154,9 @@ reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restri
     if (inside) {
         const In* p = x + (slab * length + begin) * inner + column;
         int r = threadIdx.y;
-        for (; r + (UNROLL - 1) * step < count; r += UNROLL * step) {
+        constexpr bool PAIRS = WIDE && PAIRS_COLUMNS<Op>;
+        if constexpr (PAIRS) r = Op::begin_columns(acc, p, inner, r, count, step, begin);
+        for (; !PAIRS && r + (UNROLL - 1) * step < count; r += UNROLL * step) {
             Vec<In, WIDTH> rows[UNROLL];
             #pragma unroll
             for (int u = 0; u < UNROLL; ++u) rows[u] = load<WIDTH>(p + (r + u * step) * inner);
@@ -381,7 +165,7 @@ reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restri
                 In values[UNROLL];
                 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u) values[u] = rows[u].values[j];
-                Op::absorb(acc[j], values, begin + r, step);
+                Op::template absorb<1>(acc[j], values, begin + r, step);
             }
         }
         for (; r < count; r += step) {
@@ -389,7 +173,7 @@ reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restri
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
                 const In values[1] = {row.values[j]};
-                Op::absorb(acc[j], values, begin + r, step);
+                Op::template absorb<1>(acc[j], values, begin + r, step);
             }
         }
     }
@@ -433,7 +217,7 @@ scan_rows(typename Op::Out* __restrict__ y, const typename Op::In* __restrict__ 
         Acc acc = Op::identity();
         if (i < count) {
             const typename Op::In value[1] = {x[i]};
-            Op::absorb(acc, value, 0, 0);
+            Op::template absorb<1>(acc, value, 0, 0);
         }
         #pragma unroll
         for (int offset = 1; offset < 32; offset *= 2) {

@@ -18,11 +18,14 @@ from tensorgrad.kernels.loader import load
 
 _THREADS = 256  # as the kernels' __launch_bounds__
 _BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
+_TILE_ROWS = 128  # of which a thread each reduces one
+_TILE_BYTES = 256  # that a row may have for that
 _WARP_BYTES = 2048  # rows up to this size are always reduced by a warp
 _WARP_BYTES_MANY = 16384  # and up to this one where the rows are many
 _MANY_ROWS = 1024
 _CHUNK_BYTES = 16384  # the least that a block shall read of a row
 _CHUNK_ROWS = 16  # the least that a thread shall read down a column
+_FOLDED_ROWS = 128  # the least for which rows are joined so that vectors fit
 
 
 def reduce_cuda(
@@ -125,6 +128,14 @@ def _rows(
     """Reduce (rows, length) over its last axis."""
     size = length * x.itemsize
     name = f"{op}<{types}>"
+    if size <= _TILE_BYTES and size % 16 and x.data.ptr % 16 == 0:
+        load("reduce.cu", f"reduce_rows_tile<{name}>")(
+            (-(-rows // _TILE_ROWS),),
+            (_TILE_ROWS,),
+            (y, x, np.int64(rows), np.int32(length), np.float64(parameter)),
+            _TILE_ROWS * size,
+        )
+        return
     if size <= _WARP_BYTES or (size <= _WARP_BYTES_MANY and rows >= _MANY_ROWS):
         lanes = min(32, _power_of_two(-(-size // 32)))  # two accesses of 16 bytes for each lane
         load("reduce.cu", f"reduce_rows_warp<{name}>")(
@@ -149,18 +160,23 @@ def _columns(
     """Reduce (outer, length, inner) over its middle axis."""
     name = f"{op}<{types}>"
     width = min(8, 16 // x.itemsize)
-    if inner % width or x.data.ptr % (width * x.itemsize):
-        width = 1
+    fold = width // math.gcd(inner, width)  # rows that end where a vector does
+    if x.data.ptr % (width * x.itemsize) or (
+        fold > 1 and (length % fold or length < _FOLDED_ROWS or op in ("ArgMax", "ArgMin"))
+    ):
+        width = fold = 1
+    length, inner = length // fold, inner * fold
     block = _block_shape(outer, length, inner // width)
     units = -(-inner // (width * block[0])) * -(-outer // block[2])
     chunk, splits = _split(units, length, block[1] * _CHUNK_ROWS)
-    if splits == 1:
+    if splits == fold == 1:
         _launch_columns(name, width, y, x, (outer, length, inner), chunk, 1, parameter)
         return
     partials = _partials(op, x, outer * splits * inner)
     first, last = f"First<{name}>", f"Last<{name}>"
     _launch_columns(first, width, partials, x, (outer, length, inner), chunk, splits, parameter)
-    _launch_columns(last, 1, y, partials, (outer, splits, inner), splits, 1, parameter)
+    view = (outer, splits * fold, inner // fold)
+    _launch_columns(last, 1, y, partials, view, splits * fold, 1, parameter)
 
 
 def _split(units: int, length: int, least: int) -> tuple[int, int]:
@@ -185,6 +201,7 @@ def _block_shape(outer: int, length: int, columns: int) -> tuple[int, int, int]:
     along = _power_of_two(columns)
     down = min(_THREADS // min(along, 32), _power_of_two(-(-length // 4)))
     along = min(along, _THREADS // down)
+    along = -(-columns // -(-columns // along))  # as many in each tile
     return along, down, min(_THREADS // (along * down), _power_of_two(outer), 64)  # CUDA's limit
 
 

@@ -167,6 +167,26 @@ def test_nan_wins_and_the_first_index(device: str) -> None:
         assert ops.any(x, 1).tolist() == [True, True, True]
 
 
+@pytest.mark.parametrize("length", [16, 33, 1024, 40_000])
+def test_ties_have_the_first_index(length: int, device: str) -> None:
+    rows = np.full((6, length), -2.0)
+    last = length - 1
+    rows[0] = -math.inf
+    rows[1, [3, last]] = -0.0, 0.0
+    rows[2, [7, last]] = 5.0
+    rows[3, [9, last]] = math.nan
+    rows[3, 1] = math.inf
+    rows[4] = math.inf
+    rows[4, 11:] = -math.inf
+    for dtype in FLOATS:
+        for sign, op in ((1, ops.argmax), (-1, ops.argmin)):
+            x = backend.to_device((sign * rows).astype(dtype), device)
+            expected = [0, 3, 7, 9, 0, 0]
+            assert op(Tensor(x), 1).tolist() == expected
+            assert op(Tensor(backend.contiguous(x.T)), 0).tolist() == expected
+            assert op(Tensor(x[1])).tolist() == 3
+
+
 def gradient(function: Callable[[Tensor], Tensor], values: Any, device: str) -> list[Any]:
     x = Tensor(backend.to_device(np.array(values, "float64"), device), requires_grad=True)
     function(x).sum().backward()
@@ -248,6 +268,8 @@ GPU_SHAPES: list[tuple[tuple[int, ...], Any]] = [
     ((9, 3000), 1),  # few rows of middling length
     ((100_000, 3), 1),  # rows shorter than one access
     ((1000, 8), 1),
+    ((3001, 33), 1),  # a thread a row
+    ((257, 61), 1),
     ((70001, 3), 0),  # few columns, split
     ((5000, 768), 0),  # wide columns, split
     ((5000, 769), 0),
@@ -255,6 +277,8 @@ GPU_SHAPES: list[tuple[tuple[int, ...], Any]] = [
     ((2, 9, 5), 1),
     ((3000, 4, 4), 1),  # many slabs
     ((40, 300, 65), 1),
+    ((41, 512, 33), 1),  # rows joined until vectors fit
+    ((3, 136, 5), 1),
     ((6, 50, 7, 40), (1, 3)),  # not side by side
 ]
 
