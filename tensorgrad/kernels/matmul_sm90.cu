@@ -56,7 +56,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             empty[s].init(2 * CLUSTER);   // the consumers of all blocks that wait for the tiles
         }
         for (int w = 0; w < CONSUMERS; ++w) {
-            open[w].init(1);
+            open[w].init(ENDING == GELU_BACKWARD ? 32 : 1);
             filled[w].init(1);
             brought[w].init(1);
         }
@@ -105,10 +105,6 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             unsigned parity = 0, brought_parity = 0;
             // Opens the boxes of warp w for the next tile, with what belongs beside its sums.
             auto prepare = [&](int w, const Spot& spot) {
-                if (ENDING != GELU_BACKWARD && p.bias) {
-                    copy_bias<T, N>(room.bias[w], p, spot.column);
-                    __syncwarp();
-                }
                 if (lane > 0) return;
                 if (!beside) { open[w].arrive(); return; }
                 Barrier& arrived = ENDING == GELU_BACKWARD ? brought[w] : open[w];
@@ -126,8 +122,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     for (int w = warp; w < CONSUMERS; w += HELPERS) {
                         brought[w].wait(brought_parity);
                         gelu_in_boxes<T, true>(room.boxes[w]);
-                        __syncwarp();
-                        if (lane == 0) open[w].arrive();
+                        open[w].arrive();   // each lane has written
                     }
                     brought_parity ^= 1;
                 }
@@ -201,6 +196,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                         sums, a + i * (A_COLUMNS ? SWIZZLE : 2), b + i * (B_COLUMNS ? SWIZZLE : 2),
                         k > piece.begin || i > 0);
                 wgmma_commit();
+                if (ENDING != GELU_BACKWARD && p.bias && k == piece.begin)   // while the tensor cores work
+                    copy_bias<T, N>(room.bias[w], p, spot_at(piece.tile).column);
                 wgmma_wait<1>();
                 if (k > piece.begin) release(before);
                 before = at.stage;
@@ -213,7 +210,10 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             #pragma unroll
             for (int turn = 0; turn < TURNS; ++turn) {
                 open[w].wait(parity);
-                if (turn == 0 && ENDING != GELU_BACKWARD && p.bias) add_bias(sums, room.bias[w]);
+                if (turn == 0 && ENDING != GELU_BACKWARD && p.bias) {
+                    __syncwarp();
+                    add_bias(sums, room.bias[w]);
+                }
                 #pragma unroll
                 for (int c = 0; c < BOXES; ++c) {
                     float* own = sums + (turn * BOXES + c) * WIDTH / 2;
