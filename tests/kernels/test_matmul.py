@@ -170,6 +170,7 @@ def test_products_are_captured(kernel: str, dtype: str) -> None:
     a_gpu.fill(0)
     y = cupy.full((128, 64), np.nan, a.dtype)
     stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.runtime.deviceSynchronize()  # it does not wait for the stream that filled the arrays
     with stream:
         matmul_cuda.run(problem(a_gpu, b_gpu, y), kernel)
         stream.begin_capture()
