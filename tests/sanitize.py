@@ -1,11 +1,15 @@
 """Run tests for compute-sanitizer: `make sanitize`, or under one of its tools by hand.
 
+    compute-sanitizer --tool racecheck python -m tests.sanitize --part 1/4 tests/kernels
+
 CuPy's memory pool is off, so that every array has bounds of its own for the tools to watch. They
-are some ten to fifty times slower: without arguments the largest sizes are left out.
+are some ten to fifty times slower: the largest sizes are left out unless `-k` says what to run, and
+processes can take parts of the tests.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import pytest
@@ -13,15 +17,43 @@ import pytest
 from tensorgrad import backend
 
 LARGE = ("8192", "8200", "16385", "20011", "50257", "50304", "65536", "65537", "120001", "many")
-DEFAULT = ["tests/kernels", "-k", " and ".join(f"not {size}" for size in ("float64", *LARGE))]
+SKIPPED = ("float64", "compile", *LARGE)  # compile: those tests run no kernel
+KERNELS = [
+    "tests/kernels",
+    *(
+        f"tests/ops/test_{name}.py"
+        for name in ("dropout", "embedding", "indexing", "reduce", "rotary")
+    ),
+]
+
+
+class Part:
+    """A pytest plugin that keeps every so manieth test."""
+
+    def __init__(self, text: str) -> None:
+        number, _, count = text.partition("/")
+        if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected such as 1/4")
+        self.first, self.step = int(number) - 1, int(count)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the tests of this part."""
+        items[:] = items[self.first :: self.step]
 
 
 def main() -> int:
     """Run the tests that the command line names and return pytest's exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sanitize")
+    parser.add_argument("--part", type=Part, default="1/1", help="such as 1/4: the first of four")
+    options, rest = parser.parse_known_args()
     if not backend.gpu_count():
         sys.exit("sanitize: no GPU was found")
     backend.cupy.cuda.set_allocator(None)
-    return int(pytest.main(["-q", "-x", *(sys.argv[1:] or DEFAULT)]))
+    if "-k" not in rest:
+        rest += ["-k", " and ".join(f"not {text}" for text in SKIPPED)]
+    if not any(text.startswith("tests") for text in rest):
+        rest += KERNELS
+    return int(pytest.main(["-q", "-x", *rest], [options.part]))
 
 
 if __name__ == "__main__":
