@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from examples.bench.timing import Job, Jobs, random_array
@@ -18,6 +19,22 @@ def unfused_softmax(x: Tensor) -> Tensor:
     return powers / ops.sum(powers, -1, keepdims=True)
 
 
+def attention_softmax(scores: Tensor) -> Tensor:
+    """Return softmax of scaled scores, each row of what it may see, in one op."""
+    return ops.softmax(scores, scale=0.125, causal=True)
+
+
+def unfused_attention_softmax(scores: Tensor) -> Tensor:
+    """Return the same from seven ops, with a mask that is there already."""
+    seen = _seen(scores.shape[-1], scores.device)
+    return unfused_softmax(ops.where(seen, scores * 0.125, float("-inf")))
+
+
+@cache
+def _seen(size: int, device: str) -> Tensor:
+    return ops.tril(ops.ones((size, size), "bool", device))
+
+
 def unfused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return layer_norm from nine ops."""
     centred = x - ops.mean(x, -1, keepdims=True)
@@ -25,9 +42,11 @@ def unfused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return centred / ops.sqrt(variance + 1e-5) * weight + bias
 
 
-LINES: tuple[tuple[str, Function, Function, tuple[int, int], int], ...] = (
+LINES: tuple[tuple[str, Function, Function, tuple[int, ...], int], ...] = (
     ("softmax", ops.softmax, unfused_softmax, (2**18, 1024), 0),
     ("softmax", ops.softmax, unfused_softmax, (2048, 256), 0),
+    ("attention softmax", attention_softmax, unfused_attention_softmax, (256, 1024, 1024), 0),
+    ("attention softmax", attention_softmax, unfused_attention_softmax, (64, 128, 128), 0),
     ("layer_norm", ops.layer_norm, unfused_layer_norm, (2**17, 768), 2),
     ("layer_norm", ops.layer_norm, unfused_layer_norm, (2048, 256), 2),
 )
@@ -37,7 +56,7 @@ def jobs(torch: Any) -> Jobs:
     """Yield forward, and backward as `Tensor.backward` does it, leaves included."""
     for dtype in ("float32", bfloat16):
         for name, fused, unfused, shape, parameters in LINES:
-            size = f"{shape[0]} x {shape[1]} {'fp32' if dtype == 'float32' else 'bf16'}"
+            size = f"{' x '.join(map(str, shape))} {'fp32' if dtype == 'float32' else 'bf16'}"
             yield from _pair(name, size, fused, unfused, shape, parameters, dtype)
 
 
@@ -46,7 +65,7 @@ def _pair(
     size: str,
     fused: Function,
     unfused: Function,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     parameters: int,
     dtype: Any,
 ) -> Jobs:
