@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tensorgrad import backend
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT, module_names
 
@@ -83,7 +84,7 @@ def results(
 ) -> Iterator[dict[str, Future[Result]]]:
     """Begin to run the blocks of the chosen tests, on all cores: most only import the library."""
     found: dict[str, Future[Result]] = {}
-    pool = ThreadPoolExecutor(os.cpu_count())
+    pool = ThreadPoolExecutor(backend.threads())
     for item in request.session.items:
         if isinstance(item, pytest.Function) and item.originalname == "test_a_python_block_runs":
             text = str(item.callspec.params["text"])
