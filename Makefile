@@ -46,7 +46,8 @@ types: install ## check types with mypy --strict
 
 sanitize: install ## look for memory errors and races in kernels, on a GPU (ARGS="tests/kernels -k softmax")
 	@for tool in memcheck racecheck initcheck; do echo "$$tool"; \
-		compute-sanitizer --tool $$tool --error-exitcode 1 $(bin)/python -m tests.sanitize $(ARGS) \
+		compute-sanitizer --tool $$tool --error-exitcode 1 $(bin)/python -m tests.sanitize \
+		$$(test $$tool = racecheck && echo --pool) $(ARGS) \
 		|| exit 1; done
 
 # A stamp for each set of extras, older than pyproject.toml when that has changed.

@@ -2,9 +2,10 @@
 
     compute-sanitizer --tool racecheck python -m tests.sanitize --part 1/4 tests/kernels
 
-CuPy's memory pool is off, so that every array has bounds of its own for the tools to watch. They
-are some ten to fifty times slower: the largest sizes are left out unless `-k` says what to run, and
-processes can take parts of the tests.
+CuPy's memory pool is off, so that every array has bounds of its own for the tools to watch;
+racecheck looks at shared memory alone, and `--pool` saves it the time. They are some ten to fifty
+times slower: the largest sizes are left out unless `-k` says what to run, and processes can take
+parts of the tests.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ def main() -> int:
     """Run the tests that the command line names and return pytest's exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.sanitize")
     parser.add_argument("--part", type=Part, default="1/1", help="such as 1/4: the first of four")
+    parser.add_argument("--pool", action="store_true", help="keep CuPy's memory pool")
     options, rest = parser.parse_known_args()
     if not backend.gpu_count():
         sys.exit("sanitize: no GPU was found")
-    backend.cupy.cuda.set_allocator(None)
+    if not options.pool:
+        backend.cupy.cuda.set_allocator(None)
     if "-k" not in rest:
         rest += ["-k", " and ".join(f"not {text}" for text in SKIPPED)]
     if not any(text.startswith("tests") for text in rest):
