@@ -31,7 +31,10 @@
 constexpr int UNROLL = 4;   // independent loads in flight for each thread
 
 // Blocks that a multiprocessor shall hold at once. Left to itself, ptxas spills to fit more.
-template <typename Op> constexpr int BLOCKS = PAIRS_COLUMNS<Op> ? 4 : sizeof(typename Op::Acc) < 16 ? 3 : 2;
+template <typename T> constexpr int PAIR_BLOCKS = 4;
+template <> constexpr int PAIR_BLOCKS<__half> = 3;
+template <typename Op>
+constexpr int BLOCKS = PAIRS_COLUMNS<Op> ? PAIR_BLOCKS<typename Op::In> : sizeof(typename Op::Acc) < 16 ? 3 : 2;
 
 // Absorb count values at p, shared among `threads`, by 16-byte loads wherever p is aligned.
 template <typename Op>

@@ -1,4 +1,4 @@
-"""Normalisation over the last axis. Kernels: kernels/norm.cu. Tests: tests/ops/test_norm.py.
+"""Normalisation over the last axis. Kernels: kernels/norm_*.cu. Tests: tests/ops/test_norm.py.
 
 Statistics are float32 for 16-bit inputs, float64 for float64. What backward keeps is x and one
 or two numbers a row; the normalised rows are computed again.

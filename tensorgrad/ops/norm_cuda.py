@@ -1,4 +1,4 @@
-"""Launches of kernels/norm.cu."""
+"""Launches of kernels/norm_forward.cu and kernels/norm_backward.cu."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.loader import load
 from tensorgrad.ops.rows_cuda import Layout, aligned, held, looped, resident
 
+_FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _NULL = np.uintp(0)
 _STAGES = 2  # as in the kernel
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
@@ -54,7 +55,7 @@ def forward(
     if layout is None:
         layout = looped(width)
         arguments = (*arrays, *_given(weight, x), *_given(bias, x), *sizes)
-        load("norm.cu", f"norm_forward_loop<{name}>")(layout.grid(rows), layout.block, arguments)
+        load(_FORWARD, f"norm_forward_loop<{name}>")(layout.grid(rows), layout.block, arguments)
         return y, total, mean, rstd
     wide = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
     if wide:
@@ -65,7 +66,7 @@ def forward(
     flags = ", ".join("true" if flag else "false" for flag in (residual is not None, wide))
     shape = (layout.vectors, layout.threads)
     lanes = layout.threads if shape in _SHAPES else 0
-    kernel = load("norm.cu", f"norm_forward_rows<{name}, {layout.vectors}, {lanes}, {flags}>")
+    kernel = load(_FORWARD, f"norm_forward_rows<{name}, {layout.vectors}, {lanes}, {flags}>")
     shared = threads * layout.vectors * 16 * (1 if residual is None else 2)
     blocks = min(*layout.grid(rows), resident(kernel, threads, shared, x.device.id))
     kernel((blocks,), layout.block, (*arrays, _pointer(weight), _pointer(bias), *sizes), shared)
@@ -108,7 +109,7 @@ def backward(
             _loop(dx, dy, dsum, x, weight, mean, rstd)
         partials = _columns(dy, x, mean, rstd) if any(needs[1:]) else None
     if partials is not None:
-        load("norm.cu", f"norm_backward_parameters<{c_name(rstd.dtype)}>")(
+        load(_BACKWARD, f"norm_backward_parameters<{c_name(rstd.dtype)}>")(
             (-(-2 * width // 32),),
             (32, 32),
             (_pointer(dweight), _pointer(dbias), partials, np.int32(len(partials)),
@@ -133,7 +134,7 @@ def _rows(
     blocks = min(_BLOCKS, *layout.grid(rows))
     partials = backend.empty((blocks, 2, width), rstd.dtype, like=x) if parameters else None
     shared = _STAGES * layout.vectors * 2 * 16 * layout.threads * layout.groups
-    load("norm.cu", f"norm_backward_rows<{c_name(x.dtype)}, {layout.vectors}>")(
+    load(_BACKWARD, f"norm_backward_rows<{c_name(x.dtype)}, {layout.vectors}>")(
         (blocks,),
         layout.block,
         (dx, _pointer(partials), dy, _pointer(dsum), x, *_given(weight, x), _pointer(mean), rstd,
@@ -154,7 +155,7 @@ def _loop(
 ) -> None:
     rows, width = rstd.size, x.shape[-1]
     layout = looped(width)
-    load("norm.cu", f"norm_backward_loop<{c_name(x.dtype)}>")(
+    load(_BACKWARD, f"norm_backward_loop<{c_name(x.dtype)}>")(
         layout.grid(rows),
         layout.block,
         (dx, dy, _pointer(dsum), x, *_given(weight, x), _pointer(mean), rstd, np.int64(rows),
@@ -167,7 +168,7 @@ def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
     chunk = -(-rows // _COLUMN_CHUNKS)
     chunks = -(-rows // chunk)
     partials = backend.empty((chunks, 2, width), rstd.dtype, like=x)
-    load("norm.cu", f"norm_backward_columns<{c_name(x.dtype)}>")(
+    load(_BACKWARD, f"norm_backward_columns<{c_name(x.dtype)}>")(
         (-(-width // 32), chunks),
         (32, 8),
         (partials, dy, x, _pointer(mean), rstd, np.int64(rows), np.int32(width), np.int64(chunk)),

@@ -497,5 +497,4 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
 def _roll_backward(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
-    back, axis = saved
-    return (namespace(dy).roll(dy, back, axis),)
+    return (namespace(dy).roll(dy, *saved),)
