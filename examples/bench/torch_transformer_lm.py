@@ -1,0 +1,70 @@
+"""TransformerLM in PyTorch, as its users write it: the peer of translation.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad.models.translation import TranslationConfig
+
+
+def transformer_lm(config: TranslationConfig) -> Any:
+    """Return a module that takes tokens (B, T) and the last n targets (B, n): the mean loss."""
+    import torch
+    from torch import nn
+
+    functional = nn.functional
+    width, heads, dropout = config.width, config.heads, config.dropout
+    hidden = -(-8 * width // (3 * 64)) * 64 if config.hidden is None else config.hidden
+    half = width // heads // 2
+
+    def turned(x: Any, cos: Any, sin: Any) -> Any:
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
+
+    class Block(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.RMSNorm(width, 1e-6), nn.RMSNorm(width, 1e-6)
+            self.qkv = nn.Linear(width, 3 * width, bias=False)
+            self.proj = nn.Linear(width, width, bias=False)
+            self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in "gu")
+            self.down = nn.Linear(hidden, width, bias=False)
+            self.dropout = nn.Dropout(dropout)
+
+        def forward(self, x: Any, cos: Any, sin: Any) -> Any:
+            batch, length, _ = x.shape
+            qkv = self.qkv(self.norm1(x)).view(batch, length, 3, heads, 2 * half)
+            q, k, v = qkv.permute(2, 0, 3, 1, 4)
+            y = functional.scaled_dot_product_attention(
+                turned(q, cos, sin), turned(k, cos, sin), v,
+                is_causal=True, dropout_p=dropout if self.training else 0.0,
+            )  # fmt: skip
+            x = x + self.dropout(self.proj(y.transpose(1, 2).reshape(x.shape)))
+            normed = self.norm2(x)
+            return x + self.dropout(self.down(functional.silu(self.gate(normed)) * self.up(normed)))
+
+    class Model(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(config.vocab_size, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(config.layers))
+            self.norm, self.dropout = nn.RMSNorm(width, 1e-6), nn.Dropout(dropout)
+            rates = config.rope_base ** (-torch.arange(half) / half)
+            angles = torch.arange(config.context)[:, None] * rates
+            self.register_buffer("cos", angles.cos())
+            self.register_buffer("sin", angles.sin())
+            for weight in self.parameters():
+                if weight.ndim == 2:
+                    nn.init.normal_(weight, std=0.02)
+
+        def forward(self, tokens: Any, targets: Any) -> Any:
+            length = tokens.shape[1]
+            x = self.dropout(self.tokens(tokens))
+            for block in self.blocks:
+                x = block(x, self.cos[:length], self.sin[:length])
+            logits = self.norm(x[:, length - targets.shape[1] :]) @ self.tokens.weight.t()
+            return functional.cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), label_smoothing=config.label_smoothing
+            )
+
+    return Model()

@@ -1,0 +1,134 @@
+"""Training speed of a translation model, beside the same model in PyTorch eager.
+
+    python -m examples.bench.translation --data FOLDER --preset large --dtype bfloat16
+
+Takes the options of train_translation.py. The two take turns on the same batches of one epoch,
+which all have been seen once before, so that nothing is compiled in the time that counts. PyTorch
+has its fused AdamW and, for `--dtype bfloat16`, autocast. Tokens are counted without padding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from examples.bench.torch_transformer_lm import transformer_lm
+from examples.train_translation import Run, Settings, read_command_line
+from tensorgrad import backend
+from tensorgrad.data.pair_loader import Batch
+from tensorgrad.train.device import choose_device
+
+TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device
+
+
+def ours(run: Run) -> TrainStep:
+    """Return a training step of tensorgrad: forward, backward, clipping, AdamW."""
+    optimizer, clip = run.trainer.optimizer, run.settings.clip or math.inf
+
+    def step(tokens: Any, targets: Any) -> None:
+        optimizer.zero_grad()
+        run.loss(tokens, targets).backward()
+        optimizer.step(clip)
+
+    return step
+
+
+def theirs(torch: Any, run: Run, device: str) -> TrainStep:
+    """Return the same of PyTorch."""
+    settings = run.settings
+    torch.set_num_threads(backend.threads())
+    torch.manual_seed(settings.seed)
+    model = transformer_lm(run.model.config).to(device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), settings.lr, (0.9, settings.beta2),
+        weight_decay=settings.weight_decay, fused=device != "cpu",
+    )  # fmt: skip
+    wide = settings.dtype == "float32"
+
+    def step(tokens: Any, targets: Any) -> None:
+        optimizer.zero_grad()
+        kind = device.partition(":")[0]
+        with contextlib.nullcontext() if wide else torch.autocast(kind, torch.bfloat16):
+            loss = model(tokens, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)
+        optimizer.step()
+
+    return step
+
+
+def seconds(step: TrainStep, batches: Sequence[Any], device: str) -> float:
+    """Return how long some steps take, the GPU's work included."""
+    began = time.perf_counter()
+    for tokens, targets in batches:
+        step(tokens, targets)
+    if device != "cpu":
+        backend.cupy.cuda.runtime.deviceSynchronize()
+    return time.perf_counter() - began
+
+
+def spread(run: Run, count: int) -> list[Batch]:
+    """Return batches of an epoch in its order, which mixes lengths."""
+    return [run.train.batch(step) for step in range(min(count, run.train.batches))]
+
+
+def measure(settings: Settings, folder: Path, device: str, steps: int, turns: int) -> Any:
+    """Return milliseconds a step and tokens a second of both."""
+    run = Run(settings, folder, device, False)
+    batches = spread(run, steps)
+    tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
+    arrays = [tuple(backend.to_device(a.astype(np.int64), device) for a in b) for b in batches]
+    kinds: dict[str, tuple[TrainStep, list[Any]]] = {"tensorgrad": (ours(run), arrays)}
+    if importlib.util.find_spec("torch"):
+        torch = importlib.import_module("torch")
+        shared = [tuple(torch.from_dlpack(a) for a in pair) for pair in arrays]
+        kinds["PyTorch"] = theirs(torch, run, device), shared
+    for step, own in kinds.values():
+        seconds(step, own, device)
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in tqdm(range(turns), desc="turns", disable=None):
+        for name, (step, own) in kinds.items():
+            times[name].append(seconds(step, own, device))
+    return {
+        name: {
+            "ms": statistics.median(each) / len(batches) * 1e3,
+            "tokens/s": tokens / statistics.median(each),
+        }
+        for name, each in times.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], add_help=False)
+    parser.add_argument("--timed", type=int, default=100, help="batches")
+    parser.add_argument("--turns", type=int, default=3, help="of each library")
+    parser.add_argument("--json", type=Path, help="file to write")
+    own, rest = parser.parse_known_args(arguments)
+    settings, _, _ = read_command_line(rest)
+    settings, device = choose_device(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(settings, Path(folder), device, own.timed, own.turns)
+    for name, values in found.items():
+        print(f"{name:12} {values['ms']:8.2f} ms a step {values['tokens/s']:10,.0f} tokens/s")
+    if len(found) == 2:
+        print(f"ratio        {found['PyTorch']['ms'] / found['tensorgrad']['ms']:8.2f}")
+    if own.json:
+        own.json.write_text(json.dumps({"device": device, **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

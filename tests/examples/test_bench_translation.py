@@ -1,0 +1,55 @@
+"""The benchmark of translation runs and counts what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples.bench import translation
+from examples.bench.torch_transformer_lm import transformer_lm
+from tensorgrad import Tensor
+from tensorgrad.models.translation import TranslationConfig, TranslationModel
+
+
+def test_the_speed_of_both_is_measured(tmp_path: Path) -> None:
+    for part in ("train", "valid", "test"):
+        for language in ("de", "en"):
+            lines = [f"{language} {n} {'x' * (n % 7)}" for n in range(60)]
+            (tmp_path / f"{part}.{language}").write_text("\n".join(lines) + "\n")
+    sizes = {"layers": 1, "width": 16, "heads": 2, "vocab": 280, "context": 32, "batch": 256,
+             "warmup": 2, "timed": 2, "turns": 1}  # fmt: skip
+    wanted = tmp_path / "speed.json"
+    options = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    translation.main(["--data", str(tmp_path), "--device", "cpu", *options, "--json", str(wanted)])
+    found = json.loads(wanted.read_text())
+    assert found.pop("device") == "cpu"
+    assert "tensorgrad" in found
+    assert all(values["ms"] > 0 and values["tokens/s"] > 0 for values in found.values())
+
+
+def test_the_peer_is_the_same_model() -> None:
+    torch = pytest.importorskip("torch")
+    config = TranslationConfig(300, 16, 2, 2, 2, 32, label_smoothing=0.1)
+    ours, peer = TranslationModel(config), transformer_lm(config)
+    pairs = {"tokens.weight": "tokens.weight", "norm.weight": "norm.weight"}
+    for i in range(2):
+        for a, b in (("attention.qkv", "qkv"), ("attention.proj", "proj"), ("norm1", "norm1"),
+                     ("norm2", "norm2"), ("feed_forward.gate", "gate"), ("feed_forward.up", "up"),
+                     ("feed_forward.down", "down")):  # fmt: skip
+            pairs[f"blocks.{i}.{a}.weight"] = f"blocks.{i}.{b}.weight"
+    state = dict(peer.named_parameters())
+    assert sorted(pairs.values()) == sorted(state)
+    named = dict(ours.named_parameters())
+    assert sorted(pairs) == sorted(named)
+    with torch.no_grad():
+        for a, b in pairs.items():
+            state[b].copy_(torch.from_numpy(named[a].numpy()))
+    rng = np.random.default_rng(0)
+    tokens, targets = rng.integers(0, 300, (3, 12)), rng.integers(0, 300, (3, 8))
+    targets[0, 2] = -100
+    loss = ours.forward(Tensor(tokens), Tensor(targets)).item()
+    theirs = peer(torch.from_numpy(tokens), torch.from_numpy(targets)).item()
+    assert abs(loss - theirs) < 1e-5
