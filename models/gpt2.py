@@ -113,5 +113,10 @@ class GPT2(LanguageModel):
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return (B, T, C): the embeddings of tokens and positions, added."""
         tokens, start = self._checked(tokens, cache)
-        x: Tensor = self.dropout(self.tokens(tokens, self.positions.weight, start))
+        x: Tensor
+        if cache and cache[0].lengths is not None:  # sequences of different lengths, a step of each
+            x = self.tokens(tokens) + self.positions(cache[0].lengths[:, None])
+        else:
+            x = self.tokens(tokens, self.positions.weight, start)
+        x = self.dropout(x)
         return x

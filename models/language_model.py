@@ -112,7 +112,7 @@ class LanguageModel(Module):
         """Return the tokens as a tensor, and how many came before them."""
         name = type(self).__name__
         tokens = tensor_of(name, "tokens", tokens)
-        before = cache[0].length if cache else 0
+        before = cache[0].length if cache and cache[0].lengths is None else 0
         if tokens.ndim != 2 or tokens.shape[1] < 1:
             raise ShapeError(f"{name}: tokens have shape {tokens.shape}, expected (B, T)")
         if before + tokens.shape[1] > self.context:

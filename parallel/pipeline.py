@@ -267,12 +267,12 @@ class Pipeline(ShardedRanks):
         assert x is not None  # there is a part
         return x
 
-    def _new_cache(self, batch: int) -> list[Any]:
+    def _new_cache(self, batch: int, steps: int | None = None) -> list[Any]:
         """Take the place of the model's `new_cache`: what other stages have is None."""
         layers: list[Any] = list(self._model.blocks)
-        context = self._model.context
+        steps = self._model.context if steps is None else steps
         return [
-            None if isinstance(layer, Elsewhere) else layer.attention.new_cache(batch, context)
+            None if isinstance(layer, Elsewhere) else layer.attention.new_cache(batch, steps)
             for layer in layers
         ]
 

@@ -18,6 +18,7 @@ from tensorgrad.data.phrases import phrases
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.split import Split, plan_split
 from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint
+from tensorgrad.data.text_stream import TextStream
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.data.tokens import TokenFile, token_dtype, write_tokens
 from tensorgrad.data.words import WordVocabulary, read_vectors, split_words
@@ -30,6 +31,7 @@ __all__ = [
     "PairCorpus",
     "PairLoader",
     "Split",
+    "TextStream",
     "TokenFile",
     "TokenLoader",
     "Tokenizer",

@@ -13,6 +13,7 @@ from tensorgrad.dtypes import DtypeLike, as_dtype
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module
+from tensorgrad.ops.decode import attend
 from tensorgrad.ops.operand import probability
 from tensorgrad.tensor import Tensor
 
@@ -39,6 +40,7 @@ class RotaryEmbedding(Module):
         self.base = base
         self.interleaved = interleaved
         self._last: tuple[tuple[int, int, str], Array, Array] | None = None
+        self._table: tuple[tuple[int, str], Array, Array] | None = None
 
     def forward(self, x: Any, positions: Any = 0, heads: int | None = None) -> Tensor:
         """Return x, turned.
@@ -50,6 +52,14 @@ class RotaryEmbedding(Module):
         """
         cos, sin = self._angles(x, positions)
         return ops.rotary(x, cos, sin, heads, self.interleaved)
+
+    def table(self, steps: int, like: Array) -> tuple[Array, Array]:
+        """Return cosines and sines of the positions from 0 on, float32 (steps, D / 2)."""
+        key = (steps, backend.device_of(like))
+        if self._table is None or self._table[0] != key:
+            cos, sin = self._angles(Tensor(like), np.arange(steps))
+            self._table = key, cos[:, 0], sin[:, 0]
+        return self._table[1:]
 
     def _angles(self, x: Any, positions: Any) -> tuple[Array, Array]:
         """Return cosines and sines, (..., T, 1, D / 2), on the device of x."""
@@ -92,6 +102,8 @@ class KeyValueCache:
 
     Attributes:
         length: the number of steps held; set it back to forget the latest ones.
+        lengths: None, or (B,), int32, where the cache is: how many steps of each sequence are
+            held. Then a call adds one step to each, and whoever set it counts it up.
     """
 
     def __init__(
@@ -107,6 +119,12 @@ class KeyValueCache:
         self._keys = backend.to_device(np.empty(shape, as_dtype(dtype)), device)
         self._values = backend.empty_like(self._keys)
         self.length = 0
+        self.lengths: Array | None = None
+
+    @property
+    def arrays(self) -> tuple[Array, Array]:
+        """The memory of keys and of values, (B, heads, steps, D)."""
+        return self._keys, self._values
 
     @property
     def steps(self) -> int:
@@ -135,6 +153,13 @@ class KeyValueCache:
         self._values[:, :, first:last] = v.data
         self.length = last
         return Tensor(self._keys[:, :, :last]), Tensor(self._values[:, :, :last])
+
+    def part(self, rows: slice) -> KeyValueCache:
+        """Return an empty cache that fills the memory of these sequences."""
+        part = object.__new__(KeyValueCache)
+        part._keys, part._values = self._keys[rows], self._values[rows]
+        part.length, part.lengths = 0, None
+        return part
 
     def select(self, rows: Array) -> None:
         """Keep these sequences, in this order; a sequence may come more than once.
@@ -215,7 +240,9 @@ class MultiHeadAttention(Module):
         parts = self.heads + 2 * self.kv_heads
         if self.rotary is not None:
             each = qkv.reshape(batch, length, parts, width // parts)
-            start = 0 if cache is None else cache.length
+            start: Any = 0 if cache is None else cache.length
+            if cache is not None and cache.lengths is not None:
+                start = cache.lengths[:, None]
             qkv = self.rotary(each, start, self.heads + self.kv_heads).reshape(qkv.shape)
         dropout = self.dropout if self.training else 0.0
         if cache is None:
@@ -223,6 +250,8 @@ class MultiHeadAttention(Module):
                 qkv, self.heads, self.kv_heads, mask, self.causal,
                 dropout=dropout, window=self.window,
             )  # fmt: skip
+        elif cache.lengths is not None:
+            y = Tensor(attend(qkv.data[:, 0], *cache.arrays, cache.lengths, self.window)[:, None])
         else:
             each = qkv.reshape(batch, length, parts, width // parts)
             q, k, v = ops.split(

@@ -115,9 +115,10 @@ def test_draws_follow_the_probabilities() -> None:
 def test_no_rounding_draws_a_token_that_was_left_out() -> None:
     logits = np.array([[0.1, 0.2, -math.inf, 0.3], [0.0, 0.0, 0.0, 0.0]])
     highest = np.full(2, np.nextafter(1, 0))
-    assert sample(logits, highest).tolist() == [0, 3]
-    assert sample(logits, np.zeros(2)).tolist() == [3, 0]
-    assert sample(logits, highest, top_p=0.5).tolist() == [1, 1]
+    assert sample(logits, highest).tolist() == [3, 3]
+    assert sample(logits, np.zeros(2)).tolist() == [0, 0]
+    assert sample(logits[:, ::-1], highest).tolist() == [3, 3]
+    assert sample(logits, highest, top_p=0.5).tolist() == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,7 @@ def test_no_rounding_draws_a_token_that_was_left_out() -> None:
         ([1], {"top_k": 0}, ArgumentError, "top_k is 0, expected 1 or more"),
         ([1], {"top_p": 0.0}, ArgumentError, "top_p is 0.0, expected above 0 and at most 1"),
         ([1], {"top_p": 1.5}, ArgumentError, "top_p is 1.5"),
+        ([1], {"repetition_penalty": 0.0}, ArgumentError, "repetition_penalty is 0.0, expected"),
     ],
 )
 def test_bad_input_is_named(
@@ -149,11 +151,47 @@ def test_bad_input_is_named(
         generate(model, prompt, **{"max_new_tokens": 3, **options})
 
 
-def test_prompts_of_different_lengths_are_refused(model: LanguageModel) -> None:
-    with pytest.raises(ShapeError, match="prompts have 1 to 2 tokens, expected all alike"):
-        generate_batch(model, [[1], [1, 2]], 3)
+def test_no_prompts_are_refused(model: LanguageModel) -> None:
     with pytest.raises(ArgumentError, match="prompts is empty"):
         generate_batch(model, [], 3)
+    with pytest.raises(ArgumentError, match="prompt 1 has 0 tokens"):
+        generate_batch(model, [[1], []], 3)
+    with pytest.raises(ArgumentError, match=r"seed is \[1\], expected .* or 2 of them"):
+        generate_batch(model, [[1], [2]], 3, seed=[1])
+    with pytest.raises(ArgumentError, match="seed is -1, expected an integer from 0"):
+        generate(model, [1], 3, seed=-1)
+
+
+OPTIONS = [
+    {"temperature": 0},
+    {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "repetition_penalty": 1.3},
+    {"temperature": 0, "repetition_penalty": 1.5},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_company_changes_no_token(model: LanguageModel, options: dict[str, Any]) -> None:
+    """Prompts of all lengths, which fill the context at different times."""
+    prompts = [[5, 3, 1, 9], [7], list(range(10)), [2, 2, 8]]
+    together = generate_batch(model, prompts, 25, seed=[9, 8, 7, 6], **options)
+    for prompt, seed, tokens in zip(prompts, (9, 8, 7, 6), together, strict=True):
+        assert generate(model, prompt, 25, seed=seed, **options) == tokens
+    assert generate_batch(model, prompts, 25, seed=[9, 8, 7, 6], use_cache=False, **options) == (
+        together
+    )
+
+
+def test_one_seed_gives_each_prompt_its_own(model: LanguageModel) -> None:
+    found = generate_batch(model, [[1], [1]], 12, seed=4)
+    assert found == [generate(model, [1], 12, seed=seed) for seed in (4, 5)]
+    assert found[0] != found[1]
+
+
+def test_a_penalty_makes_repetition_rarer(model: LanguageModel) -> None:
+    plain, punished = (
+        generate(model, [1, 2], 40, temperature=0, repetition_penalty=p) for p in (1.0, 3.0)
+    )
+    assert len(set(punished)) > len(set(plain))
 
 
 def test_a_model_gone_wrong_is_an_error(model: LanguageModel) -> None:

@@ -1,0 +1,241 @@
+"""Let a trained model write: on from a prompt, from each line of a file, or in a conversation.
+
+    python examples/generate.py --checkpoint runs/gpt2-1 --prompt "def main("
+    python examples/generate.py --checkpoint my/gpt2 --prompts questions.txt --temperature 0
+    python examples/generate.py --checkpoint runs/gpt2-1
+
+The checkpoint is a run of train_gpt2.py, one checkpoint of it (runs/gpt2-1/checkpoints/step-...),
+or a folder with a GPT-2 as Hugging Face transformers writes it. Without a prompt it asks for one
+again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tensorgrad import backend
+from tensorgrad.data import TextStream, Tokenizer
+from tensorgrad.dtypes import as_dtype
+from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
+from tensorgrad.models.generate import generate_batch, stream
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.gpt2_weights import load_huggingface
+from tensorgrad.ops.sampling import Sampling
+from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
+
+log = logging.getLogger("generate")
+
+
+def load(
+    checkpoint: Path, which: str = "best", tokenizer: Path | None = None
+) -> tuple[GPT2, Tokenizer]:
+    """Return a trained model, on the CPU, and its tokenizer.
+
+    Args:
+        checkpoint: the folder of a run, of one of its checkpoints, or in Hugging Face's layout.
+        which: of a run's checkpoints, "best" by validation loss or "last".
+        tokenizer: a tokenizer.json, if not the one beside the model.
+    Raises:
+        CheckpointError: the folder is none of these, or damaged.
+        DataError: the tokenizer is missing or damaged.
+    """
+    if (checkpoint / "checkpoints").is_dir():
+        folder = checkpoint / "checkpoints"
+        found = load_best(folder) if which == "best" else load_latest(folder)
+        if found is None:
+            raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
+        return _model(found), Tokenizer.load(tokenizer or checkpoint / "tokenizer.json")
+    if (checkpoint / "state.json").is_file():
+        run = checkpoint.parent.parent
+        return _model(load_checkpoint(checkpoint)), Tokenizer.load(
+            tokenizer or run / "tokenizer.json"
+        )
+    if (checkpoint / "model.safetensors").is_file():
+        return load_huggingface(checkpoint), _published_tokenizer(checkpoint, tokenizer)
+    what = "has neither" if checkpoint.is_dir() else "does not exist; expected a folder with"
+    raise CheckpointError(
+        f"load: --checkpoint {checkpoint} {what} checkpoints/ (a run of train_gpt2.py), state.json "
+        "(one of its checkpoints) nor model.safetensors (Hugging Face's layout)"
+    )
+
+
+def _model(checkpoint: Checkpoint) -> GPT2:
+    try:
+        config = GPT2Config(**checkpoint.entry("model"))
+    except TypeError as error:
+        raise CheckpointError(
+            f"load: {checkpoint.path} is of another kind of model, expected a GPT-2: {error}"
+        ) from error
+    model = GPT2(config)
+    model.load_state_dict(checkpoint.arrays("model"))
+    return model
+
+
+def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:
+    if tokenizer is None and (folder / "vocab.json").is_file():
+        return Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt")
+    return Tokenizer.load(tokenizer or folder / "tokenizer.json")
+
+
+def choose_dtype(dtype: str, device: str) -> str:
+    """Return the type to compute in: for "auto" bfloat16 on a GPU that has it, else float32."""
+    if dtype != "auto":
+        return dtype
+    index = backend.gpu_index(device)
+    if index is None:
+        return "float32"
+    modern = int(backend.cupy.cuda.Device(index).compute_capability) >= 80
+    return "bfloat16" if modern else "float16"
+
+
+class Writer:
+    """A model that writes on, and how."""
+
+    def __init__(self, model: GPT2, tokenizer: Tokenizer, given: argparse.Namespace) -> None:
+        self._model, self._tokenizer, self._given = model, tokenizer, given
+        self._how = Sampling(
+            given.temperature, given.top_k or None, given.top_p, given.repetition_penalty
+        )
+        self._end = () if given.ignore_end else (tokenizer.end_of_text,)
+
+    def write(self, prompt: str) -> Iterator[str]:
+        """Yield what follows a prompt, piece by piece."""
+        text = TextStream(self._tokenizer, self._given.stop)
+        began, count = time.perf_counter(), 0
+        steps = stream(
+            self._model, [self._tokens(prompt)], self._given.max_new_tokens,
+            **vars(self._how), seed=self._given.seed,
+        )  # fmt: skip
+        for tokens in steps:
+            if tokens[0] in self._end:
+                break
+            count += 1
+            yield text.add(int(tokens[0]))
+            if text.ended:
+                break
+        yield text.rest()
+        seconds = time.perf_counter() - began
+        log.info("[%d tokens, %.0f a second]", count, count / seconds)
+
+    def write_all(self, prompts: Sequence[str]) -> list[str]:
+        """Return what follows each prompt, --rows of them at a time."""
+        texts = []
+        for start in range(0, len(prompts), self._given.rows):
+            part = [self._tokens(prompt) for prompt in prompts[start : start + self._given.rows]]
+            seeds = range(self._given.seed + start, self._given.seed + start + len(part))
+            found = generate_batch(
+                self._model, part, self._given.max_new_tokens,
+                **vars(self._how), seed=list(seeds), stop_tokens=self._end,
+            )  # fmt: skip
+            for tokens in found:
+                text = TextStream(self._tokenizer, self._given.stop)
+                texts.append("".join([*map(text.add, tokens), text.rest()]))
+        return texts
+
+    def _tokens(self, prompt: str) -> list[int]:
+        tokens = self._tokenizer.encode(prompt)
+        if not tokens:
+            raise ArgumentError("generate: --prompt is empty, expected some text")
+        if len(tokens) > self._model.context:
+            raise ArgumentError(
+                f"generate: --prompt has {len(tokens)} tokens ({prompt[:30]!r}...), expected at "
+                f"most {self._model.context} (the model's context)"
+            )
+        return tokens
+
+
+def _converse(writer: Writer) -> None:
+    """Ask for prompts until the input ends."""
+    asking = sys.stdin.isatty()
+    while True:
+        print("> " if asking else "", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            break
+        if line.strip():
+            _show(writer, line.rstrip("\n"))
+    print("\n" if asking else "", end="")
+
+
+def _show(writer: Writer, prompt: str) -> None:
+    """Print a prompt and what follows it, as it comes."""
+    pieces = writer.write(prompt)
+    print(prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print(flush=True)
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="folder of a trained model")
+    parser.add_argument("--which", choices=("best", "last"), default="best", help="of a run")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, if not the model's own")
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--prompt", help="text to go on from; without one it asks")
+    prompts.add_argument("--prompts", type=Path, help="file of prompts, one a line; - is the input")
+    parser.add_argument("--max-new-tokens", type=int, default=200, help="at most (default: 200)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
+    parser.add_argument("--top-k", type=int, help="draw from the k most likely tokens only")
+    parser.add_argument("--top-p", type=float, default=0.95, help="or from this share (0.95)")
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, help="above 1 repeats less"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds write equal texts")
+    parser.add_argument(
+        "--stop", action="append", default=[], help="text that ends the output; may be repeated"
+    )
+    parser.add_argument("--ignore-end", action="store_true", help="go on after the end of a text")
+    parser.add_argument("--rows", type=int, default=32, help="of --prompts at a time (default: 32)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        help="to compute in; auto: bfloat16 on a GPU that has it, else float32",
+    )  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    given = _arguments(arguments)
+    try:
+        if given.rows < 1:
+            raise ArgumentError(f"generate: --rows is {given.rows}, expected 1 or more")
+        device = given.device
+        if device == "auto":
+            device = "cuda" if backend.gpu_count() else "cpu"
+        dtype = as_dtype(choose_dtype(given.dtype, device))
+        model, tokenizer = load(given.checkpoint, given.which, given.tokenizer)
+        if tokenizer.vocab_size > model.vocab_size:
+            raise CheckpointError(
+                f"load: the tokenizer has {tokenizer.vocab_size} tokens, expected at most "
+                f"{model.vocab_size} (the vocabulary of {given.checkpoint})"
+            )
+        writer = Writer(model.to(device, dtype), tokenizer, given)
+        if given.prompt is not None:
+            _show(writer, given.prompt)
+        elif given.prompts is not None:
+            file = sys.stdin if str(given.prompts) == "-" else given.prompts.open(encoding="utf-8")
+            with file:
+                prompts = [line for line in file.read().splitlines() if line.strip()]
+            for prompt, text in zip(prompts, writer.write_all(prompts), strict=True):
+                print(f"{prompt}{text}\n", flush=True)
+        else:
+            _converse(writer)
+    except (TensorgradError, OSError, UnicodeDecodeError) as error:
+        log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        print()
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

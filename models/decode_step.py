@@ -1,0 +1,153 @@
+"""A step of generation on the GPU as a list of launches that are prepared once.
+
+At one row a step is short: 0.05 ms for the weights of 124M parameters. Preparing the arguments of
+some ninety kernels in Python takes longer than that each time, so it is done when generation
+begins. A block is seven launches: norm, qkv, attention, proj, norm, up, down; bias, GELU and
+residual are part of the products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad import backend
+from tensorgrad.autograd import mode
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import Dtype, float32
+from tensorgrad.kernels.prepared import Launches
+from tensorgrad.models.gpt2 import GPT2
+from tensorgrad.models.language_model import Cache, LanguageModel
+from tensorgrad.models.transformer_lm import TransformerLM
+from tensorgrad.nn import (
+    Dropout,
+    Embedding,
+    FeedForward,
+    KeyValueCache,
+    LayerNorm,
+    Linear,
+    ModuleList,
+    MultiHeadAttention,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+    TransformerBlock,
+)
+from tensorgrad.ops import decode_cuda
+from tensorgrad.ops.sampling import Sampling, State, extend
+
+# A model that looks like this one is computed as it is here: no layer of a user's own, none shared
+# among ranks, and no method replaced.
+_LAYERS = (
+    Dropout, Embedding, FeedForward, LayerNorm, Linear, ModuleList, MultiHeadAttention, RMSNorm,
+    RotaryEmbedding, SwiGLU, TransformerBlock,
+)  # fmt: skip
+_METHODS = {"forward", "next_logits", "new_cache", "linear"}
+
+
+class DecodeStep:
+    """All launches of a step: the newest token of each sequence in, the next one out.
+
+    Args:
+        model: one that `supports` accepts.
+        cache: of the model, with `lengths`.
+        state: the sequences.
+        how: tokens are chosen.
+    """
+
+    def __init__(self, model: LanguageModel, cache: Cache, state: State, how: Sampling) -> None:
+        self._launches = Launches()
+        self._add = self._launches.add
+        self._state = state
+        self._table = model.tokens.weight.data
+        self._buffers: dict[tuple[str, int], Array] = {}
+        self._rooms: dict[tuple[Any, ...], decode_cuda.Room] = {}
+        with self._table.device:
+            self._prepare(model, cache, how)
+
+    @staticmethod
+    def supports(model: LanguageModel) -> bool:
+        """Whether this model, as it is, can be run so: on a GPU, with the layers known here."""
+        if model.device == "cpu" or type(model) not in (GPT2, TransformerLM):
+            return False
+        below = [module for module in model.modules() if module is not model]
+        if any(type(module) not in _LAYERS for module in below) or mode.autocast is not None:
+            return False
+        if any(_METHODS & vars(module).keys() for module in (model, *below)):
+            return False
+        table = model.tokens.weight.data
+        return all(
+            isinstance(block, TransformerBlock)
+            and isinstance(block.feed_forward, (FeedForward, SwiGLU))
+            and decode_cuda.supports(table, table.shape[1] // block.attention.heads)
+            for block in model.blocks
+        ) and all(p.dtype == table.dtype and p.data.flags.c_contiguous for p in model.parameters())
+
+    def __call__(self) -> None:
+        """Add a token to each sequence."""
+        with self._table.device:
+            self._launches.run()
+
+    def _prepare(self, model: LanguageModel, cache: Cache, how: Sampling) -> None:
+        state, width = self._state, self._table.shape[1]
+        x, normed = self._buffer("x", width), self._buffer("normed", width)
+        positions = model.positions.weight.data if isinstance(model, GPT2) else None
+        decode_cuda.embed(self._add, x, self._table, positions, state.latest, state.lengths)
+        for block, own in zip(model.blocks, cache, strict=True):
+            assert isinstance(block, TransformerBlock)  # see `supports`
+            self._norm(normed, x, block.norm1)
+            self._attend(x, normed, block.attention, own)
+            self._norm(normed, x, block.norm2)
+            self._feed_forward(x, normed, block.feed_forward)
+        self._norm(normed, x, model.norm)
+        logits = self._buffer("logits", model.vocab_size, float32)
+        decode_cuda.product(self._add, logits, normed, model.head().data)
+        extend(state, logits, how, self._add)
+
+    def _attend(
+        self, x: Array, normed: Array, layer: MultiHeadAttention, cache: KeyValueCache
+    ) -> None:
+        """Add proj(attention(normed)) to x."""
+        qkv = self._buffer("qkv", len(layer.qkv.weight.data))
+        mixed = self._buffer("mixed", x.shape[1])
+        keys, values = cache.arrays
+        key = (qkv.shape, keys.shape, layer.window)
+        if key not in self._rooms:
+            self._rooms[key] = decode_cuda.Room(qkv, keys, layer.window)
+        rotary = layer.rotary
+        self._linear(qkv, normed, layer.qkv)
+        decode_cuda.attention(
+            self._add, mixed, qkv, keys, values, self._state.lengths, self._rooms[key],
+            layer.window, None if rotary is None else rotary.table(keys.shape[2], keys),
+            rotary is not None and rotary.interleaved,
+        )  # fmt: skip
+        self._linear(x, mixed, layer.proj, residual=x)
+
+    def _feed_forward(self, x: Array, normed: Array, layer: Any) -> None:
+        """Add feed_forward(normed) to x."""
+        hidden = len(layer.up.weight.data)
+        up = self._buffer("up", hidden)
+        if isinstance(layer, SwiGLU):
+            gate = self._buffer("gate", hidden)
+            self._linear(gate, normed, layer.gate)
+            self._linear(up, normed, layer.up, gate=gate)
+        else:
+            self._linear(up, normed, layer.up, gelu=layer.approximate)
+        self._linear(x, up, layer.down, residual=x)
+
+    def _norm(self, y: Array, x: Array, layer: Any) -> None:
+        centre = isinstance(layer, LayerNorm)
+        bias = layer.bias.data if centre and layer.bias is not None else None
+        decode_cuda.norm(self._add, y, x, layer.weight.data, bias, layer.eps, centre)
+
+    def _linear(self, y: Array, x: Array, layer: Linear, **options: Any) -> None:
+        bias = None if layer.bias is None else layer.bias.data
+        decode_cuda.product(self._add, y, x, layer.weight.data, bias, **options)
+
+    def _buffer(self, name: str, columns: int, dtype: Dtype | None = None) -> Array:
+        """Return room for a row of each sequence; blocks share it."""
+        key = name, columns
+        if key not in self._buffers:
+            shape = (len(self._state.latest), columns)
+            dtype = self._table.dtype if dtype is None else dtype
+            self._buffers[key] = backend.empty(shape, dtype, like=self._table)
+        return self._buffers[key]

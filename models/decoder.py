@@ -1,0 +1,134 @@
+"""Sequences that grow by one token a step, and what the model remembers of them.
+
+A step feeds the newest token of each sequence, whose keys and values join those in the cache, and
+draws the next. So a prompt is read but for its last token, and the first step does the rest.
+Sequences may differ in length: padding is on the right, where a causal model never looks, and what
+is there in the cache is written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.autograd import no_grad
+from tensorgrad.models.decode_step import DecodeStep
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.ops.sampling import Sampling, State, extend
+from tensorgrad.tensor import Tensor
+
+_READ_AT_ONCE = 1 << 16  # tokens
+
+
+class Decoder:
+    """A model, its cache, and sequences that grow.
+
+    A step has fixed shapes: what changes is on the device (see `State`), which the host does not
+    wait for. When the model's context is full, the older half of what it sees is dropped and the
+    rest is read again; when that will be, the host knows without looking.
+
+    Args:
+        model: a language model.
+        prompts: token ids, one or more each, none longer than the model's context.
+        state: of these prompts, where the model is.
+        how: tokens are chosen.
+    """
+
+    def __init__(
+        self, model: LanguageModel, prompts: Sequence[Any], state: State, how: Sampling
+    ) -> None:
+        self.model, self.state, self.how = model, state, how
+        room = state.tokens.shape[1]
+        steps = min(model.context, room)
+        self._cache = model.new_cache(len(prompts), steps)
+        self._counts = np.array([len(prompt) for prompt in prompts])
+        self._held = self._counts - 1
+        self._until_full = steps - int(self._held.max())  # steps; the host counts along
+        self._read(slice(None), state.tokens[:, : int(self._held.max())])
+        for cache in self._cache:
+            if cache is not None:  # a model of which other ranks have layers
+                cache.lengths = state.lengths
+        self._prepared = None
+        if DecodeStep.supports(model):
+            self._prepared = DecodeStep(model, self._cache, state, how)
+
+    def step(self) -> None:
+        """Add a token to each sequence."""
+        if self._until_full == 0:
+            self._make_room()
+        if self._prepared is not None:
+            self._prepared()
+        else:
+            with evaluating(self.model):
+                tokens = Tensor(self.state.latest[:, None])
+                logits = self.model.next_logits(tokens, self._cache).data
+            extend(self.state, backend.contiguous(logits.astype(np.float32, copy=False)), self.how)
+        self._counts += 1
+        self._held += 1
+        self._until_full -= 1
+
+    def _make_room(self) -> None:
+        """Drop the older half of what the model sees of each sequence that fills its context."""
+        kept = max(1, self.model.context // 2)
+        for row in np.flatnonzero(self._held == self.model.context):
+            rows, count = slice(row, row + 1), int(self._counts[row])
+            self._read(rows, self.state.tokens[rows, count - kept : count - 1])
+            self.state.lengths[rows] = kept - 1
+            self._held[row] = kept - 1
+        self._until_full = self.model.context - int(self._held.max())
+
+    def _read(self, rows: slice, tokens: Any) -> None:
+        """Fill the cache of these sequences with what the model makes of tokens (B, T)."""
+        if not tokens.size:
+            return
+        count = max(1, _READ_AT_ONCE // tokens.shape[1])
+        first = rows.start or 0
+        with evaluating(self.model):
+            for start in range(0, len(tokens), count):
+                part = tokens[start : start + count]
+                own = slice(first + start, first + start + len(part))
+                caches: Any = [None if cache is None else cache.part(own) for cache in self._cache]
+                self.model.next_logits(Tensor(part), caches)
+
+
+class Recomputer:
+    """What a Decoder does, without a cache: each step computes all anew.
+
+    Args:
+        model, prompts, state, how: as for Decoder.
+    """
+
+    def __init__(
+        self, model: LanguageModel, prompts: Sequence[Any], state: State, how: Sampling
+    ) -> None:
+        self.model, self.state, self.how = model, state, how
+        self._counts = np.array([len(prompt) for prompt in prompts])
+        self._first = np.zeros_like(self._counts)  # token that the model sees
+
+    def step(self) -> None:
+        """Add a token to each sequence."""
+        full = self._counts - self._first > self.model.context
+        self._first[full] = self._counts[full] - max(1, self.model.context // 2)
+        logits = []
+        with evaluating(self.model):
+            for row, (first, count) in enumerate(zip(self._first, self._counts, strict=True)):
+                tokens = Tensor(self.state.tokens[row : row + 1, first:count])
+                logits.append(self.model.next_logits(tokens).data.astype(np.float32))
+        extend(self.state, backend.namespace(logits[0]).concatenate(logits), self.how)
+        self._counts += 1
+
+
+@contextmanager
+def evaluating(model: LanguageModel) -> Iterator[None]:
+    """Switch dropout and gradients off inside the `with` block."""
+    mode = model.training
+    model.train(False)
+    try:
+        with no_grad():
+            yield
+    finally:
+        model.train(mode)

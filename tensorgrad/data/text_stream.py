@@ -1,0 +1,72 @@
+"""Text that appears token by token. Tests: tests/data/test_text_stream.py."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.errors import ArgumentError
+
+
+class TextStream:
+    """Turn tokens into text as they come, never cutting a character, up to a text that ends it.
+
+        stream = TextStream(tokenizer, stops=["\\n\\n"])
+        for token in tokens:
+            print(stream.add(token), end="", flush=True)
+            if stream.ended:
+                break
+        print(stream.rest())
+
+    A token may end inside a character; the bytes wait for the next one. So does what may become
+    one of `stops`. Bytes that are not UTF-8 become U+FFFD.
+
+    Args:
+        tokenizer: of the tokens.
+        stops: texts of which the first to come ends the stream; it is not part of it.
+
+    Attributes:
+        ended: whether one of `stops` came.
+    Raises:
+        ArgumentError: one of `stops` is empty.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        if "" in stops:
+            raise ArgumentError("TextStream: stops has '', expected texts of a character or more")
+        self.ended = False
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting = ""
+
+    def add(self, token: int) -> str:
+        """Return the text that is certain now; it may be empty.
+
+        Raises:
+            DataError: the tokenizer has no such token.
+        """
+        return self._take(self._decoder.decode(self._tokenizer.decode_bytes([token])), False)
+
+    def rest(self) -> str:
+        """Return what waited, after the last token."""
+        return self._take(self._decoder.decode(b"", True), True)
+
+    def _take(self, text: str, last: bool) -> str:
+        if self.ended:
+            return ""
+        text = self._waiting + text
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self.ended, self._waiting = True, ""
+            return text[: min(places)]
+        kept = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._waiting = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of the text a stop may begin with."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

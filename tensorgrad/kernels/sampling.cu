@@ -1,0 +1,160 @@
+// The next token of each sequence, drawn from its logits: a block a sequence, which reads its row of
+// float32 logits from L1 and L2 as often as the choice needs. Greedy: once. Otherwise once to find
+// the largest, some twenty times for each of top-k and top-p, whose threshold is found by bisection,
+// and twice to draw.
+//
+// ops/sampling.py has the same formulas in NumPy, and both take the same tokens: weights are whole
+// numbers of 2^-40, whose sums do not depend on their order, made by operations of double that round
+// alike everywhere, and nothing is contracted to fma.
+//
+// options: -fmad=false
+// instantiate: sample_tokens
+#include "philox.cuh"
+#include "reduce.cuh"
+
+constexpr int THREADS = 1024;
+
+// exp(x) for x <= 0 as a whole number of 2^-40.
+__device__ inline Word weight_of(double x) {
+    if (!(x > -27.7)) return 0;
+    const double n = rint(x * 1.4426950408889634);
+    const double r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+    double sum = 1.0 / 6227020800.0;   // 1 / 13!
+    const double factors[13] = {479001600., 39916800., 3628800., 362880., 40320., 5040., 720., 120., 24., 6., 2., 1., 1.};
+    #pragma unroll
+    for (int i = 0; i < 13; ++i) sum = sum * r + 1.0 / factors[i];
+    return Word(sum * __longlong_as_double((1063 + (long long)n) << 52));   // 2^(40 + n)
+}
+
+struct Amount {
+    Word weight, count;
+    __device__ Amount operator+(Amount other) const { return {weight + other.weight, count + other.count}; }
+};
+__device__ inline Amount block_total(Amount own) {
+    return block_reduce(own, Amount{0, 0}, [](Amount a, Amount b) { return a + b; });
+}
+
+// A row of logits, and how its tokens are ordered: keys fall with the logit, equal ones with the number
+// of the token, and all differ.
+struct Row {
+    const float* logits;
+    const unsigned char* seen;   // or null
+    float penalty;
+    int vocabulary;
+    double largest, temperature;
+
+    __device__ float logit(int token) const {
+        float x = logits[token] + 0.f;   // -0 becomes 0
+        if (seen != nullptr && seen[token]) x = x > 0.f ? x / penalty : x * penalty;
+        return x;
+    }
+    __device__ Word key(int token) const {
+        const float x = logit(token);
+        const unsigned bits = __float_as_uint(x);
+        const unsigned order = x != x ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
+        return Word(order) << 32 | (0xffffffffu - token);
+    }
+    __device__ Word weight(int token) const { return weight_of((double(logit(token)) - largest) / temperature); }
+
+    // What the tokens with keys from `low` up to, but not including, `high` come to.
+    __device__ Amount between(Word low, Word high, bool weighted) const {
+        Amount own = {0, 0};
+        for (int token = threadIdx.x; token < vocabulary; token += THREADS) {
+            const Word found = key(token);
+            if (found >= low && found < high) own = own + Amount{weighted ? weight(token) : 1, 1};
+        }
+        return block_total(own);
+    }
+
+    // A key such that the tokens from it on come to `target` or more, and without the last of them to
+    // less. Those from `low` on, `count` of them, do come to that.
+    __device__ Word threshold(Word low, Word high, Word count, Word target, bool weighted) const {
+        Word above = 0;   // what the tokens from `high` on come to
+        while (count > 1) {
+            const Word middle = low + (high - low) / 2;
+            const Amount upper = between(middle, high, weighted);
+            if (above + upper.weight >= target) {
+                low = middle;
+                count = upper.count;
+            } else {
+                high = middle;
+                count -= upper.count;
+                above += upper.weight;
+            }
+        }
+        return low;
+    }
+};
+
+// tokens: (sequences, room), of which counts[b] are known; the next one is added, to `latest` too, and
+// the cache's lengths[b] grows by the one that was read. flags: 1 is added once a token of `stops`
+// came, 2 where the logits were not finite. seen: (sequences, vocabulary), 1 for each token that
+// occurred, or null without a penalty. Temperature 0 is greedy; top_k 0 and top_p 1 leave nothing out.
+__global__ void __launch_bounds__(THREADS)
+sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, unsigned char* flags,
+              const float* logits, unsigned char* seen, const Word* seeds, const long long* stops,
+              int stop_count, long long room, int vocabulary, float penalty, double temperature,
+              int top_k, double top_p) {
+    __shared__ int chosen;
+    __shared__ Word warps[THREADS / 32];
+    const int b = blockIdx.x;
+    const long long begin = b * (long long)vocabulary;
+    if (seen != nullptr) seen += begin;
+    Row row = {logits + begin, seen, penalty, vocabulary, 0, temperature};
+
+    Word best = 0;
+    for (int token = threadIdx.x; token < vocabulary; token += THREADS) best = max(best, row.key(token));
+    best = block_reduce(best, Word(0), [](Word a, Word b) { return b > a ? b : a; });
+    int token = int(0xffffffffu - unsigned(best));
+    row.largest = row.logit(token);
+    const bool broken = !(row.largest - row.largest == 0);
+
+    if (temperature > 0 && !broken) {
+        const Word high = best + 1;
+        Word low = 0;
+        if (top_k > 0 && top_k < vocabulary) low = row.threshold(low, high, vocabulary, top_k, false);
+        Amount kept = row.between(low, high, true);
+        if (top_p < 1) {
+            const double share = ceil(top_p * double(kept.weight));
+            low = row.threshold(low, high, kept.count, min(max(Word(share), Word(1)), kept.weight), true);
+            kept = row.between(low, high, true);
+        }
+        const Word drawn = __umul64hi(philox(seeds[b], counts[b], 0, 0).values[0], kept.weight);
+
+        // Tokens in the order of their numbers: the one whose weight the drawn number falls into.
+        const int each = (vocabulary + THREADS - 1) / THREADS, lane = threadIdx.x % 32;
+        const int first = threadIdx.x * each, end = min(first + each, vocabulary);
+        Word own = 0;
+        for (int t = first; t < end; ++t) own += row.key(t) >= low ? row.weight(t) : 0;
+        Word before = own;
+        for (int offset = 1; offset < 32; offset *= 2) {
+            const Word other = __shfl_up_sync(0xffffffff, before, offset);
+            before += lane >= offset ? other : 0;
+        }
+        if (lane == 31) warps[threadIdx.x / 32] = before;
+        __syncthreads();
+        for (int w = 0; w < int(threadIdx.x) / 32; ++w) before += warps[w];
+        before -= own;
+        if (drawn >= before && drawn - before < own) {   // of one thread alone
+            for (int t = first; t < end; ++t) {
+                const Word weight = row.key(t) >= low ? row.weight(t) : 0;
+                if (drawn - before < weight) {
+                    chosen = t;
+                    break;
+                }
+                before += weight;
+            }
+        }
+        __syncthreads();
+        token = chosen;
+    }
+
+    if (threadIdx.x > 0) return;
+    bool stopped = false;
+    for (int i = 0; i < stop_count; ++i) stopped |= stops[i] == token;
+    flags[b] |= (stopped ? 1 : 0) | (broken ? 2 : 0);
+    if (seen != nullptr) seen[token] = 1;
+    tokens[b * room + counts[b]] = latest[b] = token;
+    counts[b] += 1;
+    lengths[b] += 1;
+}

@@ -1,0 +1,141 @@
+"""One step of attention for sequences of different lengths. Kernels: kernels/decode.cu.
+
+Arrays in, arrays out, no gradients: for generation. `lengths` lies where the cache does and is
+never read by the host on the GPU. Tests: tests/ops/test_decode.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.kernels.prepared import now
+from tensorgrad.ops import attention_numpy, decode_cuda
+from tensorgrad.ops.attention import attention
+from tensorgrad.ops.attention_rule import ALL, Rule
+from tensorgrad.ops.rotary import rotary
+from tensorgrad.tensor import Tensor
+
+Angles = tuple[Array, Array]  # cosines and sines, float32 (steps, D / 2): a row for each position
+
+
+def attend(
+    qkv: Array,
+    keys: Array,
+    values: Array,
+    lengths: Array,
+    window: int | None = None,
+    angles: Angles | None = None,
+    interleaved: bool = False,
+) -> Array:
+    """Add one key and value to each sequence, and attend to all that it has now.
+
+        keys[b, :, lengths[b]], values[b, :, lengths[b]] = the new ones
+        y[b] = softmax(q[b] keys[b, :, : lengths[b] + 1]^T / sqrt(D)) values[b, :, : lengths[b] + 1]
+
+    Args:
+        qkv: (B, (H + 2 * Hkv) * D): for each sequence the queries of all heads, then the new keys,
+            then the new values. H is a multiple of Hkv (grouped-query attention).
+        keys, values: (B, Hkv, steps, D), dtype of qkv; changed. Views with strides may be given.
+        lengths: (B,), int32, from 0 to steps - 1: how many keys a sequence has.
+        window: how many keys a query attends to, its own included. Default: all.
+        angles: of rotary positions, by which the queries and the new keys are turned first.
+        interleaved: see `ops.rotary`.
+
+    Returns:
+        (B, H * D), dtype of qkv.
+
+    Raises:
+        ShapeError: the shapes do not fit as above.
+        DtypeError: keys or values have another dtype, or lengths are not int32.
+        DeviceError: the arguments are on different devices.
+    """
+    op = "attend"
+    arrays = (qkv, keys, values, lengths)
+    backend.same_device(op, ("qkv", "keys", "values", "lengths"), arrays)
+    if keys.ndim != 4:
+        raise ShapeError(f"{op}: keys have shape {keys.shape}, expected (B, Hkv, steps, D)")
+    batch, kv_heads, _, width = keys.shape
+    if values.shape != keys.shape:
+        raise ShapeError(f"{op}: values have shape {values.shape}, expected {keys.shape} like keys")
+    heads = qkv.shape[-1] // width - 2 * kv_heads if width else 0
+    fits = qkv.shape == (batch, (heads + 2 * kv_heads) * width) and heads > 0 == heads % kv_heads
+    if not fits:
+        raise ShapeError(
+            f"{op}: qkv has shape {qkv.shape}, expected ({batch}, (H + {2 * kv_heads}) * {width}), "
+            f"H a multiple of {kv_heads}"
+        )
+    if lengths.shape != (batch,):
+        raise ShapeError(f"{op}: lengths have shape {lengths.shape}, expected ({batch},)")
+    for name, array, dtype in (
+        ("keys", keys, qkv.dtype), ("values", values, qkv.dtype), ("lengths", lengths, np.int32),
+    ):  # fmt: skip
+        if array.dtype != dtype:
+            raise DtypeError(f"{op}: {name} have dtype {array.dtype}, expected {np.dtype(dtype)}")
+    y = backend.empty((batch, heads * width), qkv.dtype, like=qkv)
+    if not y.size:
+        return y
+    if not backend.is_numpy(qkv) and decode_cuda.supports(qkv, width):
+        room = decode_cuda.Room(qkv, keys, window)
+        decode_cuda.attention(
+            now,
+            y,
+            backend.contiguous(qkv),
+            keys,
+            values,
+            lengths,
+            room,
+            window,
+            angles,
+            interleaved,
+        )
+        return y
+    each = _turned(qkv.reshape(batch, -1, width), heads + kv_heads, lengths, angles, interleaved)
+    q, new_keys, new_values = (
+        each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
+    )  # fmt: skip
+    rows = backend.namespace(qkv).arange(batch)
+    keys[rows, :, lengths] = new_keys
+    values[rows, :, lengths] = new_values
+    forward = _forward_numpy if backend.is_numpy(qkv) else _forward_masked
+    forward(y.reshape(batch, heads, width), q, keys, values, lengths, window)
+    return y
+
+
+def _turned(
+    each: Array, heads: int, lengths: Array, angles: Angles | None, interleaved: bool
+) -> Array:
+    """Return (B, H + 2 Hkv, D) with the first heads turned by the angles of their positions."""
+    if angles is None:
+        return each
+    cos, sin = (Tensor(table[lengths][:, None]) for table in angles)
+    return rotary(Tensor(each), cos, sin, heads, interleaved).data
+
+
+def _forward_numpy(
+    y: Array, q: Array, keys: Array, values: Array, lengths: Array, window: int | None
+) -> None:
+    """Write (B, H, D), one sequence after the other: none depends on its company."""
+    before = ALL if window is None else window - 1
+    rule = Rule(1 / math.sqrt(q.shape[2]), before=before, after=0)
+    for b, length in enumerate(lengths.tolist()):
+        seen = slice(b, b + 1), slice(None), slice(None, length + 1)
+        mixed, _ = attention_numpy.forward((q[b : b + 1, :, None], keys[seen], values[seen]), rule)
+        y[b] = mixed[0, :, 0]
+
+
+def _forward_masked(
+    y: Array, q: Array, keys: Array, values: Array, lengths: Array, window: int | None
+) -> None:
+    """Do as `_forward_numpy` on the GPU for what decode.cu is not for, over all room there is."""
+    places = backend.cupy.arange(keys.shape[2])
+    seen: Any = places <= lengths[:, None]
+    if window is not None:
+        seen &= places > lengths[:, None] - window
+    arrays = (Tensor(q[:, :, None]), Tensor(keys), Tensor(values))
+    y[...] = attention(*arrays, Tensor(seen[:, None, None])).data[:, :, 0]

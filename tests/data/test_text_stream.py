@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorgrad.data import TextStream, Tokenizer
+from tensorgrad.errors import ArgumentError, DataError
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["some words, some more words"], 270)
+
+
+def parts(stream: TextStream, ids: list[int]) -> list[str]:
+    found = [stream.add(token) for token in ids]
+    return [*found, stream.rest()]
+
+
+@given(text=st.text())
+def test_no_character_is_cut(tokenizer: Tokenizer, text: str) -> None:
+    found = parts(TextStream(tokenizer), tokenizer.encode(text))
+    assert "".join(found) == text
+    assert "\ufffd" not in "".join(found) or "\ufffd" in text
+
+
+def test_a_character_appears_with_its_last_byte(tokenizer: Tokenizer) -> None:
+    found = parts(TextStream(tokenizer), tokenizer.encode_bytes("a€b".encode()))
+    assert found == ["a", "", "", "€", "b", ""]
+
+
+@given(data=st.binary())
+def test_bytes_that_are_no_text_are_replaced(tokenizer: Tokenizer, data: bytes) -> None:
+    found = parts(TextStream(tokenizer), tokenizer.encode_bytes(data))
+    assert "".join(found) == data.decode("utf-8", "replace")
+
+
+@given(text=st.text("ab\n", max_size=12), stops=st.lists(st.sampled_from(["\n\n", "ab", "bba"])))
+def test_the_first_stop_ends_the_text(tokenizer: Tokenizer, text: str, stops: list[str]) -> None:
+    stream = TextStream(tokenizer, stops)
+    found = "".join(parts(stream, tokenizer.encode_bytes(text.encode())))
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    assert stream.ended == bool(ends)
+    if not ends:
+        assert found == text
+    else:
+        first = min(ends)  # the stop whose last character comes first
+        assert found == text[: min(text.find(s) for s in stops if s in text[:first])]
+    assert stream.add(5) == "" or not ends
+
+
+def test_what_cannot_be_done_is_said(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ArgumentError, match="stops has ''"):
+        TextStream(tokenizer, ["a", ""])
+    with pytest.raises(DataError, match="ids has 999"):
+        TextStream(tokenizer).add(999)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from examples import generate
+from tensorgrad import random
+from tensorgrad.data import Tokenizer
+from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.gpt2_weights import save_huggingface
+from tensorgrad.train.checkpoint import save_checkpoint
+
+OPTIONS = ["--device", "cpu", "--max-new-tokens", "12"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["def first(a):\n    return second(a)\n"], 280)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> GPT2:
+    random.seed(0)
+    model = GPT2(GPT2Config(tokenizer.vocab_size, context=16, layers=1, heads=2, width=16))
+    for parameter in model.parameters():
+        parameter.data *= 8
+    return model
+
+
+@pytest.fixture
+def run(model: GPT2, tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    """A folder as train_gpt2.py leaves it."""
+    folder = tmp_path / "run"
+    arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
+    for step, loss in ((1, 2.0), (2, 3.0)):
+        state = {"model": asdict(model.config), "metrics": {"validation_loss": loss}}
+        save_checkpoint(folder / "checkpoints", step, {"model": arrays}, state)
+        arrays = {name: 0 * array for name, array in arrays.items()}
+    tokenizer.save(folder / "tokenizer.json")
+    return folder
+
+
+def expected(model: GPT2, tokenizer: Tokenizer, prompt: str) -> str:
+    ids = generate_batch(
+        model, [tokenizer.encode(prompt)], 12, temperature=0.8, top_p=0.95,
+        stop_tokens=[tokenizer.end_of_text],
+    )  # fmt: skip
+    return prompt + tokenizer.decode(ids[0])
+
+
+def test_a_run_a_checkpoint_and_published_weights_write_the_same(
+    run: Path, model: GPT2, tokenizer: Tokenizer, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    published = tmp_path / "published"
+    save_huggingface(model, published)
+    tokenizer.save(published / "tokenizer.json")
+    text = expected(model, tokenizer, "def ")
+    for folder in (run, run / "checkpoints/step-00000001", published):
+        given = ["--checkpoint", str(folder), "--prompt", "def ", *OPTIONS]
+        assert generate.main(given) == 0
+        assert capsys.readouterr().out == text + "\n"
+    assert generate.main(["--checkpoint", str(run), "--which", "last", *given[2:]]) == 0
+    assert capsys.readouterr().out != text + "\n"  # its weights are 0
+
+
+def test_lines_of_a_file_are_written_on_together(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["def a", "return", "x"]
+    (tmp_path / "lines.txt").write_text("\n\n".join(lines))
+    given = ["--checkpoint", str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
+    assert generate.main([*given, "--rows", "2"]) == 0
+    together = capsys.readouterr().out
+    for number, line in enumerate(lines):
+        single = ["--checkpoint", str(run), "--prompt", line, "--seed", str(number), *OPTIONS]
+        assert generate.main(single) == 0
+        assert capsys.readouterr().out + "\n" in together
+
+
+def test_it_asks_for_prompts(
+    run: Path, model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("sys.stdin", io.StringIO("def \n\n  x\n"))
+    assert generate.main(["--checkpoint", str(run), *OPTIONS]) == 0
+    texts = [expected(model, tokenizer, prompt) + "\n" for prompt in ("def ", "  x")]
+    assert capsys.readouterr().out == "".join(texts)
+
+
+def test_a_stop_text_ends_the_output(
+    run: Path, model: GPT2, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = expected(model, tokenizer, "def ")
+    stop = text[7:9]
+    given = ["--checkpoint", str(run), "--prompt", "def ", "--stop", stop, *OPTIONS]
+    assert generate.main(given) == 0
+    assert capsys.readouterr().out == text[: text.index(stop, 4)] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", ""], "--prompt is empty, expected some text"),
+        (["--prompt", "xyz" * 20], "--prompt has 60 tokens .* expected at most 16"),
+        (["--prompt", "a", "--temperature", "-1"], r"temperature is -1\.0, expected a finite"),
+        (["--prompt", "a", "--top-p", "2"], r"top_p is 2\.0, expected above 0 and at most 1"),
+        (["--prompt", "a", "--top-k", "-3"], "top_k is -3, expected 1 or more"),
+        (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty is 0"),
+        (["--prompt", "a", "--max-new-tokens", "-2"], "max_new_tokens is -2, expected 0 or more"),
+        (["--prompt", "a", "--stop", ""], "stops has ''"),
+        (["--prompts", "nowhere.txt"], "nowhere.txt"),
+        (["--prompts", "-", "--rows", "0"], "--rows is 0, expected 1 or more"),
+        (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere does not exist"),
+        (["--checkpoint", ".", "--prompt", "a"], r"--checkpoint \. has neither checkpoints/"),
+        (["--device", "tpu", "--prompt", "a"], "device: got 'tpu'"),
+    ],
+)
+def test_bad_options_are_named(
+    run: Path, options: list[str], message: str, caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert generate.main(["--checkpoint", str(run), *OPTIONS, *options]) == 1
+    assert len(caplog.records) == 1
+    assert re.search(message, caplog.text)
+
+
+def test_other_models_are_refused(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = run / "checkpoints/step-00000001/state.json"
+    state = json.loads(path.read_text())
+    state["model"]["rope_base"] = 10000.0
+    path.write_text(json.dumps(state))
+    assert generate.main(["--checkpoint", str(run), "--prompt", "a", *OPTIONS]) == 1
+    assert "is of another kind of model, expected a GPT-2" in caplog.text
+    path.write_text("{")
+    assert generate.main(["--checkpoint", str(path.parent), "--prompt", "a", *OPTIONS]) == 1
+    assert "is damaged" in caplog.text
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Tokenizer.train(["more words, more words"], 265).save(run / "tokenizer.json")
+    assert generate.main(["--checkpoint", str(run), "--prompt", "a", *OPTIONS]) == 1
+    assert re.search(r"tokenizer has 26\d tokens, expected at most 25\d", caplog.text)

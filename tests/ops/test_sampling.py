@@ -1,0 +1,149 @@
+"""Choosing tokens: what is left out, by which shares, and the same on both devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import backend
+from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.sampling import (
+    BROKEN,
+    STOPPED,
+    Sampling,
+    State,
+    _weights,
+    choose,
+    extend,
+    new_state,
+)
+
+OPTIONS = [
+    Sampling(0.0),
+    Sampling(1.0),
+    Sampling(0.7, top_k=1),
+    Sampling(1.3, top_k=40),
+    Sampling(1.0, top_p=0.9),
+    Sampling(2.0, top_p=1e-9),
+    Sampling(1.5, top_k=60, top_p=0.5),
+    Sampling(0.8, repetition_penalty=1.7),
+    Sampling(0.0, repetition_penalty=2.0),
+    Sampling(1e-320),
+    Sampling(1.0, top_k=10**6, top_p=1.0),
+]
+
+
+def allowed(logits: Any, how: Sampling, seen: Any) -> set[int]:
+    """Return the tokens that may come, found in another way: one after the other."""
+    x = logits.astype(np.float64)
+    x[seen] = np.where(
+        x[seen] > 0, x[seen] / how.repetition_penalty, x[seen] * how.repetition_penalty
+    )
+    order = sorted(range(len(x)), key=lambda token: (-x[token], token))[: how.top_k]
+    p = np.exp((x[order] - x[order[0]]) / max(how.temperature, 1e-9))
+    p /= p.sum()
+    kept, mass = set(), 0.0
+    for token, share in zip(order, p, strict=True):
+        if share > 1e-12:
+            kept.add(token)
+        mass += share
+        if mass >= (how.top_p or 1) or how.temperature == 0:
+            break
+    return kept
+
+
+@pytest.mark.parametrize("how", OPTIONS, ids=str)
+def test_only_likely_tokens_are_taken(how: Sampling) -> None:
+    rng = np.random.default_rng(0)
+    logits = (3 * rng.standard_normal(300)).astype(np.float32)
+    logits[5:40] = logits[4]  # equal ones
+    seen = np.zeros(300, np.uint8)
+    seen[[int(logits.argmax()), 7, 9]] = 1
+    kept = allowed(logits, how, seen.nonzero()[0])
+    words = [int(word) for word in rng.integers(0, 2**64, 400, np.uint64, endpoint=False)]
+    found = {choose(logits, word, how, seen) for word in [0, 2**64 - 1, *words]}
+    assert found <= kept
+    assert len(found) >= min(len(kept), 25)
+
+
+def test_weights_are_those_of_the_exponential() -> None:
+    x = np.linspace(-27, 0, 10001)
+    np.testing.assert_allclose(_weights(x) / 2.0**40, np.exp(x), rtol=1e-12, atol=2.0**-40)
+    assert _weights(np.array([0.0, -1e300, -np.inf])).tolist() == [2**40, 0, 0]
+
+
+def state_of(batch: int, device: str, how: Sampling, vocabulary: int) -> State:
+    prompts = [list(range(1, 2 + row % 3)) for row in range(batch)]
+    seen = None if how.repetition_penalty == 1 else vocabulary
+    return new_state(prompts, 6, [7 * row for row in range(batch)], [3, 11], seen, device)
+
+
+def grow(state: State, logits: Any, how: Sampling) -> list[Any]:
+    """Return the state after a step for each of some logits (steps, B, V)."""
+    for step in logits:
+        extend(state, step, how)
+    return [None if a is None else backend.to_numpy(a) for a in vars(state).values()]
+
+
+@pytest.mark.parametrize("how", OPTIONS, ids=str)
+def test_a_step_writes_down_what_it_chose(how: Sampling) -> None:
+    rng = np.random.default_rng(1)
+    logits = (4 * rng.standard_normal((6, 3, 13))).astype(np.float32)
+    logits[3, 1, 11] = 99  # a stop token for sure
+    state = state_of(3, "cpu", how, 13)
+    tokens, counts, lengths, latest, flags, *_, seen = grow(state, logits, how)
+    assert counts.tolist() == [7, 8, 9]
+    assert lengths.tolist() == [6, 7, 8]
+    for row in range(3):
+        came = tokens[row, row + 1 : row + 7]
+        assert latest[row] == came[-1]
+        assert bool(flags[row] & STOPPED) == bool({3, 11} & set(came.tolist()))
+        if seen is not None:
+            assert set(seen[row].nonzero()[0]) == set(tokens[row, : row + 7].tolist())
+    assert tokens[1, 2 + 3] == 11
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocabulary", [4, 33, 1023, 50257])
+@pytest.mark.parametrize("how", OPTIONS, ids=str)
+def test_both_devices_take_the_same_tokens(how: Sampling, vocabulary: int) -> None:
+    rng = np.random.default_rng(vocabulary)
+    logits = (3 * rng.standard_normal((6, 5, vocabulary))).astype(np.float32)
+    logits[:, 2] = logits[:, 2].astype(np.float16)  # with many equal ones
+    logits[:, 3] = 0
+    logits[:, 4, vocabulary // 3 :] = -np.inf
+    logits[..., 0] = np.maximum(logits[..., 0], -9)
+    found = [
+        grow(state_of(5, device, how, vocabulary), backend.to_device(logits, device), how)
+        for device in ("cpu", "cuda", "cuda")
+    ]
+    for one, *others in zip(*found, strict=True):
+        for other in others:
+            assert one is None or one.tobytes() == other.tobytes()
+
+
+def test_logits_that_are_no_numbers_are_flagged(device: str) -> None:
+    logits = np.zeros((4, 9), np.float32)
+    logits[0, 3], logits[1, 2], logits[2, :] = np.nan, np.inf, -np.inf
+    for how in (Sampling(0), Sampling(1.0, top_k=3)):
+        state = state_of(4, device, how, 9)
+        extend(state, backend.to_device(logits, device), how)
+        flags = backend.to_numpy(state.flags)
+        assert [bool(flag & BROKEN) for flag in flags] == [True, True, True, False]
+        assert backend.to_numpy(state.latest)[:3].tolist() == [3, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": float("nan")}, "temperature is nan, expected a finite number from 0"),
+        ({"top_k": 0}, "top_k is 0, expected 1 or more"),
+        ({"top_p": 1.1}, "top_p is 1.1, expected above 0 and at most 1"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0, expected a finite number"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Sampling(**options)
