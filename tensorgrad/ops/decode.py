@@ -120,13 +120,15 @@ def _turned(
 def _forward_numpy(
     y: Array, q: Array, keys: Array, values: Array, lengths: Array, window: int | None
 ) -> None:
-    """Write (B, H, D), one sequence after the other: none depends on its company."""
+    """Write (B, H, D); sequences of different lengths one after the other."""
     before = ALL if window is None else window - 1
     rule = Rule(1 / math.sqrt(q.shape[2]), before=before, after=0)
-    for b, length in enumerate(lengths.tolist()):
-        seen = slice(b, b + 1), slice(None), slice(None, length + 1)
-        mixed, _ = attention_numpy.forward((q[b : b + 1, :, None], keys[seen], values[seen]), rule)
-        y[b] = mixed[0, :, 0]
+    alike = (lengths == lengths[0]).all()
+    for first, last in [(0, len(q))] if alike else [(b, b + 1) for b in range(len(q))]:
+        seen = slice(first, last), slice(None), slice(None, int(lengths[first]) + 1)
+        arrays = q[first:last, :, None], keys[seen], values[seen]
+        mixed, _ = attention_numpy.forward(arrays, rule)
+        y[first:last] = mixed[:, :, 0]
 
 
 def _forward_masked(

@@ -21,6 +21,10 @@ PROMPTS = [[5, 3, 1, 9, 5, 2, 7], [7], list(range(20)), [2, 2, 8]]
 HOWS = [Sampling(0.0), Sampling(0.8, 12, 0.9, 1.2)]
 
 
+def on_gpu(kind: str) -> Any:
+    return pytest.param(kind, marks=pytest.mark.gpu)
+
+
 def make(kind: str, device: str = "cpu", dtype: str = "float32") -> LanguageModel:
     random.seed(0)
     model: LanguageModel
@@ -54,19 +58,20 @@ def tokens(one: Decoder | Recomputer, steps: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
-@pytest.mark.parametrize("kind", ["gpt2", "odd", "modern", "untied"])
+@pytest.mark.parametrize("kind", ["gpt2", "modern", *map(on_gpu, ["odd", "untied"])])
 def test_the_cache_changes_no_token(kind: str, how: Sampling, device: str) -> None:
     """Sequences fill the context at different times and go on beyond it."""
+    more = 28 if device == "cpu" else 55
     model = make(kind, device)
     assert DecodeStep.supports(model) == (device != "cpu")
-    found = tokens(decoder(model, 55, how), 55)
-    assert found == tokens(decoder(model, 55, how, Recomputer), 55)
+    found = tokens(decoder(model, more, how), more)
+    assert found == tokens(decoder(model, more, how, Recomputer), more)
     if device != "cpu":
-        assert found == tokens(decoder(make(kind), 55, how), 55)
+        assert found == tokens(decoder(make(kind), more, how), more)
         model.train(False)
         vars(model.blocks)["forward"] = None  # a model that is not as expected: ordinary ops
         assert not DecodeStep.supports(model)
-        assert found == tokens(decoder(model, 55, how), 55)
+        assert found == tokens(decoder(model, more, how), more)
 
 
 @pytest.mark.gpu
@@ -139,5 +144,5 @@ def test_models_that_are_not_plain_take_the_ordinary_way() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_types_write_as_many_tokens(dtype: str, device: str) -> None:
-    found = generate_batch(make("modern", device, dtype), PROMPTS, 30, temperature=0)
-    assert [len(row) for row in found] == [30] * 4
+    found = generate_batch(make("modern", device, dtype), PROMPTS, 9, temperature=0)
+    assert [len(row) for row in found] == [9] * 4
