@@ -79,16 +79,22 @@ def run(p: Problem, kernel: str | None = None) -> None:
         ArgumentError: there is no such kernel, or it does not do this product.
     """
     if kernel is None:
-        kernel = _fastest(p)
+        chosen = _fastest(p)
     elif kernel not in KERNELS:
         names = ", ".join(map(repr, KERNELS))
         raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None or one of {names}")
-    chosen = KERNELS[kernel]
-    reason = chosen.refusal(p)
-    if reason is not None:
-        raise ArgumentError(f"matmul: kernel is {kernel!r}, which needs {reason}")
+    else:
+        chosen = _willing(kernel, p)
     if p.y.size:
         chosen.multiply(p)
+
+
+def _willing(kernel: str, p: Problem) -> Kernel:
+    """Return the kernel of that name, if it does this product."""
+    reason = KERNELS[kernel].refusal(p)
+    if reason is not None:
+        raise ArgumentError(f"matmul: kernel is {kernel!r}, which needs {reason}")
+    return KERNELS[kernel]
 
 
 def case(dtype: Dtype, layout: str, rows: int, width: int, columns: int, gelu: bool) -> str:
@@ -104,20 +110,20 @@ def case(dtype: Dtype, layout: str, rows: int, width: int, columns: int, gelu: b
     return f"{dtype} {layout} {sizes}{' gelu' if gelu else ''}"
 
 
-def _fastest(p: Problem) -> str:
+def _fastest(p: Problem) -> Kernel:
     """Return the kernel that was the fastest for such products, of those that do this one."""
     found = DEFAULT
     if matmul_sm90.is_fast(p):
-        found = "wgmma"
-    elif p.batch == 1:
+        return KERNELS["wgmma"]
+    if p.batch == 1:
         found = _tuned(
             p.a.array.dtype, p.a.column != 1, p.b.column != 1, p.rows, p.width, p.columns,
             p.gelu or p.before_gelu is not None, backend.cupy.cuda.runtime.getDevice(),
         )  # fmt: skip
     for name in (found, DEFAULT):
         if KERNELS[name].refusal(p) is None:
-            return name
-    return "tiled"
+            return KERNELS[name]
+    return _willing("tiled", p)
 
 
 @lru_cache(maxsize=4096)

@@ -51,7 +51,8 @@ def problem(a: Array, b: Array, y: Array, **rest: Any) -> Problem:
 def _operand(array: Array, batch: Shape) -> Operand:
     """Return the matrices of an array whose leading axes broadcast to `batch`, one step apart."""
     item = array.itemsize
-    row, column = (step // item for step in array.strides[-2:])
+    *_, row, column = array.strides
+    row, column = row // item, column // item
     if array.ndim == 2 or array.size == 0:
         return Operand(array, 0, row, column)
     if array.shape[:-2] != batch:

@@ -7,6 +7,7 @@ depends on the shape and the dtype alone, never on the GPU, so that equal inputs
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,7 @@ def _partials(op: str, x: Array, count: int) -> Array:
     return backend.empty((count * size // 4,), int32, like=x)
 
 
+@lru_cache(maxsize=4096)
 def _block_shape(outer: int, length: int, columns: int) -> tuple[int, int, int]:
     """Return threads along inner, down the axis and along outer: 256 where there is the work."""
     along = _power_of_two(columns)
@@ -230,15 +232,24 @@ def _launch_columns(
     splits: int,
     parameter: float,
 ) -> None:
+    kernel, grid, block, numbers = _columns_of(name, width, view, chunk, splits, parameter)
+    load("reduce.cu", kernel)(grid, block, (y, x, *numbers))
+
+
+@lru_cache(maxsize=4096)
+def _columns_of(
+    name: str, width: int, view: Shape, chunk: int, splits: int, parameter: float
+) -> tuple[str, Shape, Shape, tuple[Any, ...]]:
+    """Return kernel, grid, block and what follows the arrays: the same from step to step."""
     outer, length, inner = view
     block = _block_shape(outer, length, inner // width)
     tiles = -(-inner // (width * block[0]))
-    load("reduce.cu", f"reduce_columns<{name}, {'true' if width > 1 else 'false'}>")(
-        (tiles * splits * -(-outer // block[2]),),
-        block,
-        (y, x, np.int64(outer), np.int64(length), np.int64(inner), np.int32(chunk),
-         np.int32(splits), np.int32(tiles), np.float64(parameter)),
+    numbers = (
+        np.int64(outer), np.int64(length), np.int64(inner), np.int32(chunk), np.int32(splits),
+        np.int32(tiles), np.float64(parameter),
     )  # fmt: skip
+    kernel = f"reduce_columns<{name}, {'true' if width > 1 else 'false'}>"
+    return kernel, (tiles * splits * -(-outer // block[2]),), block, numbers
 
 
 def _launch_scan(
