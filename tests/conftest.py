@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from collections import Counter
 
 import hypothesis
@@ -14,6 +15,9 @@ from tests import ranks
 # A busy machine makes any example slow once; that says nothing about the code.
 hypothesis.settings.register_profile("tensorgrad", deadline=None)
 hypothesis.settings.load_profile("tensorgrad")
+
+# Shells start what runs in the background with SIGINT ignored, and programs would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _no_gpu() -> str | None:
