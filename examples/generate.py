@@ -57,10 +57,11 @@ def load(
         )
     if (checkpoint / "model.safetensors").is_file():
         return load_huggingface(checkpoint), _published_tokenizer(checkpoint, tokenizer)
-    what = "has neither" if checkpoint.is_dir() else "does not exist; expected a folder with"
+    what = "has none of these" if checkpoint.is_dir() else "is no folder"
     raise CheckpointError(
-        f"load: --checkpoint {checkpoint} {what} checkpoints/ (a run of train_gpt2.py), state.json "
-        "(one of its checkpoints) nor model.safetensors (Hugging Face's layout)"
+        f"load: --checkpoint {checkpoint} {what}, expected one with checkpoints/ (a run of "
+        "train_gpt2.py), state.json (one of its checkpoints) or model.safetensors (Hugging Face's "
+        "layout)"
     )
 
 

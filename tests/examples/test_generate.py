@@ -117,8 +117,11 @@ def test_a_stop_text_ends_the_output(
         (["--prompt", "a", "--stop", ""], "stops has ''"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "-", "--rows", "0"], "--rows is 0, expected 1 or more"),
-        (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere does not exist"),
-        (["--checkpoint", ".", "--prompt", "a"], r"--checkpoint \. has neither checkpoints/"),
+        (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere is no folder"),
+        (
+            ["--checkpoint", ".", "--prompt", "a"],
+            r"--checkpoint \. has none of these",
+        ),
         (["--device", "tpu", "--prompt", "a"], "device: got 'tpu'"),
     ],
 )
