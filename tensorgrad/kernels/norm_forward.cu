@@ -123,9 +123,10 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
                 }
             }
             sums = warp_sum(sums, lanes);
-            const C mean = centre ? sums.first * own_share : C(0);
+            if (!centre) sums.first = 0;   // infinity times 0 would be NaN
+            const C mean = sums.first * own_share, squares = sums.second - mean * sums.first;
             own.mean = first + mean;
-            own.squares = max(C(0), sums.second - mean * sums.first);
+            own.squares = squares < 0 ? C(0) : squares;   // NaN stays
         } else {
             C sum = 0;
             #pragma unroll

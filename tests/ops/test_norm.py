@@ -97,6 +97,20 @@ def test_a_first_value_far_off_leaves_the_variance_right(dtype: Any, device: str
     np.testing.assert_allclose(got, expected, rtol=1.01 * eps, atol=eps / 8)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("op", [ops.layer_norm, ops.rms_norm])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_is_not_finite_shows_in_the_whole_row(op: Any, dtype: Any, device: str) -> None:
+    x = np.ones((3, 768)).astype(dtype)
+    x[:, 1::2] = 2
+    x[0, 5], x[1, 0] = np.nan, np.inf
+    y = op(Tensor(backend.to_device(x, device))).numpy().astype("float64")
+    assert np.isnan(y[0]).all()
+    assert np.isnan(y[1, 0])  # inf / inf
+    assert np.isnan(y[1]).all() if op is ops.layer_norm else not y[1, 1:].any()
+    assert np.isfinite(y[2]).all()
+
+
 def test_parameters_may_be_wider_than_x() -> None:
     x = np.random.default_rng(0).standard_normal((3, 8)).astype("float16")
     weight = Tensor(np.linspace(0, 1, 8, dtype="float32"), requires_grad=True)
