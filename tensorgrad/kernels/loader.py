@@ -27,6 +27,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
 
@@ -88,6 +90,27 @@ def load_text(name: str, text: str) -> Kernel:
     """
     source = Source(f"{name}.cu", text, OPTIONS, None, (name,))
     return _function(source.name, name, _cached(source, name, _gpu_target()))
+
+
+def by_value(struct: np.ndarray[Any, Any]) -> Any:
+    """Return the one element of a NumPy array as an argument that a kernel takes by value.
+
+    CuPy takes the array as well, but describes its fields anew at each launch: for a struct of ten
+    that costs more than the launch.
+    """
+    return _by_value()(struct)
+
+
+@cache
+def _by_value() -> Any:
+    """Return the class of such arguments, once CuPy is there."""
+
+    class ByValue(backend.cupy.cuda.function.CPointer):  # type: ignore[misc]  # CuPy has no types
+        def __init__(self, struct: np.ndarray[Any, Any]) -> None:
+            super().__init__(struct.ctypes.data)
+            self.struct = struct  # keeps the memory
+
+    return ByValue
 
 
 def compile_all(kernels: Iterable[tuple[str, str]]) -> None:

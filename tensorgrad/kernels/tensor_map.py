@@ -10,8 +10,9 @@ import numpy as np
 
 from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import KernelError
+from tensorgrad.kernels.loader import by_value
 
-TensorMap = Any  # numpy array of one element of 128 bytes, which CuPy passes to kernels by value
+TensorMap = Any  # 128 bytes, from `by_value`
 _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 3, 0
 _TYPES = {2: 1, 4: 7}  # by bytes: any 16 bits, float32
 
@@ -69,7 +70,7 @@ def map_memory(pointer: int, itemsize: int, shape: Shape, strides: Shape, box: S
             f"tensor_map: got CUDA error {error} for shape {shape}, strides {strides} and box "
             f"{box}, expected a layout that the copy engine can read"
         )
-    return encoded.view("V128")
+    return by_value(encoded)
 
 
 @cache

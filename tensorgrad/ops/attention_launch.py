@@ -12,7 +12,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import by_value, load
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule
 
 _STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "row")])
@@ -80,7 +80,7 @@ def dropout(rule: Rule) -> Any:
     seed, draw, stream, offset = rule.key
     pointer = 0 if offset is None else offset.data.ptr
     threshold = round((1 - rule.dropout) * 2**16)  # as fill_keep rounds it
-    return np.array([(seed, draw, stream, pointer, threshold)], _DROPOUT)
+    return by_value(np.array([(seed, draw, stream, pointer, threshold)], _DROPOUT))
 
 
 def blocks(rows: Array, size: int, rule: Rule, keys: bool = False) -> int:
@@ -123,14 +123,14 @@ def _strides(array: Array) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _struct(*fields: Any) -> Any:
-    return np.array([fields], _PROBLEM)
+    return by_value(np.array([fields], _PROBLEM))
 
 
 @lru_cache(maxsize=1024)
 def _struct_strides(strides: tuple[int, ...]) -> Any:
-    return np.array([strides], _STRIDES)
+    return by_value(np.array([strides], _STRIDES))
 
 
 @cache
 def _no_dropout() -> Any:
-    return np.array([(0, 0, 0, 0, -1)], _DROPOUT)
+    return by_value(np.array([(0, 0, 0, 0, -1)], _DROPOUT))

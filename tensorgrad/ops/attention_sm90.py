@@ -17,7 +17,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, int32
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import by_value, load
 from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
 
@@ -217,5 +217,5 @@ def _strides(array: Array) -> Any:
 
 @lru_cache(maxsize=1024)
 def _struct(dtype: Any, *fields: float) -> Any:
-    """Return an array of one element, which a kernel takes by value."""
-    return np.array([fields], dtype)
+    """Return a struct, as an argument of a kernel."""
+    return by_value(np.array([fields], dtype))

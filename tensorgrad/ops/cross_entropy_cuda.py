@@ -17,7 +17,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype, float64
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import by_value, load
 
 _NULL = np.uintp(0)
 _FILE = "cross_entropy.cu"
@@ -82,7 +82,8 @@ class Scale(NamedTuple):
     def pack(self) -> Any:
         """Return the kernels' struct Scale."""
         dy, count = (0 if a is None else a.data.ptr for a in self)
-        return np.array([(dy, count, self.dy is not None and self.dy.size != 1)], _SCALE)
+        each = self.dy is not None and self.dy.size != 1
+        return by_value(np.array([(dy, count, each)], _SCALE))
 
 
 _SCALE = np.dtype([("dy", np.uintp), ("count", np.uintp), ("stride", np.int64)])
@@ -222,9 +223,8 @@ def _targets(ids: Array, options: Options, classes: int = 1) -> Any:
     """Return the kernels' struct Targets."""
     index, smoothing, z_loss = options
     ignored = (0 if index is None else index, index is not None)
-    return np.array(
-        [(ids.data.ptr, *ignored, 1 - smoothing, smoothing / classes, z_loss)], _TARGETS
-    )
+    fields = (ids.data.ptr, *ignored, 1 - smoothing, smoothing / classes, z_loss)
+    return by_value(np.array([fields], _TARGETS))
 
 
 def _block(rows: Array, most: int, batch: int) -> tuple[int]:

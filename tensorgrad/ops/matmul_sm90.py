@@ -13,7 +13,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
-from tensorgrad.kernels.loader import Kernel, load
+from tensorgrad.kernels.loader import Kernel, by_value, load
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 from tensorgrad.ops.matmul_problem import Problem
 
@@ -140,12 +140,12 @@ def multiply(p: Problem, plan: Plan | None = None) -> None:
         *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, False, plan, device
     )
     kernel(grid, (_THREADS,), arguments, _SHARED)
-    problem = arguments[-1].copy()
+    problem = arguments[-1].struct.copy()
     problem["add"] = p.add
     load(_FILE, f"matmul_sum<{c_name(y.dtype)}>")(
         (-(-y.size // 1024),),
         (256,),
-        (y, parts, np.int32(_ROWS * plan.cluster), np.int32(plan.columns), problem),
+        (y, parts, np.int32(_ROWS * plan.cluster), np.int32(plan.columns), by_value(problem)),
     )
 
 
@@ -190,7 +190,7 @@ def _launch(
         wide_bias,
         add,
     )
-    return kernel, (grid,), (*maps, np.array([problem], _PRODUCT))
+    return kernel, (grid,), (*maps, by_value(np.array([problem], _PRODUCT)))
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, float32, float64
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import by_value, load
 from tensorgrad.ops.matmul_problem import Operand, Problem
 
 _STRUCT = struct.Struct("QqqqQqqqQQQQQ10i")  # Problem of kernels/matmul.cuh
@@ -105,7 +105,7 @@ def _pack(p: Problem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
         p.add,
         p.gelu or p.before_gelu is not None,
     )  # fmt: skip
-    return a_reading, b_reading, np.frombuffer(packed, f"V{_STRUCT.size}")
+    return a_reading, b_reading, by_value(np.frombuffer(packed, np.uint8))
 
 
 def _reading(

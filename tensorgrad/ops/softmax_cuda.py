@@ -12,7 +12,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype, float64
 from tensorgrad.errors import ShapeError
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import by_value, load
 from tensorgrad.ops.rows_cuda import Layout, aligned, held, resident, shared_memory
 
 _SHORT = 2048  # elements of a row: 256 threads with 8 each
@@ -153,12 +153,12 @@ def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> Any:
         lengths, strides = _collapsed(mask)
     lengths, strides = [1] * (4 - len(lengths)) + lengths, [0] * (4 - len(strides)) + strides
     fields = (scale, mask.data.ptr, _KINDS[kind], lengths[1:3], strides, queries)
-    return np.array([fields], _SCORES)
+    return by_value(np.array([fields], _SCORES))
 
 
 @lru_cache
 def _unmasked(scale: float, queries: int) -> Any:
-    return np.array([(scale, 0, _KINDS["none"], (1, 1), (0,) * 4, queries)], _SCORES)
+    return by_value(np.array([(scale, 0, _KINDS["none"], (1, 1), (0,) * 4, queries)], _SCORES))
 
 
 def _collapsed(mask: Array) -> tuple[list[int], list[int]]:
