@@ -1,16 +1,21 @@
 """Automatic mixed precision: matrix products in 16 bits, all else as it stands.
 
 Inside `autocast("bfloat16")` the operands of matmul, linear, einsum and attention are cast to
-bfloat16; the casts are recorded, so gradients come back in the dtype of the parameters.
+bfloat16, each tensor once however many products take it. Gradients come back in the dtype of the
+parameters: a product adds that of a weight to a float32 gradient without rounding it before.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
+from tensorgrad import autograd
 from tensorgrad.autograd import mode
-from tensorgrad.dtypes import DtypeLike, as_dtype, bfloat16, float16, float64, is_float
+from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, float16, float64, is_float
 from tensorgrad.errors import DtypeError
 from tensorgrad.ops.shape import astype
 from tensorgrad.tensor import Tensor
@@ -20,7 +25,9 @@ from tensorgrad.tensor import Tensor
 def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[None]:
     """Compute matrix products in a 16-bit type inside the `with` block, in this thread.
 
-    Blocks nest: the innermost decides; `enabled=False` computes in the operands' own types.
+    Blocks nest: the innermost decides; `enabled=False` computes in the operands' own types. What
+    optimizers and assignments to tensors change is cast anew; what is written into `tensor.data`
+    past the library is seen by the next block.
 
     Args:
         dtype: "bfloat16" or "float16".
@@ -33,23 +40,45 @@ def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[No
     if target not in (bfloat16, float16):
         raise DtypeError(f"autocast: dtype is {target}, expected bfloat16 or float16")
     before = mode.autocast
-    mode.autocast = target if enabled else None
+    mode.autocast = Casts(target) if enabled else None
     try:
         yield
     finally:
         mode.autocast = before
 
 
+class Casts:
+    """What a block of `autocast` has cast, to be used again while the tensors live.
+
+    Args:
+        dtype: to cast to.
+    """
+
+    def __init__(self, dtype: Dtype) -> None:
+        """Begin with nothing."""
+        self.dtype = dtype
+        self._tick = -1  # of the latest assignment to any tensor when they were made
+        self._made: dict[int, tuple[Any, Tensor]] = {}  # by the id of the tensor that was cast
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return a float tensor in the dtype; float64 and all else stays."""
+        source = tensor.data.dtype
+        if source is self.dtype or not is_float(source) or source == float64:
+            return tensor
+        if self._tick != autograd.latest_tick():
+            self._tick = autograd.latest_tick()
+            self._made.clear()
+        key = id(tensor)
+        wants = tensor.requires_grad and mode.grad_enabled
+        found = self._made.get(key)
+        if found is not None and found[1].requires_grad == wants:
+            return found[1]
+        cast = astype(tensor, self.dtype, copy=False)
+        self._made[key] = weakref.ref(tensor, partial(self._made.pop, key)), cast
+        return cast
+
+
 def cast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return float operands in the dtype of the enclosing `autocast`; float64 stays."""
-    target = mode.autocast
-    if target is None:
-        return tensors
-    return tuple(
-        [
-            astype(t, target, copy=False)
-            if is_float(t.data.dtype) and t.data.dtype != float64
-            else t
-            for t in tensors
-        ]
-    )
+    casts = mode.autocast
+    return tensors if casts is None else tuple([casts.of(tensor) for tensor in tensors])

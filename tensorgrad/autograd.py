@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from tensorgrad.errors import GradError, ShapeError
 from tensorgrad.partial import Late, Part, Twin
 from tensorgrad.tensor import Tensor
 
+if TYPE_CHECKING:
+    from tensorgrad.amp import Casts
+
 Backward = Callable[[Array, tuple[Any, ...], Sequence[bool]], "Sequence[Array | None]"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -44,7 +47,7 @@ class _Mode(threading.local):
 
     grad_enabled = True
     inside_grad = False
-    autocast: Dtype | None = None  # what matrix products cast their operands to; see amp.py
+    autocast: Casts | None = None  # of the operands of matrix products; see amp.py
 
 
 mode = _Mode()
@@ -100,9 +103,21 @@ def record(
     if mode.grad_enabled:
         for tensor in inputs:
             if tensor.requires_grad:
-                edges = [(t.node or t) if t.requires_grad else None for t in inputs]
+                edges = [
+                    (t if t.node is None else t.node) if t.requires_grad else None for t in inputs
+                ]
                 return Tensor(data, True, Node(name, edges, backward, saved, data))
     return Tensor(data)
+
+
+def stand_in(data: Array, source: Tensor) -> Tensor:
+    """Wrap `data`, the values of `source` in another dtype.
+
+    No op is recorded: a gradient of it is one of `source`, in a dtype that the walk casts.
+    """
+    wants = source.requires_grad and mode.grad_enabled
+    node: Any = _edge(source) if wants else None  # may be a leaf, which nobody else need know of
+    return Tensor(data, wants, node)
 
 
 @contextmanager
@@ -221,7 +236,7 @@ def frontier(root: Tensor, tick: int) -> list[Edge]:
     """
     if not root.requires_grad:
         return []
-    start: Edge = root.node or root
+    start = _edge(root)
     seen = {start}
     stack, found = [start], []
     while stack:
@@ -240,6 +255,16 @@ def next_tick() -> int:
     """Begin a new tick and return it: what is recorded from now on is told from what was before."""
     _assigned.tick += 1
     return _assigned.tick
+
+
+def latest_tick() -> int:
+    """Return the current tick: it is another one after each assignment."""
+    return _assigned.tick
+
+
+def _edge(tensor: Tensor) -> Edge:
+    """Return where gradients of a tensor go."""
+    return tensor if tensor.node is None else tensor.node
 
 
 def _seed(op: str, root: Tensor, dy: Any) -> Array:
@@ -265,10 +290,10 @@ def _walk(
     ends: frozenset[Edge] = frozenset(),
 ) -> None:
     """Visit every node after all its users; hand leaves and `ends` their complete gradients."""
-    start: Edge = root.node or root
+    start = _edge(root)
     waiting = {edge: uses for edge, uses in _count_uses(start, ends).items() if uses > 1}
     sums: dict[Edge, Array | None] = {}
-    ready: list[tuple[Edge, Array | None]] = [(start, dy)]
+    ready: list[tuple[Edge, Array | None]] = [(start, _cast(dy, start.dtype))]
     found: Sequence[Array | None]
     del dy
     while ready:
@@ -295,7 +320,12 @@ def _walk(
             if target in waiting:  # used several times: add up until the last contribution
                 other = sums.get(target)
                 if other is not None:
-                    dx = other if dx is None else other + dx
+                    if dx is None:
+                        dx = other
+                    elif dx.dtype is other.dtype is target.dtype or isinstance(dx, Part):
+                        dx = other + dx
+                    else:
+                        dx = _sum(other, dx, target)
                     if isinstance(dx, np.generic):
                         dx = np.asarray(dx)  # NumPy turns 0-d sums into scalars
                 uses = waiting[target] - 1
@@ -305,6 +335,8 @@ def _walk(
                 sums.pop(target, None)
                 if type(dx) is Part:
                     dx = dx.spread(target.shape)
+                if dx is not None and type(dx) is not Twin and type(target) is Node:
+                    dx = _cast(dx, target.dtype)
             if type(target) is Node:
                 ready.append((target, dx))
             else:  # at once: who waits for a gradient shall not wait for the rest of the walk
@@ -345,7 +377,8 @@ def _fit(dx: Array, target: Edge, more: bool, deliver: bool) -> Array | None:
     """Return a gradient in the shape of its input and, but for leaves, in its dtype.
 
     A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too. What
-    adds itself is added to such a gradient at once, and None is left to deliver.
+    adds itself is added to such a gradient at once, and None is left to deliver. Where more
+    follow, their sum is cast.
     """
     if type(dx) is Twin:
         return dx
@@ -360,7 +393,15 @@ def _fit(dx: Array, target: Edge, more: bool, deliver: bool) -> Array | None:
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
     if dx.shape != target.shape:
         dx = ops.reduce.sum_to_shape(dx, target.shape)
-    return _cast(dx, target.dtype) if type(target) is Node else dx
+    return _cast(dx, target.dtype) if type(target) is Node and not more else dx
+
+
+def _sum(a: Any, b: Any, target: Edge) -> Any:
+    """Return the sum of two contributions, rounded once to the dtype of an op's result."""
+    if isinstance(a, Part):
+        return a + b
+    narrow = type(target) is Node
+    return ops.convert.added(a, b, target.dtype if narrow else np.result_type(a, b, target.dtype))
 
 
 def _is_wide(grad: Array | None) -> bool:

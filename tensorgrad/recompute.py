@@ -14,9 +14,9 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from tensorgrad import autograd, random
+from tensorgrad.amp import Casts
 from tensorgrad.autograd import Edge, Node, mode
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import GradError
 from tensorgrad.tensor import Tensor
 
@@ -27,7 +27,7 @@ class _Call(NamedTuple):
     f: Callable[..., Tensor]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    autocast: Dtype | None
+    autocast: Casts | None
     random: dict[str, int]
     edges: list[Edge]
 

@@ -35,7 +35,7 @@ class Tensor:
         data: the array.
         grad: the gradient as an array of the same shape, or None.
         requires_grad: whether a gradient flows here.
-        node: the op that produced it; None for a leaf.
+        node: the op that produced it, or the leaf that it is a cast of; None for a leaf.
         hooks: functions that backward calls when the gradient of this leaf is complete.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Copies of arrays, in another dtype or the same."""
+"""Copies and sums of arrays, in another dtype or the same."""
 
 from __future__ import annotations
 
@@ -25,5 +25,16 @@ def converted(array: Array, dtype: Dtype) -> Array:
     return y
 
 
+def added(a: Array, b: Array, dtype: Dtype) -> Array:
+    """Return the sum of two float arrays of one shape as `dtype`, rounded once."""
+    wide = np.result_type(*map(compute_dtype, (a.dtype, b.dtype, dtype)))
+    if backend.is_numpy(a):
+        return np.asarray(np.add(a, b, dtype=wide), dtype)
+    y = backend.empty(a.shape, dtype, like=a)
+    launch(_SUM, [a, b], [y], wide)
+    return y
+
+
 _names = Expressions()
 _SAME = Formula("convert", ["x"], _names, [_names.name("x")])
+_SUM = Formula("sum", ["a", "b"], _names, [_names.node("+", _names.name("a"), _names.name("b"))])
