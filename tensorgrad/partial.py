@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import Array, Shape, add_into, namespace
+from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
 from tensorgrad.dtypes import Dtype
 
 
@@ -71,15 +71,18 @@ class Twin(Part):
 class Late:
     """A gradient that is computed once it is known where it goes; backward may return one.
 
-    `compute(None)` returns it; `compute(total)` adds it to an array: cheaper than adding it up
-    afterwards where the computation ends in a sum anyway, as a matrix product does.
+    Args:
+        compute: `compute(None)` returns it; `compute(total)` adds it to a contiguous array on the
+            GPU: cheaper than adding it up afterwards where the computation ends in a sum anyway,
+            as a matrix product does.
+        into: the dtype of the arrays it can be added to so; None: of none.
     """
 
-    __slots__ = ("compute",)
+    __slots__ = ("compute", "into")
     dtype = shape = None  # as of Part
 
-    def __init__(self, compute: Callable[[Array | None], Array | None]) -> None:
-        self.compute = compute
+    def __init__(self, compute: Callable[[Array | None], Array | None], into: Dtype | None) -> None:
+        self.compute, self.into = compute, into
 
     def spread(self, shape: Shape) -> Array:
         """Return the gradient as an array."""
@@ -87,4 +90,7 @@ class Late:
 
     def add_to(self, total: Array) -> None:
         """Add the gradient to an array."""
-        self.compute(total)
+        if total.dtype is self.into and not is_numpy(total) and total.flags.c_contiguous:
+            self.compute(total)
+        else:
+            add_into(total, self.compute(None))

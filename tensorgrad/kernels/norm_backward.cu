@@ -8,7 +8,8 @@
 //   norm_backward_parameters  adds up the partial rows, in order
 //
 // norm_backward_rows moves 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and wants rows
-// of whole, aligned 16-byte vectors. All results are written with =. Launched by ops/norm_cuda.py.
+// of whole, aligned 16-byte vectors. All results but dweight and dbias, which may be added to a gradient
+// that is there, are written with =. Launched by ops/norm_cuda.py.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: norm_backward_rows<{TYPE}, {1 | 2}>
@@ -242,23 +243,23 @@ norm_backward_columns(Compute<T>* __restrict__ partials, const T* __restrict__ d
     partials[(blockIdx.y * 2ll + 1) * width + column] = sum.second;
 }
 
-// dweight, dbias: (width,), null where not wanted. partials: (count, 2, width). 32 x 32 threads.
+// out: (width,), dweight or dbias; begin: where it is in a partial row, 0 or width. partials:
+// (count, 2, width). Written with +=, or with = unless `adds`. 32 x 32 threads.
 template <typename C>
 __global__ void __launch_bounds__(1024)
-norm_backward_parameters(C* __restrict__ dweight, C* __restrict__ dbias,
-                         const C* __restrict__ partials, int count, int width) {
+norm_backward_parameters(C* __restrict__ out, const C* __restrict__ partials, int begin, int count,
+                         int width, bool adds) {
     __shared__ C sums[32][33];
     const int column = blockIdx.x * 32 + threadIdx.x;
     C sum = 0;
-    if (column < 2 * width) {
+    if (column < width) {
         #pragma unroll 8
-        for (int i = threadIdx.y; i < count; i += 32) sum += partials[i * 2ll * width + column];
+        for (int i = threadIdx.y; i < count; i += 32)
+            sum += partials[i * 2ll * width + begin + column];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     sum = warp_sum(sums[threadIdx.x][threadIdx.y]);   // warp y now holds the sums of one column
     const int own = blockIdx.x * 32 + threadIdx.y;
-    if (threadIdx.x > 0 || own >= 2 * width) return;
-    C* out = own < width ? dweight : dbias;
-    if (out != nullptr) out[own < width ? own : own - width] = sum;
+    if (threadIdx.x == 0 && own < width) out[own] = adds ? out[own] + sum : sum;
 }

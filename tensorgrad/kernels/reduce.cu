@@ -1,6 +1,7 @@
 // Reductions of a contiguous array seen as (outer, length, inner) over its middle axis.
 //
-// Each input is read once (sizeof(In) bytes an element), each result written once, with =.
+// Each input is read once (sizeof(In) bytes an element), each result written once, with =, but for
+// sums that reduce_columns adds to what is there.
 //   reduce_rows_tile      inner == 1, very short rows, not aligned: one thread a row
 //   reduce_rows_warp      inner == 1, short rows: 1 to 32 lanes a row
 //   reduce_rows_block     inner == 1, long rows: one block a row, or a chunk of a row
@@ -194,8 +195,12 @@ reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restri
     }
     if (inside && threadIdx.y == 0) {
         #pragma unroll
-        for (int j = 0; j < WIDTH; ++j)
-            y[(slab * splits + split) * inner + column + j] = Op::finish(acc[j], parameter);
+        for (int j = 0; j < WIDTH; ++j) {
+            typename Op::Out& out = y[(slab * splits + split) * inner + column + j];
+            const typename Op::Out result = Op::finish(acc[j], parameter);
+            if constexpr (MAY_ADD<Op>) out = parameter != 0 ? typename Op::Out(out + result) : result;
+            else out = result;
+        }
     }
 }
 

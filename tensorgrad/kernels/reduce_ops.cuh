@@ -374,3 +374,8 @@ struct Last : Op {
         for (int i = 0; i < N; ++i) acc = Op::combine(acc, x[i]);
     }
 };
+
+// Whether an operation, told so by its parameter, adds its result to what is there.
+template <typename Op> constexpr bool MAY_ADD = false;
+template <typename T, typename Y, typename A> constexpr bool MAY_ADD<Sum<T, Y, A>> = true;
+template <typename Op> constexpr bool MAY_ADD<Last<Op>> = MAY_ADD<Op>;

@@ -12,7 +12,7 @@ from typing import Any
 from tensorgrad import backend
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import mode, record
-from tensorgrad.backend import Array, add_into, contiguous, is_numpy, same_device
+from tensorgrad.backend import Array, contiguous, is_numpy, same_device
 from tensorgrad.dtypes import Dtype, compute_dtype, float32
 from tensorgrad.errors import ShapeError
 from tensorgrad.ops import matmul_cuda
@@ -22,6 +22,7 @@ from tensorgrad.ops.matmul import flat, product
 from tensorgrad.ops.matmul_problem import problem
 from tensorgrad.ops.operand import float_operand, promoted, tensor_of
 from tensorgrad.ops.reduce import sum_array
+from tensorgrad.ops.reduce_cuda import add_sum_of_rows
 from tensorgrad.ops.row import Row
 from tensorgrad.partial import Late
 from tensorgrad.tensor import Tensor
@@ -294,19 +295,25 @@ def _fit(x: Any, up: Any, down: Any, up_bias: Any, down_bias: Any, residual: Any
 def _weight_gradient(dy: Array, x: Array, kernel: str | None = None) -> Late:
     """Return dy^T x, to be added to the gradient by the product where that is possible."""
 
+    wide = compute_dtype(dy.dtype)
+
     def compute(total: Array | None) -> Array | None:
-        wide = compute_dtype(dy.dtype)
         if total is None:
             return product(dy.T, x, wide, kernel)
-        fits = wide == total.dtype == float32 and dy.dtype == x.dtype and total.flags.c_contiguous
-        if fits and not is_numpy(total):
-            matmul_cuda.run(problem(dy.T, x, total, add=True), kernel)
-        else:
-            add_into(total, product(dy.T, x, wide, kernel))
+        matmul_cuda.run(problem(dy.T, x, total, add=True), kernel)
         return None
 
-    return Late(compute)
+    return Late(compute, float32 if wide is float32 and dy.dtype is x.dtype else None)
 
 
-def _bias_gradient(dy: Array) -> Array:
-    return sum_array(dy, (0,), dtype=compute_dtype(dy.dtype))
+def _bias_gradient(dy: Array) -> Late:
+    """Return the sum of the rows of dy."""
+    wide = compute_dtype(dy.dtype)
+
+    def compute(total: Array | None) -> Array | None:
+        if total is None:
+            return sum_array(dy, (0,), dtype=wide)
+        add_sum_of_rows(total, dy)
+        return None
+
+    return Late(compute, wide if dy.size else None)

@@ -12,6 +12,7 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.loader import load
 from tensorgrad.ops.rows_cuda import Layout, aligned, held, looped, resident
+from tensorgrad.partial import Late
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _NULL = np.uintp(0)
@@ -81,7 +82,7 @@ def backward(
     mean: Array | None,
     rstd: Array,
     needs: Sequence[bool],
-) -> tuple[Array | None, ...]:
+) -> tuple[Array | Late | None, ...]:
     """Return dx, dweight and dbias, None where not needed; the latter two in the compute type.
 
     `dsum` is added to dx.
@@ -91,13 +92,9 @@ def backward(
         dsum = backend.contiguous(dsum.astype(x.dtype, copy=False))
     rows, width = rstd.size, x.shape[-1]
     dx = backend.empty_like(x) if needs[0] else None
-    dweight = backend.empty((width,), rstd.dtype, like=x) if needs[1] else None
-    dbias = backend.empty((width,), rstd.dtype, like=x) if needs[2] else None
     if not rows:
-        for parameter in (dweight, dbias):
-            if parameter is not None:
-                parameter.fill(0)
-        return dx, dweight, dbias
+        zeros = backend.cupy.zeros((width,), rstd.dtype)
+        return dx, zeros, zeros
     weight = _parameter(weight, x)
     layout = None
     if dx is not None and aligned(width, x, dy, dsum, dx, weight):
@@ -108,14 +105,27 @@ def backward(
         if dx is not None:
             _loop(dx, dy, dsum, x, weight, mean, rstd)
         partials = _columns(dy, x, mean, rstd) if any(needs[1:]) else None
-    if partials is not None:
-        load(_BACKWARD, f"norm_backward_parameters<{c_name(rstd.dtype)}>")(
-            (-(-2 * width // 32),),
+    return dx, *(
+        _sum(partials, begin) if partials is not None and needed else None
+        for begin, needed in ((0, needs[1]), (width, needs[2]))
+    )
+
+
+def _sum(partials: Array, begin: int) -> Late:
+    """Return the sum of the partial rows of a parameter, which begin there."""
+
+    def compute(total: Array | None) -> Array:
+        count, _, width = partials.shape
+        out = backend.empty((width,), partials.dtype, like=partials) if total is None else total
+        load(_BACKWARD, f"norm_backward_parameters<{c_name(partials.dtype)}>")(
+            (-(-width // 32),),
             (32, 32),
-            (_pointer(dweight), _pointer(dbias), partials, np.int32(len(partials)),
-             np.int32(width)),
+            (out, partials, np.int32(begin), np.int32(count), np.int32(width),
+             np.bool_(total is not None)),
         )  # fmt: skip
-    return dx, dweight, dbias
+        return out
+
+    return Late(compute, partials.dtype)
 
 
 def _rows(

@@ -27,6 +27,7 @@ _MANY_ROWS = 1024
 _CHUNK_BYTES = 16384  # the least that a block shall read of a row
 _CHUNK_ROWS = 16  # the least that a thread shall read down a column
 _FOLDED_ROWS = 128  # the least for which rows are joined so that vectors fit
+_ADD = 1.0  # the parameter of a sum that is added to what is there
 
 
 def reduce_cuda(
@@ -56,6 +57,23 @@ def reduce_cuda(
         else:
             _columns(op, types, y, x, outer, length, inner, parameter)
     return y if y.dtype == dtype else y.astype(dtype)
+
+
+def add_sum_of_rows(total: Array, x: Array) -> None:
+    """Add the rows of a matrix of floats, which has elements, to an array.
+
+    Args:
+        total: (C,), contiguous, of the dtype that x is summed in.
+        x: (N, C), any layout.
+    """
+    length, inner = x.shape
+    if inner == 1:
+        backend.add_into(total, reduce_cuda("Sum", x, (0,), total.dtype))
+        return
+    types = (
+        c_name(x.dtype) if total.dtype == x.dtype else f"{c_name(x.dtype)}, {c_name(total.dtype)}"
+    )
+    _columns("Sum", types, total, backend.contiguous(x), 1, length, inner, _ADD)
 
 
 def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:

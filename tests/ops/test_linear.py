@@ -121,6 +121,27 @@ def test_weight_gradients_are_added_to_wide_ones_and_hooks_see_the_sum() -> None
 X = np.ones((2, 3))
 
 
+@pytest.mark.parametrize("sizes", [(3, 1), (5, 31), (0, 4), (300, 64), (2100, 512), (4096, 12)])
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float64])
+def test_gradients_of_biases_are_added_to_what_is_there(
+    sizes: tuple[int, int], dtype: Any, device: str
+) -> None:
+    width = sizes[1]
+    rng = np.random.default_rng(0)
+    x, dy = (backend.to_device(rng.normal(size=sizes).astype(dtype), device) for _ in range(2))
+    weight = Tensor(backend.to_device(np.eye(width, dtype=dtype), device))
+    grads = []
+    for before in (0, 3):
+        bias = Tensor(backend.to_device(np.zeros(width, dtype), device), requires_grad=True)
+        wide = np.float64 if dtype is np.float64 else np.float32
+        bias.grad = backend.to_device(np.full(width, before, wide), device)
+        ops.linear(Tensor(x), weight, bias).backward(dy)
+        grads.append(backend.to_numpy(bias.grad))
+    expected = backend.to_numpy(dy).astype(np.float64).sum(0)
+    np.testing.assert_allclose(grads[0], expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(grads[1], grads[0] + 3, rtol=1e-6, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -156,3 +156,25 @@ def test_arguments_that_do_not_fit() -> None:
         ops.rms_norm(x, Tensor(np.arange(4)))
     with pytest.raises(DtypeError, match="layer_norm: x is a list, expected a tensor"):
         ops.layer_norm([1.0, 2.0])
+
+
+@pytest.mark.parametrize("shape", [(5, 31), (0, 4), (300, 64), (2100, 512)])
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float64])
+def test_gradients_of_parameters_are_added_to_what_is_there(
+    shape: tuple[int, int], dtype: Any, device: str
+) -> None:
+    found = []
+    for before in (None, 3.0):
+        rng = np.random.default_rng(0)
+        x, dy = (backend.to_device(rng.normal(size=shape).astype(dtype), device) for _ in range(2))
+        ones = np.ones(shape[1], dtype)
+        weight, bias = (Tensor(backend.to_device(ones, device), requires_grad=True) for _ in "ab")
+        wide = np.float64 if dtype is np.float64 else np.float32
+        for parameter in (weight, bias):
+            start = np.full(shape[1], before or 0, wide)
+            parameter.grad = backend.to_device(start, device)
+        ops.layer_norm(Tensor(x), weight, bias).backward(dy)
+        found.append([backend.to_numpy(parameter.grad) for parameter in (weight, bias)])
+    for alone, added in zip(*found, strict=True):
+        assert added.dtype == alone.dtype
+        np.testing.assert_allclose(added, alone + 3, rtol=1e-6, atol=1e-5)
