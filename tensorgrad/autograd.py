@@ -322,7 +322,7 @@ def _walk(
                 if other is not None:
                     if dx is None:
                         dx = other
-                    elif dx.dtype is other.dtype is target.dtype or isinstance(dx, Part):
+                    elif type(other) is np.ndarray and dx.dtype is other.dtype is target.dtype:
                         dx = other + dx
                     else:
                         dx = _sum(other, dx, target)
@@ -398,7 +398,7 @@ def _fit(dx: Array, target: Edge, more: bool, deliver: bool) -> Array | None:
 
 def _sum(a: Any, b: Any, target: Edge) -> Any:
     """Return the sum of two contributions, rounded once to the dtype of an op's result."""
-    if isinstance(a, Part):
+    if isinstance(a, Part) or isinstance(b, Part):
         return a + b
     narrow = type(target) is Node
     return ops.convert.added(a, b, target.dtype if narrow else np.result_type(a, b, target.dtype))
