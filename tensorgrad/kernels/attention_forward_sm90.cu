@@ -48,10 +48,10 @@ template <int D, int W, int N> struct ForwardBarriers {
 };
 
 // y: (batch, queries, heads, width). logsumexp: (batch, heads, queries); infinite, and y zero, where a
-// query sees no key. next_tile: 0. One warpgroup loads, W compute: 64 queries each, N keys at a time.
+// query sees no key. taken: 0, and 0 again after. One warpgroup loads, W compute: 64 queries each, N keys at a time.
 template <typename T, int D, int W, int N, bool EXTRAS>
 __global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
-attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, int* __restrict__ next_tile,
+attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __restrict__ taken,
                   const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                   const __grid_constant__ TensorMap v_map, const __grid_constant__ Problem p,
                   const __grid_constant__ Extras extras) {
@@ -93,7 +93,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, int* __restr
             Place<STAGES> at;
             Place<2> turn;
             unsigned q_parity = 0;
-            for (int index = blockIdx.x;; index = gridDim.x + atomicAdd(next_tile, 1)) {
+            for (int index = blockIdx.x;; index = gridDim.x + atomicInc(taken, tiles - 1)) {
                 barriers.queue.put(turn, index);
                 if (index >= tiles) break;
                 const Tile tile = tile_of(p, p.heads, index, blocks, false);

@@ -39,6 +39,16 @@ struct Barrier {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :: "r"(shared_address(this)), "r"(bytes) : "memory");
     }
+    // Waits also for what other blocks of the cluster have written before they arrived.
+    __device__ void wait_for_cluster(unsigned parity) {
+        asm volatile("{\n"
+                     ".reg .pred over;\n"
+                     "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n"
+                     "@over bra done;\n"
+                     "bra again;\n"
+                     "done:\n"
+                     "}" :: "r"(shared_address(this)), "r"(parity) : "memory");
+    }
     __device__ void wait(unsigned parity) {
         asm volatile("{\n"
                      ".reg .pred over;\n"
@@ -72,6 +82,16 @@ __device__ inline int rank_in_cluster() {
 }
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
+
+// Writes an int to this place in a block of the cluster; its 4 bytes arrive at the barrier there.
+__device__ inline void write_at(int block, int& place, int value, Barrier& full) {
+    asm volatile("{\n"
+                 ".reg .b32 there, full;\n"
+                 "mapa.shared::cluster.u32 there, %0, %2;\n"
+                 "mapa.shared::cluster.u32 full, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 [there], %3, [full];\n"
+                 "}" :: "r"(shared_address(&place)), "r"(shared_address(&full)), "r"(block), "r"(value) : "memory");
 }
 
 // Called by all warps of a warpgroup. Takes effect only in a kernel with __launch_bounds__(n, 1).

@@ -14,6 +14,7 @@
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
 // occupies the tensor cores for 1,024 clocks. N = 128 is for few tiles; where there are fewer still
 // than multiprocessors and K is long, each cluster adds up a share of K, and matmul_sum the parts.
+// Which cluster computes a tile depends on time, the result does not.
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
@@ -41,7 +42,7 @@ template <typename T, Ending ENDING, int N, int CLUSTER, bool A_COLUMNS, bool B_
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * 3, 1)
 matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap beside_map,
        const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-       const __grid_constant__ Product p) {
+       const __grid_constant__ Product p, unsigned* taken) {
     using Room = Rooms<N>;
     constexpr int STAGES = Room::STAGES, BOXES = Room::BOXES;
     constexpr int WIDTH = ENDING == WIDE ? 32 : 64, TURNS = N / WIDTH / BOXES;   // columns of a box
@@ -49,6 +50,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     Room& room = *reinterpret_cast<Room*>(raw + (-shared_address(raw) & 1023));
     // Of the stages; and of the boxes of a consumer's warp: may be filled, were filled, have pre.
     __shared__ Barrier full[STAGES], empty[STAGES], open[CONSUMERS], filled[CONSUMERS], brought[CONSUMERS];
+    __shared__ Tickets tickets;
     const int rank = CLUSTER == 1 ? 0 : rank_in_cluster();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
@@ -60,12 +62,14 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             filled[w].init(1);
             brought[w].init(1);
         }
+        tickets.init(CLUSTER * (HELPERS + CONSUMERS) + CLUSTER - 1);
         publish_barriers();
     }
     if (CLUSTER == 1) __syncthreads(); else cluster_sync();
 
     const int tile_rows = (p.rows + M * CLUSTER - 1) / (M * CLUSTER), tile_columns = (p.columns + N - 1) / N;
-    Schedule schedule(p, tile_rows * tile_columns * p.matrices, blockIdx.x / CLUSTER, gridDim.x / CLUSTER);
+    Schedule<CLUSTER> schedule(p, tickets, taken, tile_rows * tile_columns * p.matrices, blockIdx.x / CLUSTER,
+                               gridDim.x / CLUSTER);
     auto spot_at = [&](int tile) { return spot_of<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank); };
     Piece piece;
     const int group = uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
@@ -75,7 +79,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         give_registers<HELPER_REGISTERS>();
         if (warp == HELPERS) {   // loads
             Place<STAGES> at;
-            while (lane == 0 && schedule.next(piece)) {
+            while (lane == 0 && (rank == 0 ? schedule.take(piece) : schedule.next_of_thread(piece))) {
                 const Spot spot = spot_at(piece.tile);
                 const int a_matrix = spot.matrix * p.a_step, b_matrix = spot.matrix * p.b_step;
                 for (int k = piece.begin * K; k < piece.end * K; k += K) {

@@ -28,22 +28,82 @@ struct Piece {
     int tile, begin, end;
 };
 
-// Which pieces a cluster computes. Whole tiles go round; else each cluster has the same number of
-// steps: K is cut into slabs of as many, so that clusters that read the same rows do so at one
-// time, and the tiles of the last, shorter slab are laid end to end and cut where a share ends.
-struct Schedule {
-    int tiles, steps, share, stride, at, last;
+// Numbers of tiles on their way from the thread that takes them to all others of the cluster.
+struct Tickets {
+    static constexpr int ROOM = 4;   // the copies are at most two tiles ahead of what is written
+    int tiles[ROOM];
+    Barrier told[ROOM], heard[ROOM];
 
-    __device__ Schedule(const Product& p, int tiles, int cluster, int clusters)
-        : tiles(tiles), steps((p.terms + K - 1) / K), share(p.share), stride(clusters),
-          at(share ? cluster * share : cluster), last(share ? min(at + share, tiles * steps) : tiles) {}
-    __device__ bool next(Piece& piece) {
-        if (at >= last) return false;
-        if (share == 0) {
-            piece = {at, 0, steps};
-            at += stride;
-            return true;
+    __device__ void init(int readers) {
+        for (int i = 0; i < ROOM; ++i) {
+            told[i].init(1);
+            heard[i].init(readers);
         }
+    }
+};
+
+// Which pieces a cluster computes. Whole tiles are taken as a cluster goes: where kernels of others,
+// such as NCCL's, keep some multiprocessors, the clusters that run take more. Else each cluster has
+// the same number of steps: K is cut into slabs of as many, so that clusters that read the same
+// rows do so at one time, and the tiles of the last, shorter slab are laid end to end and cut where a
+// share ends.
+template <int CLUSTER> struct Schedule {
+    Tickets& tickets;
+    unsigned* taken;
+    int tiles, steps, share, clusters, at, last, turn = 0;
+
+    // `taken` counts whole tiles as they are worked on, and ends as it began, at 0.
+    __device__ Schedule(const Product& p, Tickets& tickets, unsigned* taken, int tiles, int cluster, int clusters)
+        : tickets(tickets), taken(taken), tiles(tiles), steps((p.terms + K - 1) / K), share(p.share),
+          clusters(clusters), at(share ? cluster * share : cluster), last(min(at + share, tiles * steps)) {}
+
+    // By one thread of the cluster's first block, which takes its tiles. The number of the next one
+    // comes while this one is worked on.
+    __device__ bool take(Piece& piece) {
+        if (share) return next_share(piece);
+        const int slot = turn % Tickets::ROOM;
+        tickets.heard[slot].wait(turn++ / Tickets::ROOM % 2 ^ 1);
+        piece = {at, 0, steps};
+        if (CLUSTER == 1) {
+            tickets.tiles[slot] = at;
+            tickets.told[slot].arrive();
+        } else {
+            tickets.told[slot].arrive_and_expect(sizeof(int));
+            for (int block = 0; block < CLUSTER; ++block)
+                write_at(block, tickets.tiles[slot], at, tickets.told[slot]);
+        }
+        if (piece.tile >= tiles) return false;
+        at = clusters + atomicInc(taken, tiles - 1);
+        return true;
+    }
+    // By one thread of another block, and by the other warps, all of their lanes.
+    __device__ bool next_of_thread(Piece& piece) {
+        if (share) return next_share(piece);
+        const int slot = turn % Tickets::ROOM;
+        tickets.told[slot].arrive_and_expect(sizeof(int));
+        hear(piece, slot);
+        answer(slot);
+        return piece.tile < tiles;
+    }
+    __device__ bool next(Piece& piece) {
+        if (share) return next_share(piece);
+        const int slot = turn % Tickets::ROOM;
+        hear(piece, slot);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) answer(slot);
+        return piece.tile < tiles;
+    }
+
+private:
+    __device__ void hear(Piece& piece, int slot) {
+        tickets.told[slot].wait_for_cluster(turn++ / Tickets::ROOM % 2);
+        piece = {tickets.tiles[slot], 0, steps};
+    }
+    __device__ void answer(int slot) {
+        if (CLUSTER == 1) tickets.heard[slot].arrive(); else tickets.heard[slot].arrive_at(0);
+    }
+    __device__ bool next_share(Piece& piece) {
+        if (at >= last) return false;
         const int slabs = steps / share, rest = steps - slabs * share;
         if (at < slabs * tiles * share) {
             const int slab = at / (tiles * share);

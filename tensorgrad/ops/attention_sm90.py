@@ -16,7 +16,8 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, int32
+from tensorgrad.dtypes import c_name
+from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.loader import by_value, load
 from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
@@ -71,12 +72,10 @@ def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     if not problem.extras and (problem.keys >= 8192 or (problem.keys >= 2048 and problem.even)):
         groups, columns = _LONG_TILES.get(width, (groups, columns))
     logsumexp = backend.empty(q.shape[:3], np.dtype(np.float32), like=q)
-    next_tile = backend.empty((1,), int32, like=q)
-    next_tile.data.memset_async(0, 4)
     load(_FORWARD, problem.kernel("attention_forward", width, groups, columns))(
         problem.grid(groups),
         (_WARPGROUP * (groups + 1),),
-        (y, logsumexp, next_tile, _rows(q), _boxes(k, columns), _boxes(v, columns),
+        (y, logsumexp, counter(q), _rows(q), _boxes(k, columns), _boxes(v, columns),
          problem.struct(), problem.extra()),
         _SHARED,
     )  # fmt: skip

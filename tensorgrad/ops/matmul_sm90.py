@@ -13,6 +13,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
+from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.loader import Kernel, by_value, load
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 from tensorgrad.ops.matmul_problem import Problem
@@ -32,6 +33,7 @@ _PRODUCT = np.dtype(
                      "band", "share", "wide_bias", "add")
     ]
 )  # fmt: skip
+_NULL = np.uintp(0)
 
 
 class Plan(NamedTuple):
@@ -133,13 +135,13 @@ def multiply(p: Problem, plan: Plan | None = None) -> None:
             bias is not None and bias.dtype == float32, _pointer(p.residual), _pointer(pre), p.add,
             plan, device,
         )  # fmt: skip
-        kernel(grid, (_THREADS,), arguments, _SHARED)
+        kernel(grid, (_THREADS,), (*arguments, counter(y)), _SHARED)
         return
     parts = backend.empty((_parts(p.width, plan), p.rows, p.columns), float32, like=y)
     kernel, grid, arguments = _launch(
         *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, False, plan, device
     )
-    kernel(grid, (_THREADS,), arguments, _SHARED)
+    kernel(grid, (_THREADS,), (*arguments, _NULL), _SHARED)
     problem = arguments[-1].struct.copy()
     problem["add"] = p.add
     load(_FILE, f"matmul_sum<{c_name(y.dtype)}>")(

@@ -34,4 +34,6 @@ def test_views_are_added_as_they_lie(device: str) -> None:
     for part in (np.s_[:, ::2], np.s_[1:, 1:33], np.s_[::-1, :32]):
         y = added(on_device[part], on_device[part], x.dtype)
         np.testing.assert_array_equal(backend.to_numpy(y), x[part] + x[part])
-    np.testing.assert_array_equal(backend.to_numpy(added(on_device.T, on_device.T, x.dtype)), x.T + x.T)
+    np.testing.assert_array_equal(
+        backend.to_numpy(added(on_device.T, on_device.T, x.dtype)), x.T + x.T
+    )
