@@ -5,7 +5,8 @@ It counts in columns: it takes our rows for the transpose, so it is asked for y^
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, float64
@@ -50,6 +51,16 @@ def multiply(p: Problem) -> None:
         a, b = _readable(p.a, p.rows, p.width), _readable(p.b, p.width, p.columns)
         multiply(p._replace(a=a, b=b))
         return
+    _run(plan, p)
+
+
+def planned(p: Problem) -> Callable[[Problem], None]:
+    """Return `multiply` for problems of this signature."""
+    plan = _plan_of(p) if p.width and p.y.size else None
+    return partial(_run, plan) if isinstance(plan, cublaslt.Plan) else multiply
+
+
+def _run(plan: cublaslt.Plan, p: Problem) -> None:
     to, bias, residual = p.y.data.ptr, p.bias, p.residual
     beside = p.gelu_of if p.before_gelu is None else p.before_gelu
     cublaslt.run(

@@ -7,8 +7,7 @@ None, and `multiply(problem)` computes y, which has elements. `KERNELS` lists th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,20 +21,29 @@ from tensorgrad.ops.matmul_problem import Problem, problem
 from tensorgrad.ops.operand import widened
 
 
+Multiply = Callable[[Problem], None]
+
+
 class Kernel(NamedTuple):
-    """One way to multiply."""
+    """One way to multiply.
+
+    `planned(problem)`, where there is one, returns `multiply` for problems of that signature.
+    """
 
     refusal: Callable[[Problem], str | None]
-    multiply: Callable[[Problem], None]
+    multiply: Multiply
+    planned: Callable[[Problem], Multiply] | None = None
 
 
 KERNELS = {
-    "cublas": Kernel(matmul_cublas.refusal, matmul_cublas.multiply),
+    "cublas": Kernel(matmul_cublas.refusal, matmul_cublas.multiply, matmul_cublas.planned),
     "tiled": Kernel(matmul_tiled.refusal, matmul_tiled.multiply),
     "tf32": Kernel(matmul_tiled.refusal_tf32, matmul_tiled.multiply_tf32),
     "wgmma": Kernel(matmul_sm90.refusal, matmul_sm90.multiply),
 }
 DEFAULT = "cublas"  # where tuned.json has no entry
+
+_chosen: dict[tuple[Any, ...], Multiply] = {}  # by signature
 
 
 def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Array:
@@ -79,14 +87,19 @@ def run(p: Problem, kernel: str | None = None) -> None:
         ArgumentError: there is no such kernel, or it does not do this product.
     """
     if kernel is None:
-        chosen = _fastest(p)
+        signature = p.signature()
+        multiply = _chosen.get(signature)
+        if multiply is None:
+            chosen = _fastest(p)
+            multiply = chosen.multiply if chosen.planned is None else chosen.planned(p)
+            _chosen[signature] = multiply
     elif kernel not in KERNELS:
         names = ", ".join(map(repr, KERNELS))
         raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None or one of {names}")
     else:
-        chosen = _willing(kernel, p)
+        multiply = _willing(kernel, p).multiply
     if p.y.size:
-        chosen.multiply(p)
+        multiply(p)
 
 
 def _willing(kernel: str, p: Problem) -> Kernel:
@@ -116,21 +129,11 @@ def _fastest(p: Problem) -> Kernel:
     if matmul_sm90.is_fast(p):
         return KERNELS["wgmma"]
     if p.batch == 1:
-        found = _tuned(
-            p.a.array.dtype, p.a.column != 1, p.b.column != 1, p.rows, p.width, p.columns,
-            p.gelu or p.before_gelu is not None, backend.cupy.cuda.runtime.getDevice(),
-        )  # fmt: skip
+        layout = "nt"[p.a.column != 1] + "nt"[p.b.column != 1]
+        gelu = p.gelu or p.before_gelu is not None
+        name = case(p.a.array.dtype, layout, p.rows, p.width, p.columns, gelu)
+        found = tuned("matmul", name, DEFAULT)
     for name in (found, DEFAULT):
         if KERNELS[name].refusal(p) is None:
             return KERNELS[name]
     return _willing("tiled", p)
-
-
-@lru_cache(maxsize=4096)
-def _tuned(
-    dtype: Dtype, a_turned: bool, b_turned: bool, rows: int, width: int, columns: int,
-    gelu: bool, device: int,
-) -> str:  # fmt: skip
-    """Return what tuned.json says, for the current device."""
-    layout = "nt"[a_turned] + "nt"[b_turned]
-    return tuned("matmul", case(dtype, layout, rows, width, columns, gelu), DEFAULT)
