@@ -68,10 +68,11 @@ class Buckets:
         self._send = send
         self._holds = False
         self._handles: list[Handle] = []
+        self._missing: list[set[str]] = [set() for _ in segments]
         self._begin()
-        for number, names in enumerate(self._names):
+        for missing, names in zip(self._missing, self._names, strict=True):
             for name in names:
-                on_grad_ready(parameters[name], self._hook(number, name))
+                on_grad_ready(parameters[name], self._hook(missing, name))
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -93,22 +94,30 @@ class Buckets:
 
     def _begin(self) -> None:
         self._next = len(self._names) - 1
-        self._missing = [set(names) for names in self._names]
+        for missing, names in zip(self._missing, self._names, strict=True):
+            missing.update(names)
 
-    def _hook(self, number: int, name: str) -> Callable[[Tensor], None]:
+    def _hook(self, missing: set[str], name: str) -> Callable[[Tensor], None]:
+        """Return what is called for each gradient of each step: it does little but at the last."""
+
         def ready(_: Tensor) -> None:
             if self._holds:
                 return
-            if name not in self._missing[number]:
+            if name not in missing:
                 raise GradError(
                     f"backward: the gradient of {name} is already on its way to the other ranks, "
                     "expected no_sync() around each backward of a step but the last"
                 )
-            self._missing[number].remove(name)
-            while self._next >= 0 and not self._missing[self._next]:
-                self._send_next()
+            missing.remove(name)
+            if not missing:
+                self._send_complete()
 
         return ready
+
+    def _send_complete(self) -> None:
+        """Send the next segments whose gradients are all there."""
+        while self._next >= 0 and not self._missing[self._next]:
+            self._send_next()
 
     def _send_next(self) -> None:
         self._handles.append(self._send(self._next))

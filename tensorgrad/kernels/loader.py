@@ -92,13 +92,13 @@ def load_text(name: str, text: str) -> Kernel:
     return _function(source.name, name, _cached(source, name, _gpu_target()))
 
 
-def by_value(struct: np.ndarray[Any, Any]) -> Any:
-    """Return the one element of a NumPy array as an argument that a kernel takes by value.
+def by_value(struct: np.ndarray[Any, Any] | np.generic) -> Any:
+    """Return a NumPy number, or the one element of an array, as an argument of many launches.
 
-    CuPy takes the array as well, but describes its fields anew at each launch: for a struct of ten
-    that costs more than the launch.
+    CuPy takes them as they are too, but converts them anew at each launch: for a struct of ten
+    fields that costs more than the launch.
     """
-    return _by_value()(struct)
+    return _by_value()(np.asarray(struct))
 
 
 @cache

@@ -22,11 +22,11 @@ from tensorgrad import backend, random
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, int32
+from tensorgrad.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy, attention_simple, attention_sm80, attention_sm90
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, Sequences, empty_result
-from tensorgrad.ops.operand import float_tensor, integer_array, probability, tensor_of, widened
+from tensorgrad.ops.operand import float_tensor, integer_array, probability, tensor_of
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 
@@ -285,7 +285,7 @@ def _forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     if not q.size or not k.size:
         y = empty_result(q, q.dtype)
         y[...] = 0
-        return y, backend.namespace(q).full(q.shape[:3], np.inf, widened(q[:0]).dtype)
+        return y, backend.namespace(q).full(q.shape[:3], np.inf, compute_dtype(q.dtype))
     y, logsumexp = _implementation(arrays, rule).forward(arrays, rule)
     return y, logsumexp
 
@@ -303,8 +303,7 @@ def _write_gradients(
 
 def _gradient_dtype(q: Array) -> Dtype:
     """Return the dtype that backward writes; the walk casts where it is not that of the inputs."""
-    dtype: Dtype = widened(q[:0]).dtype if type(q) is np.ndarray else q.dtype
-    return dtype
+    return compute_dtype(q.dtype) if type(q) is np.ndarray else q.dtype
 
 
 def _operands(op: str, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -402,7 +401,7 @@ def _bias(op: str, mask: Any, shape: Shape, q: Array) -> tuple[Array, bool]:
     if mask.requires_grad:
         raise GradError(f"{op}: mask requires a gradient, expected one that does not")
     backend.same_device(op, ("q", "mask"), (q, mask.data))
-    dtype = widened(q[:0]).dtype
+    dtype = compute_dtype(q.dtype)
     if mask.dtype == np.bool_:
         xp = backend.namespace(q)
         bias = xp.where(mask.data, dtype.type(0), dtype.type(-np.inf))

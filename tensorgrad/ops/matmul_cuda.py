@@ -20,7 +20,6 @@ from tensorgrad.ops import matmul_cublas, matmul_sm90, matmul_tiled
 from tensorgrad.ops.matmul_problem import Problem, problem
 from tensorgrad.ops.operand import widened
 
-
 Multiply = Callable[[Problem], None]
 
 

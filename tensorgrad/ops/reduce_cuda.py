@@ -15,7 +15,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import by_value, load
 
 _THREADS = 256  # as the kernels' __launch_bounds__
 _BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
@@ -262,12 +262,13 @@ def _columns_of(
     outer, length, inner = view
     block = _block_shape(outer, length, inner // width)
     tiles = -(-inner // (width * block[0]))
-    numbers = (
+    numbers: list[np.generic] = [
         np.int64(outer), np.int64(length), np.int64(inner), np.int32(chunk), np.int32(splits),
         np.int32(tiles), np.float64(parameter),
-    )  # fmt: skip
+    ]  # fmt: skip
     kernel = f"reduce_columns<{name}, {'true' if width > 1 else 'false'}>"
-    return kernel, (tiles * splits * -(-outer // block[2]),), block, numbers
+    grid = (tiles * splits * -(-outer // block[2]),)
+    return kernel, grid, block, tuple([by_value(number) for number in numbers])
 
 
 def _launch_scan(

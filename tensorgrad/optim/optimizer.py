@@ -18,7 +18,7 @@ from tensorgrad import autograd, backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import compute_dtype, float64
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import by_value, load
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
 from tensorgrad.optim.flat import FlatParameters, NamedParameters, Piece, zeros
 
@@ -61,6 +61,7 @@ class Optimizer:
         like = parameters.pieces[0].data
         wide = compute_dtype(parameters.dtype)
         self.hyper: Array = zeros(_END, float64, like)
+        self._launches: tuple[Any, list[Any]] = None, []  # of the last step: what decides them
         self.lr = lr
         length = sum(piece.data.size for piece in parameters.pieces)
         self.state: dict[str, Array] = {}
@@ -263,21 +264,29 @@ class Optimizer:
 
     def _launch(self, prepare: str, options: tuple[float, ...], step: str, *scalars: float) -> None:
         """Launch kernels of optim.cu: one thread that prepares `hyper`, then each piece."""
+        arrays = [array for piece in self.flat.pieces for array in (piece.data, piece.grad)]
+        places = [array.data.ptr for array in (*arrays, *self.state.values())]
+        key = (prepare, options, step, scalars, *places)
+        if key != self._launches[0]:
+            master = self.state.get("master")
+            states = [buffer for name, buffer in self.state.items() if name != "master"]
+            numbers = [by_value(np.float64(scalar)) for scalar in scalars]
+            self._launches = key, [
+                (
+                    (-(-piece.grad.nbytes // (_THREADS * 16)),),
+                    (_THREADS,),
+                    (piece.data, _NULL if master is None else master[piece.state],
+                     *([buffer[piece.state] for buffer in states] or [_NULL]), piece.grad,
+                     self.hyper, by_value(np.int64(piece.data.size)),
+                     by_value(np.int64(piece.decayed)), *numbers),
+                )
+                for piece in self.flat.pieces
+                if piece.data.size
+            ]  # fmt: skip
         load("optim.cu", prepare)((1,), (1,), (self.hyper, *map(np.float64, options)))
         kernel = load("optim.cu", step)
-        master = self.state.get("master")
-        states = [buffer for name, buffer in self.state.items() if name != "master"]
-        for piece in self.flat.pieces:
-            if piece.data.size == 0:
-                continue
-            place = piece.state
-            kernel(
-                (-(-piece.grad.nbytes // (_THREADS * 16)),),
-                (_THREADS,),
-                (piece.data, _NULL if master is None else master[place],
-                 *([buffer[place] for buffer in states] or [_NULL]), piece.grad, self.hyper,
-                 np.int64(piece.data.size), np.int64(piece.decayed), *map(np.float64, scalars)),
-            )  # fmt: skip
+        for launch in self._launches[1]:
+            kernel(*launch)
 
 
 def check_range(op: str, name: str, value: float, end: float = math.inf) -> None:
