@@ -1,18 +1,23 @@
 // Dropout, with the residual add behind it or without: y = residual + keep * scale * (x + bias).
 //
-// dropout: 2 * sizeof(T) bytes an element, 3 * sizeof(T) with a residual; written with =. The mask
-//   is in no memory: backward draws the same bits again, with x = dy, and neither bias nor residual.
+// dropout: x and bias are of type X, y and the residual of Y. sizeof(X) + sizeof(Y) bytes an element,
+//   sizeof(Y) more with a residual; written with =. The mask is in no memory: backward draws the same
+//   bits again, with x = dy, X and Y exchanged, and neither bias nor residual.
 //   A Philox block of 256 bits decides over 16 elements. A warp draws 32 blocks, one a thread, and
 //   moves their 512 elements in vectors of N, neighbours in neighbouring threads; the bits of a
 //   vector come from the thread that drew them by a shuffle.
-// N is 16 / sizeof(T), and 1 where an array is not aligned or the width no multiple of it.
+// N makes 16 bytes of the smaller type, and is 1 where an array is not aligned to N elements or the
+// width no multiple of it.
 //
 // ops/dropout.py has the same formula in NumPy; nothing is contracted to fma, so bits are equal.
 //
 // options: -fmad=false
-// instantiate: dropout<double, {1 | 2}>
-// instantiate: dropout<float, {1 | 4}>
-// instantiate: dropout<{__half | __nv_bfloat16}, {1 | 8}>
+// where: NARROW = __half | __nv_bfloat16
+// instantiate: dropout<double, double, {1 | 2}>
+// instantiate: dropout<float, float, {1 | 4}>
+// instantiate: dropout<{__half, __half | __nv_bfloat16, __nv_bfloat16}, {1 | 8}>
+// instantiate: dropout<float, {NARROW}, {1 | 8}>
+// instantiate: dropout<{NARROW}, float, {1 | 8}>
 #include "philox.cuh"
 #include "types.cuh"
 
@@ -37,14 +42,15 @@ __device__ inline void store_within(T* p, long long i, long long size, const Vec
 }
 
 // The 32 * LANES elements of a warp; WHOLE where there are so many.
-template <bool WHOLE, typename T, int N>
-__device__ inline void drop(T* y, const T* x, const T* bias, const T* residual, long long start,
+template <bool WHOLE, typename X, typename Y, int N>
+__device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, long long start,
                             long long size, unsigned int width, Word seed, Word draw, Word stream,
-                            unsigned int limit, Compute<T> scale) {
-    using C = Compute<T>;
+                            unsigned int limit, Compute<X> scale) {
+    using C = Compute<X>;
     constexpr int VECTORS = LANES / N;   // of a thread
     const int thread = threadIdx.x % 32;
-    Vec<T, N> xs[VECTORS], rest[VECTORS];
+    Vec<X, N> xs[VECTORS];
+    Vec<Y, N> rest[VECTORS];
     #pragma unroll
     for (int k = 0; k < VECTORS; ++k)
         xs[k] = load_within<WHOLE, N>(x, start + (k * 32 + thread) * N, size);
@@ -80,25 +86,29 @@ __device__ inline void drop(T* y, const T* x, const T* bias, const T* residual, 
         if (residual != nullptr)
             #pragma unroll
             for (int j = 0; j < N; ++j) values[j] = to_compute(rest[k].values[j]) + values[j];
-        if constexpr (WHOLE && N > 1) {
+        if constexpr (WHOLE && N == VECTOR<Y>) {
             store_values(y + i, values);
         } else {
             #pragma unroll
-            for (int j = 0; j < N; ++j) xs[k].values[j] = from_compute<T>(values[j]);
-            store_within<WHOLE, N>(y, i, size, xs[k]);
+            for (int j = 0; j < N; ++j) rest[k].values[j] = from_compute<Y>(values[j]);
+            store_within<WHOLE, N>(y, i, size, rest[k]);
         }
     }
 }
 
-template <typename T, int N>
-__global__ void __launch_bounds__(256)
-dropout(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ bias,
-        const T* __restrict__ residual, long long size, unsigned int width, Word seed, Word draw,
+// Blocks that a multiprocessor shall hold at once: left to itself, ptxas spills where the types differ.
+template <typename X, typename Y, int N>
+constexpr int BLOCKS = sizeof(X) == 8 ? 2 : sizeof(X) == sizeof(Y) && N > 1 ? 4 : 3;
+
+template <typename X, typename Y, int N>
+__global__ void __launch_bounds__(256, BLOCKS<X, Y, N>)
+dropout(Y* __restrict__ y, const X* __restrict__ x, const X* __restrict__ bias,
+        const Y* __restrict__ residual, long long size, unsigned int width, Word seed, Word draw,
         Word stream, const Word* offset, unsigned int limit, double scale) {
     const long long start = (blockIdx.x * 256ll + threadIdx.x) / 32 * (32 * LANES);
     draw = draw_number(draw, offset);
     if (start + 32 * LANES <= size)
-        drop<true, T, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
+        drop<true, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
     else if (start < size)
-        drop<false, T, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
+        drop<false, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
 }

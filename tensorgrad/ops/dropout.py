@@ -13,7 +13,7 @@ import numpy as np
 from tensorgrad import backend, philox, random
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import bool_, c_name, compute_dtype
+from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.loader import load
 from tensorgrad.ops.elementwise import add
@@ -27,10 +27,11 @@ _NULL = np.uintp(0)
 
 
 class _Draw(NamedTuple):
-    """Which elements are spared: random bits and the probability."""
+    """Which elements are spared: random bits and the probability; and the dtype of x."""
 
     key: Key
     keep: float
+    dtype: Dtype
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
@@ -55,8 +56,8 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
     tensor = float_tensor("dropout", "x", x)
     if probability("dropout", "p", p) == 0 or not training:
         return tensor
-    draw = _Draw(random.next_key(), 1 - p)
-    y = _forward(tensor.data, draw)
+    draw = _Draw(random.next_key(), 1 - p, tensor.dtype)
+    y = _forward(tensor.data, draw, draw.dtype)
     return record("dropout", y, (tensor,), _backward, (draw,))
 
 
@@ -75,7 +76,8 @@ def dropout_add(
         training: False drops nothing.
 
     Returns:
-        The shape of x. Where the dtypes differ they promote, and it is more than one kernel.
+        The shape of x, in the dtype that all promote to. Where the dtypes differ it is more than
+        one kernel, but for x of 16 bits, as under autocast, and a float32 residual.
 
     Raises:
         ArgumentError: p outside [0, 1).
@@ -97,11 +99,13 @@ def dropout_add(
     names = ("x", "residual", "bias")[: len(inputs)]
     backend.same_device(op, names, [t.data for t in inputs])
     drops = probability(op, "p", p) > 0 and training
-    if not drops or any(t.dtype != x.dtype for t in inputs):
+    alike = all(t.dtype == x.dtype for t in inputs if t is not residual)
+    if not drops or not alike or residual.dtype not in (x.dtype, compute_dtype(x.dtype)):
         shifted = x if bias is None else add(x, inputs[2])
         return add(residual, dropout(shifted, p) if drops else shifted)
-    draw = _Draw(random.next_key(), 1 - p)
-    y = _forward(x.data, draw, residual.data, None if bias is None else inputs[2].data)
+    draw = _Draw(random.next_key(), 1 - p, x.dtype)
+    shift = None if bias is None else inputs[2].data
+    y = _forward(x.data, draw, residual.dtype, residual.data, shift)
     return record(op, y, inputs, _add_backward, (draw,))
 
 
@@ -114,26 +118,29 @@ def keep_mask(shape: tuple[int, ...], p: float, like: Array) -> Array:
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
     (draw,) = saved
-    return (_forward(dy, draw),)
+    return (_forward(dy, draw, draw.dtype),)
 
 
 def _add_backward(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     (draw,) = saved
-    dx = _forward(dy, draw) if needs[0] or needs[-1] else None
+    dx = _forward(dy, draw, draw.dtype) if needs[0] or needs[-1] else None
     return (dx, dy, dx)[: len(needs)]  # the walk sums the gradient of the bias
 
 
 def _forward(
-    x: Array, draw: _Draw, residual: Array | None = None, bias: Array | None = None
+    x: Array, draw: _Draw, dtype: Dtype, residual: Array | None = None, bias: Array | None = None
 ) -> Array:
-    """Return residual + keep * scale * (x + bias)."""
-    return (_forward_numpy if type(x) is np.ndarray else _forward_cuda)(x, draw, residual, bias)
+    """Return residual + keep * scale * (x + bias), rounded to `dtype`, that of a residual, once."""
+    forward = _forward_numpy if type(x) is np.ndarray else _forward_cuda
+    return forward(x, draw, dtype, residual, bias)
 
 
-def _forward_numpy(x: Array, draw: _Draw, residual: Array | None, bias: Array | None) -> Array:
-    y = np.empty(x.shape, x.dtype)
+def _forward_numpy(
+    x: Array, draw: _Draw, dtype: Dtype, residual: Array | None, bias: Array | None
+) -> Array:
+    y = np.empty(x.shape, dtype)
     compute = compute_dtype(x.dtype)
     scale = compute.type(1 / draw.keep)
     shifted = x if bias is None else x.astype(compute) + bias.astype(compute)
@@ -151,19 +158,21 @@ def _forward_numpy(x: Array, draw: _Draw, residual: Array | None, bias: Array | 
     return y
 
 
-def _forward_cuda(x: Array, draw: _Draw, residual: Array | None, bias: Array | None) -> Array:
+def _forward_cuda(
+    x: Array, draw: _Draw, dtype: Dtype, residual: Array | None, bias: Array | None
+) -> Array:
     x = backend.contiguous(x)
-    y = backend.empty_like(x)
+    y = backend.empty(x.shape, dtype, like=x)
     if not x.size:
         return y
     arrays = [None if a is None else backend.contiguous(a) for a in (x, bias, residual)]
     width = x.shape[-1] if bias is not None else 0
-    vector = 16 // x.itemsize
-    if width % vector or any(a is not None and a.data.ptr % 16 for a in arrays):
+    vector = 16 // min(x.itemsize, y.itemsize)
+    if width % vector or any(a is not None and a.data.ptr % (vector * a.itemsize) for a in arrays):
         vector = 1
     key = draw.key
     limit = (philox.keep_threshold(draw.keep) << 16) - 1
-    load("dropout.cu", f"dropout<{c_name(x.dtype)}, {vector}>")(
+    load("dropout.cu", f"dropout<{c_name(x.dtype)}, {c_name(dtype)}, {vector}>")(
         (-(-x.size // (256 * 16)),),
         (256,),
         (y, *[_NULL if a is None else a for a in arrays], np.int64(x.size), np.uint32(width),

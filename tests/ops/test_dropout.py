@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, backend, ops, philox, random
+from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.ops.dropout import keep_mask
 from tests.opcheck import Case, check
@@ -107,11 +108,38 @@ def test_a_counter_on_the_device_moves_the_draws_on() -> None:
         random.default.offset = None
 
 
+@pytest.mark.parametrize("shape", [(8, 9), (33, 64), (600, 257), (0, 4)])
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_float32_residual_widens_the_result(
+    shape: tuple[int, ...], dtype: Any, biased: bool, device: str
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(dtype)
+    residual, dy = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    bias = rng.standard_normal(shape[-1:]).astype(dtype) if biased else None
+    inputs = [
+        None if array is None else Tensor(backend.to_device(array, device), requires_grad=True)
+        for array in (x, residual, bias)
+    ]
+    y = seeded_add(*inputs)  # type: ignore[arg-type]  # a bias may be missing
+    assert y.dtype == np.float32
+    random.seed(5)
+    kept = keep_mask(shape, 0.3, like=x) * np.float32(1 / 0.7)
+    shifted = x.astype(np.float32) + (0 if bias is None else bias.astype(np.float32))
+    np.testing.assert_allclose(y.numpy(), residual + kept * shifted, rtol=1e-5, atol=1e-6)
+    y.backward(backend.to_device(dy, device))
+    dx, dresidual = (backend.to_numpy(t.grad) for t in inputs[:2] if t is not None)
+    assert dx.dtype == dtype
+    np.testing.assert_array_equal(dx, (dy * kept).astype(dtype))
+    np.testing.assert_array_equal(dresidual, dy)
+
+
 def test_dropout_add_promotes() -> None:
-    x, residual = Tensor(np.ones((8, 9), "float16")), Tensor(np.ones((8, 9), "float32"))
+    x, residual = Tensor(np.ones((8, 9), "float32")), Tensor(np.ones((8, 9), "float16"))
     y = seeded_add(x, residual)
     assert y.dtype == np.float32
-    np.testing.assert_array_equal(y.numpy(), 1 + seeded(x).numpy().astype("float32"))
+    np.testing.assert_array_equal(y.numpy(), 1 + seeded(x).numpy())
 
 
 def test_dropout_add_names_what_does_not_fit() -> None:
