@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,6 +99,12 @@ def by_value(struct: np.ndarray[Any, Any] | np.generic) -> Any:
     fields that costs more than the launch.
     """
     return _by_value()(np.asarray(struct))
+
+
+@lru_cache(maxsize=4096)
+def number(dtype: str, value: float) -> Any:
+    """Return a number that is the same in many launches, as `by_value` does."""
+    return by_value(np.dtype(dtype).type(value))
 
 
 @cache

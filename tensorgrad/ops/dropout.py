@@ -15,7 +15,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype
 from tensorgrad.errors import ShapeError
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import load, number
 from tensorgrad.ops.elementwise import add
 from tensorgrad.ops.operand import float_tensor, probability
 from tensorgrad.philox import Key
@@ -175,8 +175,9 @@ def _forward_cuda(
     load("dropout.cu", f"dropout<{c_name(x.dtype)}, {c_name(dtype)}, {vector}>")(
         (-(-x.size // (256 * 16)),),
         (256,),
-        (y, *[_NULL if a is None else a for a in arrays], np.int64(x.size), np.uint32(width),
-         np.uint64(key.seed), np.uint64(key.draw), np.uint64(key.stream),
-         _NULL if key.offset is None else key.offset, np.uint32(limit), np.float64(1 / draw.keep)),
+        (y, *[_NULL if a is None else a for a in arrays], number("i8", x.size),
+         number("u4", width), number("u8", key.seed), np.uint64(key.draw),
+         number("u8", key.stream), _NULL if key.offset is None else key.offset,
+         number("u4", limit), number("f8", 1 / draw.keep)),
     )  # fmt: skip
     return y

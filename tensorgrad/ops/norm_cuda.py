@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, compute_dtype
-from tensorgrad.kernels.loader import load
+from tensorgrad.dtypes import Dtype, c_name, compute_dtype
+from tensorgrad.kernels.loader import load, number
 from tensorgrad.ops.rows_cuda import Layout, aligned, held, looped, resident
 from tensorgrad.partial import Late
 
@@ -48,30 +49,47 @@ def forward(
         return y, total, mean, rstd
     weight, bias = _parameter(weight, x), _parameter(bias, x)
     arrays = (y, total, _pointer(mean), rstd, x, _pointer(residual))
-    sizes = (np.int64(rows), np.int32(width), np.float64(eps))
-    layout = None
+    launch = None
     if aligned(width, x, y, residual, weight, bias):
-        layout = held(width * x.itemsize, (1, 3, 4), lanes=32, threads=128, most=512)
-    name = c_name(x.dtype)
-    if layout is None:
-        layout = looped(width)
+        wide = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
+        launch = _held_rows(x.dtype, rows, width, eps, residual is not None, wide, x.device.id)
+    if launch is None:
+        layout, sizes = looped(width), (np.int64(rows), np.int32(width), np.float64(eps))
         arguments = (*arrays, *_given(weight, x), *_given(bias, x), *sizes)
-        load(_FORWARD, f"norm_forward_loop<{name}>")(layout.grid(rows), layout.block, arguments)
+        kernel = load(_FORWARD, f"norm_forward_loop<{c_name(x.dtype)}>")
+        kernel(layout.grid(rows), layout.block, arguments)
         return y, total, mean, rstd
-    wide = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
     if wide:
         weight, bias = (
             None if p is None else p.astype(compute, copy=False) for p in (weight, bias)
         )
-    threads = layout.threads * layout.groups
-    flags = ", ".join("true" if flag else "false" for flag in (residual is not None, wide))
-    shape = (layout.vectors, layout.threads)
-    lanes = layout.threads if shape in _SHAPES else 0
-    kernel = load(_FORWARD, f"norm_forward_rows<{name}, {layout.vectors}, {lanes}, {flags}>")
-    shared = threads * layout.vectors * 16 * (1 if residual is None else 2)
-    blocks = min(*layout.grid(rows), resident(kernel, threads, shared, x.device.id))
-    kernel((blocks,), layout.block, (*arrays, _pointer(weight), _pointer(bias), *sizes), shared)
+    kernel, grid, block, numbers, shared = launch
+    kernel(grid, block, (*arrays, _pointer(weight), _pointer(bias), *numbers), shared)
     return y, total, mean, rstd
+
+
+@lru_cache(maxsize=4096)
+def _held_rows(
+    dtype: Dtype, rows: int, width: int, eps: float, adds: bool, wide: bool, device: int
+) -> tuple[Any, ...] | None:
+    """Return how rows are normalised that registers hold: the same from step to step.
+
+    Returns:
+        Kernel, grid, block, what follows the arrays, and bytes of shared memory; None for rows
+        that are too long.
+    """
+    layout = held(width * dtype.itemsize, (1, 3, 4), lanes=32, threads=128, most=512)
+    if layout is None:
+        return None
+    threads = layout.threads * layout.groups
+    flags = ", ".join("true" if flag else "false" for flag in (adds, wide))
+    lanes = layout.threads if (layout.vectors, layout.threads) in _SHAPES else 0
+    name = f"norm_forward_rows<{c_name(dtype)}, {layout.vectors}, {lanes}, {flags}>"
+    kernel = load(_FORWARD, name)
+    shared = threads * layout.vectors * 16 * (2 if adds else 1)
+    blocks = min(*layout.grid(rows), resident(kernel, threads, shared, device))
+    numbers = number("i8", rows), number("i4", width), number("f8", eps)
+    return kernel, (blocks,), layout.block, numbers, shared
 
 
 def backward(
@@ -120,8 +138,8 @@ def _sum(partials: Array, begin: int) -> Late:
         load(_BACKWARD, f"norm_backward_parameters<{c_name(partials.dtype)}>")(
             (-(-width // 32),),
             (32, 32),
-            (out, partials, np.int32(begin), np.int32(count), np.int32(width),
-             np.bool_(total is not None)),
+            (out, partials, number("i4", begin), number("i4", count), number("i4", width),
+             number("?", total is not None)),
         )  # fmt: skip
         return out
 
@@ -148,7 +166,7 @@ def _rows(
         (blocks,),
         layout.block,
         (dx, _pointer(partials), dy, _pointer(dsum), x, *_given(weight, x), _pointer(mean), rstd,
-         np.int64(rows), np.int32(width)),
+         number("i8", rows), number("i4", width)),
         shared,
     )  # fmt: skip
     return partials
@@ -198,7 +216,7 @@ def _parameter(array: Array | None, x: Array) -> Array | None:
 def _given(parameter: Array | None, x: Array) -> tuple[Any, Any]:
     """Return the pointer, and whether it points to the type that x is computed in."""
     wide = parameter is not None and parameter.dtype != x.dtype
-    return _pointer(parameter), np.bool_(wide)
+    return _pointer(parameter), number("?", wide)
 
 
 def _pointer(array: Array | None) -> Any:

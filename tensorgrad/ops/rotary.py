@@ -16,7 +16,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import load, number
 from tensorgrad.ops.operand import float_tensor, widened
 from tensorgrad.tensor import Tensor
 
@@ -138,8 +138,8 @@ def _turn_cuda(
     load("rotary.cu", f"rotary_turn<{c_name(x.dtype)}, {pairs}>")(
         (-(-rows // block[1]),),
         block,
-        (y, x, cos, sin, np.int64(rows), np.int32(all_heads), np.int32(half), np.int32(heads),
-         np.int64(max(1, cos.shape[0])), np.int32(cos.shape[1]), np.int32(interleaved),
-         np.int32(direction)),
+        (y, x, cos, sin, number("i8", rows), number("i4", all_heads), number("i4", half),
+         number("i4", heads), number("i8", max(1, cos.shape[0])), number("i4", cos.shape[1]),
+         number("i4", interleaved), number("i4", direction)),
     )  # fmt: skip
     return y

@@ -18,7 +18,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
-from tensorgrad.kernels.loader import FOLDER, inline, load_text
+from tensorgrad.kernels.loader import FOLDER, inline, load_text, number
 from tensorgrad.ops.expression import Formula
 
 _SCALARS = frozenset((bool, int, float))
@@ -79,7 +79,7 @@ def launch(
         )
         kernel = _compile(formula, layout, kinds, len(outs))
         formula.kernels[key] = vector, unaligned, kernel
-    numbers: Sequence[Any] = (np.uint32(size),)
+    numbers: Sequence[Any] = (number("u4", size),) if flat else ()
     if not flat or pointers & unaligned:
         laid = [
             None if kind is None else (a.shape, a.strides, kind.itemsize)

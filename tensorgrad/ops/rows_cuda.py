@@ -35,10 +35,10 @@ class Layout(NamedTuple):
 
 def aligned(width: int, *arrays: Array | None) -> bool:
     """Whether rows of this many elements consist of whole 16-byte vectors in all arrays."""
-    return all(
-        a is None or (width * a.itemsize % VECTOR_BYTES == 0 and a.data.ptr % VECTOR_BYTES == 0)
-        for a in arrays
-    )
+    for a in arrays:
+        if a is not None and (width * a.itemsize % VECTOR_BYTES or a.data.ptr % VECTOR_BYTES):
+            return False
+    return True
 
 
 def held(
