@@ -9,16 +9,16 @@ its own, so that the others stay fast.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache, cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.counter import counter
-from tensorgrad.kernels.loader import by_value, load
+from tensorgrad.kernels.loader import Kernel, by_value, load
 from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
 
@@ -66,17 +66,14 @@ def supports(arrays: Arrays, rule: Rule) -> bool:
 def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     y = empty_result(arrays[0], arrays[0].dtype)
-    q, k, v = (_readable(array) for array in arrays)
-    problem = _Problem(q, k, rule)
-    width, (groups, columns) = problem.tiles(_FORWARD_TILES)
-    if not problem.extras and (problem.keys >= 8192 or (problem.keys >= 2048 and problem.even)):
-        groups, columns = _LONG_TILES.get(width, (groups, columns))
-    logsumexp = backend.empty(q.shape[:3], np.dtype(np.float32), like=q)
-    load(_FORWARD, problem.kernel("attention_forward", width, groups, columns))(
-        problem.grid(groups),
-        (_WARPGROUP * (groups + 1),),
-        (y, logsumexp, counter(q), _rows(q), _boxes(k, columns), _boxes(v, columns),
-         problem.struct(), problem.extra()),
+    q, k, v = [_readable(array) for array in arrays]
+    logsumexp = backend.empty(q.shape[:3], float32, like=q)
+    kernel, grid, block, columns, struct = _problem(q, k, rule).forward
+    kernel(
+        grid,
+        block,
+        (y, logsumexp, counter(q), _rows(q), _boxes(k, columns), _boxes(v, columns), struct,
+         _extra(rule, q.shape[2], 0)),
         _SHARED,
     )  # fmt: skip
     return y, logsumexp
@@ -86,79 +83,137 @@ def backward(
     dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
 ) -> None:
     """Write the gradients, of the dtype of q; dk and dv have equal strides."""
-    q, k, v = (_readable(array) for array in arrays)
+    q, k, v = [_readable(array) for array in arrays]
     dy = _readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
-    problem = _Problem(q, k, rule)
-    width, (groups, columns) = problem.tiles(_KEYS_TILES)
-    padded = -(-problem.queries // columns) * columns
-    pitch = padded
-    if rule.sequences is not None:  # room to start each at a multiple of `columns`
-        pitch = (q.shape[2] // columns + problem.batch + 1) * columns
-    sums = backend.empty((*q.shape[:2], 2, pitch), np.dtype(np.float32), like=q)
-    struct, extra = problem.struct(), problem.extra(columns)
-    unit = np.float32(1 if problem.extras else 1 / np.log(2))
-    load(_BACKWARD, f"attention_backward_rows<{c_name(q.dtype)}>")(
-        (-(-problem.batch * problem.heads * padded * 8 // 256),),
-        (256,),
-        (sums, y, dy, logsumexp, struct, extra, np.int32(problem.batch), np.int32(columns),
-         np.int32(pitch), unit, _strides(dy)),
-    )  # fmt: skip
-    both = width <= _BOTH_GRADIENTS[problem.extras]
-    for part in ("BOTH",) if both else ("KEYS", "VALUES"):
-        load(_BACKWARD, problem.kernel("attention_backward", width, groups, columns, part))(
-            problem.grid(groups, of_keys=True),
-            (_WARPGROUP * (groups + 1),),
-            (dk, dv, sums, _rows(k), _rows(v), _boxes(q, columns), _boxes(dy, columns),
-             problem.struct(of_keys=True), extra, np.int32(pitch), _strides(dk)),
+    problem = _problem(q, k, rule)
+    sums = backend.empty((*q.shape[:2], 2, problem.pitch), float32, like=q)
+    kernel, grid, block, columns, struct = problem.backward_rows
+    extra, numbers = _extra(rule, q.shape[2], columns), problem.numbers
+    kernel(grid, block, (sums, y, dy, logsumexp, struct, extra, *numbers, _strides(dy)))
+    pitch, rows_of_k, rows_of_v = numbers[2], _rows(k), _rows(v)
+    for kernel, grid, block, columns, struct in problem.backward_keys:
+        kernel(
+            grid,
+            block,
+            (dk, dv, sums, rows_of_k, rows_of_v, _boxes(q, columns), _boxes(dy, columns), struct,
+             extra, pitch, _strides(dk)),
             _SHARED,
         )  # fmt: skip
-    width, (groups, columns) = problem.tiles(_QUERIES_TILES)
-    load(_BACKWARD, problem.kernel("attention_backward", width, groups, columns, "QUERIES"))(
-        problem.grid(groups),
-        (_WARPGROUP * (groups + 1),),
-        (dq, dq, sums, _rows(q), _rows(dy), _boxes(k, columns), _boxes(v, columns),
-         struct, extra, np.int32(pitch), _strides(dq)),
+    kernel, grid, block, columns, struct = problem.backward_queries
+    kernel(
+        grid,
+        block,
+        (dq, dq, sums, _rows(q), _rows(dy), _boxes(k, columns), _boxes(v, columns), struct, extra,
+         pitch, _strides(dq)),
         _SHARED,
     )  # fmt: skip
 
 
+class _Launch(NamedTuple):
+    """A kernel and what it takes besides arrays."""
+
+    kernel: Kernel
+    grid: tuple[int]
+    block: tuple[int]
+    columns: int  # that its rows meet at a time
+    struct: Any  # Problem
+
+
+def _problem(q: Array, k: Array, rule: Rule) -> _Problem:
+    """Return what follows from the sizes: the same from step to step."""
+    starts = rule.sequences
+    extras = rule.bias is not None or rule.dropout > 0 or starts is not None or rule.scale <= 0
+    lengths = None if starts is None else (len(starts.q_starts) - 1, *starts.longest)
+    return _problem_of(
+        q.dtype, q.shape, k.shape, lengths, rule.before, rule.after, rule.scale, extras,
+        q.device.id,
+    )  # fmt: skip
+
+
 class _Problem:
-    """What the structs Problem and Extras hold, and what follows from it for a launch."""
+    """What the structs Problem hold, and the launches that follow from it.
 
-    def __init__(self, q: Array, k: Array, rule: Rule) -> None:
-        self.q, self.rule = q, rule
-        self.batch, self.heads, self.queries, self.width = q.shape
-        self.kv_heads, self.keys = k.shape[1:3]
-        if rule.sequences is not None:
-            self.batch = len(rule.sequences.q_starts) - 1
-            self.queries, self.keys = rule.sequences.longest
-        self.extras = (
-            rule.bias is not None
-            or rule.dropout > 0
-            or rule.sequences is not None
-            or rule.scale <= 0
+    Args:
+        dtype, q_shape, k_shape: of the arrays.
+        lengths: how many sequences there are and the longest of q and of k; None: those of arrays.
+        before, after, scale: as in `Rule`.
+        extras: whether the kernels for what few use are needed.
+        device: the GPU, which is the current one.
+    """
+
+    def __init__(
+        self, dtype: Dtype, q_shape: Shape, k_shape: Shape, lengths: tuple[int, int, int] | None,
+        before: int, after: int, scale: float, extras: bool, device: int,
+    ) -> None:  # fmt: skip
+        self.dtype, self.extras, self.scale = dtype, extras, scale
+        self.batch, self.heads, self.queries, self.width = q_shape
+        self.kv_heads, self.keys = k_shape[1:3]
+        if lengths is not None:
+            self.batch, self.queries, self.keys = lengths
+        self.before, self.after = before, after
+        self.even = before == after == ALL and lengths is None
+        self.processors = _gpu(device)[1]
+        columns = self._tiles(_KEYS_TILES)[2]
+        self.padded = self.pitch = -(-self.queries // columns) * columns
+        if lengths is not None:  # room to start each at a multiple of `columns`
+            self.pitch = (q_shape[2] // columns + self.batch + 1) * columns
+        self.numbers = (
+            *(by_value(np.int32(n)) for n in (self.batch, columns, self.pitch)),
+            by_value(np.float32(1 if extras else 1 / np.log(2))),
         )
-        self.even = rule.before == rule.after == ALL and rule.sequences is None
-        self.processors: int = _gpu(q.device.id)[1]
 
-    def tiles(self, table: tuple[_Tiles, _Tiles]) -> tuple[int, tuple[int, int]]:
+    @cached_property
+    def forward(self) -> _Launch:
+        """The kernel of the forward pass."""
+        width, groups, columns = self._tiles(_FORWARD_TILES)
+        if not self.extras and (self.keys >= 8192 or (self.keys >= 2048 and self.even)):
+            groups, columns = _LONG_TILES.get(width, (groups, columns))
+        return self._launch(_FORWARD, "attention_forward", width, groups, columns)
+
+    @cached_property
+    def backward_rows(self) -> _Launch:
+        """The kernel for what backward needs of each query, in tiles as `backward_keys` has."""
+        kernel = load(_BACKWARD, f"attention_backward_rows<{c_name(self.dtype)}>")
+        blocks = -(-self.batch * self.heads * self.padded * 8 // 256)
+        return _Launch(kernel, (blocks,), (256,), self._tiles(_KEYS_TILES)[2], self._struct())
+
+    @cached_property
+    def backward_keys(self) -> list[_Launch]:
+        """The kernels for dk and dv, one where registers hold both."""
+        tiles = self._tiles(_KEYS_TILES)
+        both = tiles[0] <= _BOTH_GRADIENTS[self.extras]
+        return [
+            self._launch(_BACKWARD, "attention_backward", *tiles, part, of_keys=True)
+            for part in (("BOTH",) if both else ("KEYS", "VALUES"))
+        ]
+
+    @cached_property
+    def backward_queries(self) -> _Launch:
+        """The kernel for dq."""
+        tiles = self._tiles(_QUERIES_TILES)
+        return self._launch(_BACKWARD, "attention_backward", *tiles, "QUERIES")
+
+    def _tiles(self, table: tuple[_Tiles, _Tiles]) -> tuple[int, int, int]:
         """Return the smallest width of a table that does, and its tiles."""
         width = min(w for w in table[self.extras] if w >= self.width)
-        return width, table[self.extras][width]
+        return (width, *table[self.extras][width])
 
-    def kernel(self, name: str, width: int, groups: int, columns: int, *part: str) -> str:
-        """Return the name of an instantiation."""
-        last = (*part, "true" if self.extras else "false")
-        return f"{name}<{c_name(self.q.dtype)}, {width}, {groups}, {columns}, {', '.join(last)}>"
-
-    def grid(self, groups: int, of_keys: bool = False) -> tuple[int]:
-        """Return a block for each multiprocessor, if there are so many tiles of rows."""
+    def _launch(
+        self, file: str, name: str, width: int, groups: int, columns: int, *part: str,
+        of_keys: bool = False,
+    ) -> _Launch:  # fmt: skip
+        """Return a kernel with a block for each multiprocessor, if there are so many tiles."""
         rows, heads = (self.keys, self.kv_heads) if of_keys else (self.queries, self.heads)
         count = -(-rows // (64 * groups)) * heads * self.batch
-        return (min(self.processors, count),)
+        sizes = ", ".join([c_name(self.dtype), *map(str, (width, groups, columns))])
+        last = ", ".join([*part, "true" if self.extras else "false"])
+        kernel = load(file, f"{name}<{sizes}, {last}>")
+        block = _WARPGROUP * (groups + 1)
+        grid = min(self.processors, count)
+        return _Launch(kernel, (grid,), (block,), columns, self._struct(of_keys))
 
-    def struct(self, of_keys: bool = False) -> Any:
+    def _struct(self, of_keys: bool = False) -> Any:
         """Return the struct Problem for tiles of rows of q or of k."""
         heads = self.batch * (self.kv_heads if of_keys else self.heads)
         together = 1
@@ -166,24 +221,35 @@ class _Problem:
             streamed = self.queries * self.heads if of_keys else self.keys * self.kv_heads
             streamed *= 4 * self.width * self.batch
             together = -(-heads // max(1, min(heads, -(-streamed // _CACHED))))
-        rule = self.rule
-        return _struct(
-            _PROBLEM, self.heads, self.kv_heads, self.queries, self.keys, self.width, rule.before,
-            rule.after, together, heads, rule.scale,
+        fields = (
+            self.heads, self.kv_heads, self.queries, self.keys, self.width, self.before,
+            self.after, together, heads, self.scale,
         )  # fmt: skip
+        return by_value(np.array([fields], _PROBLEM))
 
-    def extra(self, columns: int = 0) -> Any:
-        """Return the struct Extras."""
-        rule, starts, bias, key = self.rule, self.rule.sequences, self.rule.bias, self.rule.key
-        kept = 1 - rule.dropout
-        return _struct(
-            _EXTRAS,
-            *((0,) * 5 if bias is None else (bias.data.ptr, *(step // 4 for step in bias.strides))),
-            *((0, 0) if starts is None else (starts.q_starts.data.ptr, starts.k_starts.data.ptr)),
-            *((0, 0, 0) if key is None else key[:3]),
-            0 if key is None or key.offset is None else key.offset.data.ptr,
-            self.q.shape[2], columns, round(kept * 2**16), 1 / kept,
-        )  # fmt: skip
+
+_problem_of = lru_cache(maxsize=1024)(_Problem)
+
+
+def _extra(rule: Rule, length: int, columns: int) -> Any:
+    """Return the struct Extras."""
+    starts, bias, key = rule.sequences, rule.bias, rule.key
+    if starts is None and bias is None and key is None:
+        return _no_extra(length, columns)
+    kept = 1 - rule.dropout
+    fields = (
+        *((0,) * 5 if bias is None else (bias.data.ptr, *(step // 4 for step in bias.strides))),
+        *((0, 0) if starts is None else (starts.q_starts.data.ptr, starts.k_starts.data.ptr)),
+        *((0, 0, 0) if key is None else key[:3]),
+        0 if key is None or key.offset is None else key.offset.data.ptr,
+        length, columns, round(kept * 2**16), 1 / kept,
+    )  # fmt: skip
+    return by_value(np.array([fields], _EXTRAS))
+
+
+@lru_cache(maxsize=1024)
+def _no_extra(length: int, columns: int) -> Any:
+    return by_value(np.array([((0,) * 11 + (length, columns, 2**16, 1.0))], _EXTRAS))
 
 
 @cache
@@ -211,10 +277,10 @@ def _boxes(array: Array, rows: int) -> TensorMap:
 
 def _strides(array: Array) -> Any:
     """Return the struct Strides, in elements."""
-    return _struct(_STRIDES, *(stride // array.itemsize for stride in array.strides[:3]))
+    return _strides_of(array.strides, array.itemsize)
 
 
 @lru_cache(maxsize=1024)
-def _struct(dtype: Any, *fields: float) -> Any:
-    """Return a struct, as an argument of a kernel."""
-    return by_value(np.array([fields], dtype))
+def _strides_of(strides: Shape, item: int) -> Any:
+    fields = tuple(stride // item for stride in strides[:3])
+    return by_value(np.array([fields], _STRIDES))
