@@ -166,7 +166,7 @@ def attention_packed(
     arrays = _unpack(qkv.data, heads, kv_heads)
     rule = _rule(op, arrays, mask, causal, scale, dropout, window)
     y, logsumexp = _forward(arrays, rule)
-    saved = (qkv.data, heads, kv_heads, y, logsumexp, rule, rule.bias)
+    saved = (*arrays, y, logsumexp, rule, rule.bias)
     batch, length = qkv.shape[:2]
     y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
     return record(op, y, (qkv,), _backward_packed, saved)
@@ -251,11 +251,12 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple
 def _backward_packed(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
-    qkv, heads, kv_heads, y, logsumexp, rule, _ = saved
-    arrays = _unpack(qkv, heads, kv_heads)
-    dqkv = backend.empty(qkv.shape, _gradient_dtype(qkv), like=qkv)
-    dy = dy.reshape(*dy.shape[:2], heads, y.shape[3]).swapaxes(1, 2)
-    _write_gradients(dy, arrays, y, logsumexp, rule, _unpack(dqkv, heads, kv_heads))
+    q, k, v, y, logsumexp, rule, _ = saved
+    (batch, heads, length, width), kv_heads = q.shape, k.shape[1]
+    shape = (batch, length, (heads + 2 * kv_heads) * width)
+    dqkv = backend.empty(shape, _gradient_dtype(q), like=q)
+    dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
+    _write_gradients(dy, (q, k, v), y, logsumexp, rule, _unpack(dqkv, heads, kv_heads))
     return (dqkv,)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
-from tensorgrad.kernels.loader import by_value, load
+from tensorgrad.kernels.loader import load, number
 
 _THREADS = 256  # as the kernels' __launch_bounds__
 _BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
@@ -173,14 +173,39 @@ def _rows(
     _launch_rows(f"Last<{name}>", y, partials, rows, splits, splits, 1, parameter)
 
 
+class _Pass(NamedTuple):
+    """A launch of reduce_columns but for its arrays."""
+
+    kernel: str
+    grid: tuple[int]
+    block: Shape
+    numbers: tuple[Any, ...]
+
+
 def _columns(
     op: str, types: str, y: Array, x: Array, outer: int, length: int, inner: int, parameter: float
 ) -> None:
     """Reduce (outer, length, inner) over its middle axis."""
+    places = x.data.ptr % 16
+    passes, count = _passes(op, types, x.itemsize, places, outer, length, inner, parameter)
+    *before, last = passes
+    for each in before:
+        partials = _partials(op, x, count)
+        load("reduce.cu", each.kernel)(each.grid, each.block, (partials, x, *each.numbers))
+        x = partials
+    load("reduce.cu", last.kernel)(last.grid, last.block, (y, x, *last.numbers))
+
+
+@lru_cache(maxsize=4096)
+def _passes(
+    op: str, types: str, itemsize: int, places: int, outer: int, length: int, inner: int,
+    parameter: float,
+) -> tuple[list[_Pass], int]:  # fmt: skip
+    """Return the launches, the same from step to step, and how many partial results there are."""
     name = f"{op}<{types}>"
-    width = min(8, 16 // x.itemsize)
+    width = min(8, 16 // itemsize)
     fold = width // math.gcd(inner, width)  # rows that end where a vector does
-    if x.data.ptr % (width * x.itemsize) or (
+    if places % (width * itemsize) or (
         fold > 1 and (length % fold or length < _FOLDED_ROWS or op in ("ArgMax", "ArgMin"))
     ):
         width = fold = 1
@@ -188,14 +213,26 @@ def _columns(
     block = _block_shape(outer, length, inner // width)
     units = -(-inner // (width * block[0])) * -(-outer // block[2])
     chunk, splits = _split(units, length, block[1] * _CHUNK_ROWS)
+    view = (outer, length, inner)
     if splits == fold == 1:
-        _launch_columns(name, width, y, x, (outer, length, inner), chunk, 1, parameter)
-        return
-    partials = _partials(op, x, outer * splits * inner)
-    first, last = f"First<{name}>", f"Last<{name}>"
-    _launch_columns(first, width, partials, x, (outer, length, inner), chunk, splits, parameter)
+        return [_pass(name, width, view, chunk, 1, parameter)], 0
+    first = _pass(f"First<{name}>", width, view, chunk, splits, parameter)
     view = (outer, splits * fold, inner // fold)
-    _launch_columns(last, 1, y, partials, view, splits * fold, 1, parameter)
+    last = _pass(f"Last<{name}>", 1, view, splits * fold, 1, parameter)
+    return [first, last], outer * splits * inner
+
+
+def _pass(name: str, width: int, view: Shape, chunk: int, splits: int, parameter: float) -> _Pass:
+    """Return the launch that reduces the middle axis of a view in so many chunks."""
+    outer, length, inner = view
+    block = _block_shape(outer, length, inner // width)
+    tiles = -(-inner // (width * block[0]))
+    numbers = (
+        number("i8", outer), number("i8", length), number("i8", inner), number("i4", chunk),
+        number("i4", splits), number("i4", tiles), number("f8", parameter),
+    )  # fmt: skip
+    kernel = f"reduce_columns<{name}, {'true' if width > 1 else 'false'}>"
+    return _Pass(kernel, (tiles * splits * -(-outer // block[2]),), block, numbers)
 
 
 def _split(units: int, length: int, least: int) -> tuple[int, int]:
@@ -238,37 +275,6 @@ def _launch_rows(
         (_THREADS,),
         (y, x, np.int64(length), np.int32(chunk), np.int32(splits), np.float64(parameter)),
     )
-
-
-def _launch_columns(
-    name: str,
-    width: int,
-    y: Array,
-    x: Array,
-    view: Shape,
-    chunk: int,
-    splits: int,
-    parameter: float,
-) -> None:
-    kernel, grid, block, numbers = _columns_of(name, width, view, chunk, splits, parameter)
-    load("reduce.cu", kernel)(grid, block, (y, x, *numbers))
-
-
-@lru_cache(maxsize=4096)
-def _columns_of(
-    name: str, width: int, view: Shape, chunk: int, splits: int, parameter: float
-) -> tuple[str, Shape, Shape, tuple[Any, ...]]:
-    """Return kernel, grid, block and what follows the arrays: the same from step to step."""
-    outer, length, inner = view
-    block = _block_shape(outer, length, inner // width)
-    tiles = -(-inner // (width * block[0]))
-    numbers: list[np.generic] = [
-        np.int64(outer), np.int64(length), np.int64(inner), np.int32(chunk), np.int32(splits),
-        np.int32(tiles), np.float64(parameter),
-    ]  # fmt: skip
-    kernel = f"reduce_columns<{name}, {'true' if width > 1 else 'false'}>"
-    grid = (tiles * splits * -(-outer // block[2]),)
-    return kernel, grid, block, tuple([by_value(number) for number in numbers])
 
 
 def _launch_scan(
