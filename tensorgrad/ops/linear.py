@@ -273,12 +273,12 @@ def _activated(
 def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None]) -> bool:
     """Whether a kernel can do what follows a product too: not empty, on the GPU, of 16 bits."""
     dtype = arrays[0].dtype
-    return (
-        dtype.itemsize == 2
-        and not is_numpy(arrays[0])
-        and all(array.dtype == dtype and array.size for array in arrays)
-        and all(bias is None or bias.dtype in (dtype, float32) for bias in biases)
-    )
+    if dtype.itemsize != 2 or is_numpy(arrays[0]):
+        return False
+    for array in arrays:
+        if array.dtype != dtype or not array.size:
+            return False
+    return all([bias is None or bias.dtype in (dtype, float32) for bias in biases])
 
 
 def _fit(x: Any, up: Any, down: Any, up_bias: Any, down_bias: Any, residual: Any) -> bool:
