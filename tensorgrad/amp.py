@@ -74,8 +74,16 @@ class Casts:
         if found is not None and found[1].requires_grad == wants:
             return found[1]
         cast = astype(tensor, self.dtype, copy=False)
-        self._made[key] = weakref.ref(tensor, partial(self._made.pop, key)), cast
+        forget = partial(_forget, weakref.ref(self), key)  # no circle: casts go with their block
+        self._made[key] = weakref.ref(tensor, forget), cast
         return cast
+
+
+def _forget(casts: weakref.ref[Casts], key: int, _: Any) -> None:
+    """Drop the cast of a tensor that is gone."""
+    owner = casts()
+    if owner is not None:
+        owner._made.pop(key, None)
 
 
 def cast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -54,6 +57,18 @@ def test_a_cast_lives_no_longer_than_its_tensor() -> None:
         others = [Tensor(floats(4, 3)) for _ in range(8)]
         assert all(cast(other) is not kept for other in others)
         assert all((cast(t).data == t.data.astype(bfloat16)).all() for t in others)
+
+
+def test_casts_go_with_their_block() -> None:
+    weight = Tensor(floats(4, 3), requires_grad=True)
+    gc.disable()
+    try:
+        with autocast():
+            kept = weakref.ref(cast(weight))
+            assert kept() is not None
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("buffered", [False, True])
