@@ -38,6 +38,12 @@ __device__ inline void turn(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART> (
     }
 }
 
+// In one access, which the compiler takes apart where the elements were computed one by one.
+template <typename T, int P> __device__ inline void store_whole(T* p, const Vec<T, P>& v) {
+    if constexpr (sizeof(v) == 16) store_words(p, reinterpret_cast<const Words&>(v));
+    else store(p, v);
+}
+
 // Row r takes the angles of row r % angle_rows; angle_heads is 1 or `heads`. Threads: x along the
 // vectors of a row, y along rows.
 template <typename T, int P>
@@ -82,8 +88,8 @@ rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __rest
                 else turn<false>(one[k], two[k], cosine, sine, C(direction));
             }
             T* p = y + start + head * 2 * half + (interleaved ? 2 * pair : pair);
-            store(p, one[k]);
-            store(p + (interleaved ? P : half), two[k]);
+            store_whole(p, one[k]);
+            store_whole(p + (interleaved ? P : half), two[k]);
         }
     }
 }
