@@ -9,7 +9,7 @@ import numpy as np
 from tensorgrad import backend, ops
 from tensorgrad.autograd import mode
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import DtypeLike, as_dtype
+from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module
@@ -116,8 +116,7 @@ class KeyValueCache:
         device: str = "cpu",
     ) -> None:
         shape = (batch, heads, steps, width)
-        self._keys = backend.to_device(np.empty(shape, as_dtype(dtype)), device)
-        self._values = backend.empty_like(self._keys)
+        self._keys, self._values = (ops.empty(shape, dtype, device).data for _ in range(2))
         self.length = 0
         self.lengths: Array | None = None
 
@@ -251,7 +250,9 @@ class MultiHeadAttention(Module):
                 dropout=dropout, window=self.window,
             )  # fmt: skip
         elif cache.lengths is not None:
-            y = Tensor(attend(qkv.data[:, 0], *cache.arrays, cache.lengths, self.window)[:, None])
+            keys, values = cache.arrays
+            newest = qkv.data[:, 0].astype(keys.dtype, copy=False)  # autocast may have another
+            y = Tensor(attend(newest, keys, values, cache.lengths, self.window)[:, None])
         else:
             each = qkv.reshape(batch, length, parts, width // parts)
             q, k, v = ops.split(

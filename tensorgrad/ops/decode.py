@@ -18,6 +18,7 @@ from tensorgrad.kernels.prepared import now
 from tensorgrad.ops import attention_numpy, decode_cuda
 from tensorgrad.ops.attention import attention
 from tensorgrad.ops.attention_rule import ALL, Rule
+from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.rotary import rotary
 from tensorgrad.tensor import Tensor
 
@@ -80,20 +81,13 @@ def attend(
     y = backend.empty((batch, heads * width), qkv.dtype, like=qkv)
     if not y.size:
         return y
-    if not backend.is_numpy(qkv) and decode_cuda.supports(qkv, width):
+    together = keys.strides[3] == values.strides[3] == keys.itemsize
+    if not backend.is_numpy(qkv) and together and decode_cuda.supports(qkv, width):
         room = decode_cuda.Room(qkv, keys, window)
-        decode_cuda.attention(
-            now,
-            y,
-            backend.contiguous(qkv),
-            keys,
-            values,
-            lengths,
-            room,
-            window,
-            angles,
-            interleaved,
-        )
+        qkv, lengths = backend.contiguous(qkv), backend.contiguous(lengths)
+        if angles is not None:
+            angles = backend.contiguous(angles[0]), backend.contiguous(angles[1])
+        decode_cuda.attention(now, y, qkv, keys, values, lengths, room, window, angles, interleaved)
         return y
     each = _turned(qkv.reshape(batch, -1, width), heads + kv_heads, lengths, angles, interleaved)
     q, new_keys, new_values = (
@@ -134,10 +128,11 @@ def _forward_numpy(
 def _forward_masked(
     y: Array, q: Array, keys: Array, values: Array, lengths: Array, window: int | None
 ) -> None:
-    """Do as `_forward_numpy` on the GPU for what decode.cu is not for, over all room there is."""
+    """Do as `_forward_numpy` on the GPU, where no kernel is for it, over all room there is."""
     places = backend.cupy.arange(keys.shape[2])
     seen: Any = places <= lengths[:, None]
     if window is not None:
         seen &= places > lengths[:, None] - window
-    arrays = (Tensor(q[:, :, None]), Tensor(keys), Tensor(values))
-    y[...] = attention(*arrays, Tensor(seen[:, None, None])).data[:, :, 0]
+    # What memory holds beyond may be NaN, of which a weight of 0 makes NaN.
+    k, v = (where(seen[:, None, :, None], array, 0) for array in (keys, values))
+    y[...] = attention(q[:, :, None], k, v, seen[:, None, None]).data[:, :, 0]

@@ -18,7 +18,6 @@ from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch
 from tensorgrad.ops.attention_rule import ALL
 
-READY = False  # what is here has not run on a GPU yet: until then ordinary ops take its place
 _FILE = "decode.cu"
 _NULL = np.uintp(0)
 _PART, _TOGETHER, _THREADS = 8, 4, 128  # as in the kernel
@@ -30,7 +29,7 @@ GELU = {"": 0, "tanh": 1, "none": 2}  # as in struct Finish
 
 def supports(like: Array, width: int) -> bool:
     """Whether the kernels do this dtype and heads of this width."""
-    return READY and like.dtype in (float32, float16, bfloat16) and width <= 32 * _PART
+    return like.dtype in (float32, float16, bfloat16) and width <= 32 * _PART
 
 
 class Room:

@@ -20,7 +20,6 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch, now
-from tensorgrad.ops import decode_cuda
 from tensorgrad.philox import Key, fill_words
 
 STOPPED, BROKEN = 1, 2  # of State.flags
@@ -125,14 +124,6 @@ def extend(state: State, logits: Array, how: Sampling, launch: Launch = now) -> 
     """Add a token to each sequence, drawn from its logits, (B, V) float32, contiguous."""
     if backend.is_numpy(logits):
         _extend_numpy(state, logits, how)
-        return
-    if not decode_cuda.READY:
-        arrays = vars(state)
-        host = {name: None if a is None else backend.to_numpy(a) for name, a in arrays.items()}
-        _extend_numpy(State(**host), backend.to_numpy(logits), how)
-        for name, array in host.items():
-            if array is not None:
-                arrays[name][...] = backend.asarray_like(array, like=arrays[name])
         return
     null = np.uintp(0)
     s = state

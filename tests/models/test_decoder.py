@@ -15,10 +15,8 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import Linear
-from tensorgrad.ops import decode_cuda
 from tensorgrad.ops.sampling import Sampling, new_state
 
-prepared = pytest.mark.skipif(not decode_cuda.READY, reason="decode.cu is not in use yet")
 PROMPTS = [[5, 3, 1, 9, 5, 2, 7], [7], list(range(20)), [2, 2, 8]]
 HOWS = [Sampling(0.0), Sampling(0.8, 12, 0.9, 1.2)]
 
@@ -65,7 +63,7 @@ def test_the_cache_changes_no_token(kind: str, how: Sampling, device: str) -> No
     """Sequences fill the context at different times and go on beyond it."""
     more = 28 if device == "cpu" else 55
     model = make(kind, device)
-    assert DecodeStep.supports(model) == (device != "cpu" and decode_cuda.READY)
+    assert DecodeStep.supports(model) == (device != "cpu")
     found = tokens(decoder(model, more, how), more)
     assert found == tokens(decoder(model, more, how, Recomputer), more)
     if device != "cpu":
@@ -76,7 +74,6 @@ def test_the_cache_changes_no_token(kind: str, how: Sampling, device: str) -> No
         assert found == tokens(decoder(model, more, how), more)
 
 
-@prepared
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 32, 33, 70])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -101,7 +98,6 @@ def refuse(size: int) -> Any:
     raise AssertionError(f"{size} bytes were allocated")
 
 
-@prepared
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", HOWS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -129,7 +125,6 @@ def test_a_step_neither_waits_nor_allocates(kind: str, dtype: str, how: Sampling
         assert found[row, : len(prompt) + 20].tolist() == expected[row]
 
 
-@prepared
 @pytest.mark.gpu
 def test_models_that_are_not_plain_take_the_ordinary_way() -> None:
     class Own(Linear):
@@ -139,12 +134,18 @@ def test_models_that_are_not_plain_take_the_ordinary_way() -> None:
     assert DecodeStep.supports(model)
     with autocast("bfloat16"):
         assert not DecodeStep.supports(model)
-        assert len(generate_batch(model, PROMPTS, 3)) == 4
     assert not DecodeStep.supports(make("gpt2", "cuda", "float64"))
     block: Any = model.blocks[0]
     block.attention.proj = Own(64, 64).to("cuda")
     assert not DecodeStep.supports(model)
     assert len(generate_batch(model, PROMPTS, 3)) == 4
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "modern"])
+def test_autocast_reaches_what_is_cached(kind: str, device: str) -> None:
+    with autocast("bfloat16"):
+        found = generate_batch(make(kind, device), PROMPTS, 5, temperature=0)
+    assert [len(row) for row in found] == [5] * 4
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])

@@ -190,8 +190,15 @@ def test_a_penalty_makes_repetition_rarer(model: LanguageModel) -> None:
     assert len(set(punished)) > len(set(plain))
 
 
-def test_a_model_gone_wrong_is_an_error(model: LanguageModel) -> None:
-    broken = GPT2(GPT2Config(VOCAB, context=10, layers=1, heads=2, width=16))
-    broken.norm.weight.data[0] = math.nan
-    with pytest.raises(ArgumentError, match="logits are not finite"):
-        generate(broken, [1], 3)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["norm.weight", "blocks.0.attention.qkv.bias", "tokens.weight"])
+def test_a_model_gone_wrong_is_an_error(name: str, value: float, dtype: str, device: str) -> None:
+    broken = GPT2(GPT2Config(VOCAB, context=10, layers=1, heads=2, width=16)).to(device, dtype)
+    dict(broken.named_parameters())[name].data[-1] = value
+    for use_cache in (True, False):
+        with (
+            np.errstate(all="ignore"),
+            pytest.raises(ArgumentError, match="logits are not finite"),
+        ):
+            generate(broken, [1, 2], 3, use_cache=use_cache)

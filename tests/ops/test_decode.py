@@ -10,6 +10,8 @@ import pytest
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.kernels.prepared import now
+from tensorgrad.ops import decode_cuda
 from tensorgrad.ops.decode import attend
 
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
@@ -24,12 +26,14 @@ Arrays = dict[str, Any]
 
 
 def inputs(size: tuple[int, ...], dtype: Any, device: str, seed: int = 0) -> Arrays:
-    """Return arguments of `attend`; lengths are 0, full and in between."""
+    """Return arguments of `attend`; lengths are 0, full and in between, what lies beyond is NaN."""
     batch, heads, kv_heads, width, steps = size
     rng = np.random.default_rng(seed)
     qkv = rng.standard_normal((batch, (heads + 2 * kv_heads) * width))
     keys, values = rng.standard_normal((2, batch, kv_heads, steps, width))
     lengths = np.resize([steps - 1, 0, steps // 2], batch).astype(np.int32)
+    for b, length in enumerate(lengths):
+        keys[b, :, length:] = values[b, :, length:] = np.nan
     arrays = {"qkv": qkv, "keys": keys, "values": values}
     found = {name: backend.to_device(a.astype(dtype), device) for name, a in arrays.items()}
     return {**found, "lengths": backend.to_device(lengths, device)}
@@ -93,7 +97,7 @@ def test_rotary_positions_are_those_of_each_sequence(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 1, 300])
-@pytest.mark.parametrize("heads", [(2, 2), (8, 2), (5, 1)], ids=str)
+@pytest.mark.parametrize("heads", [(2, 2), (8, 2), (5, 1), (11, 1)], ids=str)
 @pytest.mark.parametrize("width", [32, 64, 72, 128, 256])
 def test_long_caches_are_split_and_joined(
     width: int, heads: tuple[int, int], window: int | None
@@ -114,6 +118,48 @@ def test_views_with_strides_are_read_and_written_in_place(device: str) -> None:
     np.testing.assert_allclose(backend.to_numpy(attend(**odd)), y, atol=2e-5)
     np.testing.assert_allclose(backend.to_numpy(keys), new_keys)
     assert not backend.to_numpy(wide["k"])[..., 49:].any()
+
+
+def test_keys_whose_elements_lie_apart_are_done_all_the_same(device: str) -> None:
+    given = inputs((2, 4, 2, 32, 9), "float32", device)
+    y, new_keys, _ = expected(given)
+    for name in ("keys", "values"):
+        wide = backend.namespace(given["qkv"]).zeros((2, 2, 9, 64), "float32")
+        wide[..., ::2] = given[name]
+        given[name] = wide[..., ::2]
+    np.testing.assert_allclose(backend.to_numpy(attend(**given)), y, atol=2e-5)
+    np.testing.assert_allclose(backend.to_numpy(given["keys"]), new_keys)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "shape", [(9, 6, 6, 64, 2000), (2, 16, 2, 128, 9000), (40, 12, 12, 64, 700)]
+)
+def test_large_caches_are_shared_among_all_blocks(shape: tuple[int, ...]) -> None:
+    given = inputs(shape, bfloat16, "cuda")
+    compare(given)
+    before = attend(**given)
+    for _ in range(20):  # the parts are joined by another block each time
+        assert (attend(**given) == before).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [40, 2101, 4243])
+@pytest.mark.parametrize("width", [72, 520, 1096, 2056])
+def test_products_of_few_rows(width: int, columns: int, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    weight, bias = rng.standard_normal((columns, width)) / width**0.5, rng.standard_normal(columns)
+    for rows in (1, 9, 17, 35):
+        x, residual = rng.standard_normal((rows, width)), rng.standard_normal((rows, columns))
+        given = [backend.to_device(a.astype(dtype), "cuda") for a in (x, weight, bias, residual)]
+        expected = [backend.to_numpy(a).astype(np.float64) for a in given]
+        y = backend.empty((rows, columns), given[0].dtype, like=given[0])
+        decode_cuda.product(now, y, given[0], given[1], given[2], residual=given[3])
+        right = expected[0] @ expected[1].T + expected[2] + expected[3]
+        tolerance = TOLERANCES[str(y.dtype)]
+        found = backend.to_numpy(y).astype(np.float64)
+        np.testing.assert_allclose(found, right, atol=tolerance, rtol=tolerance)
 
 
 def test_no_sequences_give_no_rows(device: str) -> None:
