@@ -112,7 +112,7 @@ class DecodeStep:
         keys, values = cache.arrays
         key = (qkv.shape, keys.shape, layer.window)
         if key not in self._rooms:
-            self._rooms[key] = decode_cuda.Room(qkv, keys, layer.window)
+            self._rooms[key] = decode_cuda.Room(qkv, keys, values, layer.window)
         rotary = layer.rotary
         self._linear(qkv, normed, layer.qkv)
         decode_cuda.attention(

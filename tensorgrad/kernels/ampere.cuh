@@ -42,6 +42,22 @@ __device__ inline unsigned load_word(unsigned from) {
     return x;
 }
 
+__device__ inline Words load_words_shared(unsigned from) {
+    Words x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "r"(from) : "memory");
+    return x;
+}
+// 16 bytes of global memory that need no place in the caches, zeros where they do not exist. The compiler
+// leaves this where it stands, so that what is under way is what the program says.
+__device__ inline void load_words_if(bool exist, Words& x, const void* from) {
+    asm volatile("{\n.reg .pred exist;\nsetp.ne.b32 exist, %5, 0;\n"
+                 "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+                 "@exist ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "=&r"(x.words[0]), "=&r"(x.words[1]), "=&r"(x.words[2]), "=&r"(x.words[3])
+                 : "l"(__cvta_generic_to_global(from)), "r"(int(exist)) : "memory");
+}
+
 // Half away from zero, as the tensor cores take it: they would cut the last 13 bits off. This is faster
 // than cvt.rna.tf32.f32; infinity and NaN stay what they are.
 __device__ inline unsigned round_to_tf32(unsigned x) {

@@ -1,4 +1,4 @@
-"""One step of attention for sequences of different lengths. Kernels: kernels/decode.cu.
+"""One step of attention for sequences of different lengths. Kernels: kernels/decode_attention.cu.
 
 Arrays in, arrays out, no gradients: for generation. `lengths` lies where the cache does and is
 never read by the host on the GPU. Tests: tests/ops/test_decode.py.
@@ -83,7 +83,7 @@ def attend(
         return y
     together = keys.strides[3] == values.strides[3] == keys.itemsize
     if not backend.is_numpy(qkv) and together and decode_cuda.supports(qkv, width):
-        room = decode_cuda.Room(qkv, keys, window)
+        room = decode_cuda.Room(qkv, keys, values, window)
         qkv, lengths = backend.contiguous(qkv), backend.contiguous(lengths)
         if angles is not None:
             angles = backend.contiguous(angles[0]), backend.contiguous(angles[1])

@@ -1,4 +1,4 @@
-"""Launches of kernels/decode.cu: at once, or prepared for a step of generation.
+"""Launches of decode.cu and decode_attention.cu: at once, or prepared for a step of generation.
 
 Each function writes its result into an array that is given. All that decides a launch is a shape
 or an address, so it can be repeated when what lies there has changed.
@@ -18,12 +18,16 @@ from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch
 from tensorgrad.ops.attention_rule import ALL
 
-_FILE = "decode.cu"
+_FILE, _ATTENTION = "decode.cu", "decode_attention.cu"
 _NULL = np.uintp(0)
-_PART, _TOGETHER, _THREADS = 8, 4, 128  # as in the kernel
-_BLOCKS = 512  # of attention that shall be under way, where the keys are that many
-_MOST_SPLITS = 128
-_STRIDES = np.dtype([(name, "i8") for name in ("sequence", "head", "key")])
+_PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # as in the kernels
+_PROCESSORS = 132  # of an H200; results do not depend on the chip
+_STRIDES = [(name, "i8") for name in ("sequence", "head", "key")]
+_PROBLEM = np.dtype(
+    [("key_at", _STRIDES), ("value_at", _STRIDES)]
+    + [(name, "i4") for name in ("heads", "kv_heads", "width", "window", "interleaved")]
+    + [("scale", "f4")]
+)
 GELU = {"": 0, "tanh": 1, "none": 2}  # as in struct Finish
 
 
@@ -33,25 +37,46 @@ def supports(like: Array, width: int) -> bool:
 
 
 class Room:
-    """What blocks of attention leave for the one that joins them; one serves all layers.
+    """How blocks share attention, and what they leave for the one that joins them.
+
+    One serves all layers of a model.
 
     Args:
-        qkv, keys, window: as for `attend`.
+        qkv, keys, values, window: as for `attend`.
     """
 
-    def __init__(self, qkv: Array, keys: Array, window: int | None) -> None:
+    def __init__(self, qkv: Array, keys: Array, values: Array, window: int | None) -> None:
         batch, kv_heads, steps, width = keys.shape
         heads = qkv.shape[1] // width - 2 * kv_heads
+        self.aligned = width % _PART == 0 and all(
+            array.data.ptr % 16 == 0 and all(s * array.itemsize % 16 == 0 for s in _strides(array))
+            for array in (keys, values)
+        )
         self.lanes = 1 << max(0, -(-width // _PART) - 1).bit_length()  # that share a key
-        self.group = 1 if heads == kv_heads else 4  # query heads that share loads
-        self.across = kv_heads * -(-heads // kv_heads // self.group)
-        at_once = _THREADS // self.lanes * _TOGETHER
+        self.plain = not self.aligned or qkv.itemsize > 2 or width > 128
+        # Query heads of a block, keys that it has under way, blocks that fill a multiprocessor.
+        most, step, busy = (8, 128, 3) if width <= 64 else (8, 64, 2)
+        if self.plain:
+            most, step, busy = 4, _THREADS // self.lanes * _TOGETHER, 3
+        self.across = kv_heads * -(-heads // kv_heads // most)
         seen = steps if window is None else min(steps, window)
-        wanted = max(1, _BLOCKS // (batch * self.across))
-        self.splits = min(-(-seen // at_once), wanted, _MOST_SPLITS)
-        shape = (batch * heads * self.splits * (width + 2),)
-        self.partials = backend.empty(shape, float32, like=qkv)
+        splits = -(-seen // (_LEAST * step))
+        self.splits = _splits(batch * self.across, splits, _PROCESSORS * busy)
+        parts = batch * heads * self.splits
+        self.parts = backend.empty((parts, width), float32, like=qkv)
+        self.sums = backend.empty((parts, 2), float32, like=qkv)
         self.arrived = backend.cupy.zeros(batch * self.across, np.uint32)
+
+
+def _splits(pairs: int, most: int, blocks: int) -> int:
+    """Return into how few parts to cut pairs so that most of the time as many as can be run."""
+
+    def busy(splits: int) -> float:
+        turns = pairs * splits / blocks
+        return turns / math.ceil(turns)
+
+    best = max(map(busy, range(1, most + 1)))
+    return next(splits for splits in range(1, most + 1) if busy(splits) >= 0.95 * best)
 
 
 def attention(
@@ -66,25 +91,25 @@ def attention(
     angles: tuple[Array, Array] | None,
     interleaved: bool,
 ) -> None:
-    """Do as `decode.attend`."""
+    """Do as `decode.attend`. All but keys and values are contiguous."""
     batch, kv_heads, _, width = keys.shape
     heads = qkv.shape[1] // width - 2 * kv_heads
-    readable = width % _PART == 0 and all(
-        array.data.ptr % 16 == 0 and all(s * array.itemsize % 16 == 0 for s in _strides(array))
-        for array in (keys, values)
-    )
+    name = c_name(qkv.dtype)
     cosines, sines = (_NULL, _NULL) if angles is None else angles
-    launch(
-        load(_FILE, f"decode_attention<{c_name(qkv.dtype)}, {room.group}>"),
-        (room.splits, room.across, batch),
-        (_THREADS,),
-        (y, keys, values, qkv, room.partials, room.arrived, lengths, cosines, sines,
-         np.array([_strides(keys)], _STRIDES), np.array([_strides(values)], _STRIDES),
-         *map(np.int32, (heads, kv_heads, width, room.lanes, ALL if window is None else window,
-                         interleaved, readable)),
-         np.float32(1 / (math.sqrt(width) * math.log(2)))),
-        4 * (room.group * width + _THREADS // 32 * room.group * (width + 2)),
+    sizes = heads, kv_heads, width, ALL if window is None else window, interleaved
+    scale = 1 / (math.sqrt(width) * math.log(2))
+    problem = np.array([(_strides(keys), _strides(values), *sizes, scale)], _PROBLEM)
+    arguments = (
+        y, keys, values, qkv, room.parts, room.sums, room.arrived, lengths, cosines, sines, problem
     )  # fmt: skip
+    grid = room.splits, room.across, batch
+    if room.plain:
+        plain = (*arguments, np.int32(room.lanes), np.int32(room.aligned))
+        kernel = load(_ATTENTION, f"decode_attention_plain<{name}>")
+        launch(kernel, grid, (_THREADS,), plain, 0)
+    else:
+        kernel = load(_ATTENTION, f"decode_attention<{name}, {-(-width // 64)}>")
+        launch(kernel, grid, (_THREADS,), arguments, 0)
 
 
 def embed(
@@ -141,13 +166,15 @@ def product(
         launch(kernel, (-(-columns // 8), -(-rows // 8)), (256,), arguments, 0)
         return
     tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
-    warps = 16 if width >= 2048 else 8
+    bands = 2 if tiles == 4 and columns >= 4096 else 1
+    few = columns <= 16 * _PROCESSORS
+    warps = 16 if width >= 2048 or (few and width >= 1024) else 8
     launch(
-        load(_FILE, f"decode_product<{name}, {tiles}>"),
-        (-(-columns // 16), -(-rows // (8 * tiles))),
+        load(_FILE, f"decode_product<{name}, {tiles}, {bands}>"),
+        (-(-columns // (16 * bands)), -(-rows // (8 * tiles))),
         (32 * warps,),
         arguments,
-        512 * tiles * warps,
+        512 * tiles * bands * warps,
     )
 
 
