@@ -128,10 +128,12 @@ def test_ten_steps_of_adamw() -> None:
         theirs.step()
         losses.append(abs(loss.item() / expected.item() - 1))
     assert max(losses) < 1e-5
+    # Where a gradient is nothing but rounding error, AdamW still moves a weight by LR, either way:
+    # a few such weights are 1e-5 of a matrix. Without the decay the distance is 1e-3.
     far = {
         name: distance
         for name, p in model.named_parameters()
-        if not (distance := apart(*without_key_bias(name, p.numpy(), weights[name]))) < 1e-5
+        if not (distance := apart(*without_key_bias(name, p.numpy(), weights[name]))) < 1e-4
     }
     assert far == {}
 
