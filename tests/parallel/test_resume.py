@@ -19,6 +19,7 @@ from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import list_checkpoints
 from tensorgrad.train.log import read_metrics
 from tensorgrad.weights import load_arrays
+from tests.processes import wait_for
 from tests.ranks import mpirun, run_ranks
 from tests.source_tree import ROOT
 from tests.train.tiny_run import make_trainer
@@ -49,7 +50,7 @@ def start(folder: Path, stage: int) -> tuple[subprocess.Popen[str], list[int]]:
     )
     assert process.stdout is not None
     ready, *pids = process.stdout.readline().split() or [""]
-    assert ready == "ready", process.communicate()[1]
+    assert ready == "ready", wait_for(process, 60)[1]
     return process, [int(pid) for pid in pids]
 
 
@@ -76,7 +77,7 @@ def test_killed_and_resumed(stage: int, tmp_path: Path) -> None:
                 time.sleep(moments.uniform(0, LONGEST_LIFE))
                 with contextlib.suppress(ProcessLookupError):  # it may have finished
                     os.kill(moments.choice(pids), signal.SIGKILL)
-            output, errors = process.communicate(timeout=60)
+            output, errors = wait_for(process, 60)
             if process.returncode == 0:
                 break
             assert kills < KILLS, errors

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
+from tests.processes import wait_for
 from tests.source_tree import ROOT
 
 KILLS = 20
@@ -33,7 +34,7 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
         text=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", process.communicate()[1]
+    assert process.stdout.readline() == "ready\n", wait_for(process, 120)[1]
     return process
 
 
@@ -59,7 +60,7 @@ def kill_and_resume(folder: Path) -> list[Path]:
             if kills < KILLS // CHAINS:
                 time.sleep(moments.uniform(0, LONGEST_LIFE))
                 process.kill()
-            output, errors = process.communicate(timeout=120)
+            output, errors = wait_for(process, 120)
             if process.returncode == 0:
                 break
             assert process.returncode == -9, errors
@@ -76,6 +77,6 @@ def test_killed_and_resumed_twenty_times(tmp_path: Path) -> None:
     undisturbed = start(tmp_path / "undisturbed")
     with ThreadPoolExecutor(CHAINS) as pool:
         chains = list(pool.map(kill_and_resume, [tmp_path / f"chain-{i}" for i in range(CHAINS)]))
-    assert undisturbed.communicate(timeout=120)[0] == "finished\n"
+    assert wait_for(undisturbed, 120)[0] == "finished\n"
     expected = end_of(tmp_path / "undisturbed")
     assert all(end_of(run) == expected for chain in chains for run in chain)

@@ -1,0 +1,17 @@
+"""Programs that tests start, talk to and end."""
+
+from __future__ import annotations
+
+import subprocess
+
+
+def wait_for(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
+    """Wait for the end of a program; return the rest of its output and its errors, both short.
+
+    `communicate` would lose what came together with a line that has been read before.
+    """
+    process.wait(timeout)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        return process.stdout.read(), process.stderr.read()
