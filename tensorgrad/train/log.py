@@ -84,7 +84,7 @@ def plot_losses(records: Sequence[Record], path: Path) -> bool:
             color, name = f"C{number}", key.replace("_", " ")
             lines += right.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
     if lines:
-        axes.legend(handles=lines)
+        figure.legend(handles=lines, loc="outside upper center", ncols=len(lines))
     temporary = path.with_name(f".{path.name}.tmp")
     FigureCanvasAgg(figure).print_png(str(temporary))
     os.replace(temporary, path)
