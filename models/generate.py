@@ -11,10 +11,9 @@ from tensorgrad import backend
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.models.decoder import Decoder, Recomputer
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, choose, new_state
+from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
 Tokens = np.ndarray[Any, Any]
-Values = np.ndarray[Any, np.dtype[np.floating[Any]]]
 _LOOK_EVERY = 16  # steps between two looks at whether all sequences have ended
 
 
@@ -132,35 +131,6 @@ def _steps(decoder: Decoder | Recomputer, count: int) -> Iterator[Tokens]:
         decoder.step()
         _checked_flags(decoder)
         yield backend.to_numpy(decoder.state.latest).copy()
-
-
-def sample(
-    logits: Values,
-    uniform: Values,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Tokens:
-    """Draw one token per row from softmax(logits / temperature), cut to top_k and top_p.
-
-    Tokens are ranked by falling logit (equal ones by their number); those beyond the first k, or
-    after the first few that together reach the probability p, are left out; the row's uniform
-    number picks one of the rest by their cumulative probabilities, in the order of their numbers.
-
-    Args:
-        logits: (B, V).
-        uniform: (B,), from [0, 1).
-        temperature: 0 takes the largest logit.
-        top_k: at least 1, or None.
-        top_p: above 0 and at most 1, or None.
-    Returns:
-        (B,) int64.
-    Source: top-p: Holtzman et al. 2019, arXiv:1904.09751, section 3.1.
-    """
-    how = Sampling(temperature, top_k, top_p)
-    words = [int(share * 2.0**64) for share in np.asarray(uniform, np.float64)]
-    rows = np.asarray(logits, np.float32)
-    return np.array([choose(row, word, how) for row, word in zip(rows, words, strict=True)])
 
 
 def _begin(

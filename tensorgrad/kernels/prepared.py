@@ -32,9 +32,6 @@ class Launches:
         self._calls: list[tuple[Any, ...]] = []
         self._stream = -1
 
-    def __len__(self) -> int:
-        return len(self._prepared)
-
     def add(
         self, kernel: Kernel, grid: Sizes, block: Sizes, arguments: Sequence[Any], shared: int
     ) -> None:

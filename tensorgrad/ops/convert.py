@@ -17,10 +17,7 @@ from tensorgrad.ops.row_cuda import launch
 
 
 def converted(array: Array, dtype: Dtype) -> Array:
-    """Return a new array of the same values as `dtype`.
-
-    On the GPU floats are moved 16 bytes at a time; CuPy's own conversion moves an element.
-    """
+    """Return a new array of the same values as `dtype`."""
     on_gpu = not backend.is_numpy(array) and backend.is_array(array)  # `fuse` traces symbols
     wide = _wide(array.dtype, dtype) if on_gpu else None
     if wide is None:

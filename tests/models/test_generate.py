@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.models.generate import generate, generate_batch, sample, stream
+from tensorgrad.models.generate import generate, generate_batch, stream
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
@@ -91,34 +91,6 @@ def test_tokens_come_one_by_one_and_the_mode_is_kept(model: LanguageModel) -> No
     assert model.training
     rest = np.stack([first, *steps], 1)
     assert rest.tolist() == generate_batch(model, [[1], [2]], 3, temperature=0)
-
-
-def test_draws_follow_the_probabilities() -> None:
-    logits = np.log([[0.5, 0.3, 0.15, 0.05]])
-    uniform = (np.arange(200) + 0.5) / 200
-
-    def shares(**options: Any) -> list[float]:
-        drawn = sample(np.repeat(logits, 200, 0), uniform, **options)
-        return [float(share) for share in np.bincount(drawn, minlength=4) / 200]
-
-    assert shares() == [0.5, 0.3, 0.15, 0.05]
-    assert shares(top_k=2) == [0.625, 0.375, 0, 0]
-    assert shares(top_k=9) == [0.5, 0.3, 0.15, 0.05]
-    assert shares(top_p=0.79) == [0.625, 0.375, 0, 0]
-    assert shares(top_p=0.81) == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0], abs=5e-3)
-    assert shares(top_p=1.0) == [0.5, 0.3, 0.15, 0.05]
-    squares = np.array([0.25, 0.09, 0.0225, 0.0025])
-    assert shares(temperature=0.5) == pytest.approx(list(squares / squares.sum()), abs=5e-3)
-    assert shares(temperature=0) == [1, 0, 0, 0]
-
-
-def test_no_rounding_draws_a_token_that_was_left_out() -> None:
-    logits = np.array([[0.1, 0.2, -math.inf, 0.3], [0.0, 0.0, 0.0, 0.0]])
-    highest = np.full(2, np.nextafter(1, 0))
-    assert sample(logits, highest).tolist() == [3, 3]
-    assert sample(logits, np.zeros(2)).tolist() == [0, 0]
-    assert sample(logits[:, ::-1], highest).tolist() == [3, 3]
-    assert sample(logits, highest, top_p=0.5).tolist() == [3, 1]
 
 
 @pytest.mark.parametrize(

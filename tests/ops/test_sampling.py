@@ -135,6 +135,35 @@ def test_logits_that_are_no_numbers_are_flagged(device: str) -> None:
         assert backend.to_numpy(state.latest)[:3].tolist() == [3, 2, 0]
 
 
+def test_draws_follow_the_probabilities() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], "float32"))
+    words = [int(share * 2**64) for share in (np.arange(200) + 0.5) / 200]
+
+    def shares(**options: Any) -> list[float]:
+        drawn = [choose(logits, word, Sampling(**options)) for word in words]
+        return [float(share) for share in np.bincount(drawn, minlength=4) / 200]
+
+    assert shares() == [0.5, 0.3, 0.15, 0.05]
+    assert shares(top_k=2) == [0.625, 0.375, 0, 0]
+    assert shares(top_k=9) == [0.5, 0.3, 0.15, 0.05]
+    assert shares(top_p=0.79) == [0.625, 0.375, 0, 0]
+    assert shares(top_p=0.81) == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0], abs=5e-3)
+    assert shares(top_p=1.0) == [0.5, 0.3, 0.15, 0.05]
+    squares = np.array([0.25, 0.09, 0.0225, 0.0025])
+    assert shares(temperature=0.5) == pytest.approx(list(squares / squares.sum()), abs=5e-3)
+    assert shares(temperature=0) == [1, 0, 0, 0]
+
+
+def test_no_rounding_draws_a_token_that_was_left_out() -> None:
+    one = np.array([0.1, 0.2, -np.inf, 0.3], "float32")
+    alike, highest = np.zeros(4, "float32"), 2**64 - 1
+    for logits in (one, alike, one[::-1]):
+        assert choose(logits, highest, Sampling()) == 3
+        assert choose(logits, 0, Sampling()) == 0
+    assert choose(one, highest, Sampling(top_p=0.5)) == 3
+    assert choose(alike, highest, Sampling(top_p=0.5)) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
