@@ -208,9 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.rows < 1:
             raise ArgumentError(f"generate: --rows is {given.rows}, expected 1 or more")
-        device = given.device
-        if device == "auto":
-            device = "cuda" if backend.gpu_count() else "cpu"
+        device = backend.resolve_device(given.device)
         dtype = as_dtype(choose_dtype(given.dtype, device))
         model, tokenizer = load(given.checkpoint, given.which, given.tokenizer)
         if tokenizer.vocab_size > model.vocab_size:

@@ -88,8 +88,7 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
             "expected that, or 'best' or 'last'"
         )
     arrays = load_arrays(averaged) if checkpoint == "averaged" else found.arrays("model")
-    if device == "auto":
-        device = "cuda" if backend.gpu_count() else "cpu"
+    device = backend.resolve_device(device)
     backend.gpu_index(device)  # raises unless it is the name of a device that is here
     model = TranslationModel(TranslationConfig(**sizes))
     model.load_state_dict(arrays)

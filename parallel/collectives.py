@@ -69,8 +69,7 @@ class Comm:
         Raises:
             DeviceError: there is no such device.
         """
-        if device == "auto":
-            device = "cuda" if backend.gpu_count() else "cpu"
+        device = backend.resolve_device(device)
         if device == "cuda" and backend.gpu_count():
             device = f"cuda:{self.local_rank % backend.gpu_count()}"
         index = backend.gpu_index(device)

@@ -66,6 +66,13 @@ def device_of(array: Array) -> str:
     return "cpu" if type(array) is np.ndarray else f"cuda:{array.device.id}"
 
 
+def resolve_device(device: str) -> str:
+    """Return what a program shall compute on: for "auto" the GPU if there is one, else the CPU."""
+    if device != "auto":
+        return device
+    return "cuda" if gpu_count() else "cpu"
+
+
 def gpu_index(device: str) -> int | None:
     """Return None for "cpu", N for "cuda:N", the current GPU for "cuda".
 

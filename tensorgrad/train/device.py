@@ -36,9 +36,7 @@ def choose_device(settings: Settings) -> tuple[Settings, str]:
     Raises:
         DeviceError: there is no such device.
     """
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if backend.gpu_count() else "cpu"
+    device = backend.resolve_device(settings.device)
     index = backend.gpu_index(device)
     if index is not None and settings.dtype.startswith("bfloat16"):
         capability = backend.cupy.cuda.Device(index).compute_capability
