@@ -224,8 +224,12 @@ def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | No
     Gradients of leaves may have a wider dtype than the leaf.
     """
     found: dict[Edge, Array | None] = {}
+
+    def keep(edge: Edge, dx: Array | None, own: bool) -> None:
+        found[edge] = dx
+
     if root.requires_grad:
-        _walk(root, dy, found.__setitem__, retain_graph=False, ends=frozenset(edges))
+        _walk(root, dy, keep, retain_graph=False, ends=frozenset(edges))
     return [found.get(edge) for edge in edges]
 
 
@@ -285,29 +289,32 @@ def _seed(op: str, root: Tensor, dy: Any) -> Array:
 def _walk(
     root: Tensor,
     dy: Array,
-    deliver: Callable[[Any, Array | None], None],
+    deliver: Callable[[Any, Array | None, bool], None],
     retain_graph: bool,
     ends: frozenset[Edge] = frozenset(),
 ) -> None:
-    """Visit every node after all its users; hand leaves and `ends` their complete gradients."""
+    """Visit every node after all its users; hand leaves and `ends` their complete gradients.
+
+    deliver: is also told whether nobody else holds the gradient.
+    """
     start = _edge(root)
+    dx: Any
     waiting = {edge: uses for edge, uses in _count_uses(start, ends).items() if uses > 1}
     sums: dict[Edge, Array | None] = {}
     ready: list[tuple[Edge, Array | None]] = [(start, _cast(dy, start.dtype))]
     found: Sequence[Array | None]
-    del dy
     while ready:
-        edge, dx = ready.pop()
+        edge, dy = ready.pop()
         if type(edge) is not Node or edge in ends:
-            deliver(edge, dx)
+            deliver(edge, dy, False)
             continue
         edges, saved = edge.edges, edge.saved
         if saved is None or edge.tick != _assigned.tick:
             _check_saved(edge)
-        if dx is None:
+        if dy is None:
             found = [None] * len(edges)
         else:
-            found = edge.backward(dx, saved or (), [e is not None for e in edges])
+            found = edge.backward(dy, saved or (), [e is not None for e in edges])
         if not retain_graph:
             edge.saved, edge.edges = None, ()
         for target, dx in zip(edges, found, strict=True):
@@ -340,8 +347,9 @@ def _walk(
             if type(target) is Node:
                 ready.append((target, dx))
             else:  # at once: who waits for a gradient shall not wait for the rest of the walk
-                deliver(target, dx)
-        found = saved = ()  # so that memory falls before the next backward runs
+                own = target not in waiting and _is_own(dx, (dy, *found, *(saved or ())))
+                deliver(target, dx, own)
+        found, saved, dx = (), (), None  # so that memory falls before the next backward runs
 
 
 def _count_uses(start: Edge, ends: frozenset[Edge]) -> dict[Edge, int]:
@@ -409,11 +417,19 @@ def _is_wide(grad: Array | None) -> bool:
     return grad is not None and grad.dtype == compute_dtype(grad.dtype)
 
 
-def _deliver(leaf: Tensor, dx: Array | None) -> None:
+def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
+    """Whether a gradient is an array of its own: no view, and among the others once at most."""
+    if dx is None or dx.base is not None or not dx.flags.c_contiguous:
+        return False
+    return sum([other is dx for other in others]) <= 1
+
+
+def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
     """Add a complete gradient to the leaf and tell those who wait for it."""
     if dx is not None:
         if leaf.grad is None:
-            leaf.grad = ops.convert.converted(dx, leaf.data.dtype)  # a copy: dx may be shared
+            keep = own and dx.dtype == leaf.data.dtype
+            leaf.grad = dx if keep else ops.convert.converted(dx, leaf.data.dtype)
         else:
             add_into(leaf.grad, dx)
     for hook in leaf.hooks or ():

@@ -348,3 +348,38 @@ def test_gradients_that_overflow_are_infinite_without_a_warning(size: int) -> No
     ((x * 100.0) * 100.0).backward(np.full(size, 300, np.float16))
     assert x.grad is not None
     assert np.isinf(x.grad).all()
+
+
+def own_gradient(kind: str) -> tuple[Tensor, list[np.ndarray[Any, Any]]]:
+    """Return a leaf after backward, and the arrays that its gradient came from."""
+    x, y = (Tensor(np.ones(2), requires_grad=True) for _ in range(2))
+    made: list[np.ndarray[Any, Any]] = []
+
+    def backward(dy: Any, saved: Any, needs: Any) -> Any:
+        made.append({"new": dy * 2, "given": dy, "saved": saved[0], "view": (dy * 2)[:]}[kind])
+        return made[0], None
+
+    autograd.record("test", x.data * 2, (x, y), backward, (np.ones(2),)).sum().backward()
+    return x, made
+
+
+def test_a_leaf_keeps_the_array_that_an_op_made_for_it() -> None:
+    x, made = own_gradient("new")
+    assert x.grad is made[0]
+
+
+@pytest.mark.parametrize("kind", ["given", "saved", "view"])
+def test_a_leaf_copies_what_others_hold(kind: str) -> None:
+    x, made = own_gradient(kind)
+    assert not np.shares_memory(x.grad, made[0])
+
+
+def test_leaves_share_no_gradient() -> None:
+    x, y = (Tensor(np.ones(2), requires_grad=True) for _ in range(2))
+    shared = np.ones(2)
+    autograd.record("test", x.data, (x, y), lambda *_: (shared, shared), ()).sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert not np.shares_memory(x.grad, y.grad)
+    x.grad += 1
+    assert shared.tolist() == y.grad.tolist() == [1.0, 1.0]
