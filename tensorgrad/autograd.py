@@ -385,18 +385,25 @@ def _fit(dx: Array, target: Edge, more: bool, deliver: bool) -> Array | None:
     """Return a gradient in the shape of its input and, but for leaves, in its dtype.
 
     A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too. What
-    adds itself is added to such a gradient at once, and None is left to deliver. Where more
-    follow, their sum is cast.
+    adds itself is added to such a gradient at once, or becomes it, and None is left to deliver.
+    Where more follow, their sum is cast.
     """
     if type(dx) is Twin:
         return dx
     if type(dx) is Part or type(dx) is Late:
-        if deliver and isinstance(target, Tensor) and _is_wide(target.grad):
-            dx.add_to(target.grad)
-            return None
+        if deliver and isinstance(target, Tensor):
+            if _is_wide(target.grad):
+                dx.add_to(target.grad)
+                return None
+            if type(dx) is Late and target.grad is None and not more:
+                dx = dx.spread(target.shape)
+                if dx.shape == target.shape:
+                    target.grad = _cast(dx, target.dtype)
+                    return None
         if more and type(dx) is Part:
             return dx.cast(target.dtype) if type(target) is Node else dx
-        dx = dx.spread(target.shape)
+        if isinstance(dx, (Part, Late)):
+            dx = dx.spread(target.shape)
     if isinstance(dx, np.generic):
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
     if dx.shape != target.shape:

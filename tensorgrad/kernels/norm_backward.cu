@@ -243,23 +243,23 @@ norm_backward_columns(Compute<T>* __restrict__ partials, const T* __restrict__ d
     partials[(blockIdx.y * 2ll + 1) * width + column] = sum.second;
 }
 
-// out: (width,), dweight or dbias; begin: where it is in a partial row, 0 or width. partials:
-// (count, 2, width). Written with +=, or with = unless `adds`. 32 x 32 threads.
+// out: (columns,), dweight, dbias or one behind the other; begin: where they are in a partial row of
+// `width`. partials: (count, width). Written with +=, or with = unless `adds`. 32 x 32 threads.
 template <typename C>
 __global__ void __launch_bounds__(1024)
-norm_backward_parameters(C* __restrict__ out, const C* __restrict__ partials, int begin, int count,
-                         int width, bool adds) {
+norm_backward_parameters(C* __restrict__ out, const C* __restrict__ partials, int begin, int columns,
+                         int count, int width, bool adds) {
     __shared__ C sums[32][33];
     const int column = blockIdx.x * 32 + threadIdx.x;
     C sum = 0;
-    if (column < width) {
+    if (column < columns) {
         #pragma unroll 8
         for (int i = threadIdx.y; i < count; i += 32)
-            sum += partials[i * 2ll * width + begin + column];
+            sum += partials[i * (long long)width + begin + column];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     sum = warp_sum(sums[threadIdx.x][threadIdx.y]);   // warp y now holds the sums of one column
     const int own = blockIdx.x * 32 + threadIdx.y;
-    if (threadIdx.x == 0 && own < width) out[own] = adds ? out[own] + sum : sum;
+    if (threadIdx.x == 0 && own < columns) out[own] = adds ? out[own] + sum : sum;
 }

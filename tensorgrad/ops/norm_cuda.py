@@ -123,27 +123,49 @@ def backward(
         if dx is not None:
             _loop(dx, dy, dsum, x, weight, mean, rstd)
         partials = _columns(dy, x, mean, rstd) if any(needs[1:]) else None
-    return dx, *(
-        _sum(partials, begin) if partials is not None and needed else None
-        for begin, needed in ((0, needs[1]), (width, needs[2]))
+    if partials is None:
+        return dx, None, None
+    sums = _Sums(partials)
+    return (
+        dx,
+        sums.late(0, width) if needs[1] else None,
+        sums.late(width, 2 * width) if needs[2] else None,
     )
 
 
-def _sum(partials: Array, begin: int) -> Late:
-    """Return the sum of the partial rows of a parameter, which begin there."""
+class _Sums:
+    """The sums of partial rows: of both parameters at once or, added to an array, of one."""
 
-    def compute(total: Array | None) -> Array:
+    def __init__(self, partials: Array) -> None:
         count, _, width = partials.shape
-        out = backend.empty((width,), partials.dtype, like=partials) if total is None else total
-        load(_BACKWARD, f"norm_backward_parameters<{c_name(partials.dtype)}>")(
-            (-(-width // 32),),
+        self._partials = partials.reshape(count, 2 * width)
+        self._both: Array | None = None
+
+    def late(self, begin: int, end: int) -> Late:
+        """Return the sums of these columns."""
+
+        def compute(total: Array | None) -> Array:
+            if total is not None:
+                self._launch(total, begin, True)
+                return total
+            if self._both is None:
+                sums = backend.empty(
+                    self._partials.shape[1:], self._partials.dtype, like=self._partials
+                )
+                self._both = self._launch(sums, 0, False)
+            return self._both[begin:end]
+
+        return Late(compute, self._partials.dtype)
+
+    def _launch(self, out: Array, begin: int, adds: bool) -> Array:
+        count, width = self._partials.shape
+        load(_BACKWARD, f"norm_backward_parameters<{c_name(out.dtype)}>")(
+            (-(-out.size // 32),),
             (32, 32),
-            (out, partials, number("i4", begin), number("i4", count), number("i4", width),
-             number("?", total is not None)),
+            (out, self._partials, number("i4", begin), number("i4", out.size), number("i4", count),
+             number("i4", width), number("?", adds)),
         )  # fmt: skip
         return out
-
-    return Late(compute, partials.dtype)
 
 
 def _rows(
