@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.dtypes import compute_dtype
@@ -23,8 +24,9 @@ from tensorgrad.tensor import Tensor
 def assign_buckets(parameters: Mapping[str, Tensor], megabytes: float | None) -> dict[str, int]:
     """Return the number of each parameter's bucket; the last parameters are in bucket 0.
 
-    A bucket takes parameters, going backwards, until it would be larger than it may. One that is
-    larger by itself is alone in its bucket.
+    A bucket takes modules, going backwards, until it would be larger than it may. One that is
+    larger by itself is alone in its bucket. The gradients of a module come at one time: a bias in
+    the bucket before its weight's would hold that one up.
 
     Args:
         parameters: by name, in the order in which forward uses them.
@@ -33,20 +35,30 @@ def assign_buckets(parameters: Mapping[str, Tensor], megabytes: float | None) ->
     Raises:
         ArgumentError: `megabytes` is not positive.
     """
+
+    def gradient_bytes(name: str) -> int:
+        parameter = parameters[name]
+        return parameter.size * compute_dtype(parameter.dtype).itemsize
+
     if megabytes is None:
-        total = sum(p.size * compute_dtype(p.dtype).itemsize for p in parameters.values())
-        megabytes = usual_bucket(total) / 1e6
+        megabytes = usual_bucket(sum(map(gradient_bytes, parameters))) / 1e6
     if not megabytes > 0:
         raise ArgumentError(f"assign_buckets: megabytes is {megabytes}, expected a number above 0")
     bucket, filled = 0, 0.0
     found: dict[str, int] = {}
-    for name, parameter in reversed(list(parameters.items())):
-        size = parameter.size * compute_dtype(parameter.dtype).itemsize
+    for _, names in groupby(reversed(list(parameters)), _module):
+        own = list(names)
+        size = sum(map(gradient_bytes, own))
         if filled and filled + size > megabytes * 1e6:
             bucket, filled = bucket + 1, 0.0
-        found[name] = bucket
+        found.update(dict.fromkeys(own, bucket))
         filled += size
     return found
+
+
+def _module(name: str) -> str:
+    """Return the name of the module that a parameter is of."""
+    return name.rpartition(".")[0] or name
 
 
 class Buckets:

@@ -33,6 +33,13 @@ def test_buckets_are_filled_from_the_last_parameter_on(
     assert [found[f"p{i}"] for i in range(len(sizes))] == buckets
 
 
+def test_the_parameters_of_a_module_stay_together() -> None:
+    layers = ("first.weight", "first.bias", "second.weight", "second.bias", "third.weight")
+    sizes = dict(zip(layers, (100, 10, 100, 10, 100), strict=True))
+    found = assign_buckets({n: Tensor(np.ones(s, "f4"), True) for n, s in sizes.items()}, 0.00045)
+    assert [found[name] for name in layers] == [2, 2, 1, 1, 0]
+
+
 def test_sizes_are_those_of_the_gradients() -> None:
     halves = tensors(100, 100, 100, 100, dtype=dtypes.bfloat16)
     assert sorted(assign_buckets(halves, 0.0008).values()) == [0, 0, 1, 1]
