@@ -4,9 +4,10 @@ Neither pass keeps the (Tq, Tk) matrix of weights: forward keeps its result and 
 the logarithm of the sum of exponentials, from which backward computes the weights again. Keys that
 a causal mask or a window hides from a whole block of queries cost nothing.
 
-`attention_numpy.py` is the reference. On the GPU `_implementation` chooses: kernels for 16 bits on
-Hopper (`attention_sm90.py`), for 16 bits on all chips of compute capability 8.0 and later
-(`attention_sm80.py`), and plain ones for the rest (`attention_simple.py`).
+`attention_numpy.py` is the reference. On the GPU `_implementation` chooses: kernels for 16 bits and
+short sequences (`attention_short.py`), for 16 bits on Hopper (`attention_sm90.py`), for 16 bits on
+all chips of compute capability 8.0 and later (`attention_sm80.py`), and plain ones for the rest
+(`attention_simple.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tensorgrad.ops import attention_numpy, attention_simple, attention_sm80, attention_sm90
+from tensorgrad.ops import (
+    attention_numpy,
+    attention_short,
+    attention_simple,
+    attention_sm80,
+    attention_sm90,
+)
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, Sequences, empty_result
 from tensorgrad.ops.operand import float_tensor, integer_array, probability, tensor_of
 from tensorgrad.philox import fill_keep
@@ -275,9 +282,10 @@ def _implementation(arrays: Arrays, rule: Rule) -> Any:
     """Return the module whose forward and backward do these arrays."""
     if type(arrays[0]) is np.ndarray:
         return attention_numpy
-    if attention_sm90.supports(arrays, rule):
-        return attention_sm90
-    return attention_sm80 if attention_sm80.supports(arrays, rule) else attention_simple
+    for kernels in (attention_short, attention_sm90, attention_sm80):
+        if kernels.supports(arrays, rule):
+            return kernels
+    return attention_simple
 
 
 def _forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:

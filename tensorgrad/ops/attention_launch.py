@@ -48,7 +48,7 @@ def problem(arrays: Arrays, y: Array, rule: Rule, gradients: Sequence[Array] = (
         batch, sums = len(rule.sequences.q_starts) - 1, (0, queries, 1)
         queries, keys = rule.sequences.longest
     everything = (q, k, v, y, *gradients)
-    aligned = width * q.itemsize % 16 == 0 and all(map(_aligned, everything))
+    even = width * q.itemsize % 16 == 0 and all(map(_aligned, everything))
     strides = [_strides(array) for array in everything] + [(0, 0, 0)] * (3 - len(gradients))
     bias = (0,) * 4
     if rule.bias is not None:
@@ -60,7 +60,7 @@ def problem(arrays: Arrays, y: Array, rule: Rule, gradients: Sequence[Array] = (
         1 / (1 - rule.dropout),
     )
     return _struct(
-        heads, k.shape[1], queries, keys, width, rule.before, rule.after, batch, aligned, by_head,
+        heads, k.shape[1], queries, keys, width, rule.before, rule.after, batch, even, by_head,
         *factors, 0, rule.scale, 1 - rule.dropout, *strides, sums, bias,
     )  # fmt: skip
 
@@ -99,10 +99,26 @@ def sums(dy: Array, y: Array, logsumexp: Array) -> Array:
     load("attention_simple.cu", f"attention_backward_rows<{c_name(y.dtype)}>")(
         (-(-batch * heads * queries // 32),),
         (256,),
-        (result, y, dy, logsumexp, _struct_strides(_strides(y)), _struct_strides(_strides(dy)),
+        (result, y, dy, logsumexp, strides(y), strides(dy),
          *map(np.int32, (batch, heads, queries, width, aligned))),
     )  # fmt: skip
     return result
+
+
+def aligned(array: Array) -> bool:
+    """Whether rows start at multiples of 16 bytes and their elements are beside each other."""
+    return array.strides[3] == array.itemsize and _aligned(array)
+
+
+def strides(array: Array) -> Any:
+    """Return the struct Strides."""
+    return _struct_strides(_strides(array))
+
+
+@cache
+def capability(index: int) -> int:
+    """Return the compute capability of a GPU, such as 80."""
+    return int(backend.cupy.cuda.Device(index).compute_capability)
 
 
 def _aligned(array: Array) -> bool:

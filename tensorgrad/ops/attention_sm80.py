@@ -7,15 +7,21 @@ have; it was measured on an H200.
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name
 from tensorgrad.kernels.loader import load
-from tensorgrad.ops.attention_launch import blocks, dropout, problem, readable, rest, sums
+from tensorgrad.ops.attention_launch import (
+    blocks,
+    capability,
+    dropout,
+    problem,
+    readable,
+    rest,
+    sums,
+)
 from tensorgrad.ops.attention_rule import Arrays, Rule, empty_result
 
 _FORWARD, _BACKWARD = "attention_forward_sm80.cu", "attention_backward_sm80.cu"
@@ -30,7 +36,7 @@ def supports(arrays: Arrays, rule: Rule) -> bool:
     """Whether the kernels are for this GPU, for these arrays and this rule."""
     q = arrays[0]
     fit = q.itemsize == 2 and q.shape[3] <= max(_FORWARD_TILES) and rule.scale > 0
-    return fit and _capability(q.device.id) >= 80
+    return fit and capability(q.device.id) >= 80
 
 
 def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
@@ -82,8 +88,3 @@ def _tiles(table: dict[int, tuple[int, int]], q: Array) -> tuple[int, int, int]:
 def _shared(width: int, rows: int, columns: int) -> int:
     """Return the bytes that tiles of so many rows take, and two stages of two tiles of columns."""
     return (rows + 4 * columns) * (width + 8) * 2
-
-
-@cache
-def _capability(index: int) -> int:
-    return int(backend.cupy.cuda.Device(index).compute_capability)

@@ -9,7 +9,7 @@ import pytest
 
 from tensorgrad import Tensor, backend, ops, random
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.ops import attention_sm80, attention_sm90
+from tensorgrad.ops import attention_short, attention_sm80, attention_sm90
 from tensorgrad.ops.attention_rule import Rule
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kin
             pytest.skip("needs a GPU of compute capability 8.0 or later")
     else:
         monkeypatch.setattr(attention_sm80, "supports", lambda arrays, rule: False)
-    monkeypatch.setattr(attention_sm90, "supports", lambda arrays, rule: False)
+    for other in (attention_short, attention_sm90):
+        monkeypatch.setattr(other, "supports", lambda arrays, rule: False)
     return kernels, dtype
 
 

@@ -1,0 +1,83 @@
+"""Launches of kernels/attention_short.cu: 16 bits, at most 64 queries and keys, heads up to 64.
+
+Each head of each sequence is a block of its own. Other kernels have tiles for long sequences, which
+these would leave empty for the most part.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import Dtype, c_name, float32
+from tensorgrad.kernels.loader import Kernel, load
+from tensorgrad.ops.attention_launch import aligned, capability, dropout, problem, strides
+from tensorgrad.ops.attention_rule import Arrays, Rule, empty_result
+
+_FILE = "attention_short.cu"
+_LONGEST, _WIDEST = 64, 64
+
+
+def supports(arrays: Arrays, rule: Rule) -> bool:
+    """Whether the kernels are for this GPU, for these arrays and this rule."""
+    q, k, _ = arrays
+    heads, queries, width = q.shape[1:]
+    return (
+        max(queries, k.shape[2]) <= _LONGEST
+        and width <= _WIDEST
+        and q.itemsize == 2
+        and heads == k.shape[1]
+        and rule.bias is None
+        and rule.sequences is None
+        and rule.scale > 0
+        and width % 8 == 0
+        and all([aligned(array) for array in arrays])
+        and capability(q.device.id) >= 80
+    )
+
+
+def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+    """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
+    q, k, v = arrays
+    y = empty_result(q, q.dtype)
+    logsumexp = backend.empty(q.shape[:3], float32, like=q)
+    kernel, threads, _ = _kernel(
+        "attention_short", q.dtype, max(q.shape[2], k.shape[2]), q.shape[3]
+    )
+    kernel(
+        (q.shape[0] * q.shape[1],),
+        (threads,),
+        (y, logsumexp, q, k, v, problem(arrays, y, rule), dropout(rule)),
+    )
+    return y, logsumexp
+
+
+def backward(
+    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+) -> None:
+    """Write the gradients, of the dtype of q."""
+    q, k, v = arrays
+    dy = dy.astype(q.dtype, copy=False)
+    if not aligned(dy):
+        dy = backend.contiguous(dy)
+    length = max(q.shape[2], k.shape[2])
+    kernel, threads, shared = _kernel("attention_short_backward", q.dtype, length, q.shape[3])
+    kernel(
+        (q.shape[0] * q.shape[1],),
+        (threads,),
+        (*gradients, q, k, v, y, dy, logsumexp, strides(y), problem(arrays, dy, rule, gradients),
+         dropout(rule)),
+        shared,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _kernel(name: str, dtype: Dtype, length: int, width: int) -> tuple[Kernel, int, int]:
+    """Return a kernel, the threads of a block, and the bytes of all tiles of backward."""
+    rows, columns = (32 if n <= 32 else 64 for n in (length, width))
+    tiles = 4 * rows * (columns + 8) + 2 * rows * (rows + 8)
+    kernel = load(_FILE, f"{name}<{c_name(dtype)}, {columns}, {rows}>")
+    return kernel, 2 * rows, np.dtype(dtype).itemsize * tiles

@@ -1,0 +1,139 @@
+"""The attention kernels for short sequences, on random inputs, against the NumPy path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import backend, ops
+from tensorgrad.dtypes import bfloat16
+from tensorgrad.ops import attention_short, attention_simple
+from tensorgrad.ops.attention_rule import Rule
+from tests.kernels.test_attention_sm90 import draw, passes
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = [
+    (1, 1),
+    (5, 5),
+    (16, 16),
+    (24, 24),
+    (32, 32),
+    (33, 33),
+    (48, 48),
+    (64, 64),
+    (7, 50),
+    (40, 9),
+]
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note which passes these kernels do."""
+    array = backend.cupy.empty((1, 1, 1, 64), "float16")
+    if not attention_short.supports((array, array, array), Rule(scale=1.0)):
+        pytest.skip("needs a GPU of compute capability 8.0 or later")
+    done: list[str] = []
+    for name in ("forward", "backward"):
+        own = getattr(attention_short, name)
+
+        def noted(*arguments: Any, own: Any = own, name: str = name) -> Any:
+            done.append(name)
+            return own(*arguments)
+
+        monkeypatch.setattr(attention_short, name, noted)
+    return done
+
+
+def compare(arrays: list[Any], function: Any, chosen: list[str]) -> None:
+    """Check that both devices agree but for rounding, and two runs on the GPU in every bit."""
+    got, again = (passes("cuda", arrays, function) for _ in range(2))
+    assert chosen == ["forward", "backward"] * 2
+    for one, two, expected in zip(got, again, passes("cpu", arrays, function), strict=True):
+        assert one.tobytes() == two.tobytes()
+        expected = expected.astype("float32")
+        assert np.isfinite(one.astype("float32")).all()
+        error = np.linalg.norm(one.astype("float32") - expected)
+        size = np.linalg.norm(expected) + expected.size**0.5 / 8  # some gradients cancel to 0
+        assert error <= 8e-3 * size
+
+
+def dense(width: int, tq: int, tk: int, dtype: Any, heads: int = 3) -> list[Any]:
+    q, kv = (5, heads, tq, width), (5, heads, tk, width)
+    return draw(q, kv, kv, q, dtype=dtype)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize("width", [8, 24, 32, 40, 64])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_lengths(
+    lengths: tuple[int, int], width: int, dtype: Any, causal: bool, chosen: list[str]
+) -> None:
+    arrays = dense(width, *lengths, dtype)
+    compare(arrays, lambda q, k, v: ops.attention(q, k, v, causal=causal), chosen)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 17, 63])
+def test_window(window: int, causal: bool, chosen: list[str]) -> None:
+    compare(
+        dense(64, 61, 64, bfloat16),
+        lambda q, k, v: ops.attention(q, k, v, causal=causal, window=window),
+        chosen,
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize("lengths", [(24, 24), (32, 31), (33, 47), (64, 64), (64, 50)])
+def test_dropout(lengths: tuple[int, int], dtype: Any, chosen: list[str]) -> None:
+    for causal in (False, True):
+        chosen.clear()
+        compare(
+            dense(64, *lengths, dtype),
+            lambda q, k, v, causal=causal: ops.attention(q, k, v, causal=causal, dropout=0.3),
+            chosen,
+        )
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_packed(width: int, chosen: list[str]) -> None:
+    heads, steps = 4, 27
+    qkv, dy = draw((3, steps, 3 * heads * width), (3, steps, heads * width), dtype=bfloat16)
+    compare([qkv, dy], lambda x: ops.attention_packed(x, heads, causal=True), chosen)
+
+
+def test_any_positive_scale(chosen: list[str]) -> None:
+    arrays = dense(64, 30, 30, bfloat16)
+    compare(arrays, lambda q, k, v: ops.attention(q, k, v, scale=0.5), chosen)
+
+
+def test_gradients_from_views_that_are_not_aligned(chosen: list[str]) -> None:
+    """What comes back may lie anywhere; q, k and v that do are for other kernels."""
+    arrays = dense(32, 20, 20, bfloat16)
+    compare(arrays, lambda q, k, v: ops.attention(q, k, v)[..., 1:], chosen)
+
+
+def test_what_these_kernels_are_not_for() -> None:
+    array = backend.cupy.zeros((2, 4, 64, 64), "float16")
+    few = array[:, :2]
+    rule = Rule(scale=1.0)
+    assert attention_short.supports((array, array, array), rule)
+    assert not attention_short.supports((array, few, few), rule)
+    assert not attention_short.supports((array[..., 1:57],) * 3, rule)
+    assert not attention_short.supports((array[..., :60],) * 3, rule)
+    assert not attention_short.supports((array, array, array), Rule(scale=-1.0))
+    assert not attention_short.supports((array, array, array), Rule(scale=1.0, bias=array))
+    long = backend.cupy.zeros((1, 1, 65, 64), "float16")
+    assert not attention_short.supports((array[:1, :1], long, long), rule)
+
+
+def test_logsumexp() -> None:
+    q, k, v = (backend.to_device(a, "cuda") for a in draw(*[(2, 3, 40, 64)] * 3))
+    rule = Rule(scale=0.125, after=0)
+    own, other = (
+        module.forward((q, k, v), rule)[1] for module in (attention_short, attention_simple)
+    )
+    np.testing.assert_allclose(backend.to_numpy(own), backend.to_numpy(other), atol=2e-3)
