@@ -4,10 +4,12 @@
     python examples/train_translation.py --dtype bfloat16  # IWSLT14, which datasets downloads
     python examples/train_translation.py --data my_folder --preset large --dtype bfloat16
     python examples/train_translation.py --resume workdir_vocab10000_lr0.001_embd256
+    python examples/train_translation.py --resume workdir_vocab10000_lr0.001_embd256 --beams 4
 
 A folder has train, valid and test files with one sentence a line: train.de, train.en and so on.
 After each epoch the run's folder gets eval_results_epoch{n}.json, with loss, BLEU and all
-translations, and a checkpoint. translate.py translates with it.
+translations, and a checkpoint. translate.py translates with it. A run that is over and is resumed
+averages and translates again, as with other beams.
 """
 
 from __future__ import annotations
@@ -102,10 +104,12 @@ class Settings(TrainSettings):
     label_smoothing: float = option(
         0.1, "share of a target's probability for all tokens", low=0, high=1
     )
-    bleu_every: int = option(1, "epochs between two translations of the test set", low=1)
-    test_limit: int | None = option(None, "translate so many test sentences at most", low=1)
-    beams: int = option(1, "beams of the translations; 1 is greedy", low=1)
-    length_penalty: float = option(0.6, "of beam search; more favours long ones", low=0)
+    bleu_every: int = option(1, "epochs between two translations of the test set", low=1, free=True)
+    test_limit: int | None = option(
+        None, "translate so many test sentences at most", low=1, free=True
+    )
+    beams: int = option(1, "beams of the translations; 1 is greedy", low=1, free=True)
+    length_penalty: float = option(0.6, "of beam search; more favours long ones", low=0, free=True)
     rows: int = option(128, "sequences to generate at a time", low=1, free=True)
     average: int = option(5, "last checkpoints to average at the end; 0: none", low=0)
     log_every: int = option(

@@ -89,6 +89,12 @@ def test_a_run_goes_on_as_if_nothing_had_happened(
     assert parameters(run) == parameters(whole)
     for name in ("metrics.jsonl", "eval_results_epoch1.json", "eval_results_epoch2.json"):
         assert (run / name).read_bytes() == (whole / name).read_bytes()
+    greedy, trained = results(run, "averaged"), parameters(run)
+    assert train_translation.main(["--resume", str(run), "--beams", "3"]) == 0
+    again = results(run, "averaged")
+    assert (greedy["beams"], again["beams"]) == (1, 3)
+    assert again["validation_loss"] == greedy["validation_loss"]
+    assert parameters(run) == trained
 
 
 def test_what_was_trained_translates(
