@@ -2,9 +2,9 @@
 // so scores are computed once, there is no rescaling, and backward is one kernel.
 //
 //   attention_short           y = softmax(scale q k^T) v, and the logarithm of each row's sum
-//   attention_short_backward  dq, dk, dv from these, dy and y
+//   attention_short_backward  dq, dk, dv from q, k, v, the logarithm and dy
 //
-// Floor: reading q, k, v and writing y once, 8 D bytes a step in 16 bits; backward 16 D. A block is small,
+// Floor: reading q, k, v and writing y once, 8 D bytes a step in 16 bits; backward 14 D. A block is small,
 // and a multiprocessor has many of them, so that some load while others compute. All is written with =.
 // Dropout, causality and windows as everywhere; launched by ops/attention_short.py.
 //
@@ -112,14 +112,15 @@ __device__ inline void accumulate_columns(float (&c)[1][D / 8][4], const T* w, c
 }
 
 // Each warp first has 16 queries: weights w and g = w (dy v^T - dy . y), from which dq follows; both are
-// left in shared memory, where it then finds what belongs to its 16 keys: dv = w^T dy, dk = g^T q.
-// p.y is of dy, y_at of y; heads and kv_heads are as many. Shared memory: 4 tiles of D, 2 of N.
+// left in shared memory, where it then finds what belongs to its 16 keys: dv = w^T dy, dk = g^T q. y is
+// not read: all of a row is here. p.y is of dy; there are as many kv_heads as heads. Shared memory: 4
+// tiles of D, 2 of N.
 template <typename T, int D, int N>
 __global__ void __launch_bounds__(LANES<N>)
 attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__ dv, const T* __restrict__ q,
-                         const T* __restrict__ k, const T* __restrict__ v, const T* __restrict__ y,
-                         const T* __restrict__ dy, const float* __restrict__ logsumexp, const Strides y_at,
-                         const __grid_constant__ Problem p, const __grid_constant__ Dropout dropout) {
+                         const T* __restrict__ k, const T* __restrict__ v, const T* __restrict__ dy,
+                         const float* __restrict__ logsumexp, const __grid_constant__ Problem p,
+                         const __grid_constant__ Dropout dropout) {
     extern __shared__ uint4 shared[];
     __shared__ Word kept[N];
     constexpr int TILE = N * PITCH<D>;
@@ -153,29 +154,30 @@ attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int at = row + 8 * h + lane / 4;
-            const bool exists = at < p.queries;
-            float delta = 0;
-            if (exists)
-                for (int c = lane % 4 * 8; c < p.width; c += 32) {
-                    const Vec<T> own = load<8>(y + place(y_at, sequence, head, at) + c);
-                    const Vec<T> other = load<8>(dy_tile + at * PITCH<D> + c);
-                    #pragma unroll
-                    for (int e = 0; e < 8; ++e) delta += to_compute(own.values[e]) * to_compute(other.values[e]);
+            const float logarithm =
+                at < p.queries ? logsumexp[place(p.sums, sequence, head, at)] * LOG2_E : infinity<float>();
+            const Word bits = drops ? kept[at] >> lane % 4 * 2 : ~Word(0);
+            float delta = 0;   // dy . y, which is the mean of dy v^T with the weights
+            #pragma unroll
+            for (int j = 0; j < N / 8; ++j)
+                #pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float &weight = s[0][j][2 * h + e], &dx = g[0][j][2 * h + e];
+                    weight = fast_exp2(weight * p.slope - logarithm);
+                    dx *= bits >> (8 * j + e) & 1 ? p.spared : 0.0f;
+                    delta += weight * dx;
                 }
             delta = quad_reduce(delta, [](float a, float b) { return a + b; });
-            const float logarithm = exists ? logsumexp[place(p.sums, sequence, head, at)] * LOG2_E : infinity<float>();
-            const Word bits = drops ? kept[at] >> lane % 4 * 2 : ~Word(0);
             T *w_row = w_tile + at * PITCH<N> + lane % 4 * 2, *g_row = g_tile + at * PITCH<N> + lane % 4 * 2;
             #pragma unroll
             for (int j = 0; j < N / 8; ++j) {
                 float w[2];
                 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    const float factor = bits >> (8 * j + e) & 1 ? p.spared : 0.0f;
-                    const float weight = fast_exp2(s[0][j][2 * h + e] * p.slope - logarithm);
+                    const float weight = s[0][j][2 * h + e];
                     float& dx = g[0][j][2 * h + e];
-                    dx = weight * (dx * factor - delta);
-                    w[e] = weight * factor;
+                    dx = weight * (dx - delta);
+                    w[e] = bits >> (8 * j + e) & 1 ? weight * p.spared : 0.0f;
                 }
                 *reinterpret_cast<unsigned*>(w_row + 8 * j) = pack(w[0], w[1], T());
                 *reinterpret_cast<unsigned*>(g_row + 8 * j) = pack(g[0][j][2 * h], g[0][j][2 * h + 1], T());

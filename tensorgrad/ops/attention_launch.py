@@ -99,7 +99,7 @@ def sums(dy: Array, y: Array, logsumexp: Array) -> Array:
     load("attention_simple.cu", f"attention_backward_rows<{c_name(y.dtype)}>")(
         (-(-batch * heads * queries // 32),),
         (256,),
-        (result, y, dy, logsumexp, strides(y), strides(dy),
+        (result, y, dy, logsumexp, _struct_strides(_strides(y)), _struct_strides(_strides(dy)),
          *map(np.int32, (batch, heads, queries, width, aligned))),
     )  # fmt: skip
     return result
@@ -108,11 +108,6 @@ def sums(dy: Array, y: Array, logsumexp: Array) -> Array:
 def aligned(array: Array) -> bool:
     """Whether rows start at multiples of 16 bytes and their elements are beside each other."""
     return array.strides[3] == array.itemsize and _aligned(array)
-
-
-def strides(array: Array) -> Any:
-    """Return the struct Strides."""
-    return _struct_strides(_strides(array))
 
 
 @cache

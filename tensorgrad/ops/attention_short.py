@@ -14,7 +14,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.loader import Kernel, load
-from tensorgrad.ops.attention_launch import aligned, capability, dropout, problem, strides
+from tensorgrad.ops.attention_launch import aligned, capability, dropout, problem
 from tensorgrad.ops.attention_rule import Arrays, Rule, empty_result
 
 _FILE = "attention_short.cu"
@@ -58,7 +58,7 @@ def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
 def backward(
     dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
 ) -> None:
-    """Write the gradients, of the dtype of q."""
+    """Write the gradients, of the dtype of q; y is not needed."""
     q, k, v = arrays
     dy = dy.astype(q.dtype, copy=False)
     if not aligned(dy):
@@ -68,10 +68,9 @@ def backward(
     kernel(
         (q.shape[0] * q.shape[1],),
         (threads,),
-        (*gradients, q, k, v, y, dy, logsumexp, strides(y), problem(arrays, dy, rule, gradients),
-         dropout(rule)),
+        (*gradients, q, k, v, dy, logsumexp, problem(arrays, dy, rule, gradients), dropout(rule)),
         shared,
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=1024)
