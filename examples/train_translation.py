@@ -65,7 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "large": {
         "width": 512, "layers": 6, "heads": 8, "batch": 16384, "epochs": 30, "warmup": 1000,
-        "dropout": 0.25,
+        "dropout": 0.3, "attention_dropout": 0.0,
     },
 }  # fmt: skip
 
@@ -101,6 +101,9 @@ class Settings(TrainSettings):
     context: int = option(256, "tokens of source and target that the model sees", low=4)
     tied: bool = option(True, "use the table of tokens as the head too")
     dropout: float = option(0.1, "probability of leaving out an activation", low=0, high=1)
+    attention_dropout: float | None = option(
+        None, "probability of leaving out an attention weight; none: as --dropout", low=0, high=1
+    )
     label_smoothing: float = option(
         0.1, "share of a target's probability for all tokens", low=0, high=1
     )
@@ -154,6 +157,7 @@ class Settings(TrainSettings):
             self.heads,
             self.width,
             dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
             tied=self.tied,
             label_smoothing=self.label_smoothing,
         )

@@ -37,6 +37,7 @@ class TransformerLMConfig:
         width: C.
         hidden: width inside the feed-forward layer; default 8/3 C, rounded up to a multiple of 64.
         dropout: probability in training, in [0, 1).
+        attention_dropout: that of attention weights; None: as `dropout`.
         tied: whether the head is the table of tokens.
         rope_base: sets the slowest angle of the rotary positions.
     Raises:
@@ -51,6 +52,7 @@ class TransformerLMConfig:
     width: int = 768
     hidden: int | None = None
     dropout: float = 0.0
+    attention_dropout: float | None = None
     tied: bool = True
     rope_base: float = 10000.0
 
@@ -67,10 +69,12 @@ class TransformerLMConfig:
                 raise ArgumentError(
                     f"TransformerLMConfig: {name} is {whole}, expected a multiple of {parts}"
                 )
-        if not 0 <= self.dropout < 1:
-            raise ArgumentError(
-                f"TransformerLMConfig: dropout is {self.dropout}, expected 0 to below 1"
-            )
+        for name in ("dropout", "attention_dropout"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ArgumentError(
+                    f"TransformerLMConfig: {name} is {value}, expected 0 to below 1"
+                )
 
 
 class TransformerLM(LanguageModel):
@@ -105,6 +109,7 @@ class TransformerLM(LanguageModel):
                 rotary=rotary,
                 norm=RMSNorm,
                 feed_forward=partial(SwiGLU, hidden=config.hidden),
+                attention_dropout=config.attention_dropout,
             )
             for _ in range(config.layers)
         )

@@ -14,6 +14,7 @@ def transformer_lm(config: TranslationConfig) -> Any:
 
     functional = nn.functional
     width, heads, dropout = config.width, config.heads, config.dropout
+    of_weights = dropout if config.attention_dropout is None else config.attention_dropout
     hidden = -(-8 * width // (3 * 64)) * 64 if config.hidden is None else config.hidden
     half = width // heads // 2
 
@@ -37,7 +38,7 @@ def transformer_lm(config: TranslationConfig) -> Any:
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             y = functional.scaled_dot_product_attention(
                 turned(q, cos, sin), turned(k, cos, sin), v,
-                is_causal=True, dropout_p=dropout if self.training else 0.0,
+                is_causal=True, dropout_p=of_weights if self.training else 0.0,
             )  # fmt: skip
             x = x + self.dropout(self.proj(y.transpose(1, 2).reshape(x.shape)))
             normed = self.norm2(x)

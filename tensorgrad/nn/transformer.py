@@ -74,12 +74,13 @@ class TransformerBlock(Module):
         width: C, of x and of the result.
         heads: the number of query heads.
         kv_heads: the number of key and value heads; default: heads.
-        dropout: probability, of the attention weights and of what either branch adds.
+        dropout: probability, of what either branch adds.
         causal: whether a step sees only itself and those before.
         bias: of the linear layers.
         rotary: turns queries and keys by their positions; may be shared by all blocks.
         norm: makes a normalisation layer from the width.
         feed_forward: makes a feed-forward layer from the width; default: `FeedForward`.
+        attention_dropout: probability, of the attention weights; default: as `dropout`.
     Source: Xiong et al. 2020, arXiv:2002.04745, figure 1 (b).
     """
 
@@ -94,9 +95,13 @@ class TransformerBlock(Module):
         rotary: RotaryEmbedding | None = None,
         norm: Callable[[int], Module] = LayerNorm,
         feed_forward: Callable[[int], Module] | None = None,
+        attention_dropout: float | None = None,
     ) -> None:
+        of_weights = dropout if attention_dropout is None else attention_dropout
         self.norm1 = norm(width)
-        self.attention = MultiHeadAttention(width, heads, kv_heads, bias, dropout, causal, rotary)
+        self.attention = MultiHeadAttention(
+            width, heads, kv_heads, bias, of_weights, causal, rotary
+        )
         self.norm2 = norm(width)
         self.feed_forward = (
             FeedForward(width, bias=bias) if feed_forward is None else feed_forward(width)

@@ -232,3 +232,19 @@ def test_the_device_is_that_of_the_parameters(device: str) -> None:
     assert model.device == device
     inputs = [Tensor(array).to(device) for array in (x, y)]
     np.testing.assert_allclose(model(*inputs).item(), on_cpu, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 0.3), (0.0, 0.0), (0.1, 0.1)])
+def test_attention_weights_may_have_a_dropout_of_their_own(given: Any, expected: float) -> None:
+    model = TransformerLM(replace(MODERN, dropout=0.3, attention_dropout=given))
+    for block in model.blocks:
+        assert isinstance(block, nn.TransformerBlock)
+        assert block.attention.dropout == expected
+        assert block.dropout.p == 0.3
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout"])
+def test_a_dropout_that_is_no_probability_is_refused(name: str) -> None:
+    options: dict[str, Any] = {name: 1.0}
+    with pytest.raises(ArgumentError, match=f"{name} is 1.0, expected 0 to below 1"):
+        TransformerLMConfig(61, **options)
