@@ -41,6 +41,7 @@ KERNELS = {
     "wgmma": Kernel(matmul_sm90.refusal, matmul_sm90.multiply),
 }
 DEFAULT = "cublas"  # where tuned.json has no entry
+_MOST_CHOSEN = 4096
 
 _chosen: dict[tuple[Any, ...], Multiply] = {}  # by signature
 
@@ -91,6 +92,8 @@ def run(p: Problem, kernel: str | None = None) -> None:
         if multiply is None:
             chosen = _fastest(p)
             multiply = chosen.multiply if chosen.planned is None else chosen.planned(p)
+            if len(_chosen) == _MOST_CHOSEN:  # as where each batch has a length of its own
+                _chosen.clear()
             _chosen[signature] = multiply
     elif kernel not in KERNELS:
         names = ", ".join(map(repr, KERNELS))
