@@ -108,20 +108,25 @@ def _mask(op: str, mask: Any, x: Array, axis: int) -> Array | None:
         raise ShapeError(
             f"{op}: mask has shape {mask.shape}, expected one that broadcasts to {x.shape}"
         ) from error
-    return whole.swapaxes(axis, -1)
+    return _swapped(whole, axis)
 
 
 def _run(op: str, x: Tensor, axis: int, rule: _Rule, logarithm: bool) -> Tensor:
     forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
-    y = forward(x.data.swapaxes(axis, -1), *rule, logarithm).swapaxes(axis, -1)
+    y = _swapped(forward(_swapped(x.data, axis), *rule, logarithm), axis)
     return record(op, y, (x,), _backward, (y, axis, rule.scale, logarithm))
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
     y, axis, scale, logarithm = saved
     backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
-    dx = backward(dy.swapaxes(axis, -1), y.swapaxes(axis, -1), scale, logarithm)
-    return (dx.swapaxes(axis, -1),)
+    dx = backward(_swapped(dy, axis), _swapped(y, axis), scale, logarithm)
+    return (_swapped(dx, axis),)
+
+
+def _swapped(x: Array, axis: int) -> Array:
+    """Return x with an axis and the last in each other's place: x itself where it is the last."""
+    return x if axis == x.ndim - 1 else x.swapaxes(axis, -1)
 
 
 def _forward_numpy(

@@ -112,8 +112,13 @@ def test_any_positive_scale(chosen: list[str]) -> None:
 
 def test_gradients_from_views_that_are_not_aligned(chosen: list[str]) -> None:
     """What comes back may lie anywhere; q, k and v that do are for other kernels."""
-    arrays = dense(32, 20, 20, bfloat16)
-    compare(arrays, lambda q, k, v: ops.attention(q, k, v)[..., 1:], chosen)
+    *inputs, _ = dense(32, 20, 20, bfloat16)
+    (dy,) = draw((5, 3, 20, 33))
+
+    def beside(q: Any, k: Any, v: Any) -> Any:
+        return ops.concatenate([q[..., :1], ops.attention(q, k, v)], -1)
+
+    compare([*inputs, dy], beside, chosen)
 
 
 def test_what_these_kernels_are_not_for() -> None:
