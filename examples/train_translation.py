@@ -64,8 +64,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lowercase": False, "average": 0,
     },
     "large": {
-        "width": 512, "layers": 6, "heads": 8, "batch": 16384, "epochs": 30, "warmup": 1000,
-        "dropout": 0.3, "attention_dropout": 0.0,
+        "width": 512, "layers": 6, "heads": 8, "batch": 16384, "epochs": 60, "warmup": 1000,
+        "dropout": 0.25, "activation_dropout": 0.25, "attention_dropout": 0.1,
+        "weight_decay": 0.05,
     },
 }  # fmt: skip
 
@@ -104,10 +105,14 @@ class Settings(TrainSettings):
     attention_dropout: float | None = option(
         None, "probability of leaving out an attention weight; none: as --dropout", low=0, high=1
     )
+    activation_dropout: float = option(
+        0.0, "probability of leaving out an activation inside a feed-forward layer", low=0, high=1
+    )
     label_smoothing: float = option(
         0.1, "share of a target's probability for all tokens", low=0, high=1
     )
     bleu_every: int = option(1, "epochs between two translations of the test set", low=1, free=True)
+    save_every: int = option(1, "epochs between two checkpoints", low=1, free=True)
     test_limit: int | None = option(
         None, "translate so many test sentences at most", low=1, free=True
     )
@@ -143,9 +148,9 @@ class Settings(TrainSettings):
         return Path(self.out or name)
 
     def with_steps(self, epoch: int) -> Settings:
-        """Return settings that evaluate and save after every epoch of so many steps."""
-        steps = self.steps or self.epochs * epoch
-        return replace(self, steps=steps, evaluate_every=epoch, checkpoint_every=epoch)
+        """Return settings that evaluate after every epoch of so many steps."""
+        steps, saves = self.steps or self.epochs * epoch, self.save_every * epoch
+        return replace(self, steps=steps, evaluate_every=epoch, checkpoint_every=saves)
 
     def model(self, vocab_size: int) -> TranslationConfig:
         """Return the sizes of the model."""
@@ -158,6 +163,7 @@ class Settings(TrainSettings):
             self.width,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
             tied=self.tied,
             label_smoothing=self.label_smoothing,
         )

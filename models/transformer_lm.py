@@ -38,6 +38,7 @@ class TransformerLMConfig:
         hidden: width inside the feed-forward layer; default 8/3 C, rounded up to a multiple of 64.
         dropout: probability in training, in [0, 1).
         attention_dropout: that of attention weights; None: as `dropout`.
+        activation_dropout: that of what is inside the feed-forward layers.
         tied: whether the head is the table of tokens.
         rope_base: sets the slowest angle of the rotary positions.
     Raises:
@@ -53,6 +54,7 @@ class TransformerLMConfig:
     hidden: int | None = None
     dropout: float = 0.0
     attention_dropout: float | None = None
+    activation_dropout: float = 0.0
     tied: bool = True
     rope_base: float = 10000.0
 
@@ -69,7 +71,7 @@ class TransformerLMConfig:
                 raise ArgumentError(
                     f"TransformerLMConfig: {name} is {whole}, expected a multiple of {parts}"
                 )
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ArgumentError(
@@ -108,7 +110,9 @@ class TransformerLM(LanguageModel):
                 bias=False,
                 rotary=rotary,
                 norm=RMSNorm,
-                feed_forward=partial(SwiGLU, hidden=config.hidden),
+                feed_forward=partial(
+                    SwiGLU, hidden=config.hidden, dropout=config.activation_dropout
+                ),
                 attention_dropout=config.attention_dropout,
             )
             for _ in range(config.layers)

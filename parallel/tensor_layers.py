@@ -283,6 +283,11 @@ class ParallelFeedForward(FeedForward):
         """Return the shape of x; a residual is added."""
         up, down = self.up, self.down
         x = self.region.enter(x)
+        if self.dropout.drops:
+            hidden = ops.linear_gelu(x, up.weight, up.bias, self.approximate)
+            with self.region.own_numbers():
+                hidden = self.dropout(hidden)
+            return down.forward(hidden, residual)
         y = ops.feed_forward(x, up.weight, up.bias, down.weight, None, approximate=self.approximate)
         return down.outside(y, residual)
 
@@ -309,7 +314,10 @@ class ParallelSwiGLU(SwiGLU):
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return the shape of x; a residual is added."""
         x = self.region.enter(x)
-        return self.down.forward(ops.swiglu(self.gate.inside(x), self.up.inside(x)), residual)
+        hidden = ops.swiglu(self.gate.inside(x), self.up.inside(x))
+        with self.region.own_numbers():
+            hidden = self.dropout(hidden)
+        return self.down.forward(hidden, residual)
 
 
 class ParallelBlock(TransformerBlock):

@@ -30,7 +30,7 @@ def transformer_lm(config: TranslationConfig) -> Any:
             self.proj = nn.Linear(width, width, bias=False)
             self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in "gu")
             self.down = nn.Linear(hidden, width, bias=False)
-            self.dropout = nn.Dropout(dropout)
+            self.dropout, self.inside = nn.Dropout(dropout), nn.Dropout(config.activation_dropout)
 
         def forward(self, x: Any, cos: Any, sin: Any) -> Any:
             batch, length, _ = x.shape
@@ -42,7 +42,8 @@ def transformer_lm(config: TranslationConfig) -> Any:
             )  # fmt: skip
             x = x + self.dropout(self.proj(y.transpose(1, 2).reshape(x.shape)))
             normed = self.norm2(x)
-            return x + self.dropout(self.down(functional.silu(self.gate(normed)) * self.up(normed)))
+            hidden = self.inside(functional.silu(self.gate(normed)) * self.up(normed))
+            return x + self.dropout(self.down(hidden))
 
     class Model(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
         def __init__(self) -> None:

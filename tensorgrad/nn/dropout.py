@@ -20,6 +20,11 @@ class Dropout(Module):
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability("Dropout", "p", p)
 
+    @property
+    def drops(self) -> bool:
+        """Whether it does anything now."""
+        return self.training and self.p > 0
+
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x; x itself after `eval()` or where p is 0."""
         return ops.dropout(x, self.p, self.training)

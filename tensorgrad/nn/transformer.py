@@ -22,24 +22,32 @@ class FeedForward(Module):
         hidden: width in between; default 4 * width.
         bias: of both linear layers.
         approximate: which GELU, "tanh" (as in GPT-2) or "none" (exact).
+        dropout: probability, of what goes into `down`.
     """
 
     def __init__(
-        self, width: int, hidden: int | None = None, bias: bool = True, approximate: str = "tanh"
+        self,
+        width: int,
+        hidden: int | None = None,
+        bias: bool = True,
+        approximate: str = "tanh",
+        dropout: float = 0.0,
     ) -> None:
         hidden = 4 * width if hidden is None else hidden
         self.up = Linear(width, hidden, bias)
         self.down = Linear(hidden, width, bias)
         self.approximate = approximate
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return (..., width) for x of that shape; a residual is added."""
         up, down = self.up, self.down
-        if type(up) is Linear and type(down) is Linear:  # not what a user has put in their place
+        fused = type(up) is Linear and type(down) is Linear  # not what a user has put there
+        if fused and not self.dropout.drops:
             return ops.feed_forward(
                 x, up.weight, up.bias, down.weight, down.bias, residual, self.approximate
             )
-        return add_linear(down, ops.gelu(up(x), self.approximate), residual)
+        return add_linear(down, self.dropout(ops.gelu(up(x), self.approximate)), residual)
 
 
 class SwiGLU(Module):
@@ -50,18 +58,23 @@ class SwiGLU(Module):
         hidden: width in between; default 8/3 * width, rounded up to a multiple of 64, which makes
             about as many parameters as `FeedForward`.
         bias: of the three linear layers.
+        dropout: probability, of what goes into `down`.
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
     """
 
-    def __init__(self, width: int, hidden: int | None = None, bias: bool = False) -> None:
+    def __init__(
+        self, width: int, hidden: int | None = None, bias: bool = False, dropout: float = 0.0
+    ) -> None:
         hidden = -(-8 * width // (3 * 64)) * 64 if hidden is None else hidden
         self.gate = Linear(width, hidden, bias)
         self.up = Linear(width, hidden, bias)
         self.down = Linear(hidden, width, bias)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return (..., width) for x of that shape; a residual is added."""
-        return add_linear(self.down, ops.swiglu(self.gate(x), self.up(x)), residual)
+        hidden = self.dropout(ops.swiglu(self.gate(x), self.up(x)))
+        return add_linear(self.down, hidden, residual)
 
 
 class TransformerBlock(Module):
@@ -111,17 +124,14 @@ class TransformerBlock(Module):
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
         x, normed = self._add_and_norm(x, self.attention(self.norm1(x), mask, cache))
-        if isinstance(self.feed_forward, (FeedForward, SwiGLU)) and not self._drops():
+        if isinstance(self.feed_forward, (FeedForward, SwiGLU)) and not self.dropout.drops:
             y: Tensor = self.feed_forward(normed, residual=x)
             return y
         return self._add(x, self.feed_forward(normed))
 
-    def _drops(self) -> bool:
-        return self.dropout.training and self.dropout.p > 0
-
     def _add_and_norm(self, x: Any, branch: Any) -> tuple[Tensor, Tensor]:
         """Return x + dropout(branch) and norm2 of it, in one kernel where nothing is dropped."""
-        if isinstance(self.norm2, (LayerNorm, RMSNorm)) and not self._drops():
+        if isinstance(self.norm2, (LayerNorm, RMSNorm)) and not self.dropout.drops:
             return self.norm2.add(x, branch)
         x = self._add(x, branch)
         return x, self.norm2(x)

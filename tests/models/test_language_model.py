@@ -243,7 +243,16 @@ def test_attention_weights_may_have_a_dropout_of_their_own(given: Any, expected:
         assert block.dropout.p == 0.3
 
 
-@pytest.mark.parametrize("name", ["dropout", "attention_dropout"])
+def test_activations_inside_feed_forward_layers_may_be_dropped() -> None:
+    model = TransformerLM(replace(MODERN, activation_dropout=0.3))
+    for block in model.blocks:
+        assert isinstance(block, nn.TransformerBlock)
+        assert isinstance(block.feed_forward, nn.SwiGLU)
+        assert block.feed_forward.dropout.p == 0.3
+        assert block.dropout.p == 0
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
 def test_a_dropout_that_is_no_probability_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: 1.0}
     with pytest.raises(ArgumentError, match=f"{name} is 1.0, expected 0 to below 1"):

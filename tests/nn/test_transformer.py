@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from tensorgrad import Tensor, nn, no_grad, ops
 
@@ -36,6 +39,16 @@ def test_swiglu() -> None:
     np.testing.assert_allclose(layer(x).numpy(), expected.numpy(), rtol=1e-6)
     assert layer.up.weight.shape == (64, 24)
     assert nn.SwiGLU(768).up.weight.shape == (2048, 768)
+
+
+@pytest.mark.parametrize("kind", [nn.FeedForward, nn.SwiGLU])
+def test_dropout_of_what_is_inside(kind: Any) -> None:
+    layer, x = kind(24, hidden=40, bias=False, dropout=0.4), tensor(2, 3, 24)
+    layer.down.weight = nn.Parameter(np.eye(40, dtype="float32"))
+    dropped, whole = layer(x).numpy(), layer.eval()(x).numpy()
+    kept = dropped != 0
+    assert 0.4 < kept.mean() < 0.8
+    np.testing.assert_allclose(dropped[kept], whole[kept] / 0.6, rtol=1e-5)
 
 
 def test_the_block_is_two_residual_branches() -> None:

@@ -379,6 +379,20 @@ def check_dropout(comm: Comm) -> None:
     np.testing.assert_array_equal(everyone[0], random.uniform((4,)).numpy())
 
 
+def check_dropout_inside(comm: Comm) -> None:
+    """Ranks drop different ones of the hidden features that they have."""
+    x, hidden = Tensor(np.ones((B, T, C), "float32")), 16 * comm.size
+    kinds: Any = ((nn.FeedForward, ParallelFeedForward), (nn.SwiGLU, ParallelSwiGLU))
+    for kind, cut in kinds:
+        layer = kind(C, hidden, bias=False, dropout=0.5)
+        for parameter in layer.parameters():
+            parameter.data[...] = 0.1
+        each = layer.eval()(x).data.flat[0] / hidden  # what a feature adds
+        kept = cut(layer.train(), Region(comm))(x).data / (2 * each)
+        close(kept, kept.round(), 1e-3)
+        assert (kept.round() % comm.size).any()  # with equal numbers each would keep as many
+
+
 def check_what_a_layer_sends(comm: Comm) -> None:
     """Forward and backward of a layer call what docs/parallel.md says, of a = B T C elements."""
     tokens = np.zeros((B, T), int)
