@@ -23,12 +23,13 @@ SHAPES = (
     (2, 16, 16384, 128),
 )
 OTHER_WIDTHS = ((8, 16, 4096, 32), (8, 16, 4096, 96), (4, 8, 4096, 256))
+SHORT = ((682, 8, 24, 64), (256, 8, 64, 64))
 UNFUSED = ((32, 12, 1024, 64), (1, 12, 8192, 64), (1, 12, 16384, 64))
 
 
 def jobs(torch: Any) -> Jobs:
     """Yield forward and backward of every shape, and both against unfused ops."""
-    for shape in (*SHAPES, *OTHER_WIDTHS):
+    for shape in (*SHAPES, *OTHER_WIDTHS, *SHORT):
         for causal in (True, False):
             yield from _passes(torch, shape, causal)
     for shape in UNFUSED:
