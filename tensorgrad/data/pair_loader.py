@@ -85,7 +85,10 @@ class PairLoader:
         self._seed = seed
         # The last id of a row is a target alone.
         rows = [[*source, separator, *target, end][: context + 1] for source, target in kept]
-        self._ids = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
+        beyond = itertools.repeat(end, context + 1)  # so that the last row may be read too far
+        self._ids = np.fromiter(
+            itertools.chain(itertools.chain.from_iterable(rows), beyond), np.int32
+        )
         ends = np.cumsum([len(row) for row in rows])
         self._sources = np.array([len(source) for source, _ in kept])
         self._lengths = np.array([len(row) - 1 for row in rows])
@@ -142,12 +145,12 @@ class PairLoader:
         start, source, length = (
             each[numbers, None] for each in (self._starts, self._sources, self._lengths)
         )
-        inside = columns < length
-        tokens = np.where(inside, self._ids[np.where(inside, start + columns, 0)], self._end)
-        counts = (inside & (columns >= source))[:, first:]
-        places = np.where(counts, start + 1 + columns[first:], 0)
-        targets = np.where(counts, self._ids[places], IGNORED)
-        return tokens.astype(np.int32), targets.astype(np.int32)
+        places, inside = start + columns, columns < length
+        tokens = self._ids.take(places)
+        tokens[~inside] = self._end
+        targets = self._ids.take(places[:, first:] + 1)
+        targets[~inside[:, first:] | (columns[first:] < source)] = IGNORED
+        return tokens, targets
 
 
 def _cuts(widths: np.ndarray[Any, Any], batch_tokens: int) -> np.ndarray[Any, Any]:
