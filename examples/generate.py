@@ -5,20 +5,23 @@
     python examples/generate.py --checkpoint runs/gpt2-1
 
 The checkpoint is a run of train_gpt2.py, one checkpoint of it (runs/gpt2-1/checkpoints/step-...),
-or a folder with a GPT-2 as Hugging Face transformers writes it. Without a prompt it asks for one
-again and again.
+a folder with a GPT-2 as Hugging Face transformers writes it, or a file of parallel.merge, which
+makes one of what several ranks have written. Without a prompt it asks for one again and again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tensorgrad import backend
+from tensorgrad.backend import Array
 from tensorgrad.data import TextStream, Tokenizer
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
@@ -27,6 +30,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import load_huggingface
 from tensorgrad.ops.sampling import Sampling
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
+from tensorgrad.weights import load_arrays, load_metadata
 
 log = logging.getLogger("generate")
 
@@ -37,11 +41,12 @@ def load(
     """Return a trained model, on the CPU, and its tokenizer.
 
     Args:
-        checkpoint: the folder of a run, of one of its checkpoints, or in Hugging Face's layout.
+        checkpoint: the folder of a run, of one of its checkpoints, or in Hugging Face's layout; or
+            a model file that `tensorgrad.parallel.merge` has made.
         which: of a run's checkpoints, "best" by validation loss or "last".
         tokenizer: a tokenizer.json, if not the one beside the model.
     Raises:
-        CheckpointError: the folder is none of these, or damaged.
+        CheckpointError: it is none of these, or damaged.
         DataError: the tokenizer is missing or damaged.
     """
     if (checkpoint / "checkpoints").is_dir():
@@ -57,23 +62,40 @@ def load(
         )
     if (checkpoint / "model.safetensors").is_file():
         return load_huggingface(checkpoint), _published_tokenizer(checkpoint, tokenizer)
+    if checkpoint.is_file():
+        beside = checkpoint.parent / "tokenizer.json"
+        return _merged(checkpoint), Tokenizer.load(tokenizer or beside)
     what = "has none of these" if checkpoint.is_dir() else "is no folder"
     raise CheckpointError(
         f"load: --checkpoint {checkpoint} {what}, expected one with checkpoints/ (a run of "
         "train_gpt2.py), state.json (one of its checkpoints) or model.safetensors (Hugging Face's "
-        "layout)"
+        "layout), or a file of tensorgrad.parallel.merge"
     )
 
 
 def _model(checkpoint: Checkpoint) -> GPT2:
+    config = checkpoint.entry("model")
+    return _gpt2(checkpoint.path, config, checkpoint.arrays("model"))
+
+
+def _merged(path: Path) -> GPT2:
+    said = load_metadata(path).get("model")
+    if said is None:
+        raise CheckpointError(
+            f"load: {path} does not say of which model it is, expected a file of "
+            "tensorgrad.parallel.merge"
+        )
+    return _gpt2(path, json.loads(said), load_arrays(path))
+
+
+def _gpt2(path: Path, config: dict[str, Any], arrays: dict[str, Array]) -> GPT2:
     try:
-        config = GPT2Config(**checkpoint.entry("model"))
+        model = GPT2(GPT2Config(**config))
     except TypeError as error:
         raise CheckpointError(
-            f"load: {checkpoint.path} is of another kind of model, expected a GPT-2: {error}"
+            f"load: {path} is of another kind of model, expected a GPT-2: {error}"
         ) from error
-    model = GPT2(config)
-    model.load_state_dict(checkpoint.arrays("model"))
+    model.load_state_dict(arrays)
     return model
 
 

@@ -14,7 +14,9 @@ from tensorgrad.data import Tokenizer
 from tensorgrad.models.generate import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import save_huggingface
+from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
+from tensorgrad.weights import load_arrays, save_arrays
 
 OPTIONS = ["--device", "cpu", "--max-new-tokens", "12"]
 
@@ -68,6 +70,19 @@ def test_a_run_a_checkpoint_and_published_weights_write_the_same(
         assert capsys.readouterr().out == text + "\n"
     assert generate.main(["--checkpoint", str(run), "--which", "last", *given[2:]]) == 0
     assert capsys.readouterr().out != text + "\n"  # its weights are 0
+
+
+def test_a_merged_file_writes_as_its_run(
+    run: Path, model: GPT2, tokenizer: Tokenizer, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    file, other = run / "merged.safetensors", tmp_path / "other.safetensors"
+    merge(open_checkpoint(run / "checkpoints/step-00000001"), file)
+    assert generate.main(["--checkpoint", str(file), "--prompt", "def ", *OPTIONS]) == 0
+    assert capsys.readouterr().out == expected(model, tokenizer, "def ") + "\n"
+    save_arrays(other, load_arrays(file))
+    assert generate.main(["--checkpoint", str(other), "--prompt", "a", *OPTIONS]) == 1
+    assert "does not say of which model it is" in caplog.text
 
 
 def test_lines_of_a_file_are_written_on_together(
