@@ -51,6 +51,10 @@ class PipelineSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not
     def ranks(self, comm: Comm) -> Ranks:
         """Return how the ranks train together."""
         mesh = make_mesh(comm.size, comm.rank, pp=self.stages or comm.size)
+        if self.batch % mesh.dp:
+            raise ArgumentError(
+                f"--batch: got {self.batch}, expected a multiple of the {mesh.dp} pipelines"
+            )
         rows = self.batch // mesh.dp
         if rows % self.accumulate:
             raise ArgumentError(

@@ -39,6 +39,7 @@ def test_sizes_that_do_not_fit_are_said_once(options: list[str], tmp_path: Path)
     for given, message in (
         (["--micro-batches", 3], "--micro-batches: got 3, expected a divisor of the 8 sequences"),
         (["--order", "interleaved"], "the model has 2 layers, expected 4 or more: 2 stages with 2"),
+        (["--stages", 1, "--batch", 7], "--batch: got 7, expected a multiple of the 2 pipelines"),
     ):
         result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
         assert result.returncode == 1
