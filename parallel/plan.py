@@ -254,6 +254,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> Plan:
     """Return the plan that the command line asks for."""
+    mesh = [name for name in ("dp", "pp", "tp") if getattr(given, name) != 1]
+    chosen = mesh + ["micro"] * (given.micro is not None)
+    if given.fit and chosen:
+        raise ArgumentError(
+            f"plan: --fit is given with --{chosen[0]} {getattr(given, chosen[0])}, expected "
+            "without: it finds dp, pp, tp and micro itself"
+        )
     speeds = Speeds(
         given.tflops * 1e12,
         given.memory_bandwidth * 1e9,
