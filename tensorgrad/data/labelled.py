@@ -214,7 +214,7 @@ def _class(label: Any, classes: int, place: str, column: str) -> int:
         number = int(label)
     except (TypeError, ValueError):
         number = -1
-    if not 0 <= number < classes:
+    if not 0 <= number < classes or (isinstance(label, float) and label != number):
         expected = "0 or 1" if classes == 2 else f"0 to {classes - 1}"
         raise DataError(f"read_labelled: {place} has {column} {label!r}, expected {expected}")
     return number

@@ -93,7 +93,7 @@ def test_a_data_set_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load(path: str, name: str | None, split: str) -> FakeData:
         asked.append((path, name, split))
-        labels = [1, 0] if split == "train" else [1, -1]
+        labels = ([1.0, 0] if name else [1, 0.7]) if split == "train" else [1, -1]
         return FakeData(idx=[7, 8], sentence=[" a ", "b"], label=labels)
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
@@ -102,6 +102,8 @@ def test_a_data_set_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("glue", "sst2", "train")]
     with pytest.raises(DataError, match=r"row 1 of validation has label -1, expected 0 or 1"):
         read_labelled("hf:sst2", "validation")
+    with pytest.raises(DataError, match=r"row 1 of train has label 0\.7, expected 0 or 1"):
+        read_labelled("hf:sst", "train")
     with pytest.raises(ArgumentError, match="expected 'hf:NAME'"):
         read_labelled("hf:a:b:train", "train")
     monkeypatch.setitem(sys.modules, "datasets", None)
