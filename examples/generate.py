@@ -127,13 +127,17 @@ class Writer:
         self._end = () if given.ignore_end else (tokenizer.end_of_text,)
 
     def write(self, prompt: str) -> Iterator[str]:
-        """Yield what follows a prompt, piece by piece."""
+        """Return what follows a prompt, piece by piece; wrong arguments are errors at once."""
         text = TextStream(self._tokenizer, self._given.stop)
-        began, count = time.perf_counter(), 0
+        began = time.perf_counter()
         steps = stream(
             self._model, [self._tokens(prompt)], self._given.max_new_tokens,
             **vars(self._how), seed=self._given.seed,
         )  # fmt: skip
+        return self._pieces(text, steps, began)
+
+    def _pieces(self, text: TextStream, steps: Iterator[Any], began: float) -> Iterator[str]:
+        count = 0
         for tokens in steps:
             if tokens[0] in self._end:
                 break
@@ -172,17 +176,23 @@ class Writer:
         return tokens
 
 
-def _converse(writer: Writer) -> None:
-    """Ask for prompts until the input ends."""
-    asking = sys.stdin.isatty()
+def _converse(writer: Writer) -> bool:
+    """Ask for prompts until the input ends; return whether all of them could be used."""
+    asking, failed = sys.stdin.isatty(), False
     while True:
         print("> " if asking else "", end="", flush=True)
         line = sys.stdin.readline()
         if not line:
             break
-        if line.strip():
+        if not line.strip():
+            continue
+        try:
             _show(writer, line.rstrip("\n"))
+        except TensorgradError as error:
+            log.error("%s", error)
+            failed = True
     print("\n" if asking else "", end="")
+    return not failed
 
 
 def _show(writer: Writer, prompt: str) -> None:
@@ -247,8 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 prompts = [line for line in file.read().splitlines() if line.strip()]
             for prompt, text in zip(prompts, writer.write_all(prompts), strict=True):
                 print(f"{prompt}{text}\n", flush=True)
-        else:
-            _converse(writer)
+        elif not _converse(writer):
+            return 1
     except (TensorgradError, OSError, UnicodeDecodeError) as error:
         log.error("%s", error)
         return 1

@@ -187,7 +187,8 @@ def _checked_prompts(prompts: Any, context: int, vocab_size: int) -> list[Tokens
 
 def _checked_seeds(seed: int | Sequence[int], count: int) -> list[int]:
     if isinstance(seed, int | np.integer):
-        seeds = [(int(seed) + number) % 2**64 for number in range(count)] if seed >= 0 else [-1]
+        seeds = [(int(seed) + number) % 2**64 for number in range(count)]
+        seeds = seeds if 0 <= seed < 2**64 else [-1]
     else:
         seeds = [int(each) for each in seed]
     if len(seeds) != count or not all(0 <= each < 2**64 for each in seeds):

@@ -109,6 +109,16 @@ def test_it_asks_for_prompts(
     assert capsys.readouterr().out == "".join(texts)
 
 
+def test_a_conversation_goes_on_after_a_prompt_that_is_too_long(
+    run: Path, model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("sys.stdin", io.StringIO("xyz" * 20 + "\ndef \n"))
+    assert generate.main(["--checkpoint", str(run), *OPTIONS]) == 1
+    assert capsys.readouterr().out == expected(model, tokenizer, "def ") + "\n"
+    assert "--prompt has 60 tokens" in caplog.text
+
+
 def test_a_stop_text_ends_the_output(
     run: Path, model: GPT2, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +140,7 @@ def test_a_stop_text_ends_the_output(
         (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty is 0"),
         (["--prompt", "a", "--max-new-tokens", "-2"], "max_new_tokens is -2, expected 0 or more"),
         (["--prompt", "a", "--stop", ""], "stops has ''"),
+        (["--prompt", "a", "--seed", "-1"], "seed is -1, expected an integer"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "-", "--rows", "0"], "--rows is 0, expected 1 or more"),
         (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere is no folder"),
@@ -142,13 +153,14 @@ def test_a_stop_text_ends_the_output(
 )
 def test_bad_options_are_named(
     run: Path, options: list[str], message: str, caplog: pytest.LogCaptureFixture,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert generate.main(["--checkpoint", str(run), *OPTIONS, *options]) == 1
     assert len(caplog.records) == 1
     assert re.search(message, caplog.text)
+    assert capsys.readouterr().out == ""
 
 
 def test_other_models_are_refused(run: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -130,8 +130,9 @@ def test_no_prompts_are_refused(model: LanguageModel) -> None:
         generate_batch(model, [[1], []], 3)
     with pytest.raises(ArgumentError, match=r"seed is \[1\], expected .* or 2 of them"):
         generate_batch(model, [[1], [2]], 3, seed=[1])
-    with pytest.raises(ArgumentError, match="seed is -1, expected an integer from 0"):
-        generate(model, [1], 3, seed=-1)
+    for seed in (-1, 2**64):
+        with pytest.raises(ArgumentError, match=f"seed is {seed}, expected an integer from 0"):
+            generate(model, [1], 3, seed=seed)
 
 
 OPTIONS = [
