@@ -45,6 +45,7 @@ from tensorgrad.models.translation import TranslationConfig, TranslationModel, g
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, average_checkpoints
 from tensorgrad.train import config as run_config
+from tensorgrad.train.checkpoint import list_checkpoints
 from tensorgrad.train.command import command, report_stop
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
@@ -300,6 +301,7 @@ class Run:
         """Average the last checkpoints, measure the mean and save it."""
         settings = self.settings
         arrays = average_checkpoints(self.trainer.checkpoints, settings.average)
+        count = min(settings.average, len(list_checkpoints(self.trainer.checkpoints)))
         save_arrays(self.folder / AVERAGED, arrays)
         self.model.load_state_dict(arrays)
         loss = self.validation_loss(self.validation.evaluation_batches())
@@ -307,7 +309,7 @@ class Run:
         self.write("eval_results_averaged.json", results)
         log.info(
             "mean of the last %d checkpoints: validation loss %.3f, BLEU %.2f",
-            *(settings.average, loss, results["bleu"]),
+            *(count, loss, results["bleu"]),
         )
 
     def _trainer(self) -> Trainer:

@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for lines in _batches(given.text):
             for line in translator(lines, given.beams, given.length_penalty, given.rows):
                 print(line, flush=True)
-    except (TensorgradError, OSError) as error:
+    except (TensorgradError, OSError, UnicodeDecodeError) as error:
         log.error("%s", error)
         return 1
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ A row that has ended leaves the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,9 +92,12 @@ def beam_search(
         ArgumentError: an option or a token is out of its range, or a prompt is empty or too long.
     Source: Wu et al. 2016, arXiv:1609.08144, section 7, eq. 14.
     """
-    if beams < 1 or length_penalty < 0:
-        name, value = ("beams", beams) if beams < 1 else ("length_penalty", length_penalty)
-        raise ArgumentError(f"beam_search: {name} is {value}, expected {int(beams < 1)} or more")
+    if beams < 1:
+        raise ArgumentError(f"beam_search: beams is {beams}, expected 1 or more")
+    if not 0 <= length_penalty < math.inf:
+        raise ArgumentError(
+            f"beam_search: length_penalty is {length_penalty}, expected 0 or more, and finite"
+        )
     if not prompts:
         return []
     searches = [_Search(beams, length_penalty, max_new_tokens) for _ in prompts]

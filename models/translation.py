@@ -123,6 +123,11 @@ def generate(
             raise ArgumentError(
                 f"generate: example {number} has {sorted(example)}, expected {src_key!r}"
             )
+        if not isinstance(example[src_key], str):
+            raise ArgumentError(
+                f"generate: example {number} has a {type(example[src_key]).__name__} under "
+                f"{src_key!r}, expected a text"
+            )
     asks, end = language_token(tokenizer, tgt_key), tokenizer.end_of_text
     longest = model_max_length // 2
     encoded = tokenizer.encode_batch([example[src_key] for example in examples])

@@ -46,8 +46,12 @@ def results(folder: Path, name: str) -> Any:
     return json.loads((folder / f"eval_results_{name}.json").read_text(encoding="utf-8"))
 
 
-def test_a_run_leaves_what_it_promises(options: list[str], folder: Path, tmp_path: Path) -> None:
-    assert train_translation.main(options) == 0
+def test_a_run_leaves_what_it_promises(
+    options: list[str], folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert train_translation.main([*options, "--average", "4"]) == 0
+    assert "mean of the last 2 checkpoints: " in caplog.text
     run = tmp_path / "run"
     references = (folder / "test.en").read_text().splitlines()
     records = [r for r in read_metrics(run / "metrics.jsonl") if "validation_loss" in r]
@@ -114,6 +118,10 @@ def test_what_was_trained_translates(
     lines = capsys.readouterr().out.split("\n")
     texts = [entry["translation"] for entry in results(tmp_path / "run", "epoch2")["translations"]]
     assert lines == [*texts, "", ""]  # an empty line stays one
+    stdin = io.TextIOWrapper(io.BytesIO(b"acht\n\xff\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert translate.main([run, "--device", "cpu"]) == 1
+    assert "can't decode byte 0xff" in caplog.records[-1].getMessage()
     for which in ("best", "averaged"):
         assert translate.main([run, "acht Uhr", "--checkpoint", which, "--device", "cpu"]) == 0
         assert capsys.readouterr().out.count("\n") == 1

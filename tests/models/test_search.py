@@ -147,6 +147,7 @@ def test_no_prompts_give_no_results(model: TransformerLM) -> None:
         (([[1]], END, 0), "max_new_tokens is 0"),
         (([[1]], END, 5, 0), "beams is 0, expected 1 or more"),
         (([[1]], END, 5, 2, -1.0), r"length_penalty is -1\.0, expected 0 or more"),
+        (([[1]], END, 5, 2, float("nan")), "length_penalty is nan, expected 0 or more, and finite"),
     ],
 )
 def test_bad_arguments_are_named(

@@ -132,6 +132,9 @@ def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> Non
         generate(model, some, "fr", "en", tokenizer, 48, "test")
     with pytest.raises(DataError, match=r"expected '<\|fr\|>' among them"):
         generate(model, some, "de", "fr", tokenizer, 48, "test")
+    nothing: Any = [{"de": "rot"}, {"de": None}]
+    with pytest.raises(ArgumentError, match="example 1 has a NoneType under 'de', expected a text"):
+        generate(model, nothing, "de", "en", tokenizer, 48, "test")
     for options in ({"beams": 0}, {"beams": 4, "rows": 3}):
         with pytest.raises(ArgumentError, match="expected 1 or more and as many rows"):
             generate(model, some, "de", "en", tokenizer, 48, "test", **options)
