@@ -45,7 +45,7 @@ from tensorgrad.models.translation import TranslationConfig, TranslationModel, g
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, average_checkpoints
 from tensorgrad.train import config as run_config
-from tensorgrad.train.checkpoint import list_checkpoints
+from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.command import command, report_stop
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
@@ -176,6 +176,12 @@ def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings,
     def complete(given: dict[str, Any]) -> dict[str, Any]:
         phrases = given.get("data") == "phrases"
         preset = given.get("preset") or ("phrases" if phrases else "small")
+        for name, instead in (("evaluate_every", "bleu"), ("checkpoint_every", "save")):
+            if name in given:
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: got {given[name]}, expected none: steps are "
+                    f"counted by epochs here, see --{instead}-every"
+                )
         return {**PRESETS[preset], **given, "preset": preset}
 
     description = __doc__.splitlines()[0] if __doc__ else ""
@@ -233,6 +239,9 @@ class Run:
             for pairs in (self.corpus.train, self.corpus.validation)
         )
         self.settings = settings.with_steps(self.train.batches)
+        # What interrupts leave is kept besides, so that what is averaged stays there.
+        more = len(self._checkpoints(regular=False))
+        self.settings = replace(self.settings, keep=settings.keep + more)
         self.precision = settings.precision()
         random.seed(settings.seed)
         self.model = TranslationModel(settings.model(self.tokenizer.vocab_size))
@@ -300,8 +309,10 @@ class Run:
     def finish(self) -> None:
         """Average the last checkpoints, measure the mean and save it."""
         settings = self.settings
-        arrays = average_checkpoints(self.trainer.checkpoints, settings.average)
-        count = min(settings.average, len(list_checkpoints(self.trainer.checkpoints)))
+        arrays = average_checkpoints(
+            self.trainer.checkpoints, settings.average, settings.checkpoint_every
+        )
+        count = min(settings.average, len(self._checkpoints(regular=True)))
         save_arrays(self.folder / AVERAGED, arrays)
         self.model.load_state_dict(arrays)
         loss = self.validation_loss(self.validation.evaluation_batches())
@@ -311,6 +322,12 @@ class Run:
             "mean of the last %d checkpoints: validation loss %.3f, BLEU %.2f",
             *(count, loss, results["bleu"]),
         )
+
+    def _checkpoints(self, regular: bool) -> list[Path]:
+        """Return the checkpoints that a run without interrupts has too, or the others."""
+        settings, found = self.settings, list_checkpoints(self.folder / "checkpoints")
+        ends = {settings.steps, *range(0, settings.steps, settings.checkpoint_every)}
+        return [path for path in found if (step_of(path) in ends) == regular]
 
     def _trainer(self) -> Trainer:
         settings, model = self.settings, self.model
@@ -352,6 +369,7 @@ def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outc
     run = Run(settings, folder, device, resuming)
     if resuming and not run.trainer.resume():
         log.info("%s has no checkpoint yet; beginning at the beginning", folder)
+    resumed = run.trainer.step
     folder.mkdir(parents=True, exist_ok=True)
     run_config.save(settings, folder)
     run.tokenizer.save(folder / "tokenizer.json")
@@ -369,6 +387,8 @@ def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outc
         return outcome
     if settings.average:
         run.finish()
+    elif resumed == outcome.step:
+        run.evaluate()
     log.info(
         "all in %s after %.0f s, %s tokens/s in training; to use it: "
         "python examples/translate.py %s",

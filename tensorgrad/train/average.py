@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
+from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, step_of
 
 
-def average_checkpoints(folder: Path, count: int) -> dict[str, np.ndarray[Any, Any]]:
+def average_checkpoints(
+    folder: Path, count: int, every: int = 1
+) -> dict[str, np.ndarray[Any, Any]]:
     """Return the mean of the model's arrays over the newest checkpoints.
 
     Args:
         folder: where the checkpoints of a run are.
         count: how many, 1 or more; fewer where there are not so many.
+        every: before the newest, take those alone whose step is a multiple of this: an interrupt
+            leaves others too.
     Returns:
         Arrays by name, summed in float64, in the dtype that they have in the newest one.
     Raises:
@@ -26,9 +30,10 @@ def average_checkpoints(folder: Path, count: int) -> dict[str, np.ndarray[Any, A
     """
     if count < 1:
         raise ArgumentError(f"average_checkpoints: count is {count}, expected 1 or more")
-    paths = list_checkpoints(folder)[:count]
+    paths = list_checkpoints(folder)
     if not paths:
         raise CheckpointError(f"average: {folder} has no checkpoint, expected one or more")
+    paths = [paths[0], *(path for path in paths[1:] if step_of(path) % every == 0)][:count]
     newest = load_checkpoint(paths[0]).arrays("model")
     total = {name: array.astype(np.float64) for name, array in newest.items()}
     for path in paths[1:]:

@@ -255,7 +255,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_step_of, reverse=True)
+    return sorted(found, key=step_of, reverse=True)
 
 
 def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> None:
@@ -293,7 +293,8 @@ def _kind(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint, one of `list_checkpoints`."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
@@ -313,7 +314,7 @@ def _best(paths: list[Path]) -> Path | None:
     for path in paths:
         try:
             metrics = json.loads((path / _STATE).read_text(encoding="utf-8"))["metrics"]
-            losses.append((float(metrics[BEST_BY]), _step_of(path), path))
+            losses.append((float(metrics[BEST_BY]), step_of(path), path))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return min(losses)[2] if losses else None

@@ -101,6 +101,34 @@ def test_a_run_goes_on_as_if_nothing_had_happened(
     assert parameters(run) == trained
 
 
+def test_interrupts_do_not_change_what_is_averaged(options: list[str], tmp_path: Path) -> None:
+    more = [*options, "--epochs", "4", "--average", "3", "--keep", "3", "--bleu-every", "9"]
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert train_translation.main([*more, "--out", str(whole)]) == 0
+    train_translation.main([*more, "--stop-after", "1"])
+    epoch = results(whole, "epoch4")["step"] // 4
+    for steps in (2 * epoch, 1, epoch - 1, epoch - 1, 1000):
+        assert train_translation.main(["--resume", str(run), "--stop-after", str(steps)]) == 0
+    left = [int(path.name[-8:]) for path in (run / "checkpoints").iterdir()]
+    assert any(step % epoch for step in left)
+    found = [(folder / "averaged.safetensors").read_bytes() for folder in (run, whole)]
+    assert found[0] == found[1]
+
+
+def test_a_run_that_is_over_translates_again_without_an_average(
+    options: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train_translation.main([*options, "--average", "0"])
+    greedy, kept = results(run, "epoch2"), (run / "metrics.jsonl").read_bytes()
+    assert train_translation.main(["--resume", str(run), "--beams", "3"]) == 0
+    again = results(run, "epoch2")
+    assert (greedy["beams"], again["beams"]) == (1, 3)
+    assert again["validation_loss"] == greedy["validation_loss"]
+    assert (run / "metrics.jsonl").read_bytes() == kept
+    assert not (run / "averaged.safetensors").exists()
+
+
 def test_what_was_trained_translates(
     options: list[str],
     folder: Path,
@@ -161,6 +189,8 @@ def test_a_translator_says_what_is_missing(
         (["--target", "fr"], "train.fr is missing"),
         (["--also", "missing"], "'missing', which is no folder"),
         (["--device", "tpu"], "device: got 'tpu'"),
+        (["--evaluate-every", "5"], "steps are counted by epochs here, see --bleu-every"),
+        (["--checkpoint-every", "5"], "--checkpoint-every: got 5, expected none"),
     ],
 )
 def test_bad_options_are_named(

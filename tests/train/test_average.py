@@ -28,6 +28,8 @@ def test_the_newest_are_averaged_in_their_dtype(tmp_path: Path) -> None:
     assert found["half"].tolist() == [3]
     assert average_checkpoints(tmp_path, 1)["weight"].tolist() == [6, -6]
     assert average_checkpoints(tmp_path, 99)["weight"].tolist() == [109 / 4, -109 / 4]
+    assert average_checkpoints(tmp_path, 2, every=2)["weight"].tolist() == [4, -4]  # 6 and 2
+    assert average_checkpoints(tmp_path, 99, every=2)["weight"].tolist() == [36, -36]
 
 
 def test_what_cannot_be_averaged_is_named(tmp_path: Path) -> None:
