@@ -13,8 +13,9 @@ import ctypes
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -26,7 +27,13 @@ from tensorgrad.errors import ArgumentError, CommError, DeviceError
 from tensorgrad.parallel import watch
 from tensorgrad.parallel.agreement import by_rank
 from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.launch import end_all_ranks_on_error, launched_ranks, program_facts
+from tensorgrad.parallel.launch import (
+    end_all_ranks_on_error,
+    launched_rank,
+    launched_ranks,
+    program_facts,
+    time_limit,
+)
 from tensorgrad.parallel.messages import Messages, Progress
 from tensorgrad.parallel.over_host import OverHost
 from tensorgrad.parallel.transport import Finish, GpuTransport
@@ -40,6 +47,9 @@ _FIRST = -1
 # Streams that the driver keeps apart; of two that share a queue one may wait for the other. Of its
 # 8 those of a mesh would take too many.
 _QUEUES = "32"
+
+# Seconds in which a rank that fails before the start waits for the others, to end them.
+_TO_ABORT = 30
 
 # What is added in a wider type and rounded once: NCCL knows no 16-bit integers.
 _WIDE = {dtypes.int16: dtypes.int32, dtypes.uint16: dtypes.uint32}
@@ -72,7 +82,8 @@ def world(timeout: float | None = None) -> Comm:
 
     Args:
         timeout: seconds; when a rank has waited so long in one call, all end and it is shown what
-            each rank does. From the first call on they are 600, None leaves them as they are.
+            each rank does. From the first call on they are 600, None leaves them as they are. In
+            the first call itself a rank ends when it has waited so long for the others to come.
     Raises:
         ArgumentError: timeout is not above 0.
         CommError: mpi4py is missing or belongs to another MPI than mpirun; or the ranks run
@@ -80,10 +91,27 @@ def world(timeout: float | None = None) -> Comm:
     """
     if timeout is not None and not timeout > 0:
         raise ArgumentError(f"world: timeout is {timeout}, expected seconds above 0")
+    _wait_for_all_ranks(watch.TIMEOUT if timeout is None else timeout)
     comm, watching = _start()
     if timeout is not None and watching is not None:
         watching.timeout = timeout
     return comm
+
+
+def _wait_for_all_ranks(timeout: float) -> None:
+    """Start MPI, in which ranks wait for all others; this one ends if one does not come in time."""
+    if launched_ranks() > 1 and "mpi4py.MPI" not in sys.modules:
+        with time_limit(timeout), suppress(ImportError):  # of which _start tells
+            import mpi4py.MPI  # noqa: F401
+
+
+def _abort_before_start(status: int) -> None:
+    """End all ranks, of which some may wait for this one to start MPI."""
+    with suppress(ImportError), time_limit(_TO_ABORT, show=False):
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(status)
+    os._exit(status)
 
 
 @cache
@@ -421,3 +449,7 @@ def _nccl_unique_id() -> bytes:
     from cupy.cuda import nccl
 
     return bytes(nccl.get_unique_id())
+
+
+if launched_ranks() > 1:  # an error before the first call of world ends all ranks too
+    end_all_ranks_on_error(launched_rank(), launched_ranks(), _abort_before_start)

@@ -109,6 +109,8 @@ class Job:
             for name, size in sizes.items()
             if size % tp
         ]
+        if tp > config.heads:
+            found.append(f"the heads are {config.heads}, expected one or more for each of tp, {tp}")
         if self.mesh.pp > 1 and self.zero > 1:
             found.append(f"ZeRO {self.zero} is not for pipelines, where several blocks are in use")
         return found
@@ -265,7 +267,11 @@ def estimate(job: Job, speeds: Speeds | None = None, bucket: float | None = None
         job: what is trained, and on which mesh.
         speeds: of the machines; by default about those of an H200 host.
         bucket: bytes of gradients that are sent together; None: as many as usual.
+    Raises:
+        ArgumentError: the bucket is not above 0.
     """
+    if bucket is not None and not bucket > 0:
+        raise ArgumentError(f"plan: bucket is {bucket} bytes, expected more than 0")
     speeds = Speeds() if speeds is None else speeds
     memories = [stage_memory(job, stage) for stage in range(job.mesh.pp)]
     stage = max(range(job.mesh.pp), key=lambda each: (sum(memories[each].values()), -each))

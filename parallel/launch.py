@@ -5,6 +5,7 @@ Nothing here imports mpi4py, so a program that runs alone needs none.
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import logging
 import os
@@ -13,7 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 # MPICH, Intel MPI, Slurm with pmi2; Open MPI; MVAPICH.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 _INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 _READ = 0.2  # seconds in which the launcher has surely read what a rank wrote
 
@@ -37,6 +40,32 @@ def launched_ranks() -> int:
     if "PMIX_RANK" in os.environ:  # srun --mpi=pmix names the size only in Slurm's own variable
         return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     return 1
+
+
+def launched_rank() -> int:
+    """Return which rank the launcher says this is; 0 without a launcher."""
+    for name in _RANK_VARIABLES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+@contextmanager
+def time_limit(seconds: float, show: bool = True) -> Iterator[None]:
+    """End this process with status 1 if what is done here takes longer than so many seconds.
+
+    It also works where no other thread of Python can run, as while MPI starts.
+
+    Args:
+        seconds: above 0.
+        show: whether to write then at which line it was.
+    """
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2 if show else nowhere)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def program_facts() -> dict[str, str]:

@@ -48,6 +48,8 @@ def fit(
     Raises:
         ArgumentError: it fits on none; the message says how near the best comes.
     """
+    if most < 1:
+        raise ArgumentError(f"fit: most is {most} GPUs, expected 1 or more")
     speeds = Speeds() if speeds is None else speeds
     stages = range(4) if zero is None else (zero,)
     nearest: tuple[float, Job] | None = None
@@ -127,7 +129,7 @@ def bytes_of(text: str) -> float:
     Raises:
         ArgumentError: it says none.
     """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kMGT]|[KMG]i)?B?\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kMGT]|[KMG]i)?B?\s*", text)
     if match is None:
         raise ArgumentError(f"plan: memory is {text!r}, expected bytes, as 80GiB or 80GB")
     return float(match[1]) * _UNITS[match[2] or ""]

@@ -1,4 +1,7 @@
-"""Ranks that fail in the way that the command line names; run by test_faults.py."""
+"""Ranks that fail in the way that the command line names; run by test_faults.py.
+
+Faults in `EARLY` come before the first call of `parallel.world`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,18 @@ import time
 import numpy as np
 
 from tensorgrad import parallel
-from tensorgrad.parallel import Comm, comm
+from tensorgrad.parallel import Comm, comm, launch
+
+
+def one_raises_early() -> None:
+    if launch.launched_rank() == 1:
+        raise ValueError("boom")
+
+
+def one_never_comes() -> None:
+    if launch.launched_rank() == 1:
+        sys.exit(0)
+    parallel.world(timeout=2)
 
 
 def one_raises(world: Comm) -> None:
@@ -113,7 +127,13 @@ def groups_cross(world: Comm) -> None:
         world.send(np.ones(5), 3, wait=False)
 
 
+EARLY = {each.__name__: each for each in (one_raises_early, one_never_comes)}
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]](comm.world())
+    if sys.argv[1] in EARLY:
+        EARLY[sys.argv[1]]()
+        comm.world()
+    else:
+        globals()[sys.argv[1]](comm.world())
     if parallel.world().rank == 0:
         print("the end")

@@ -28,6 +28,12 @@ def run(fault: str, ranks: int = 2, seconds: float = 10) -> subprocess.Completed
     ("fault", "title", "message", "status"),
     [
         ("one_raises", "rank 1 of 2: uncaught ValueError, all ranks end", "ValueError: boom", 1),
+        (
+            "one_raises_early",
+            "rank 1 of 2: uncaught ValueError, all ranks end",
+            "ValueError: boom",
+            1,
+        ),
         ("all_raise", "rank 0 of 2: uncaught ValueError, all ranks end", "ValueError: boom 0", 1),
         ("thread_raises", "rank 1 of 2: uncaught ValueError", "ValueError: boom", 1),
         ("interrupted", "rank 1 of 2: uncaught KeyboardInterrupt", "KeyboardInterrupt", 130),
@@ -61,6 +67,15 @@ def test_all_ranks_end_with_one_traceback(
     assert title in result.stderr
     assert message in result.stderr
     assert result.stdout == ("last words of rank 1\n" if fault == "one_raises" else "")
+
+
+def test_a_rank_that_never_comes_to_the_start_ends_all() -> None:
+    """Some launchers end them themselves, before the time is over."""
+    result = run("one_never_comes", 3, seconds=30)
+    assert result.returncode != 0
+    assert "the end" not in result.stdout
+    if "Timeout (0:00:02)!" in result.stderr:
+        assert "in _wait_for_all_ranks" in result.stderr
 
 
 def test_a_rank_can_end_all_with_a_status() -> None:

@@ -188,6 +188,10 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of 2: too much" in capsys.readouterr().out
     assert main(["--model", "gpt2-1558M", "--tp", "3", "--batch", "512"]) == 0
     assert "note: the hidden width is 6400, no multiple of tp, 3" in capsys.readouterr().out
+    assert main(["--tp", "16", "--batch", "512"]) == 0
+    assert "note: the heads are 12, expected one or more for each of tp, 16" in (
+        capsys.readouterr().out
+    )
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +230,9 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--fit --memory 80GiB --tp 4", "--fit is given with --tp 4, expected without"),
         ("--fit --memory 80GiB --micro 1", "--fit is given with --micro 1, expected without"),
         ("--fit --memory 1GiB --max-gpus 1", r"1\.0 GiB a GPU are not enough on up to 1,"),
+        ("--memory 1.2.3GiB", "memory is '1.2.3GiB', expected bytes"),
+        ("--fit --memory 1GiB --max-gpus 0", "most is 0 GPUs, expected 1 or more"),
+        ("--dp 2 --bucket 0", "bucket is 0.0 bytes, expected more than 0"),
         ("--tflops -1", "flops is -1000000000000.0, expected a positive"),
     ],
 )
@@ -242,3 +249,4 @@ def test_sizes_in_bytes() -> None:
     assert bytes_of("80GiB") == 80 * 2**30
     assert bytes_of("80 GB") == 80e9
     assert bytes_of("1.5e9") == 1.5e9
+    assert bytes_of("1.GiB") == 2**30
