@@ -118,6 +118,7 @@ def generate(
         raise ArgumentError(
             f"generate: beams is {beams} and rows {rows}, expected 1 or more and as many rows"
         )
+    examples = list(examples)
     for number, example in enumerate(examples):
         if src_key not in example:
             raise ArgumentError(

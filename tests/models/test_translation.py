@@ -109,6 +109,8 @@ def test_it_translates(trained: tuple[TranslationModel, Tokenizer]) -> None:
         found = generate(model, examples(texts), "de", "en", tokenizer, 48, "test", **options)
         right = sum(a == b for a, b in zip(found, expected, strict=True))
         assert right >= 15, options
+    lazily: Any = iter(examples(texts[:3]))
+    assert len(generate(model, lazily, "de", "en", tokenizer, 48, "test")) == 3
     assert generate(model, [], "de", "en", tokenizer, 48, "nothing") == []
 
 
