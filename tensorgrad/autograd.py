@@ -345,8 +345,10 @@ def _walk(
             if type(target) is Node:
                 ready.append((target, dx))
             else:  # at once: who waits for a gradient shall not wait for the rest of the walk
-                own = target not in waiting and _is_own(dx, (dy, *found, *(saved or ())))
-                deliver(target, dx, own)
+                leaf: Any = target
+                first = leaf.grad is None and leaf not in waiting  # else it is added or copied
+                own = first and _is_own(dx, (dy, *found, *(saved or ())))
+                deliver(leaf, dx, own)
         found, saved, dx = (), (), None  # so that memory falls before the next backward runs
 
 
