@@ -91,6 +91,13 @@ class Region:
         finally:
             random.set_state({**random.get_state(), "stream": stream})
 
+    def drop(self, layer: Dropout, x: Tensor) -> Tensor:
+        """Return dropout of what is cut."""
+        if not layer.drops:
+            return x
+        with self.own_numbers():
+            return layer.forward(x)
+
     def outside_numbers(self) -> AbstractContextManager[None]:
         """Draw the random numbers of what is outside: the own ones if the rows are cut."""
         return self.own_numbers() if self.sequence else nullcontext()
@@ -285,9 +292,7 @@ class ParallelFeedForward(FeedForward):
         x = self.region.enter(x)
         if self.dropout.drops:
             hidden = ops.linear_gelu(x, up.weight, up.bias, self.approximate)
-            with self.region.own_numbers():
-                hidden = self.dropout(hidden)
-            return down.forward(hidden, residual)
+            return down.forward(self.region.drop(self.dropout, hidden), residual)
         y = ops.feed_forward(x, up.weight, up.bias, down.weight, None, approximate=self.approximate)
         return down.outside(y, residual)
 
@@ -315,9 +320,7 @@ class ParallelSwiGLU(SwiGLU):
         """Return the shape of x; a residual is added."""
         x = self.region.enter(x)
         hidden = ops.swiglu(self.gate.inside(x), self.up.inside(x))
-        with self.region.own_numbers():
-            hidden = self.dropout(hidden)
-        return self.down.forward(hidden, residual)
+        return self.down.forward(self.region.drop(self.dropout, hidden), residual)
 
 
 class ParallelBlock(TransformerBlock):
