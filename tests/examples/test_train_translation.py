@@ -115,6 +115,22 @@ def test_interrupts_do_not_change_what_is_averaged(options: list[str], tmp_path:
     assert found[0] == found[1]
 
 
+def test_a_run_may_save_less_often_and_drop_more(options: list[str], tmp_path: Path) -> None:
+    more = ["--epochs", "3", "--save-every", "2", "--bleu-every", "9", "--keep", "9"]
+    rates = ["--activation-dropout", "0.3", "--attention-dropout", "0.2"]
+    assert train_translation.main([*options, *more, *rates]) == 0
+    run = tmp_path / "run"
+    records = [r for r in read_metrics(run / "metrics.jsonl") if "validation_loss" in r]
+    steps = [record["step"] for record in records]
+    left = sorted(int(path.name[-8:]) for path in (run / "checkpoints").iterdir())
+    assert (len(steps), left) == (4, steps[2:])
+    newest = checkpoint.load_latest(run / "checkpoints")
+    assert newest is not None
+    config = newest.entry("model")
+    names = ("dropout", "activation_dropout", "attention_dropout")
+    assert [config[name] for name in names] == [0.1, 0.3, 0.2]
+
+
 def test_a_run_that_is_over_translates_again_without_an_average(
     options: list[str], tmp_path: Path
 ) -> None:
