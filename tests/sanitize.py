@@ -29,7 +29,7 @@ KERNELS = [
 
 
 class Part:
-    """A pytest plugin that keeps every so manieth test."""
+    """A pytest plugin that keeps one test in so many."""
 
     def __init__(self, text: str) -> None:
         number, _, count = text.partition("/")
