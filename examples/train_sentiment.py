@@ -114,7 +114,7 @@ class Settings(TrainSettings):
     predict: str | None = option(
         None,
         "train no more, but say what the best checkpoint of --resume makes of this",
-        saved=False,
+        asks=True,
     )
 
     def __post_init__(self) -> None:
@@ -350,10 +350,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if settings.predict is None:
         settings, device = choose_device(settings)
         train(settings, folder, resuming, device)
-    elif resuming:
-        print(predict(settings, folder, settings.predict))
     else:
-        raise ArgumentError("--predict: got no --resume, expected the folder of a run")
+        print(predict(settings, folder, settings.predict))
 
 
 if __name__ == "__main__":

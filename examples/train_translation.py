@@ -112,6 +112,12 @@ class Settings(TrainSettings):
     label_smoothing: float = option(
         0.1, "share of a target's probability for all tokens", low=0, high=1
     )
+    evaluate_every: int = option(
+        1, "steps between two evaluations", refused="each epoch is evaluated; see --bleu-every"
+    )
+    checkpoint_every: int = option(
+        1, "steps between two checkpoints", refused="epochs count here; see --save-every"
+    )
     bleu_every: int = option(1, "epochs between two translations of the test set", low=1, free=True)
     save_every: int = option(1, "epochs between two checkpoints", low=1, free=True)
     test_limit: int | None = option(
@@ -176,12 +182,6 @@ def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings,
     def complete(given: dict[str, Any]) -> dict[str, Any]:
         phrases = given.get("data") == "phrases"
         preset = given.get("preset") or ("phrases" if phrases else "small")
-        for name, instead in (("evaluate_every", "bleu"), ("checkpoint_every", "save")):
-            if name in given:
-                raise ArgumentError(
-                    f"--{name.replace('_', '-')}: got {given[name]}, expected none: steps are "
-                    f"counted by epochs here, see --{instead}-every"
-                )
         return {**PRESETS[preset], **given, "preset": preset}
 
     description = __doc__.splitlines()[0] if __doc__ else ""

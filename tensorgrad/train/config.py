@@ -44,6 +44,8 @@ def option(
     free: bool = False,
     saved: bool = True,
     flag: str = "",
+    refused: str = "",
+    asks: bool = False,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
@@ -56,10 +58,17 @@ def option(
         saved: whether config.json keeps it. What it does not is free, and each start of a run says
             it anew: how many ranks share the work, say.
         flag: its name on the command line, if not that of the field.
+        refused: why the command line refuses it and --help leaves it out: the program computes it
+            itself, from what other options say.
+        asks: whether it asks a run something and trains no more: it needs --resume and takes no
+            other option beside that.
     """
-    free = free or not saved
-    metadata = {"help": help, "low": low, "high": high, "choices": choices, "flag": flag}
-    return field(default=default, metadata={**metadata, "free": free, "saved": saved})
+    saved = saved and not refused and not asks
+    metadata = {
+        "help": help, "low": low, "high": high, "choices": choices, "flag": flag,
+        "free": free or not saved, "saved": saved, "refused": refused, "asks": asks,
+    }  # fmt: skip
+    return field(default=default, metadata=metadata)
 
 
 def check(settings: Dataclass) -> None:
@@ -92,6 +101,7 @@ def parser(settings: type[Settings], description: str) -> argparse.ArgumentParse
         kind = _kind(hints[f.name])
         shown = "none" if f.default is None or f.default == "" else f.default
         text = f"{f.metadata['help']} (default: {shown})".replace("%", "%%")
+        text = argparse.SUPPRESS if f.metadata["refused"] else text
         if kind is bool:
             options.add_argument(
                 _flag(f), action=argparse.BooleanOptionalAction, help=text, dest=f.name
@@ -164,6 +174,8 @@ def read_command_line(
 ) -> tuple[Settings, Path, bool]:
     """Return the settings, the folder of the run, and whether it goes on from a checkpoint.
 
+    What the user gives takes effect or is refused.
+
     Args:
         settings: the dataclass.
         description: one line for --help.
@@ -172,14 +184,20 @@ def read_command_line(
         complete: takes what the user gave and returns that and what follows from it.
     Raises:
         ArgumentError: a setting is out of its range, the folder holds a run already, or an option
-            contradicts the run that is resumed.
+            contradicts the run that is resumed or another option.
         CheckpointError: the folder to resume holds no run.
     """
     options = parser(settings, description)
     options.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder")
     given = vars(options.parse_args(arguments))
+    _refuse(settings, given)
     if "resume" in given:
         folder = Path(given.pop("resume"))
+        out = Path(given.pop("out", folder))
+        if out != folder:
+            raise ArgumentError(
+                f"--out: got {out} with --resume {folder}, expected none: a run keeps its folder"
+            )
         return resume(load(settings, folder), given, folder), folder, True
     chosen = settings(**complete(given))
     folder = folder_of(chosen)
@@ -188,6 +206,23 @@ def read_command_line(
             f"--out: {folder} holds a run, expected a new folder; to go on: --resume {folder}"
         )
     return chosen, folder, False
+
+
+def _refuse(settings: type[Dataclass], given: Mapping[str, Any]) -> None:
+    """Raise ArgumentError where an option that was given would do nothing."""
+    for f in (f for f in fields(settings) if f.name in given):
+        if f.metadata["refused"]:
+            raise ArgumentError(
+                f"{_flag(f)}: got {given[f.name]!r}, expected none: {f.metadata['refused']}"
+            )
+        if f.metadata["asks"]:
+            others = [_flag(g) for g in fields(settings) if g.name in given and g is not f]
+            if others:
+                raise ArgumentError(
+                    f"{_flag(f)}: got {', '.join(others)} too, expected --resume alone beside it"
+                )
+            if "resume" not in given:
+                raise ArgumentError(f"{_flag(f)}: got no --resume, expected the folder of a run")
 
 
 def _kind(hint: Any) -> Any:

@@ -57,7 +57,7 @@ class TrainSettings:
     )
     plot: bool = option(True, "draw loss.png at the end, where matplotlib is there", free=True)
     stop_after: int | None = option(
-        None, "leave with a checkpoint after so many steps, as Ctrl-C does", low=1, free=True
+        None, "leave with a checkpoint after so many steps, as Ctrl-C does", low=1, saved=False
     )
 
     def __post_init__(self) -> None:

@@ -154,7 +154,6 @@ def fails(arguments: list[str], caplog: pytest.LogCaptureFixture) -> str:
         (["--model", "transformer", "--heads", "3"], "expected a multiple of heads, 3"),
         (["--vectors", "none.txt"], "cannot read none.txt"),
         (["--vectors", "a.txt", "--tokens", "bpe"], "--vectors: got --tokens bpe, expected words"),
-        (["--predict", "fine"], "--predict: got no --resume, expected the folder of a run"),
     ],
 )
 def test_bad_options_are_named(
@@ -180,6 +179,7 @@ def test_what_contradicts_the_run_is_refused(
     mean: list[str], tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = str(tmp_path / "run")
+    assert "--predict: got no --resume" in fails(["--predict", "fine"], caplog)
     assert "has no config.json" in fails(["--resume", folder, "--predict", "fine"], caplog)
     assert train_sentiment.main([*mean, "--stop-after", "2"]) == 0
     assert f"{folder} holds a run" in fails(mean, caplog)
@@ -187,6 +187,8 @@ def test_what_contradicts_the_run_is_refused(
         ["--resume", folder, "--model", "transformer"], caplog
     )
     assert "got ' ', expected a sentence" in fails(["--resume", folder, "--predict", " "], caplog)
+    message = fails(["--resume", folder, "--predict", "fine", "--device", "cuda"], caplog)
+    assert "--predict: got --device too, expected --resume alone" in message
     with (data / "train.tsv").open("a") as file:
         file.write("1\tfine\n")
     assert "is of another data" in fails(["--resume", folder], caplog)

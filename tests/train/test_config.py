@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,3 +94,39 @@ def test_what_is_not_saved_is_said_anew_at_each_start(tmp_path: Path) -> None:
     found = config.load(More, tmp_path)
     assert found == More(steps=3, ranks=1)
     assert config.resume(found, {"ranks": 2}, tmp_path) == More(steps=3, ranks=2)
+
+
+@dataclass(frozen=True)
+class Program(Settings):
+    every: int = option(1, "steps between looks", refused="epochs count here; see --looks")
+    ask: str | None = option(None, "ask the run", asks=True)
+    out: str = option("", "folder of the run")
+
+
+def read(*args: str) -> tuple[Program, Path, bool]:
+    return config.read_command_line(Program, "Try it.", lambda p: Path(p.out), args)
+
+
+def test_an_option_takes_effect_or_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path)
+    settings, _, _ = read("--out", run, "--steps", "5")
+    config.save(settings, tmp_path)
+    assert set(json.loads((tmp_path / "config.json").read_text())).isdisjoint({"every", "ask"})
+    expected = settings, tmp_path, True
+    for given in (["--steps", "5"], ["--out", run], ["--out", f"{run}/."]):
+        assert read("--resume", run, *given) == expected
+    for given, message in (
+        (["--every", "1"], "--every: got 1, expected none: epochs count here; see --looks"),
+        (["--resume", run, "--every", "2"], "--every: got 2, expected none"),
+        (["--resume", run, "--out", "other"], f"--out: got other with --resume {run}, expected"),
+        (["--ask", "a"], "--ask: got no --resume, expected the folder of a run"),
+        (["--resume", run, "--ask", "a", "--text", "b"], "--ask: got --text too, expected"),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(message)):
+            read(*given)
+    assert read("--resume", run, "--ask", "a")[0].ask == "a"
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "--every" not in capsys.readouterr().out
