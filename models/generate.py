@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from tensorgrad import backend
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.models.decoder import Decoder, Recomputer
 from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.ops.operand import check_integer
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
 Tokens = np.ndarray[Any, Any]
@@ -31,8 +33,6 @@ def generate(
     use_cache: bool = True,
 ) -> list[int]:
     """Return the tokens that follow one prompt; see `generate_batch`."""
-    if np.ndim(prompt) != 1:
-        raise ShapeError(f"generate: prompt has {np.ndim(prompt)} axes, expected one")
     return generate_batch(
         model,
         [prompt],
@@ -144,11 +144,16 @@ def _begin(
 ) -> tuple[Decoder | Recomputer, list[int]]:
     """Return what makes tokens, and the lengths of the prompts."""
     tokens = _checked_prompts(prompts, model.context, model.vocab_size)
-    if max_new_tokens < 0:
-        raise ArgumentError(f"generate: max_new_tokens is {max_new_tokens}, expected 0 or more")
+    check_integer("generate", "max_new_tokens", max_new_tokens)
+    try:
+        stops = [operator.index(token) for token in stop_tokens]
+    except TypeError as error:
+        raise ArgumentError(
+            f"generate: stop_tokens is {stop_tokens!r}, expected a list of tokens"
+        ) from error
     vocabulary = None if how.repetition_penalty == 1 else model.vocab_size
     seeds = _checked_seeds(seed, len(tokens))
-    state = new_state(tokens, max_new_tokens, seeds, stop_tokens, vocabulary, model.device)
+    state = new_state(tokens, max_new_tokens, seeds, stops, vocabulary, model.device)
     kind = Decoder if use_cache else Recomputer
     return kind(model, tokens, state, how), [len(prompt) for prompt in tokens]
 
@@ -161,11 +166,16 @@ def _checked_flags(decoder: Decoder | Recomputer) -> Any:
 
 
 def _checked_prompts(prompts: Any, context: int, vocab_size: int) -> list[Tokens]:
+    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+        kind = type(prompts).__name__
+        raise DtypeError(f"generate: prompts has type {kind}, expected a list of prompts")
     if not len(prompts):
         raise ArgumentError("generate: prompts is empty, expected at least one")
     found = []
     for number, prompt in enumerate(prompts):
         name = "the prompt" if len(prompts) == 1 else f"prompt {number}"
+        if isinstance(prompt, str):
+            raise DtypeError(f"generate: {name} has type str, expected a tokenizer's tokens")
         tokens = np.asarray(prompt)
         if tokens.ndim != 1:
             raise ShapeError(f"generate: {name} has {tokens.ndim} axes, expected one")
@@ -186,14 +196,17 @@ def _checked_prompts(prompts: Any, context: int, vocab_size: int) -> list[Tokens
 
 
 def _checked_seeds(seed: int | Sequence[int], count: int) -> list[int]:
-    if isinstance(seed, int | np.integer):
-        seeds = [(int(seed) + number) % 2**64 for number in range(count)]
-        seeds = seeds if 0 <= seed < 2**64 else [-1]
-    else:
-        seeds = [int(each) for each in seed]
+    try:
+        if isinstance(seed, int | np.integer):
+            seeds = [(int(seed) + number) % 2**64 for number in range(count)]
+            seeds = seeds if 0 <= seed < 2**64 else [-1]
+        else:
+            seeds = [operator.index(each) for each in seed]
+    except TypeError:
+        seeds = []
     if len(seeds) != count or not all(0 <= each < 2**64 for each in seeds):
         raise ArgumentError(
-            f"generate: seed is {seed}, expected an integer from 0 to 2^64 - 1, or {count} of them "
-            "(one for each prompt)"
+            f"generate: seed is {seed!r}, expected an integer from 0 to 2^64 - 1, or {count} of "
+            "them (one for each prompt)"
         )
     return seeds

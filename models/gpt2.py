@@ -12,6 +12,7 @@ from typing import Any
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
 from tensorgrad.nn import Dropout, Embedding, LayerNorm, ModuleList, TransformerBlock
+from tensorgrad.ops.operand import check_integer, probability
 from tensorgrad.tensor import Tensor
 
 
@@ -43,15 +44,12 @@ class GPT2Config:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "layers", "heads", "width", "vocab_multiple"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ArgumentError(f"GPT2Config: {name} is {value}, expected 1 or more")
+            check_integer("GPT2Config", name, getattr(self, name), 1)
         if self.width % self.heads:
             raise ArgumentError(
                 f"GPT2Config: width is {self.width}, expected a multiple of heads, {self.heads}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ArgumentError(f"GPT2Config: dropout is {self.dropout}, expected 0 to below 1")
+        probability("GPT2Config", "dropout", self.dropout)
 
     @property
     def rows(self) -> int:

@@ -19,7 +19,7 @@ from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.transformer_lm import TransformerLM
-from tensorgrad.ops.operand import widened
+from tensorgrad.ops.operand import check_integer, check_number, widened
 from tensorgrad.tensor import Tensor
 
 Ids = Sequence[int]
@@ -92,8 +92,8 @@ def beam_search(
         ArgumentError: an option or a token is out of its range, or a prompt is empty or too long.
     Source: Wu et al. 2016, arXiv:1609.08144, section 7, eq. 14.
     """
-    if beams < 1:
-        raise ArgumentError(f"beam_search: beams is {beams}, expected 1 or more")
+    check_integer("beam_search", "beams", beams, 1)
+    check_number("beam_search", "length_penalty", length_penalty)
     if not 0 <= length_penalty < math.inf:
         raise ArgumentError(
             f"beam_search: length_penalty is {length_penalty}, expected 0 or more, and finite"
@@ -132,8 +132,7 @@ class _Rows:
         self, model: TransformerLM, prompts: Sequence[Ids], max_new_tokens: int, use_cache: bool
     ) -> None:
         width = max(map(len, prompts))
-        if max_new_tokens < 1:
-            raise ArgumentError(f"search: max_new_tokens is {max_new_tokens}, expected 1 or more")
+        check_integer("search", "max_new_tokens", max_new_tokens, 1)
         if not min(map(len, prompts)):
             raise ArgumentError("search: a prompt is empty, expected one token or more")
         if width + max_new_tokens > model.context:

@@ -29,7 +29,7 @@ from tensorgrad.nn import (
     TransformerBlock,
     init,
 )
-from tensorgrad.ops.operand import integer_array
+from tensorgrad.ops.operand import check_integer, integer_array, probability
 from tensorgrad.tensor import Tensor
 
 
@@ -56,11 +56,10 @@ class ClassifierConfig:
     def __post_init__(self) -> None:
         name = type(self).__name__
         for field, value in vars(self).items():
-            if isinstance(value, float):
-                if not 0 <= value < 1:
-                    raise ArgumentError(f"{name}: {field} is {value}, expected 0 to below 1")
-            elif value < (least := 0 if field == "layers" else 1):
-                raise ArgumentError(f"{name}: {field} is {value}, expected {least} or more")
+            if field.endswith("dropout"):
+                probability(name, field, value)
+            else:
+                check_integer(name, field, value, 0 if field == "layers" else 1)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tensorgrad.nn import (
     SwiGLU,
     TransformerBlock,
 )
+from tensorgrad.ops.operand import check_integer, probability
 from tensorgrad.tensor import Tensor
 
 
@@ -60,9 +61,8 @@ class TransformerLMConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "hidden"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(f"TransformerLMConfig: {name} is {value}, expected 1 or more")
+            if name != "hidden" or self.hidden is not None:
+                check_integer("TransformerLMConfig", name, getattr(self, name), 1)
         for name, whole, parts in (
             ("width", self.width, 2 * self.heads),
             ("heads", self.heads, self.kv_heads),
@@ -72,11 +72,8 @@ class TransformerLMConfig:
                     f"TransformerLMConfig: {name} is {whole}, expected a multiple of {parts}"
                 )
         for name in ("dropout", "attention_dropout", "activation_dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ArgumentError(
-                    f"TransformerLMConfig: {name} is {value}, expected 0 to below 1"
-                )
+            if name != "attention_dropout" or self.attention_dropout is not None:
+                probability("TransformerLMConfig", name, getattr(self, name))
 
 
 class TransformerLM(LanguageModel):

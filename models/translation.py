@@ -16,6 +16,7 @@ from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.ops.operand import check_integer, check_number
 from tensorgrad.tensor import Tensor
 
 
@@ -34,6 +35,7 @@ class TranslationConfig(TransformerLMConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_number("TranslationConfig", "label_smoothing", self.label_smoothing)
         if not 0 <= self.label_smoothing <= 1:
             raise ArgumentError(
                 f"TranslationConfig: label_smoothing is {self.label_smoothing}, expected 0 to 1"
@@ -109,6 +111,8 @@ def generate(
         ArgumentError: an argument is out of its range, or an example has no text under src_key.
         DataError: the tokenizer has no token for the language.
     """
+    for name, value in (("model_max_length", model_max_length), ("beams", beams), ("rows", rows)):
+        check_integer("generate", name, value)
     if not 4 <= model_max_length <= model.context:
         raise ArgumentError(
             f"generate: model_max_length is {model_max_length}, expected 4 to {model.context} "

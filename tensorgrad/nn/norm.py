@@ -8,6 +8,7 @@ import numpy as np
 
 from tensorgrad import ops
 from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.ops.operand import check_range
 from tensorgrad.tensor import Tensor
 
 
@@ -16,7 +17,7 @@ class LayerNorm(Module):
 
     Args:
         width: length of the last axis.
-        eps: added to the variance.
+        eps: added to the variance; from 0.
         bias: whether to shift.
 
     Attributes:
@@ -25,6 +26,7 @@ class LayerNorm(Module):
     """
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True) -> None:
+        check_range("LayerNorm", "eps", eps)
         self.weight = Parameter(np.ones(width, np.float32))
         self.bias = Parameter(np.zeros(width, np.float32)) if bias else None
         self.eps = eps
@@ -48,13 +50,14 @@ class RMSNorm(Module):
 
     Args:
         width: length of the last axis.
-        eps: added to the mean square.
+        eps: added to the mean square; from 0.
 
     Attributes:
         weight: (width,), at first 1.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
+        check_range("RMSNorm", "eps", eps)
         self.weight = Parameter(np.ones(width, np.float32))
         self.eps = eps
 

@@ -8,7 +8,6 @@ Tests: tests/ops/test_cross_entropy.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from tensorgrad.dtypes import Dtype, compute_dtype, float16
 from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
 from tensorgrad.ops import cross_entropy_cuda
 from tensorgrad.ops.cross_entropy_cuda import Options
-from tensorgrad.ops.operand import float_tensor, integer_array, widened
+from tensorgrad.ops.operand import check_number, check_range, float_tensor, integer_array, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = ["cross_entropy"]
@@ -109,10 +108,14 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple
 
 def check_options(op: str, options: Options, reduction: str) -> None:
     """Raise ArgumentError unless there is such a loss."""
+    if options.ignore_index is not None and not isinstance(options.ignore_index, (int, np.integer)):
+        raise ArgumentError(
+            f"{op}: ignore_index is {options.ignore_index!r}, expected an integer or None"
+        )
+    check_number(op, "label_smoothing", options.label_smoothing)
+    check_range(op, "z_loss", options.z_loss)
     if not 0 <= options.label_smoothing <= 1:
         raise ArgumentError(f"{op}: label_smoothing is {options.label_smoothing}, expected 0 to 1")
-    if not 0 <= options.z_loss < math.inf:
-        raise ArgumentError(f"{op}: z_loss is {options.z_loss}, expected a number from 0")
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {_REDUCTIONS}")
 

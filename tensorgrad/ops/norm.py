@@ -17,7 +17,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ShapeError
 from tensorgrad.ops.norm_cuda import backward as _backward_cuda
 from tensorgrad.ops.norm_cuda import forward as _forward_cuda
-from tensorgrad.ops.operand import float_tensor, promoted, widened
+from tensorgrad.ops.operand import check_range, float_tensor, promoted, widened
 from tensorgrad.partial import Part, Twin
 from tensorgrad.tensor import Tensor
 
@@ -35,13 +35,14 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) 
         x: (..., C), any float dtype.
         weight: (C,), or None for 1.
         bias: (C,), or None for 0.
-        eps: added to the variance.
+        eps: added to the variance; from 0.
 
     Returns:
         (..., C), dtype of x.
 
     Raises:
         ShapeError: x has no axis, or weight or bias is not (C,).
+        ArgumentError: eps is negative or not finite.
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
     Source: Ba et al. 2016, arXiv:1607.06450, eq. 4.
@@ -57,13 +58,14 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
     Args:
         x: (..., C), any float dtype.
         weight: (C,), or None for 1.
-        eps: added to the mean square.
+        eps: added to the mean square; from 0.
 
     Returns:
         (..., C), dtype of x.
 
     Raises:
         ShapeError: x has no axis, or weight is not (C,).
+        ArgumentError: eps is negative or not finite.
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
     Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
@@ -83,13 +85,14 @@ def add_layer_norm(
         residual: the shape of x, any float dtype.
         weight: (C,), or None for 1.
         bias: (C,), or None for 0.
-        eps: added to the variance.
+        eps: added to the variance; from 0.
 
     Returns:
         s and y, both (..., C) in the dtype that x and residual promote to.
 
     Raises:
         ShapeError: x has no axis, residual has another shape, or weight or bias is not (C,).
+        ArgumentError: eps is negative or not finite.
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
     """
@@ -107,13 +110,14 @@ def add_rms_norm(
         x: (..., C), any float dtype.
         residual: the shape of x, any float dtype.
         weight: (C,), or None for 1.
-        eps: added to the mean square.
+        eps: added to the mean square; from 0.
 
     Returns:
         s and y, both (..., C) in the dtype that x and residual promote to.
 
     Raises:
         ShapeError: x has no axis, residual has another shape, or weight is not (C,).
+        ArgumentError: eps is negative or not finite.
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
     """
@@ -122,6 +126,7 @@ def add_rms_norm(
 
 def _run(op: str, x: Any, weight: Any, bias: Any, eps: float, centre: bool) -> Tensor:
     x = float_tensor(op, "x", x)
+    check_range(op, "eps", eps)
     weight, bias = _parameters(op, {"x": x}, weight, bias)
     y, total, mean, rstd = _forward(x.data, None, weight.data, bias.data, eps, centre)
     saved = (total, _given(weight.data), mean, rstd)
@@ -132,6 +137,7 @@ def _run_added(
     op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centre: bool
 ) -> tuple[Tensor, Tensor]:
     x, residual = float_tensor(op, "x", x), float_tensor(op, "residual", residual)
+    check_range(op, "eps", eps)
     weight, bias = _parameters(op, {"x": x, "residual": residual}, weight, bias)
     if residual.shape != x.shape:
         raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {x.shape} like x")

@@ -1,7 +1,8 @@
-"""What ops accept as operands, axes and shapes, with errors that name the argument."""
+"""What ops accept as operands, axes, shapes and options, with errors that name the argument."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, compute_dtype, float32, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.tensor import Tensor
+
+_NUMBERS = (float, int, np.floating, np.integer)
 
 
 def tensor_of(op: str, name: str, value: Any) -> Tensor:
@@ -128,8 +131,31 @@ def integer_array(op: str, name: str, value: Any) -> Array:
     return array
 
 
-def probability(op: str, name: str, value: float) -> float:
+def check_number(op: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless an option is a number, of Python or NumPy."""
+    if not isinstance(value, _NUMBERS):
+        raise ArgumentError(f"{op}: {name} is {value!r}, expected a number")
+
+
+def check_integer(op: str, name: str, value: Any, low: int = 0) -> None:
+    """Raise ArgumentError unless an option is an integer from `low`."""
+    if not isinstance(value, (int, np.integer)):
+        raise ArgumentError(f"{op}: {name} is {value!r}, expected an integer")
+    if value < low:
+        raise ArgumentError(f"{op}: {name} is {value}, expected {low} or more")
+
+
+def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
+    """Raise ArgumentError unless 0 <= value < end."""
+    check_number(op, name, value)
+    if not 0 <= value < end:
+        limit = "finite" if end == math.inf else f"below {end:g}"
+        raise ArgumentError(f"{op}: {name} is {value}, expected a number from 0, {limit}")
+
+
+def probability(op: str, name: str, value: Any) -> float:
     """Return the value, which must lie in [0, 1)."""
+    check_number(op, name, value)
     if not 0 <= value < 1:
         raise ArgumentError(f"{op}: {name} is {value}, expected 0 <= {name} < 1")
     return float(value)

@@ -20,6 +20,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch, now
+from tensorgrad.ops.operand import check_integer, check_number
 from tensorgrad.philox import Key, fill_words
 
 STOPPED, BROKEN = 1, 2  # of State.flags
@@ -50,11 +51,15 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        check_number("generate", "temperature", self.temperature)
+        check_number("generate", "repetition_penalty", self.repetition_penalty)
+        if self.top_k is not None:
+            check_integer("generate", "top_k", self.top_k, 1)
+        if self.top_p is not None:
+            check_number("generate", "top_p", self.top_p)
         wrong: tuple[str, Any, str] | None = None
         if not 0 <= self.temperature < math.inf:
             wrong = ("temperature", self.temperature, "a finite number from 0")
-        elif self.top_k is not None and self.top_k < 1:
-            wrong = ("top_k", self.top_k, "1 or more")
         elif self.top_p is not None and not 0 < self.top_p <= 1:
             wrong = ("top_p", self.top_p, "above 0 and at most 1")
         elif not 0 < self.repetition_penalty < math.inf:

@@ -8,6 +8,8 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name
+from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.operand import check_range
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.optim.optimizer import (
     DECAY,
@@ -16,7 +18,6 @@ from tensorgrad.optim.optimizer import (
     SIZE,
     STEPS,
     Optimizer,
-    check_range,
 )
 
 
@@ -52,12 +53,18 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         name = type(self).__name__
-        for i, beta in enumerate(betas, 1):
-            check_range(name, f"beta{i}", beta, 1.0)
+        try:
+            beta1, beta2 = betas
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"{name}: betas is {betas!r}, expected two numbers, beta1 and beta2"
+            ) from error
+        check_range(name, "beta1", beta1, 1.0)
+        check_range(name, "beta2", beta2, 1.0)
         check_range(name, "eps", eps)
         check_range(name, "weight_decay", weight_decay)
         super().__init__(parameters, lr, ("m", "v"))
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.betas, self.eps, self.weight_decay = (beta1, beta2), eps, weight_decay
 
     def _prepare_numpy(self) -> None:
         hyper, (beta1, beta2) = self.hyper, self.betas

@@ -16,6 +16,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.dtypes import float64
 from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.operand import check_number
 from tensorgrad.ops.reduce_cuda import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
 
@@ -113,6 +114,7 @@ def clip_factor(squares: Array, max_norm: float, scale: Array | None) -> tuple[A
 
 def check_max_norm(op: str, max_norm: float) -> None:
     """Raise ArgumentError unless the norm to clip to is positive."""
+    check_number(op, "max_norm", max_norm)
     if not max_norm > 0:
         raise ArgumentError(f"{op}: max_norm is {max_norm}, expected a number above 0")
 

@@ -19,6 +19,7 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import compute_dtype, float64
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.kernels.loader import by_value, load
+from tensorgrad.ops.operand import check_range
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
 from tensorgrad.optim.flat import FlatParameters, NamedParameters, Piece, zeros
 
@@ -287,13 +288,6 @@ class Optimizer:
         kernel = load("optim.cu", step)
         for launch in self._launches[1]:
             kernel(*launch)
-
-
-def check_range(op: str, name: str, value: float, end: float = math.inf) -> None:
-    """Raise ArgumentError unless 0 <= value < end."""
-    if not 0 <= value < end:
-        limit = "finite" if end == math.inf else f"below {end:g}"
-        raise ArgumentError(f"{op}: {name} is {value}, expected a number from 0, {limit}")
 
 
 def _take_over(parameters: Array, master: Array) -> None:

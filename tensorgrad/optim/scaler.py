@@ -13,7 +13,7 @@ from tensorgrad import backend, ops
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.optim.optimizer import check_range
+from tensorgrad.ops.operand import check_integer, check_number, check_range
 from tensorgrad.tensor import Tensor
 
 _SCALE, _STREAK = 0, 1
@@ -51,11 +51,13 @@ class LossScaler:
         interval: int = 2000,
     ) -> None:
         check_range("LossScaler", "scale", scale)
+        check_number("LossScaler", "growth", growth)
+        check_number("LossScaler", "backoff", backoff)
+        check_integer("LossScaler", "interval", interval, 1)
         for name, value, good, expected in (
             ("scale", scale, scale > 0, "a number above 0"),
             ("growth", growth, 1 <= growth < math.inf, "a number from 1"),
             ("backoff", backoff, 0 < backoff < 1, "a number between 0 and 1"),
-            ("interval", interval, interval >= 1, "at least 1"),
         ):
             if not good:
                 raise ArgumentError(f"LossScaler: {name} is {value}, expected {expected}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.operand import check_number, check_range
 
 
 def constant(step: int, lr: float, warmup: int = 0) -> float:
@@ -24,7 +25,7 @@ def constant(step: int, lr: float, warmup: int = 0) -> float:
     Raises:
         ArgumentError: an argument is outside its range.
     """
-    _check("constant", step, warmup)
+    _check("constant", step, lr, warmup)
     return _warm(step, lr, warmup) if step < warmup else lr
 
 
@@ -43,7 +44,7 @@ def linear(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0
     Raises:
         ArgumentError: an argument is outside its range.
     """
-    _check("linear", step, warmup, steps)
+    _check("linear", step, lr, warmup, steps, minimum)
     if step < warmup:
         return _warm(step, lr, warmup)
     return lr + (minimum - lr) * _progress(step, steps, warmup)
@@ -66,7 +67,7 @@ def cosine(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0
 
     Source: Loshchilov and Hutter 2016, arXiv:1608.03983, eq. 5, without restarts.
     """
-    _check("cosine", step, warmup, steps)
+    _check("cosine", step, lr, warmup, steps, minimum)
     if step < warmup:
         return _warm(step, lr, warmup)
     share = (1 + math.cos(math.pi * _progress(step, steps, warmup))) / 2
@@ -88,7 +89,7 @@ def inverse_square_root(step: int, lr: float, warmup: int) -> float:
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 3, lr = (C * warmup)^(-1/2).
     """
-    _check("inverse_square_root", step, warmup)
+    _check("inverse_square_root", step, lr, warmup)
     if warmup < 1:
         raise ArgumentError(f"inverse_square_root: warmup is {warmup}, expected at least 1")
     return _warm(step, lr, warmup) if step < warmup else lr * math.sqrt(warmup / (step + 1))
@@ -102,10 +103,13 @@ def _progress(step: int, steps: int, warmup: int) -> float:
     return min(1.0, (step - warmup) / (steps - warmup))
 
 
-def _check(name: str, step: int, warmup: int, steps: int | None = None) -> None:
-    if step < 0:
-        raise ArgumentError(f"{name}: step is {step}, expected a number from 0")
-    if warmup < 0:
-        raise ArgumentError(f"{name}: warmup is {warmup}, expected a number from 0")
-    if steps is not None and steps <= warmup:
+def _check(
+    name: str, step: int, lr: float, warmup: int, steps: float = math.inf, minimum: float = 0.0
+) -> None:
+    check_range(name, "step", step)
+    check_range(name, "lr", lr)
+    check_range(name, "warmup", warmup)
+    check_range(name, "minimum", minimum)
+    check_number(name, "steps", steps)
+    if not steps > warmup:
         raise ArgumentError(f"{name}: steps is {steps}, expected more than warmup, {warmup}")

@@ -10,6 +10,7 @@ import numpy as np
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.operand import check_range
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.optim.optimizer import (
     GAIN,
@@ -17,7 +18,6 @@ from tensorgrad.optim.optimizer import (
     SIZE,
     STEPS,
     Optimizer,
-    check_range,
 )
 
 
@@ -52,8 +52,9 @@ class SGD(Optimizer):
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> None:
-        for name, value in (("momentum", momentum), ("weight_decay", weight_decay)):
-            check_range("SGD", name, value)
+        check_range("SGD", "momentum", momentum)
+        check_range("SGD", "dampening", dampening)
+        check_range("SGD", "weight_decay", weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
             raise ArgumentError(
                 f"SGD: nesterov with momentum {momentum} and dampening {dampening}, expected "

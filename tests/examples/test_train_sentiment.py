@@ -150,7 +150,7 @@ def fails(arguments: list[str], caplog: pytest.LogCaptureFixture) -> str:
         (["--text-column", "review"], "expected 'label' and 'review'"),
         (["--epochs", "0"], "--epochs: got 0, expected 1 or more"),
         (["--steps", "4"], "--warmup: got 5, expected less than --steps, 4"),
-        (["--dropout", "1"], "MeanConfig: dropout is 1.0, expected 0 to below 1"),
+        (["--dropout", "1"], "MeanConfig: dropout is 1.0, expected 0 <= dropout < 1"),
         (["--model", "transformer", "--heads", "3"], "expected a multiple of heads, 3"),
         (["--vectors", "none.txt"], "cannot read none.txt"),
         (["--vectors", "a.txt", "--tokens", "bpe"], "--vectors: got --tokens bpe, expected words"),

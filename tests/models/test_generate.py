@@ -110,6 +110,13 @@ def test_tokens_come_one_by_one_and_the_mode_is_kept(model: LanguageModel) -> No
         ([1], {"top_p": 0.0}, ArgumentError, "top_p is 0.0, expected above 0 and at most 1"),
         ([1], {"top_p": 1.5}, ArgumentError, "top_p is 1.5"),
         ([1], {"repetition_penalty": 0.0}, ArgumentError, "repetition_penalty is 0.0, expected"),
+        ([1], {"max_new_tokens": "3"}, ArgumentError, "max_new_tokens is '3', expected an integer"),
+        ([1], {"max_new_tokens": 1.5}, ArgumentError, "max_new_tokens is 1.5, expected an integer"),
+        ([1], {"seed": 1.5}, ArgumentError, "seed is 1.5, expected an integer from 0"),
+        ([1], {"seed": "a"}, ArgumentError, "seed is 'a', expected an integer from 0"),
+        ([1], {"stop_tokens": 3}, ArgumentError, "stop_tokens is 3, expected a list of tokens"),
+        ([1], {"stop_tokens": ["a"]}, ArgumentError, r"stop_tokens is \['a'\], expected a list"),
+        ("a", {}, DtypeError, "the prompt has type str, expected a tokenizer's tokens"),
     ],
 )
 def test_bad_input_is_named(
@@ -124,6 +131,9 @@ def test_bad_input_is_named(
 
 
 def test_no_prompts_are_refused(model: LanguageModel) -> None:
+    for prompts in ("text", 1, None):
+        with pytest.raises(DtypeError, match=r"prompts has type .*, expected a list of prompts"):
+            generate_batch(model, prompts, 3)  # type: ignore[arg-type]  # what a user may do
     with pytest.raises(ArgumentError, match="prompts is empty"):
         generate_batch(model, [], 3)
     with pytest.raises(ArgumentError, match="prompt 1 has 0 tokens"):

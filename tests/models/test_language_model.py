@@ -207,11 +207,18 @@ def test_a_token_of_the_padding_is_no_target() -> None:
         MAKERS["gpt2-padded"]()(tokens(1, 3), np.full((1, 3), 61))
 
 
+TEXT: Any = "x"
+HALF: Any = 1.5
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: replace(SMALL, width=15), "width is 15, expected a multiple of heads, 2"),
         (lambda: replace(SMALL, layers=0), "layers is 0, expected 1 or more"),
+        (lambda: replace(SMALL, layers=HALF), "layers is 1.5, expected an integer"),
+        (lambda: replace(MODERN, heads=TEXT), "heads is 'x', expected an integer"),
+        (lambda: replace(MODERN, dropout=TEXT), "dropout is 'x', expected a number"),
         (lambda: replace(SMALL, dropout=1.0), "dropout is 1.0"),
         (lambda: replace(MODERN, width=20), "width is 20, expected a multiple of 8"),
         (lambda: replace(MODERN, kv_heads=3), "heads is 4, expected a multiple of 3"),
@@ -255,5 +262,5 @@ def test_activations_inside_feed_forward_layers_may_be_dropped() -> None:
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
 def test_a_dropout_that_is_no_probability_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: 1.0}
-    with pytest.raises(ArgumentError, match=f"{name} is 1.0, expected 0 to below 1"):
+    with pytest.raises(ArgumentError, match=f"{name} is 1.0, expected 0 <= {name} < 1"):
         TransformerLMConfig(61, **options)

@@ -170,8 +170,9 @@ def test_a_text_beyond_the_context_is_refused() -> None:
     ("kind", "options", "message"),
     [
         (MeanConfig, {"vocab_size": 0}, "MeanConfig: vocab_size is 0, expected 1 or more"),
-        (MeanConfig, {"dropout": 1.0}, "MeanConfig: dropout is 1.0, expected 0 to below 1"),
+        (MeanConfig, {"dropout": 1.0}, "MeanConfig: dropout is 1.0, expected 0 <= dropout < 1"),
         (MeanConfig, {"word_dropout": -0.1}, "word_dropout is -0.1"),
+        (MeanConfig, {"hidden": 1.5}, "hidden is 1.5, expected an integer"),
         (MeanConfig, {"layers": -1}, "layers is -1, expected 0 or more"),
         (TransformerConfig, {"context": 0}, "TransformerConfig: context is 0"),
         (TransformerConfig, {"heads": 3}, "width is 128, expected a multiple of heads, 3"),

@@ -137,6 +137,8 @@ def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> Non
     nothing: Any = [{"de": "rot"}, {"de": None}]
     with pytest.raises(ArgumentError, match="example 1 has a NoneType under 'de', expected a text"):
         generate(model, nothing, "de", "en", tokenizer, 48, "test")
+    with pytest.raises(ArgumentError, match=r"beams is 1\.5, expected an integer"):
+        generate(model, some, "de", "en", tokenizer, 48, "test", beams=1.5)  # type: ignore[arg-type]
     for options in ({"beams": 0}, {"beams": 4, "rows": 3}):
         with pytest.raises(ArgumentError, match="expected 1 or more and as many rows"):
             generate(model, some, "de", "en", tokenizer, 48, "test", **options)

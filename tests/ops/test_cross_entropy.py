@@ -130,6 +130,12 @@ def test_arguments_that_do_not_fit() -> None:
         ops.cross_entropy(logits, np.zeros(2))
     with pytest.raises(ArgumentError, match=r"label_smoothing is 1\.5, expected 0 to 1"):
         ops.cross_entropy(logits, targets, label_smoothing=1.5)
+    for name in ("label_smoothing", "z_loss"):
+        wrong: dict[str, Any] = {name: "a"}
+        with pytest.raises(ArgumentError, match=f"cross_entropy: {name} is 'a', expected a number"):
+            ops.cross_entropy(logits, targets, **wrong)
+    with pytest.raises(ArgumentError, match=r"ignore_index is 1\.5, expected an integer or None"):
+        ops.cross_entropy(logits, targets, ignore_index=1.5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"z_loss is -0\.1, expected a number from 0"):
         ops.cross_entropy(logits, targets, z_loss=-0.1)
     with pytest.raises(ArgumentError, match="reduction is 'max', expected one of"):

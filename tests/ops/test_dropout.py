@@ -157,6 +157,8 @@ def test_dropout_add_names_what_does_not_fit() -> None:
 
 
 def test_arguments_that_do_not_fit() -> None:
+    with pytest.raises(ArgumentError, match="dropout: p is 'a', expected a number"):
+        ops.dropout(np.ones(3), "a")  # type: ignore[arg-type]  # what a user may do
     with pytest.raises(ArgumentError, match=r"dropout: p is -0\.1, expected 0 <= p < 1"):
         ops.dropout(Tensor(np.ones(3)), -0.1)
     with pytest.raises(DtypeError, match="dropout: x has dtype int64, expected a float"):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, ops
+from tensorgrad import Tensor, backend, nn, ops
 from tensorgrad.dtypes import FLOATS, bfloat16
-from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import Case, check
 
 SHAPES: list[tuple[int, ...]] = [(7,), (3, 31), (2, 33, 5), (70, 1023), (0, 4), (3, 0)]
@@ -152,6 +153,14 @@ def test_arguments_that_do_not_fit() -> None:
         ops.rms_norm(Tensor(np.ones(())))
     with pytest.raises(ShapeError, match=r"residual has shape \(4,\), expected \(2, 4\) like x"):
         ops.add_layer_norm(x, Tensor(np.ones(4)))
+    for eps in (-1e-5, math.nan, math.inf, "x", None):
+        for name in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
+            given = (x, x) if name.startswith("add") else (x,)
+            with pytest.raises(ArgumentError, match=f"{name}: eps is .*, expected a number"):
+                getattr(ops, name)(*given, eps=eps)
+        for layer in (nn.LayerNorm, nn.RMSNorm):
+            with pytest.raises(ArgumentError, match=f"{layer.__name__}: eps is .*, expected a"):
+                layer(4, eps=eps)  # type: ignore[arg-type]  # what a user may do
     with pytest.raises(DtypeError, match="rms_norm: weight has dtype int64, expected a float"):
         ops.rms_norm(x, Tensor(np.arange(4)))
     with pytest.raises(DtypeError, match="layer_norm: x is a list, expected a tensor"):

@@ -171,6 +171,10 @@ def test_no_rounding_draws_a_token_that_was_left_out() -> None:
         ({"top_k": 0}, "top_k is 0, expected 1 or more"),
         ({"top_p": 1.1}, "top_p is 1.1, expected above 0 and at most 1"),
         ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0, expected a finite number"),
+        ({"temperature": "a"}, "generate: temperature is 'a', expected a number"),
+        ({"top_k": 1.5}, "generate: top_k is 1.5, expected an integer"),
+        ({"top_p": "x"}, "generate: top_p is 'x', expected a number"),
+        ({"repetition_penalty": None}, "generate: repetition_penalty is None, expected a number"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -81,7 +81,7 @@ def test_zero_gradients(device: str) -> None:
     assert not backend.to_numpy(flat.grad).any()
 
 
-@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
-def test_a_wrong_limit_is_refused(limit: float) -> None:
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, "x", None])
+def test_a_wrong_limit_is_refused(limit: Any) -> None:
     with pytest.raises(ArgumentError, match="clip_grad_norm: max_norm is"):
         clip_grad_norm(flat_with_gradients("cpu"), limit)

@@ -273,6 +273,13 @@ def test_a_state_that_does_not_fit_changes_nothing(
     assert toy.same_bits(before, [optimizer.hyper, *optimizer.state.values()])
 
 
+TEXT: Any = "x"
+NONE: Any = None
+ONE: Any = (0.9,)
+THREE: Any = (0.9, 0.9, 0.9)
+NUMBER: Any = 0.9
+
+
 @pytest.mark.parametrize(
     ("make_wrong", "message"),
     [
@@ -287,6 +294,16 @@ def test_a_state_that_does_not_fit_changes_nothing(
         (lambda p: SGD(p).step(max_norm=0.0), r"SGD\.step: max_norm is 0.0"),
         (lambda p: SGD(p).step(max_norm=math.nan), r"SGD\.step: max_norm is nan"),
         (lambda p: setattr(SGD(p), "lr", math.inf), "lr is inf"),
+        (lambda p: setattr(SGD(p), "lr", "x"), "SGD: lr is 'x', expected a number"),
+        (lambda p: AdamW(p, betas=ONE), r"AdamW: betas is \(0.9,\), expected two numbers"),
+        (lambda p: Adam(p, betas=THREE), "Adam: betas is .*, expected two numbers"),
+        (lambda p: Adam(p, betas=NUMBER), "Adam: betas is 0.9, expected two numbers"),
+        (lambda p: Adam(p, betas=(TEXT, 0.9)), "Adam: beta1 is 'x', expected a number"),
+        (lambda p: Adam(p, eps=TEXT), "Adam: eps is 'x', expected a number"),
+        (lambda p: AdamW(p, weight_decay=NONE), "weight_decay is None, expected a number"),
+        (lambda p: SGD(p, momentum=TEXT), "momentum is 'x', expected a number"),
+        (lambda p: SGD(p, dampening=-0.1), "dampening is -0.1"),
+        (lambda p: SGD(p).step(max_norm=TEXT), r"SGD\.step: max_norm is 'x', expected a number"),
     ],
 )
 def test_wrong_options_are_named(make_wrong: Make, message: str) -> None:

@@ -144,6 +144,10 @@ def test_a_state_that_does_not_fit_changes_nothing(state: dict[str, Any]) -> Non
         ({"growth": 0.5}, "growth is 0.5"),
         ({"backoff": 1.0}, "backoff is 1.0"),
         ({"interval": 0}, "interval is 0"),
+        ({"scale": "x"}, "scale is 'x', expected a number"),
+        ({"growth": None}, "growth is None, expected a number"),
+        ({"backoff": "x"}, "backoff is 'x', expected a number"),
+        ({"interval": 1.5}, "interval is 1.5, expected an integer"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -3,12 +3,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import SGD, schedule
 from tests.optim import toy
+
+TEXT: Any = "x"
+NONE: Any = None
 
 Schedule = Callable[[int], float]
 ALL: dict[str, Schedule] = {
@@ -69,6 +73,11 @@ def test_a_schedule_drives_an_optimizer(device: str) -> None:
         (lambda: schedule.linear(0, 1.0, 10, warmup=-1), "linear: warmup is -1"),
         (lambda: schedule.cosine(0, 1.0, 10, warmup=10), "cosine: steps is 10, expected more"),
         (lambda: schedule.inverse_square_root(0, 1.0, 0), "warmup is 0, expected at least 1"),
+        (lambda: schedule.constant(TEXT, 1.0), "constant: step is 'x', expected a number"),
+        (lambda: schedule.constant(0, TEXT), "constant: lr is 'x', expected a number"),
+        (lambda: schedule.constant(0, 1.0, NONE), "warmup is None, expected a number"),
+        (lambda: schedule.cosine(0, 1.0, NONE), "cosine: steps is None, expected a number"),
+        (lambda: schedule.linear(0, 1.0, 9, 0, math.nan), "linear: minimum is nan"),
     ],
 )
 def test_wrong_arguments_are_named(call: Callable[[], float], message: str) -> None:
