@@ -229,8 +229,9 @@ class Trainer:
         """Do one step; leave its loss and gradient norm on the device, in `_pending`."""
         settings, optimizer = self.settings, self.optimizer
         optimizer.zero_grad()
-        parts = [_moved(part, self._device) for part in _parts(batch, settings.accumulate)]
-        total = self._ranks.compute_gradients(self._loss, parts, self.scaler)
+        parts = _parts(batch, settings.accumulate, self._ranks.ranks)
+        moved = [_moved(part, self._device) for part in parts]
+        total = self._ranks.compute_gradients(self._loss, moved, self.scaler)
         optimizer.lr = self._schedule(self.step)
         norm = optimizer.step(settings.clip or math.inf, self.scaler, self._ranks.reduce_norm)
         self._ranks.after_step()
@@ -312,12 +313,14 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _parts(batch: Batch, count: int) -> Iterator[Batch]:
-    """Cut the rows of a batch into equal parts."""
+def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
+    """Cut the rows that a rank has of a batch into equal parts."""
     rows = len(batch[0])
     if rows % count:
+        share = f", {rows} on each of {ranks} ranks" if ranks > 1 else ""
         raise ArgumentError(
-            f"train: a batch has {rows} rows, expected a multiple of accumulate, {count}"
+            f"train: accumulate is {count} and a batch has {rows * ranks} rows{share}, expected a "
+            f"divisor of {rows}"
         )
     size = rows // count
     for start in range(0, rows, size):

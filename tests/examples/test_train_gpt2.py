@@ -124,7 +124,7 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
         (["--data", "missing.txt"], "missing.txt"),
         (["--context", "5000"], "expected 5,001 or more"),
         (["--device", "tpu"], "device: got 'tpu'"),
-        (["--accumulate", "3"], "a batch has 4 rows, expected a multiple of accumulate, 3"),
+        (["--accumulate", "3"], "accumulate is 3 and a batch has 4 rows, expected a divisor of 4"),
     ],
 )
 def test_bad_options_are_named(

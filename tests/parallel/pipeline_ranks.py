@@ -248,7 +248,7 @@ def check_errors(comm: Comm, folder: Path) -> None:
     trainer = make_trainer(folder / "odd", gpt2(2 * p), ranks, accumulate=1, steps=3)
     fails(trainer.run, f"interleaved: micro is 1, expected a multiple of the {p} stages")
     trainer = make_trainer(folder / "rows", gpt2(p), Pipeline(comm), accumulate=3, steps=3)
-    fails(trainer.run, "a batch has 8 rows, expected a multiple of accumulate, 3")
+    fails(trainer.run, "accumulate is 3 and a batch has 8 rows")
     x = next(batches(0))[0]
     fails(lambda: trainer.model(x), "this rank has some of the layers, expected to be called by")
     assert isinstance(trainer.model, GPT2)

@@ -117,8 +117,15 @@ def test_parts_of_a_batch_add_up_to_it(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_does_not_divide_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="4 rows, expected a multiple of accumulate, 3"):
+    with pytest.raises(
+        ArgumentError, match="accumulate is 3 and a batch has 4 rows, expected a divisor"
+    ):
         make_trainer(tmp_path, accumulate=3).run()
+    with pytest.raises(
+        ArgumentError,
+        match="accumulate is 4 and a batch has 4 rows, 2 on each of 2 ranks, expected",
+    ):
+        make_trainer(tmp_path, Two(), accumulate=4).run()
 
 
 def poison(trainer: Trainer, *steps: int) -> None:
