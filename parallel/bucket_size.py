@@ -11,7 +11,7 @@ last bucket. What a step takes longer than without sending is, with n = (G - L) 
 where s stands for L if it is larger. The first is the last bucket, whose sending begins when
 backward ends; the last one counts where sending takes longer than backward. Where sending keeps
 up, small buckets cost calls and large ones leave more to wait for; with L = 0 the best size is
-sqrt(G c w). docs/parallel.md has a table. Tests: tests/parallel/test_bucket_size.py.
+sqrt(G c w). docs/costs.md has a table. Tests: tests/parallel/test_bucket_size.py.
 """
 
 from __future__ import annotations

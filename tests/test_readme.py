@@ -22,11 +22,11 @@ import pytest
 
 from tensorgrad import backend
 from tests.ranks import run_ranks
-from tests.source_tree import ROOT, module_names
+from tests.source_tree import MOST_LINES, ROOT, module_names
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = {"sh", "bash", "shell", "console"}
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi}
 MADE_BY_RUNNING = ("runs/", ".venv")
@@ -174,10 +174,28 @@ def extras() -> set[str]:
     return set(project["optional-dependencies"])
 
 
+def anchors(document: Path) -> set[str]:
+    """Return what GitHub calls the headings of a document."""
+    text = FENCE.sub("", document.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(document: Path, text: str) -> Iterator[str]:
+    for name, anchor in LINK.findall(text):
+        place = document.parent / name if name else document
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            yield f"{name}#{anchor}"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_to_files(document: Path) -> None:
-    links = LINK.findall(document.read_text(encoding="utf-8"))
-    assert [link for link in links if not (document.parent / link).exists()] == []
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    assert list(dead_links(document, document.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_is_no_longer_than_a_source_file_may_be(document: Path) -> None:
+    assert len(document.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
 def test_the_checks_would_notice() -> None:
@@ -188,5 +206,8 @@ def test_the_checks_would_notice() -> None:
         "python -m tensorgrad.nothing"
     ]
     assert list(problems(["make", "train", "ARGS=--steps 10"])) == []
+    links = "[a](docs/none.md) [b](#quick-start) [c](#nothing) [d](docs/data.md#nothing)"
+    found = list(dead_links(ROOT / "README.md", links))
+    assert found == ["docs/none.md#", "#nothing", "docs/data.md#nothing"]
     assert len(list(python_blocks())) > 0
     assert len(list(commands())) > 2

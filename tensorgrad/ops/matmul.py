@@ -36,7 +36,7 @@ def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
         a: (..., M, K), or (K,), which counts as one row that the result lacks.
         b: (..., K, N), or (K,), which counts as one column that the result lacks. The leading
             axes of a and b broadcast.
-        kernel: on the GPU, which of the kernels in docs/kernels.md multiplies, also in backward;
+        kernel: on the GPU, which of the kernels in docs/matmul.md multiplies, also in backward;
             None takes the one that was the fastest.
 
     Returns:
