@@ -35,8 +35,8 @@ class LayerNorm(Module):
         """Return the shape of x, (..., width)."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
-    def add(self, x: Any, residual: Any) -> tuple[Tensor, Tensor]:
-        """Return x + residual and its normalisation, computed together."""
+    def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
+        """Return x + residual and its normalisation, computed together; without one, x itself."""
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -65,8 +65,8 @@ class RMSNorm(Module):
         """Return the shape of x, (..., width)."""
         return ops.rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: Any, residual: Any) -> tuple[Tensor, Tensor]:
-        """Return x + residual and its normalisation, computed together."""
+    def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
+        """Return x + residual and its normalisation, computed together; without one, x itself."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def extra_repr(self) -> str:

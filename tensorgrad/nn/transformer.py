@@ -123,7 +123,8 @@ class TransformerBlock(Module):
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
-        x, normed = self._add_and_norm(x, self.attention(self.norm1(x), mask, cache))
+        x, normed = _beside(x, self.norm1)
+        x, normed = self._add_and_norm(x, self.attention(normed, mask, cache))
         if isinstance(self.feed_forward, (FeedForward, SwiGLU)) and not self.dropout.drops:
             y: Tensor = self.feed_forward(normed, residual=x)
             return y
@@ -133,9 +134,15 @@ class TransformerBlock(Module):
         """Return x + dropout(branch) and norm2 of it, in one kernel where nothing is dropped."""
         if isinstance(self.norm2, (LayerNorm, RMSNorm)) and not self.dropout.drops:
             return self.norm2.add(x, branch)
-        x = self._add(x, branch)
-        return x, self.norm2(x)
+        return _beside(self._add(x, branch), self.norm2)
 
     def _add(self, x: Any, branch: Any) -> Tensor:
         """Return x + dropout(branch), in one kernel."""
         return ops.dropout_add(branch, x, self.dropout.p, training=self.dropout.training)
+
+
+def _beside(x: Any, norm: Module) -> tuple[Any, Tensor]:
+    """Return x to go on with, and norm(x), in whose backward kernel both gradients are added."""
+    if isinstance(norm, (LayerNorm, RMSNorm)):
+        return norm.add(x)
+    return x, norm(x)

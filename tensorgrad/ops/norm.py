@@ -23,7 +23,7 @@ from tensorgrad.tensor import Tensor
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
-_ABSENT = Tensor(np.zeros(()))  # stands among the inputs for a parameter that was not given
+_ABSENT = Tensor(np.zeros(()))  # stands among the inputs for one that was not given
 
 
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
@@ -74,7 +74,7 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
 
 
 def add_layer_norm(
-    x: Any, residual: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    x: Any, residual: Any = None, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Add, then normalise: what a residual branch ends with and the next one begins with.
 
@@ -82,7 +82,8 @@ def add_layer_norm(
 
     Args:
         x: (..., C), any float dtype.
-        residual: the shape of x, any float dtype.
+        residual: the shape of x, any float dtype. None adds nothing: s is x, to be used in place of
+            x where y is used too, so that the gradients of both are added up in that one pass.
         weight: (C,), or None for 1.
         bias: (C,), or None for 0.
         eps: added to the variance; from 0.
@@ -100,7 +101,7 @@ def add_layer_norm(
 
 
 def add_rms_norm(
-    x: Any, residual: Any, weight: Any = None, eps: float = 1e-6
+    x: Any, residual: Any = None, weight: Any = None, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
     """Add, then divide by the root mean square, as `add_layer_norm` does with `layer_norm`.
 
@@ -108,7 +109,7 @@ def add_rms_norm(
 
     Args:
         x: (..., C), any float dtype.
-        residual: the shape of x, any float dtype.
+        residual: the shape of x, any float dtype; or None, as there.
         weight: (C,), or None for 1.
         eps: added to the mean square; from 0.
 
@@ -136,17 +137,27 @@ def _run(op: str, x: Any, weight: Any, bias: Any, eps: float, centre: bool) -> T
 def _run_added(
     op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centre: bool
 ) -> tuple[Tensor, Tensor]:
-    x, residual = float_tensor(op, "x", x), float_tensor(op, "residual", residual)
+    x = float_tensor(op, "x", x)
     check_range(op, "eps", eps)
-    weight, bias = _parameters(op, {"x": x, "residual": residual}, weight, bias)
-    if residual.shape != x.shape:
-        raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {x.shape} like x")
-    dtype = promoted(op, ("x", "residual"), (x.data, residual.data))
-    first, second = (t.data.astype(dtype, copy=False) for t in (x, residual))
+    if residual is None:
+        weight, bias = _parameters(op, {"x": x}, weight, bias)
+        residual, first, second = _ABSENT, x.data, None
+    else:
+        residual = float_tensor(op, "residual", residual)
+        weight, bias = _parameters(op, {"x": x, "residual": residual}, weight, bias)
+        first, second = _terms(op, x, residual)
     y, total, mean, rstd = _forward(first, second, weight.data, bias.data, eps, centre)
     saved = (total, _given(weight.data), mean, rstd)
     added = record(op, total, (x, residual, weight, bias), _backward_added, saved)
     return added, record(op, y, (added,), _backward_normed, ())
+
+
+def _terms(op: str, x: Tensor, residual: Tensor) -> tuple[Array, Array]:
+    """Return what is added, in the dtype of the sum."""
+    if residual.shape != x.shape:
+        raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {x.shape} like x")
+    dtype = promoted(op, ("x", "residual"), (x.data, residual.data))
+    return x.data.astype(dtype, copy=False), residual.data.astype(dtype, copy=False)
 
 
 def _parameters(op: str, given: dict[str, Tensor], weight: Any, bias: Any) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,24 @@ def both_used_numpy(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
     return added + normed * added[:1] + normed
 
 
+def nothing_added(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    same, normed = ops.add_layer_norm(x, None, weight, bias)
+    return same * 2 + normed * same[:1]
+
+
+def nothing_added_numpy(x: Any, weight: Any, bias: Any) -> Any:
+    return x * 2 + layer_norm(x, weight, bias) * x[:1]
+
+
+def nothing_added_rms(x: Tensor, weight: Tensor) -> Tensor:
+    same, normed = ops.add_rms_norm(x, weight=weight)
+    return same + normed
+
+
+def nothing_added_rms_numpy(x: Any, weight: Any) -> Any:
+    return x + rms_norm(x, weight)
+
+
 CASES = [
     *(
         Case(ops.add_layer_norm, [s, s, s[-1:], s[-1:]], add_layer_norm,
@@ -61,6 +79,8 @@ CASES = [
     Case(ops.add_rms_norm, [(2, 3, 264), (2, 3, 264)], add_rms_norm, terms=264, slack=3),
     Case(both_used, [(5, 40), (5, 40), (40,), (40,)], both_used_numpy, terms=200, slack=8,
          name="add_layer_norm-both"),
+    Case(nothing_added, [(5, 40), (40,), (40,)], nothing_added_numpy, terms=200, slack=8),
+    Case(nothing_added_rms, [(3, 2, 33), (33,)], nothing_added_rms_numpy, terms=200, slack=4),
     *(
         Case(ops.layer_norm, [s, s[-1:], s[-1:]], layer_norm, terms=int(np.prod(s)), slack=2)
         for s in SHAPES
@@ -129,6 +149,20 @@ def test_the_sum_may_be_used_alone() -> None:
     np.testing.assert_array_equal(x.grad, np.full((2, 3), 2.0))
     np.testing.assert_array_equal(residual.grad, x.grad)
     assert weight.grad is None
+    assert normed.requires_grad
+
+
+def test_what_is_normed_alone_is_itself_and_gets_both_gradients() -> None:
+    x = Tensor(np.random.default_rng(1).standard_normal((3, 8)), requires_grad=True)
+    same, normed = ops.add_layer_norm(x)
+    assert same.data is x.data
+    (same * 3).sum().backward()
+    np.testing.assert_array_equal(x.grad, np.full((3, 8), 3.0))
+    x.grad = None
+    ops.add_layer_norm(x)[1].backward(x.data)
+    alone = Tensor(x.data, requires_grad=True)
+    ops.layer_norm(alone).backward(x.data)
+    np.testing.assert_array_equal(x.grad, alone.grad)
     assert normed.requires_grad
 
 
