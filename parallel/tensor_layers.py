@@ -147,11 +147,7 @@ class ColumnParallelLinear(Linear):
 
     def forward(self, x: Any) -> Tensor:
         """Return (B, T, the own outputs) for x (B, T, inputs) or, of a sequence, its own rows."""
-        return self.inside(self.region.enter(x))
-
-    def inside(self, x: Tensor) -> Tensor:
-        """Return the same for x that has entered the region: several layers may share it."""
-        return ops.linear(x, self.weight, self.bias)
+        return ops.linear(self.region.enter(x), self.weight, self.bias)
 
 
 class RowParallelLinear(Linear):
@@ -319,7 +315,8 @@ class ParallelSwiGLU(SwiGLU):
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return the shape of x; a residual is added."""
         x = self.region.enter(x)
-        hidden = ops.swiglu(self.gate.inside(x), self.up.inside(x))
+        gate, up = self.gate, self.up
+        hidden = ops.gated_linear(x, gate.weight, up.weight, gate.bias, up.bias)
         return self.down.forward(self.region.drop(self.dropout, hidden), residual)
 
 

@@ -73,8 +73,12 @@ class SwiGLU(Module):
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return (..., width) for x of that shape; a residual is added."""
-        hidden = self.dropout(ops.swiglu(self.gate(x), self.up(x)))
-        return add_linear(self.down, hidden, residual)
+        gate, up = self.gate, self.up
+        if type(gate) is Linear and type(up) is Linear:  # not what a user has put there
+            hidden = ops.gated_linear(x, gate.weight, up.weight, gate.bias, up.bias)
+        else:
+            hidden = ops.swiglu(gate(x), up(x))
+        return add_linear(self.down, self.dropout(hidden), residual)
 
 
 class TransformerBlock(Module):

@@ -29,6 +29,11 @@ def feed_forward(x: Any, up: Any, b: Any, down: Any, c: Any, residual: Any = 0) 
     return linear(gelu(linear(x, up, b)), down, c, residual)
 
 
+def gated_linear(x: Any, gate: Any, up: Any, b: Any = 0, c: Any = 0) -> Any:
+    opened = linear(x, gate, b)
+    return opened / (1 + np.exp(-opened)) * linear(x, up, c)
+
+
 def with_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     return ops.linear(x, weight, bias, residual=residual)
 
@@ -57,6 +62,13 @@ CASES = [
              terms=n, slack=8)
         for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
     ),
+    *(
+        Case(ops.gated_linear, [x, (n, x[-1]), (n, x[-1]), (n,), (n,)], gated_linear,
+             terms=2 * n, slack=8)
+        for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
+    ),
+    Case(ops.gated_linear, [(2, 3, 8), (16, 8), (16, 8)], gated_linear, terms=32, slack=8),
+    Case(ops.gated_linear, [(0, 8), (16, 8), (16, 8)], gated_linear, terms=32),
     Case(
         lambda x, up, down: ops.feed_forward(x, up, None, down, None),
         [(3, 8), (16, 8), (24, 16)], lambda x, up, down: feed_forward(x, up, 0, down, 0),
@@ -102,6 +114,27 @@ def test_a_wide_bias_fits_any_size(sizes: tuple[int, int, int], dtype: Any, devi
         y = op(left, right, added)
         assert y.dtype == dtype
         np.testing.assert_allclose(y.numpy().astype("float64"), expected, rtol=1e-2, atol=2e-2)
+
+
+def test_a_gated_pair_is_the_two_layers_it_is_made_of() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s) for s in ((2, 5, 4), (3, 4), (3, 4), (3,))]
+    found = []
+    for fused in (True, False):
+        x, gate, up, bias = inputs = [Tensor(array, True) for array in arrays]
+        gate.requires_grad = False
+        if fused:
+            y = ops.gated_linear(x, gate, up, None, bias)
+        else:
+            y = ops.swiglu(ops.linear(x, gate), ops.linear(x, up, bias))
+        y.backward(np.ones((2, 5, 3)))
+        assert gate.grad is None
+        found.append([y.data, *[each.grad for each in inputs if each.requires_grad]])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+    with amp.autocast("bfloat16"):
+        narrow = [array.astype("float32") for array in arrays[:3]]
+        assert ops.gated_linear(*narrow).dtype == bfloat16
 
 
 def test_weight_gradients_are_added_to_wide_ones_and_hooks_see_the_sum() -> None:
@@ -153,6 +186,10 @@ def test_gradients_of_biases_are_added_to_what_is_there(
          "linear_gelu: weight has dtype int64, expected a float"),
         (lambda: ops.feed_forward(X, X, None, X, None), ShapeError,
          r"linear: weight has shape \(2, 3\), expected \(out, 2\)"),
+        (lambda: ops.gated_linear(X, X, np.ones((4, 3))), ShapeError,
+         r"gated_linear: up has shape \(4, 3\), expected \(2, 3\) as gate has"),
+        (lambda: ops.gated_linear(X, X.T, X.T), ShapeError,
+         r"linear: weight has shape \(3, 2\), expected \(out, 3\)"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(call: Any, error: Any, message: str) -> None:
