@@ -90,7 +90,8 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """Return a tensor with the same array that no gradient flows through."""
-        return Tensor(self.data)
+        data = self.data
+        return Tensor(data.detached() if hasattr(data, "detached") else data)  # see ops/fuse.py
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values as a NumPy array; on the CPU it is the tensor's own memory."""

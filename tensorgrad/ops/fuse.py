@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.ops.expression import Formula
@@ -38,9 +40,10 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     f may use arithmetic, comparisons, `where`, `clip`, all other functions of ops/elementwise.py
     and ops/activation.py, casts to float types, Python control flow over its keyword arguments,
-    and other fused functions. All is computed in float32 (float64 where an argument is that) and
-    only the result is rounded: 16-bit arguments give more accurate results than unfused ops do,
-    which round at each step, and integers beside floats are computed with as floats.
+    and other fused functions; gradients stop at `detach` and inside `no_grad`. All is computed in
+    float32 (float64 where an argument is that) and only the result is rounded: 16-bit arguments
+    give more accurate results than unfused ops do, which round at each step, and integers beside
+    floats are computed with as floats.
 
     Args:
         f: takes tensors, arrays or Python numbers by position, which broadcast, and constants by
@@ -67,7 +70,7 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if kind is Symbol:
                 return f(*operands, **constants)  # inside another fused function
             kinds.append(kind if kind in _SCALARS else getattr(value, "dtype", None))
-        key = (*kinds, *constants.items())
+        key = (*kinds, *[(name, _told_apart(value)) for name, value in constants.items()])
         try:
             row = rows[key]
         except (KeyError, TypeError):
@@ -97,12 +100,20 @@ def _row(f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]) 
     result = trace.run(f, symbols, constants)
     y = result.data if isinstance(result, Tensor) else None
     if type(y) is not Symbol or y.dtype in _SCALARS:
-        got = type(result).__name__ if y is None else "tensor that is none of its arguments'"
+        got = "number" if type(y) is Symbol else "tensor that does not depend on its arguments"
+        got = type(result).__name__ if y is None else got
         raise DtypeError(f"fuse: {trace.name} returned a {got}, expected one tensor")
     compute = trace.compute_dtype()
     formula = Formula(trace.name, parameters, trace.expressions, [y.place])
     gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
     return Row.composed(names, formula, gradients, y.dtype, compute_dtype(compute))
+
+
+def _told_apart(constant: Any) -> Any:
+    """Return the key of a constant: one for each of 2, 2.0 and True, 0.0 and -0.0."""
+    if type(constant) is tuple:
+        return tuple(map(_told_apart, constant))
+    return type(constant), str(constant) if isinstance(constant, float | np.floating) else constant
 
 
 def _names(f: Callable[..., Any], count: int) -> list[str]:

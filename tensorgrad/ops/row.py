@@ -21,7 +21,7 @@ from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
 from tensorgrad.dtypes import Dtype, compute_dtype
-from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.errors import DtypeError, ShapeError, TensorgradError
 from tensorgrad.ops.expression import Expressions, Formula
 from tensorgrad.ops.row_cuda import launch
 from tensorgrad.ops.row_numpy import evaluate
@@ -233,13 +233,16 @@ class Row:
 
     def _explain(self, arrays: list[Any], error: Exception) -> None:
         """Raise what names the operands when their shapes or dtypes do not fit."""
-        for array in arrays:
-            if type(array) is Symbol:
-                array.trace.refuse_arrays(self.name, self.operands, arrays)
-                return
+        if isinstance(error, TensorgradError):
+            return
         named = [
             (n, a) for n, a in zip(self.operands, arrays, strict=True) if type(a) not in _SCALARS
         ]
+        for array in arrays:
+            if type(array) is Symbol:
+                array.trace.refuse_arrays(self.name, self.operands, arrays)
+                self._explain_dtypes(named, error)
+                return
         if len({backend.is_numpy(a) for _, a in named if backend.is_array(a)}) > 1:
             backend.same_device(self.name, *zip(*named, strict=True))
         try:
@@ -247,6 +250,9 @@ class Row:
         except ValueError:
             got = ", ".join(f"{name} has shape {a.shape}" for name, a in named)
             raise ShapeError(f"{self.name}: {got}, expected shapes that broadcast") from error
+        self._explain_dtypes(named, error)
+
+    def _explain_dtypes(self, named: Sequence[tuple[str, Any]], error: Exception) -> None:
         if isinstance(error, TypeError):
             got = ", ".join(f"{name} has dtype {a.dtype}" for name, a in named)
             raise DtypeError(f"{self.name}: {got}, expected dtypes it is defined for") from error

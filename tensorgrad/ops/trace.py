@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from tensorgrad.autograd import mode
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.ops.expression import Expressions
@@ -58,8 +59,12 @@ class Trace:
     def run(
         self, f: Callable[..., Tensor], symbols: Sequence[Symbol], constants: dict[str, Any]
     ) -> Tensor:
-        """Call the function."""
-        return f(*[Tensor(s) for s in symbols], **constants)
+        """Call the function; its derivative is written down under `no_grad` too, for later."""
+        before, mode.grad_enabled = mode.grad_enabled, True
+        try:
+            return f(*[Tensor(s) for s in symbols], **constants)
+        finally:
+            mode.grad_enabled = before
 
     def apply(
         self,
@@ -76,6 +81,8 @@ class Trace:
         kind = dtype if any(_is_array(o) for o in operands) else _NUMBERS[dtype.kind]
         y = Symbol(self, self.expressions.parse(value, table), kind)
         self.kinds.append(kind)
+        if not mode.grad_enabled:
+            return y
         symbols = {
             n: o for n, o in zip(names, operands, strict=True) if type(o) is Symbol and o.is_float
         }
@@ -94,7 +101,7 @@ class Trace:
         node = self.expressions.node("float64" if wide else "float32", x.place)
         place = node if wide or not x.is_float else x.place
         y = Symbol(self, place, dtype)
-        operands = {"x": x} if x.is_float else {}
+        operands = {"x": x} if x.is_float and mode.grad_enabled else {}
         self._steps.append(_Step(y, operands, {"x": "dy"}, {}))
         return y
 
@@ -179,6 +186,10 @@ class Symbol:
     def astype(self, dtype: Dtype) -> Symbol:
         """Return the value in another dtype."""
         return self.trace.cast(self, dtype)
+
+    def detached(self) -> Symbol:
+        """Return the same value, through which no gradient flows."""
+        return Symbol(self.trace, self.place, self.dtype)
 
     def __bool__(self) -> bool:
         raise ArgumentError(

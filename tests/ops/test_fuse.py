@@ -186,6 +186,46 @@ def test_no_grad_checkpoint_and_reuse() -> None:
     np.testing.assert_allclose(found.numpy(), expected)
 
 
+def stopped(x: Tensor) -> Tensor:
+    with tensorgrad.no_grad():
+        weight = ops.exp(x).astype("float64")
+    return weight * x * x.detach()
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_gradients_stop_where_those_of_unfused_ops_do(traced: bool) -> None:
+    fused = fuse(stopped)
+    one, two = (Tensor(np.linspace(-1, 1, 6), requires_grad=True) for _ in range(2))
+    if traced:
+        with tensorgrad.no_grad():
+            fused(one)
+    fused(one).sum().backward()
+    stopped(two).sum().backward()
+    assert one.grad is not None
+    assert two.grad is not None
+    np.testing.assert_allclose(one.grad, two.grad, rtol=1e-14)
+    np.testing.assert_allclose(one.grad, np.exp(one.data) * one.data, rtol=1e-14)
+    assert not fuse(lambda x: x.detach())(one).requires_grad
+
+
+def test_equal_constants_of_other_types_are_others() -> None:
+    calls = []
+
+    @fuse
+    def scaled(x: Tensor, *, by: Any) -> Tensor:
+        calls.append(by)
+        return x * by if isinstance(by, int | float) else x * by[0]
+
+    ones = Tensor(np.ones(2, np.int32))
+    for _ in range(2):
+        for by, dtype in ((2, "int32"), (2.0, "float64"), (True, "int32"), ((2.0,), "float64")):
+            assert scaled(ones, by=by).dtype == dtype
+    assert scaled(ones, by=(2,)).dtype == np.int32
+    assert len(calls) == 5
+    x = Tensor(np.ones(2))
+    assert [np.signbit(scaled(x, by=by).numpy()[0]) for by in (0.0, -0.0)] == [False, True]
+
+
 def branches(x: Any) -> Any:
     return x if x > 0 else -x
 
@@ -219,6 +259,14 @@ def test_arguments_and_results_that_do_not_fit() -> None:
         fuse(lambda x: (x, x))(x)  # type: ignore[arg-type, return-value]
     with pytest.raises(DtypeError, match="casts to int64, expected a float type"):
         fuse(lambda x: x.astype("int64"))(x)
+    with pytest.raises(DtypeError, match="returned a number, expected one tensor"):
+        gated(2.0, 3.0)
+    with pytest.raises(DtypeError, match="returned a tensor that does not depend on its arguments"):
+        fuse(lambda x: Tensor(OUTSIDE))(x)
+    with pytest.raises(DtypeError, match="subtract: a has dtype bool, b has dtype bool"):
+        fuse(lambda x: x - x)(np.ones(3, bool))
+    with pytest.raises(DtypeError, match="multiply: a has dtype float64, b has dtype <U1"):
+        gated(x, np.array(["x"]))
     with pytest.raises(DtypeError, match="up is no tensor, array or number"):
         gated(x, "up")
     with pytest.raises(ArgumentError, match="double is a Tensor given by keyword"):
