@@ -141,6 +141,7 @@ class Row:
             raise
         if type(y) is not _NDARRAY and not backend.is_array(y):
             if type(y) is Symbol:
+                y.trace.refuse_parameters(self.name, self.operands, inputs)
                 return Tensor(y)
             y = np.asarray(y)  # 0-d results come as scalars
         if not self._differentiable:

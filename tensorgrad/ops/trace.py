@@ -46,7 +46,7 @@ class Trace:
     """
 
     def __init__(self, f: Callable[..., Any]) -> None:
-        self.name: str = getattr(f, "__name__", type(f).__name__)
+        self.name: str = getattr(f, "__name__", type(f).__name__).lstrip("_")
         self.expressions = Expressions()
         self.kinds: list[Any] = []
         self._steps: list[_Step] = []
@@ -132,6 +132,15 @@ class Trace:
                 raise ArgumentError(
                     f"fuse: {self.name} uses {op} with {name} of shape {operand.shape} that is "
                     "none of its arguments, expected arguments and numbers"
+                )
+
+    def refuse_parameters(self, op: str, names: Sequence[str], inputs: Sequence[Tensor]) -> None:
+        """Raise when an operand from outside the function wants a gradient: it would get none."""
+        for name, tensor in zip(names, inputs, strict=True):
+            if tensor.requires_grad:
+                raise ArgumentError(
+                    f"fuse: {self.name} uses {op} with {name}, a tensor that requires a gradient "
+                    "and is none of its arguments, expected arguments and numbers"
                 )
 
     def refuse(self, what: str) -> NoReturn:

@@ -231,6 +231,7 @@ def branches(x: Any) -> Any:
 
 
 OUTSIDE = np.ones(3)
+LEARNED = Tensor(np.ones(()), requires_grad=True)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +247,7 @@ OUTSIDE = np.ones(3)
         (branches, r"branches asks whether an element is true, expected where\("),
         (lambda x: x + OUTSIDE, r"uses add with b of shape \(3,\) that is none of its arguments"),
         (lambda x: Tensor(OUTSIDE) * x, r"uses multiply with a of shape \(3,\)"),
+        (lambda x: x * LEARNED, "uses multiply with b, a tensor that requires a gradient"),
     ],
 )
 def test_what_is_not_elementwise_is_named(f: Callable[..., Tensor], message: str) -> None:
@@ -271,6 +273,9 @@ def test_arguments_and_results_that_do_not_fit() -> None:
         gated(x, "up")
     with pytest.raises(ArgumentError, match="double is a Tensor given by keyword"):
         mixed(x, x, double=x)
+    assert fuse(lambda x: x * LEARNED.detach())(x).shape == (2, 3)
+    with pytest.raises(ShapeError, match=r"^swiglu: gate has shape \(2, 3\), up has shape \(4,\)"):
+        ops.swiglu(x, np.ones(4))
     with pytest.raises(ShapeError, match=r"gated: gate has shape \(2, 3\), up has shape \(4,\)"):
         gated(x, np.ones(4))
 
