@@ -163,8 +163,13 @@ def _broadcast_strides(
 
 
 def _compile(formula: Formula, layout: _Layout, kinds: Sequence[Any], outs: int) -> Any:
-    name = re.sub(r"\W", "_", f"{formula.name}_{kinds[0].name}")
+    name = _kernel_name(f"{formula.name}_{kinds[0].name}")
     return load_text(name, source(formula, layout, kinds, outs, name))
+
+
+def _kernel_name(name: str) -> str:
+    """Return a name that CUDA takes: Python's may have letters that are not in ASCII."""
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 @cache

@@ -14,7 +14,7 @@ from tensorgrad.kernels.loader import OPTIONS, Source
 from tensorgrad.ops.activation import GELU_ERF
 from tensorgrad.ops.elementwise import POWER, WHERE
 from tensorgrad.ops.fuse import _row
-from tensorgrad.ops.row_cuda import _Layout, _plan, source
+from tensorgrad.ops.row_cuda import _kernel_name, _Layout, _plan, source
 
 
 def mixed(x: Any, bias: Any, ids: Any) -> Any:
@@ -53,3 +53,9 @@ def test_generated_kernels_compile(name: str) -> None:
     log, _ = compiler(Source(f"{name}.cu", text, OPTIONS, None, (name,)), (name,), "sm_80")
     assert "error" not in log
     assert " 0 bytes spill stores" in log
+
+
+def test_names_of_functions_become_names_of_kernels() -> None:
+    names = ["gelu_float32", "<lambda>_float32", "größe_float32"]
+    kernels = ["gelu_float32", "_lambda__float32", "gr__e_float32"]
+    assert [_kernel_name(name) for name in names] == kernels
