@@ -38,8 +38,16 @@ struct Normalized {
     }
 };
 
+// Blocks of a multiprocessor. Before Hopper the compiler needs more than 64 registers for a mask.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 template <typename T, int VECTORS, bool MASKED>
-__global__ void __launch_bounds__(512, 2)
+constexpr int FORWARD_BLOCKS = MASKED && sizeof(T) == 2 && VECTORS == 4 ? 1 : 2;
+#else
+template <typename T, int VECTORS, bool MASKED> constexpr int FORWARD_BLOCKS = 2;
+#endif
+
+template <typename T, int VECTORS, bool MASKED>
+__global__ void __launch_bounds__(512, FORWARD_BLOCKS<T, VECTORS, MASKED>)
 softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows, int width,
                      const Scores scores, bool logarithm) {
     using C = Compute<T>;
