@@ -38,21 +38,29 @@ __device__ inline void fetch_kept(Word (&kept)[N], const Problem& p, const Dropo
     }
 }
 
+// A head's queries, keys, values and dropout, and what else is on its way: all is there for all threads.
+template <int D, int N, typename T>
+__device__ inline void fetch_head(T* q_tile, T* k_tile, T* v_tile, Word (&kept)[N], const T* q, const T* k,
+                                  const T* v, const Problem& p, const Dropout& dropout, int head, int sequence) {
+    const int kv_head = head / (p.heads / p.kv_heads);
+    fetch<D, N>(q_tile, q + place(p.q, sequence, head, 0), p.q.row, p.queries, p.width);
+    fetch<D, N>(k_tile, k + place(p.k, sequence, kv_head, 0), p.k.row, p.keys, p.width);
+    fetch<D, N>(v_tile, v + place(p.v, sequence, kv_head, 0), p.v.row, p.keys, p.width);
+    copy_commit();
+    if (dropout.threshold >= 0) fetch_kept(kept, p, dropout, head, sequence);
+    copy_wait<0>();
+    __syncthreads();
+}
+
 template <typename T, int D, int N>
 __global__ void __launch_bounds__(LANES<N>)
 attention_short(T* __restrict__ y, float* __restrict__ logsumexp, const T* __restrict__ q, const T* __restrict__ k,
                 const T* __restrict__ v, const __grid_constant__ Problem p, const __grid_constant__ Dropout dropout) {
     __shared__ __align__(16) T q_tile[N * PITCH<D>], k_tile[N * PITCH<D>], v_tile[N * PITCH<D>];
     __shared__ Word kept[N];
-    const int head = blockIdx.x % p.heads, sequence = blockIdx.x / p.heads, kv_head = head / (p.heads / p.kv_heads);
-    fetch<D, N>(q_tile, q + place(p.q, sequence, head, 0), p.q.row, p.queries, p.width);
-    fetch<D, N>(k_tile, k + place(p.k, sequence, kv_head, 0), p.k.row, p.keys, p.width);
-    fetch<D, N>(v_tile, v + place(p.v, sequence, kv_head, 0), p.v.row, p.keys, p.width);
-    copy_commit();
     const bool drops = dropout.threshold >= 0;
-    if (drops) fetch_kept(kept, p, dropout, head, sequence);
-    copy_wait<0>();
-    __syncthreads();
+    const int head = blockIdx.x % p.heads, sequence = blockIdx.x / p.heads;
+    fetch_head<D, N>(q_tile, k_tile, v_tile, kept, q, k, v, p, dropout, head, sequence);
 
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;   // the warp's first
     if (row >= p.queries) return;
@@ -126,16 +134,10 @@ attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__
     constexpr int TILE = N * PITCH<D>;
     T *q_tile = reinterpret_cast<T*>(shared), *k_tile = q_tile + TILE, *v_tile = k_tile + TILE;
     T *dy_tile = v_tile + TILE, *w_tile = dy_tile + TILE, *g_tile = w_tile + N * PITCH<N>;
-    const int head = blockIdx.x % p.heads, sequence = blockIdx.x / p.heads;
-    fetch<D, N>(q_tile, q + place(p.q, sequence, head, 0), p.q.row, p.queries, p.width);
-    fetch<D, N>(k_tile, k + place(p.k, sequence, head, 0), p.k.row, p.keys, p.width);
-    fetch<D, N>(v_tile, v + place(p.v, sequence, head, 0), p.v.row, p.keys, p.width);
-    fetch<D, N>(dy_tile, dy + place(p.y, sequence, head, 0), p.y.row, p.queries, p.width);
-    copy_commit();
     const bool drops = dropout.threshold >= 0;
-    if (drops) fetch_kept(kept, p, dropout, head, sequence);
-    copy_wait<0>();
-    __syncthreads();
+    const int head = blockIdx.x % p.heads, sequence = blockIdx.x / p.heads;
+    fetch<D, N>(dy_tile, dy + place(p.y, sequence, head, 0), p.y.row, p.queries, p.width);
+    fetch_head<D, N>(q_tile, k_tile, v_tile, kept, q, k, v, p, dropout, head, sequence);
 
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;   // the warp's first
     const Span span = {0, p.queries, 0, p.keys, p.keys - p.queries};
