@@ -119,7 +119,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=int, default=128, help="sequences at a time (default: 128)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)  # the text may stand behind options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

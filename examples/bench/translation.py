@@ -2,7 +2,8 @@
 
     python -m examples.bench.translation --data FOLDER --preset large --dtype bfloat16
 
-Takes the options of train_translation.py. The two take turns on the same batches of one epoch,
+Takes the options of train_translation.py, with --resume FOLDER the settings of that run; no run is
+changed. The two take turns on the same batches of one epoch,
 which all have been seen once before, so that nothing is compiled in the time that counts. PyTorch
 has its fused AdamW and, for `--dtype bfloat16`, autocast. Tokens are counted without padding.
 """
@@ -16,6 +17,7 @@ import importlib.util
 import json
 import math
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +31,7 @@ from examples.bench.torch_transformer_lm import transformer_lm
 from examples.train_translation import Run, Settings, read_command_line
 from tensorgrad import backend
 from tensorgrad.data.pair_loader import Batch
+from tensorgrad.train.command import command
 from tensorgrad.train.device import choose_device
 
 TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device
@@ -111,6 +114,7 @@ def measure(settings: Settings, folder: Path, device: str, steps: int, turns: in
     }
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], add_help=False)
@@ -118,9 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=3, help="of each library")
     parser.add_argument("--json", type=Path, help="file to write")
     own, rest = parser.parse_known_args(arguments)
-    settings, _, _ = read_command_line(rest)
-    settings, device = choose_device(settings)
     with tempfile.TemporaryDirectory() as folder:
+        new = not any(word.startswith("--resume") for word in rest)
+        settings, _, _ = read_command_line([*(["--out", folder] if new else []), *rest])
+        settings, device = choose_device(settings)
         found = measure(settings, Path(folder), device, own.timed, own.turns)
     for name, values in found.items():
         print(f"{name:12} {values['ms']:8.2f} ms a step {values['tokens/s']:10,.0f} tokens/s")
@@ -131,4 +136,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

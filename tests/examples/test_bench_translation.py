@@ -14,7 +14,11 @@ from tensorgrad import Tensor
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
 
 
-def test_the_speed_of_both_is_measured(tmp_path: Path) -> None:
+def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "workdir_vocab280_lr0.001_embd16"  # of these settings
+    run.mkdir()
+    (run / "config.json").write_text("{}")
     for part in ("train", "valid", "test"):
         for language in ("de", "en"):
             lines = [f"{language} {n} {'x' * (n % 7)}" for n in range(60)]
@@ -23,7 +27,8 @@ def test_the_speed_of_both_is_measured(tmp_path: Path) -> None:
              "warmup": 2, "timed": 2, "turns": 1}  # fmt: skip
     wanted = tmp_path / "speed.json"
     options = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
-    translation.main(["--data", str(tmp_path), "--device", "cpu", *options, "--json", str(wanted)])
+    more = ["--device", "cpu", *options, "--json", str(wanted)]
+    assert translation.main(["--data", str(tmp_path), *more]) == 0
     found = json.loads(wanted.read_text())
     assert found.pop("device") == "cpu"
     assert "tensorgrad" in found
