@@ -92,6 +92,9 @@ class Settings(TrainSettings):
     epochs: int = option(10, "passes through the training pairs", low=1)
     steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0)
     batch: int = option(8192, "tokens of a step, padding included", low=1)
+    accumulate: int = option(
+        1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
+    )
     warmup: int = option(400, "steps in which the learning rate rises", low=0)
     weight_decay: float = option(0.01, "decay of matrices, times the learning rate", low=0)
     beta2: float = option(0.98, "AdamW: decay of the mean square", low=0, high=1)
@@ -138,11 +141,6 @@ class Settings(TrainSettings):
         check(self)
         if self.steps:
             super().__post_init__()
-        if self.accumulate != 1:
-            raise ArgumentError(
-                f"--accumulate: got {self.accumulate}, expected 1: batches have a number of "
-                "tokens, not of rows; for less memory choose a smaller --batch"
-            )
         if self.average > self.keep:
             raise ArgumentError(
                 f"--average: got {self.average}, expected at most --keep, {self.keep}"

@@ -101,6 +101,18 @@ def test_a_run_goes_on_as_if_nothing_had_happened(
     assert end_of(folder) == end_of(tmp_path / "whole")
 
 
+def test_few_sentences_are_passed_more_often(tmp_path: Path) -> None:
+    def chosen(*more: str) -> tuple[int, int]:
+        told = ["--out", str(tmp_path / "new"), *more]
+        settings, _, _ = train_sentiment.read_command_line(told)
+        return settings.epochs, settings.batch
+
+    assert chosen() == (3, 256)
+    assert chosen("--data", "reviews") == (20, 64)
+    assert chosen("--data", "reviews", "--epochs", "2") == (2, 64)
+    assert chosen("--data", "reviews", "--model", "transformer") == (3, 128)
+
+
 def test_the_accuracy_is_that_of_the_answers(mean: list[str], tmp_path: Path, data: Path) -> None:
     assert train_sentiment.main([*mean, "--keep", "9"]) == 0
     folder = tmp_path / "run"

@@ -167,7 +167,7 @@ def test_what_was_trained_translates(
     assert translate.main([run, "--device", "cpu"]) == 1
     assert "can't decode byte 0xff" in caplog.records[-1].getMessage()
     for which in ("best", "averaged"):
-        assert translate.main([run, "acht Uhr", "--checkpoint", which, "--device", "cpu"]) == 0
+        assert translate.main([run, "--checkpoint", which, "--device", "cpu", "acht Uhr"]) == 0
         assert capsys.readouterr().out.count("\n") == 1
     assert translate.main([run, "eins zwei " * 30, "--device", "cpu"]) == 0
     assert "tokens, expected at most 23; the rest is left out" in caplog.text
@@ -199,7 +199,7 @@ def test_a_translator_says_what_is_missing(
         (["--heads", "3"], "expected a multiple of"),
         (["--data", "missing"], "'missing', which is no folder"),
         (["--batch", "40"], "batch_tokens has 40, expected 48 or more"),
-        (["--accumulate", "2"], "--accumulate: got 2, expected 1"),
+        (["--accumulate", "2"], "--accumulate: got 2, expected none: a batch has"),
         (["--average", "9"], "--average: got 9, expected at most --keep, 5"),
         (["--steps", "2"], "--warmup: got 2, expected less than --steps, 2"),
         (["--target", "fr"], "train.fr is missing"),
