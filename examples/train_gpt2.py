@@ -73,6 +73,11 @@ class Settings(TrainSettings):
     temperature: float = option(0.7, "of the sample; 0 is greedy", low=0, free=True)
     top_p: float = option(0.95, "of the sample: share of likely tokens", low=0, high=1, free=True)
 
+    @property
+    def samples(self) -> bool:
+        """Whether to write a sample at the end."""
+        return self.sample > 0
+
     def model(self, vocab_size: int) -> GPT2Config:
         """Return the preset with what was said otherwise."""
         given = {name: getattr(self, name) for name in ("layers", "heads", "width", "context")}
@@ -195,7 +200,7 @@ def train(settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device
     outcome = trainer.run()
     if ranks.is_main:
         _report(settings, folder, outcome, time.perf_counter() - began)
-    if outcome.finished and settings.sample and isinstance(trainer.model, GPT2):
+    if outcome.finished and settings.samples and isinstance(trainer.model, GPT2):
         sample = write_sample(settings, trainer.model, corpus)  # by all: they may share the model
         if ranks.is_main:
             print(sample)

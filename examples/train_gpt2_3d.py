@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.schedule import SCHEDULES
@@ -39,8 +39,15 @@ class MeshSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not see
     order: str = option("1f1b", "in which order stages work", choices=tuple(SCHEDULES), saved=False)
     chunks: int = option(1, "parts of the model a stage has, if interleaved", low=1, saved=False)
     sequence: bool = option(
-        False, "the tp ranks share the rows of activations between the layers too", saved=False
+        False,
+        "the tp ranks share the rows of activations between the layers too; no sample at the end",
+        saved=False,
     )
+
+    @property
+    def samples(self) -> bool:
+        """Whether to write a sample: with `sequence` no logits of the last token alone are made."""
+        return super().samples and not self.sequence
 
     def ranks(self, comm: Comm) -> Ranks:
         """Return how the ranks train together."""
@@ -60,8 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on this rank; an exception ends all ranks and shows its traceback."""
     comm = begin()
     settings, folder, resuming = read_command_line_once(comm, MeshSettings, ABOUT, arguments)
-    if settings.sequence:
-        settings = replace(settings, sample=0)  # no rank makes logits of the last token alone
     train_on_ranks(comm, settings, folder, resuming)
     return 0
 

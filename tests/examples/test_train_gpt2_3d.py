@@ -25,7 +25,10 @@ def test_a_run_goes_on_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> 
     second = ["--dp", 2, "--tp", 2, "--sequence", "--zero", 1, "--stop-after", 8]
     result = run_ranks(PROGRAM, 4, ["--resume", folder, *second])
     assert "stopped after step 13 of 20" in result.stderr
-    run_ranks(PROGRAM, 1, ["--resume", folder, "--stop-after", 100])
+    result = run_ranks(PROGRAM, 2, ["--resume", folder, "--tp", 2, "--sequence"])
+    assert "def " not in result.stdout  # no sample
+    result = run_ranks(PROGRAM, 1, ["--resume", folder])
+    assert result.stdout.count("def ") == 1
     same_run(folder, alone)
 
 
