@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel import Comm, DataParallel, Zero, world
 from tensorgrad.parallel.data import REDUCTIONS
 from tensorgrad.train import config
@@ -90,6 +90,9 @@ def read_command_line_once(
             told = {"settings": asdict(settings), "folder": str(folder), "resuming": resuming}
         except SystemExit as end:  # after --help or an unknown option: all ranks end in peace
             told = {"status": end.code}
+        except TensorgradError as error:  # what a user can mend: one line, no traceback
+            logging.error("%s", error)
+            told = {"status": 1}
     told = comm.broadcast_object(told)
     if "status" in told:
         sys.exit(told["status"])
