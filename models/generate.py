@@ -144,7 +144,7 @@ def _begin(
 ) -> tuple[Decoder | Recomputer, list[int]]:
     """Return what makes tokens, and the lengths of the prompts."""
     tokens = _checked_prompts(prompts, model.context, model.vocab_size)
-    check_integer("generate", "max_new_tokens", max_new_tokens)
+    check_integer("generate", "max_new_tokens", max_new_tokens, 0)
     try:
         stops = [operator.index(token) for token in stop_tokens]
     except TypeError as error:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorgrad.data.loader import read_ahead
 from tensorgrad.errors import ArgumentError, DataError, ShapeError
+from tensorgrad.ops.operand import check_integer
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 Batch = tuple[Numbers, Numbers, Numbers]  # tokens, lengths, labels
@@ -67,10 +68,10 @@ class LabelledLoader:
             DataError: there is no text.
             ShapeError: there are not as many labels as texts.
         """
-        if batch < 1:
-            raise ArgumentError(f"LabelledLoader: batch is {batch}, expected 1 or more")
-        if longest is not None and longest < 1:
-            raise ArgumentError(f"LabelledLoader: longest is {longest}, expected 1 or more")
+        check_integer("LabelledLoader", "batch", batch, 1)
+        if longest is not None:
+            check_integer("LabelledLoader", "longest", longest, 1)
+        check_integer("LabelledLoader", "seed", seed)
         if not 0 <= seed < 1 << 64:
             raise ArgumentError(f"LabelledLoader: seed is {seed}, expected 0 to 2^64 - 1")
         if not rows:

@@ -17,6 +17,7 @@ import numpy as np
 
 from tensorgrad.data.tokens import TokenFile, Tokens
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
+from tensorgrad.ops.operand import check_integer
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 Item = TypeVar("Item")
@@ -63,8 +64,8 @@ class TokenLoader:
         if array.ndim != 1:
             raise ShapeError(f"TokenLoader: tokens has shape {array.shape}, expected one axis")
         for name, value in (("batch", batch), ("context", context), ("ranks", ranks)):
-            if value < 1:
-                raise ArgumentError(f"TokenLoader: {name} has {value}, expected 1 or more")
+            check_integer("TokenLoader", name, value, 1)
+        check_integer("TokenLoader", "seed", seed)
         if not 0 <= rank < ranks:
             raise ArgumentError(f"TokenLoader: rank has {rank}, expected 0 to {ranks - 1}")
         if not 0 <= seed < 1 << 64:

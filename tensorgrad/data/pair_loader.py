@@ -21,6 +21,7 @@ import numpy as np
 
 from tensorgrad.data.loader import read_ahead
 from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.ops.operand import check_integer
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 EncodedPair = tuple[Sequence[int], Sequence[int]]
@@ -65,8 +66,9 @@ class PairLoader:
             ArgumentError: an argument is out of its range.
             DataError: no pair is left.
         """
-        if context < 2:
-            raise ArgumentError(f"PairLoader: context has {context}, expected 2 or more")
+        check_integer("PairLoader", "context", context, 2)
+        check_integer("PairLoader", "batch_tokens", batch_tokens)
+        check_integer("PairLoader", "seed", seed)
         if batch_tokens < context:
             raise ArgumentError(
                 f"PairLoader: batch_tokens has {batch_tokens}, expected {context} or more "

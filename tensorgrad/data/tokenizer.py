@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from tensorgrad.data.text import END_OF_TEXT, read_text
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import replacing
+from tensorgrad.ops.operand import check_integer
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
 
@@ -114,6 +115,7 @@ class Tokenizer:
                 f"expected distinct, not empty, without {END_OF_TEXT!r}"
             )
         smallest = SMALLEST_VOCABULARY + len(special_tokens)
+        check_integer("Tokenizer.train", "vocab_size", vocab_size)
         if not smallest <= vocab_size < 1 << 31:
             raise ArgumentError(
                 f"Tokenizer.train: vocab_size has {vocab_size}, expected {smallest} or more "

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.data.text import read_lines, read_text
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import DataError
 from tensorgrad.files import replacing
+from tensorgrad.ops.operand import check_integer
 
 # As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.
 _WORD = re.compile(
@@ -59,10 +60,8 @@ class WordVocabulary:
             ArgumentError: vocab_size is below 2, or at_least below 1.
             DataError: no word is left.
         """
-        if vocab_size < 2:
-            raise ArgumentError(f"WordVocabulary: vocab_size is {vocab_size}, expected 2 or more")
-        if at_least < 1:
-            raise ArgumentError(f"WordVocabulary: at_least is {at_least}, expected 1 or more")
+        check_integer("WordVocabulary", "vocab_size", vocab_size, 2)
+        check_integer("WordVocabulary", "at_least", at_least, 1)
         counts = Counter(word for text in texts for word in split_words(text))
         common = counts.most_common(vocab_size - 1)
         return cls([word for word, count in common if count >= at_least])

@@ -14,7 +14,7 @@ from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.decode import attend
-from tensorgrad.ops.operand import probability
+from tensorgrad.ops.operand import check_integer, probability
 from tensorgrad.tensor import Tensor
 
 
@@ -206,16 +206,18 @@ class MultiHeadAttention(Module):
         window: int | None = None,
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
-        if heads < 1 or width % heads:
+        for name, value in (("width", width), ("heads", heads), ("kv_heads", kv_heads)):
+            check_integer("MultiHeadAttention", name, value, 1)
+        if width % heads:
             raise ArgumentError(
                 f"MultiHeadAttention: width is {width}, expected a multiple of {heads} heads"
             )
-        if kv_heads < 1 or heads % kv_heads:
+        if heads % kv_heads:
             raise ArgumentError(
                 f"MultiHeadAttention: kv_heads is {kv_heads}, expected a divisor of {heads} heads"
             )
-        if window is not None and window < 1:
-            raise ArgumentError(f"MultiHeadAttention: window is {window}, expected 1 or more")
+        if window is not None:
+            check_integer("MultiHeadAttention", "window", window, 1)
         self.heads = heads
         self.kv_heads = kv_heads
         self.dropout = probability("MultiHeadAttention", "dropout", dropout)

@@ -9,6 +9,7 @@ import numpy as np
 from tensorgrad import ops
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.ops.operand import check_integer
 from tensorgrad.tensor import Tensor
 
 
@@ -24,6 +25,8 @@ class Embedding(Module):
     """
 
     def __init__(self, vocabulary: int, width: int) -> None:
+        check_integer("Embedding", "vocabulary", vocabulary, 0)
+        check_integer("Embedding", "width", width, 0)
         self.weight = Parameter(np.empty((vocabulary, width), np.float32))
         init.normal_(self.weight)
 

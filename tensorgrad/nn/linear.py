@@ -10,6 +10,7 @@ import numpy as np
 from tensorgrad import ops
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.ops.operand import check_integer
 from tensorgrad.tensor import Tensor
 
 
@@ -27,6 +28,8 @@ class Linear(Module):
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        check_integer("Linear", "inputs", inputs, 0)
+        check_integer("Linear", "outputs", outputs, 0)
         self.weight = Parameter(np.empty((outputs, inputs), np.float32))
         self.bias = Parameter(np.empty(outputs, np.float32)) if bias else None
         bound = 1 / math.sqrt(max(1, inputs))

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorgrad import ops
 from tensorgrad.nn.module import Module, Parameter
-from tensorgrad.ops.operand import check_range
+from tensorgrad.ops.operand import check_integer, check_range
 from tensorgrad.tensor import Tensor
 
 
@@ -26,6 +26,7 @@ class LayerNorm(Module):
     """
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True) -> None:
+        check_integer("LayerNorm", "width", width, 0)
         check_range("LayerNorm", "eps", eps)
         self.weight = Parameter(np.ones(width, np.float32))
         self.bias = Parameter(np.zeros(width, np.float32)) if bias else None
@@ -57,6 +58,7 @@ class RMSNorm(Module):
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
+        check_integer("RMSNorm", "width", width, 0)
         check_range("RMSNorm", "eps", eps)
         self.weight = Parameter(np.ones(width, np.float32))
         self.eps = eps

@@ -137,11 +137,11 @@ def check_number(op: str, name: str, value: Any) -> None:
         raise ArgumentError(f"{op}: {name} is {value!r}, expected a number")
 
 
-def check_integer(op: str, name: str, value: Any, low: int = 0) -> None:
-    """Raise ArgumentError unless an option is an integer from `low`."""
+def check_integer(op: str, name: str, value: Any, low: int | None = None) -> None:
+    """Raise ArgumentError unless an option is an integer, from `low` if there is one."""
     if not isinstance(value, (int, np.integer)):
         raise ArgumentError(f"{op}: {name} is {value!r}, expected an integer")
-    if value < low:
+    if low is not None and value < low:
         raise ArgumentError(f"{op}: {name} is {value}, expected {low} or more")
 
 

@@ -16,6 +16,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +24,9 @@ from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.files import replacing
 
 FILE = "config.json"
+# What a field of a type takes besides, and what errors call the type.
+_FITS = {float: Real, int: Integral}
+_NAMES = {float: "a number", int: "an integer", str: "a text", bool: "True or False"}
 
 
 class Dataclass(Protocol):
@@ -73,13 +77,16 @@ def option(
 
 def check(settings: Dataclass) -> None:
     """Raise ArgumentError where a setting is out of its range, naming it and what is allowed."""
+    hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
-        choices = f.metadata["choices"]
-        if value is None:
+        choices, kind = f.metadata["choices"], _kind(hints[f.name])
+        if value is None and kind is not hints[f.name]:
             continue
         if choices is not None and value not in choices:
             expected = f"one of {', '.join(choices)}"
+        elif not isinstance(value, _FITS.get(kind, kind)):
+            expected = _NAMES.get(kind, kind.__name__)
         elif isinstance(value, float) and not math.isfinite(value):
             expected = "a finite number"
         elif low is not None and value < low:

@@ -92,6 +92,8 @@ def test_long_texts_are_cut() -> None:
     ("options", "error", "message"),
     [
         ({"batch": 0}, ArgumentError, "batch is 0"),
+        ({"batch": 1.5}, ArgumentError, "batch is 1.5, expected an integer"),
+        ({"longest": "x"}, ArgumentError, "longest is 'x', expected an integer"),
         ({"longest": 0}, ArgumentError, "longest is 0"),
         ({"seed": -1}, ArgumentError, "seed is -1"),
         ({"rows": []}, DataError, "rows is empty"),

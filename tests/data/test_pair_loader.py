@@ -107,9 +107,11 @@ def test_long_pairs_lose_their_ends_and_long_sources_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 1}, "context has 1, expected 2 or more"),
+        ({"context": 1}, "context is 1, expected 2 or more"),
         ({"batch_tokens": 47}, "batch_tokens has 47, expected 48 or more"),
         ({"seed": -1}, "seed has -1"),
+        ({"seed": 1.5}, "seed is 1.5, expected an integer"),
+        ({"batch_tokens": "x"}, "batch_tokens is 'x', expected an integer"),
     ],
 )
 def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:

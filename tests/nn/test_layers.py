@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,24 @@ def test_tensors_are_filled_where_it_is_said(device: str) -> None:
     assert layer().weight.device == "cpu"
     with pytest.raises(DeviceError, match="got 'gpu', expected 'cpu'"), nn.init.on("gpu"):
         pass
+
+
+@pytest.mark.parametrize("size", ["x", 1.5, None, -1])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda size: nn.Linear(size, 3), "Linear: inputs"),
+        (lambda size: nn.Linear(3, size), "Linear: outputs"),
+        (lambda size: nn.Embedding(size, 3), "Embedding: vocabulary"),
+        (lambda size: nn.Embedding(3, size), "Embedding: width"),
+        (nn.LayerNorm, "LayerNorm: width"),
+        (nn.RMSNorm, "RMSNorm: width"),
+        (lambda size: nn.MultiHeadAttention(8, size), "MultiHeadAttention: heads"),
+    ],
+)
+def test_a_wrong_size_is_named(make: Callable[[Any], nn.Module], name: str, size: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"{name} is .*, expected (an integer|[01] or more)"):
+        make(size)
 
 
 def test_initializers_name_what_does_not_fit() -> None:

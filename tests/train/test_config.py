@@ -54,6 +54,14 @@ def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) 
         ({"lr": 2.0}, "--lr: got 2.0, expected 1 or less"),
         ({"lr": float("nan")}, "--lr: got nan, expected a finite number"),
         ({"kind": "c"}, "--kind: got 'c', expected one of a, b"),
+        ({"kind": None}, "--kind: got None, expected one of a, b"),
+        ({"steps": "5"}, "--steps: got '5', expected an integer"),
+        ({"steps": 1.5}, "--steps: got 1.5, expected an integer"),
+        ({"lr": "x"}, "--lr: got 'x', expected a number"),
+        ({"lr": None}, "--lr: got None, expected a number"),
+        ({"text": 1}, "--text: got 1, expected a text"),
+        ({"limit": "x"}, "--limit: got 'x', expected an integer"),
+        ({"fast": "no"}, "--fast: got 'no', expected True or False"),
     ],
 )
 def test_a_value_out_of_range_is_named(values: dict[str, float], message: str) -> None:
