@@ -65,8 +65,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lowercase": False, "average": 0,
     },
     "large": {
-        "width": 512, "layers": 6, "heads": 8, "batch": 16384, "epochs": 60, "warmup": 1000,
-        "dropout": 0.25, "activation_dropout": 0.25, "attention_dropout": 0.1,
+        "width": 512, "layers": 8, "heads": 8, "batch": 16384, "epochs": 52, "warmup": 1000,
+        "dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.1,
         "weight_decay": 0.05,
     },
 }  # fmt: skip
