@@ -105,6 +105,7 @@ class Settings(TrainSettings):
     width: int = option(256, "width of the model", low=1)
     context: int = option(256, "tokens of source and target that the model sees", low=4)
     tied: bool = option(True, "use the table of tokens as the head too")
+    prefix: bool = option(False, "let the tokens of a source see each other in both directions")
     dropout: float = option(0.1, "probability of leaving out an activation", low=0, high=1)
     attention_dropout: float | None = option(
         None, "probability of leaving out an attention weight; none: as --dropout", low=0, high=1
@@ -171,6 +172,7 @@ class Settings(TrainSettings):
             activation_dropout=self.activation_dropout,
             tied=self.tied,
             label_smoothing=self.label_smoothing,
+            prefix=self.prefix,
         )
 
 

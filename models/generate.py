@@ -12,6 +12,7 @@ from tensorgrad import backend
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.models.decoder import Decoder, Recomputer
 from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.nn import TransformerBlock
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
@@ -143,6 +144,12 @@ def _begin(
     use_cache: bool,
 ) -> tuple[Decoder | Recomputer, list[int]]:
     """Return what makes tokens, and the lengths of the prompts."""
+    blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
+    if not all(block.attention.causal for block in blocks):
+        raise ArgumentError(
+            "generate: model sees what comes later too, expected causal attention; a translation "
+            "model with a prefix is for models.translation.generate"
+        )
     tokens = _checked_prompts(prompts, model.context, model.vocab_size)
     check_integer("generate", "max_new_tokens", max_new_tokens, 0)
     try:

@@ -87,8 +87,8 @@ class LanguageModel(Module):
 
         Args:
             tokens, cache: as for `forward`.
-            mask: (B, 1, 1, all tokens so far) bool, False for those that no other shall see, such
-                as padding; see `ops.attention`.
+            mask: broadcastable to (B, 1, T, all tokens so far), bool, False for those that another
+                shall not see, such as padding; see `ops.attention`.
         """
         return self.finish(self._run_blocks(self.embed(tokens, cache), cache, mask)[:, -1])
 

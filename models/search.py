@@ -153,8 +153,8 @@ class _Rows:
         self._model = model
         self._tokens = backend.to_device(tokens, model.device)
         self._mask = None if real.all() else backend.to_device(real, model.device)
-        self._steps = width + max_new_tokens
-        self._cache = model.new_cache(len(prompts), self._steps) if use_cache else None
+        self._prompt = width
+        self._cache = model.new_cache(len(prompts), width + max_new_tokens) if use_cache else None
         self._fresh = self._tokens  # what the cache does not hold yet
 
     def __enter__(self) -> _Rows:
@@ -167,7 +167,12 @@ class _Rows:
 
     def next_logits(self) -> Array:
         """Return (rows, V), on the model's device."""
-        mask = None if self._mask is None else self._mask[..., : self._tokens.shape[1]]
+        length = self._tokens.shape[1]
+        mask = None if self._mask is None else self._mask[..., :length]
+        if self._cache is None:  # no token sees one that was found later
+            steps = backend.namespace(self._tokens).arange(length)
+            seen = (steps <= steps[:, None]) | (steps < self._prompt)
+            mask = seen if mask is None else mask & seen
         with no_grad():
             fresh = self._tokens if self._cache is None else self._fresh
             return self._model.next_logits(Tensor(fresh), self._cache, mask).data

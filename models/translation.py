@@ -5,18 +5,24 @@ Training data: data/pair_loader.py. Tests: tests/models/test_translation.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.data.pair_loader import IGNORED
 from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.models.language_model import Cache
 from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
-from tensorgrad.ops.operand import check_integer, check_number
+from tensorgrad.nn import TransformerBlock
+from tensorgrad.ops.operand import check_integer, check_number, tensor_of
 from tensorgrad.tensor import Tensor
 
 
@@ -26,12 +32,15 @@ class TranslationConfig(TransformerLMConfig):
 
     Args:
         label_smoothing: share of the probability of a target that all tokens share, in [0, 1].
+        prefix: whether the tokens of a source see each other in both directions (a prefix
+            language model: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1).
         others: as for `TransformerLMConfig`.
     Raises:
         ArgumentError: a size is out of its range.
     """
 
     label_smoothing: float = 0.0
+    prefix: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,11 +54,29 @@ class TranslationConfig(TransformerLMConfig):
 class TranslationModel(TransformerLM):
     """A TransformerLM whose loss is that of the last columns, with label smoothing in training.
 
+    With `config.prefix` all tokens of a row up to the one that asks for the first target see each
+    other; without targets, all that come at once do.
+
     Args:
         config: the sizes.
     """
 
     config: TranslationConfig
+
+    def __init__(self, config: TranslationConfig) -> None:
+        super().__init__(config)
+        for block in self.blocks:
+            assert isinstance(block, TransformerBlock)
+            block.attention.causal = not config.prefix
+
+    def forward(self, tokens: Any, targets: Any = None, cache: Cache | None = None) -> Tensor:
+        """Return logits, or the mean loss when targets are given; see `LanguageModel.forward`."""
+        x, mask = self.embed(tokens, cache), None
+        if self.config.prefix and targets is not None:
+            targets = tensor_of("TranslationModel", "targets", targets)
+            self._first(x.shape[1], targets)
+            mask = prefix_mask(targets.data, x.shape[1])
+        return self.finish(self._run_blocks(x, cache, mask), targets)
 
     def finish(self, x: Tensor, targets: Any = None) -> Tensor:
         """Return logits, or the mean loss of the last places.
@@ -58,16 +85,11 @@ class TranslationModel(TransformerLM):
             x: (B, T, C), from the last block.
             targets: (B, n) for the last n <= T places, -100 where the loss shall not count.
         Raises:
-            ShapeError: there are more targets than places.
+            ShapeError: targets are not (B, n), or more than places.
         """
         if targets is None:
             return super().finish(x)
-        first = x.shape[1] - targets.shape[1]
-        if first < 0:
-            raise ShapeError(
-                f"TranslationModel: targets have shape {targets.shape}, expected (B, n) with n up "
-                f"to {x.shape[1]} (the columns of tokens)"
-            )
+        first = self._first(x.shape[1], targets)
         return self.linear_cross_entropy(
             self.norm(x[:, first:]),
             self.head(),
@@ -75,6 +97,34 @@ class TranslationModel(TransformerLM):
             label_smoothing=self.config.label_smoothing if self.training else 0.0,
             vocab_size=self.vocab_size,
         )
+
+    @staticmethod
+    def _first(steps: int, targets: Any) -> int:
+        """Return the place that the first targets belong to."""
+        if targets.ndim != 2 or targets.shape[1] > steps:
+            raise ShapeError(
+                f"TranslationModel: targets have shape {targets.shape}, expected (B, n) with n up "
+                f"to {steps} (the columns of tokens)"
+            )
+        return int(steps - targets.shape[1])
+
+
+def prefix_mask(targets: Array, width: int) -> Tensor:
+    """Return who sees whom where sources are read in both directions.
+
+    Args:
+        targets: (B, n) for the last n of `width` places, -100 where the loss does not count. The
+            first that counts is that of the last token of the prefix.
+        width: T.
+    Returns:
+        (B, 1, T, T), float32: 0 where a place sees one of the prefix, itself or one before, -inf
+        elsewhere; to be added to the scores of attention.
+    """
+    xp = backend.namespace(targets)
+    last = (targets != IGNORED).argmax(1) + (width - targets.shape[1])
+    columns = xp.arange(width, dtype=last.dtype)
+    seen = columns <= xp.maximum(columns[:, None], last[:, None, None])
+    return Tensor(xp.where(seen, xp.float32(0), xp.float32(-math.inf))[:, None])
 
 
 def generate(

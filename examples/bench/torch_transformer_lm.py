@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tensorgrad.models.translation import TranslationConfig
@@ -32,13 +33,13 @@ def transformer_lm(config: TranslationConfig) -> Any:
             self.down = nn.Linear(hidden, width, bias=False)
             self.dropout, self.inside = nn.Dropout(dropout), nn.Dropout(config.activation_dropout)
 
-        def forward(self, x: Any, cos: Any, sin: Any) -> Any:
+        def forward(self, x: Any, cos: Any, sin: Any, mask: Any) -> Any:
             batch, length, _ = x.shape
             qkv = self.qkv(self.norm1(x)).view(batch, length, 3, heads, 2 * half)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             y = functional.scaled_dot_product_attention(
                 turned(q, cos, sin), turned(k, cos, sin), v,
-                is_causal=True, dropout_p=of_weights if self.training else 0.0,
+                mask, of_weights if self.training else 0.0, mask is None,
             )  # fmt: skip
             x = x + self.dropout(self.proj(y.transpose(1, 2).reshape(x.shape)))
             normed = self.norm2(x)
@@ -59,11 +60,22 @@ def transformer_lm(config: TranslationConfig) -> Any:
                 if weight.ndim == 2:
                     nn.init.normal_(weight, std=0.02)
 
+        def mask(self, targets: Any, length: int) -> Any:
+            last = (targets != -100).int().argmax(1) + length - targets.shape[1]
+            columns = torch.arange(length, device=targets.device)
+            seen = columns <= torch.maximum(columns[:, None], last[:, None, None])
+            kind = targets.device.type
+            autocast = torch.is_autocast_enabled(kind)
+            dtype = torch.get_autocast_dtype(kind) if autocast else self.tokens.weight.dtype
+            mask = torch.zeros(seen.shape, dtype=dtype, device=kind)
+            return mask.masked_fill(~seen, -math.inf)[:, None]
+
         def forward(self, tokens: Any, targets: Any) -> Any:
             length = tokens.shape[1]
             x = self.dropout(self.tokens(tokens))
+            mask = self.mask(targets, length) if config.prefix else None
             for block in self.blocks:
-                x = block(x, self.cos[:length], self.sin[:length])
+                x = block(x, self.cos[:length], self.sin[:length], mask)
             logits = self.norm(x[:, length - targets.shape[1] :]) @ self.tokens.weight.t()
             return functional.cross_entropy(
                 logits.flatten(0, 1), targets.flatten(), label_smoothing=config.label_smoothing

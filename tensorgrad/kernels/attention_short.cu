@@ -1,11 +1,12 @@
 // Attention of short sequences with mma.sync: all of a head, at most N queries and N keys, is one block,
 // so scores are computed once, there is no rescaling, and backward is one kernel.
 //
-//   attention_short           y = softmax(scale q k^T) v, and the logarithm of each row's sum
+//   attention_short           y = softmax(scale q k^T + bias) v, and the logarithm of each row's sum
 //   attention_short_backward  dq, dk, dv from q, k, v, the logarithm and dy
 //
 // Floor: reading q, k, v and writing y once, 8 D bytes a step in 16 bits; backward 14 D. A block is small,
 // and a multiprocessor has many of them, so that some load while others compute. All is written with =.
+// bias may be null; p.bias has its strides.
 // Dropout, causality and windows as everywhere; launched by ops/attention_short.py.
 //
 // where: T = __half | __nv_bfloat16
@@ -52,10 +53,19 @@ __device__ inline void fetch_head(T* q_tile, T* k_tile, T* v_tile, Word (&kept)[
     __syncthreads();
 }
 
+// What the scores of a warp's queries start from.
+template <int N>
+__device__ inline void start(float (&s)[1][N / 8][4], const Problem& p, const Span& span, const float* bias,
+                             int head, int sequence, int row) {
+    if (bias == nullptr) clear(s);
+    else start_scores<false, 1, N>(s, p, span, bias + sequence * p.bias[0] + head * p.bias[1], row, 0);
+}
+
 template <typename T, int D, int N>
 __global__ void __launch_bounds__(LANES<N>)
 attention_short(T* __restrict__ y, float* __restrict__ logsumexp, const T* __restrict__ q, const T* __restrict__ k,
-                const T* __restrict__ v, const __grid_constant__ Problem p, const __grid_constant__ Dropout dropout) {
+                const T* __restrict__ v, const float* __restrict__ bias, const __grid_constant__ Problem p,
+                const __grid_constant__ Dropout dropout) {
     __shared__ __align__(16) T q_tile[N * PITCH<D>], k_tile[N * PITCH<D>], v_tile[N * PITCH<D>];
     __shared__ Word kept[N];
     const bool drops = dropout.threshold >= 0;
@@ -68,8 +78,8 @@ attention_short(T* __restrict__ y, float* __restrict__ logsumexp, const T* __res
     Rows<1, D, true> queries;
     float s[1][N / 8][4], o[1][D / 8][4], scale[1][2];
     queries.start(q_tile);
-    clear(s);
     clear(o);
+    start<N>(s, p, span, bias, head, sequence, row);
     multiply_rows<N>(s, queries, k_tile);
     hide<false, 1, N>(s, p, span, row, 0);
     #pragma unroll
@@ -127,8 +137,8 @@ template <typename T, int D, int N>
 __global__ void __launch_bounds__(LANES<N>)
 attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__ dv, const T* __restrict__ q,
                          const T* __restrict__ k, const T* __restrict__ v, const T* __restrict__ dy,
-                         const float* __restrict__ logsumexp, const __grid_constant__ Problem p,
-                         const __grid_constant__ Dropout dropout) {
+                         const float* __restrict__ logsumexp, const float* __restrict__ bias,
+                         const __grid_constant__ Problem p, const __grid_constant__ Dropout dropout) {
     extern __shared__ uint4 shared[];
     __shared__ Word kept[N];
     constexpr int TILE = N * PITCH<D>;
@@ -148,8 +158,8 @@ attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__
         float s[1][N / 8][4], g[1][N / 8][4];
         queries.start(q_tile);
         dys.start(dy_tile);
-        clear(s);
         clear(g);
+        start<N>(s, p, span, bias, head, sequence, row);
         multiply_rows<N>(s, queries, k_tile);
         hide<false, 1, N>(s, p, span, row, 0);
         multiply_rows<N>(g, dys, v_tile);

@@ -14,7 +14,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.loader import Kernel, load
-from tensorgrad.ops.attention_launch import aligned, capability, dropout, problem
+from tensorgrad.ops.attention_launch import aligned, capability, dropout, problem, rest
 from tensorgrad.ops.attention_rule import Arrays, Rule, empty_result
 
 _FILE = "attention_short.cu"
@@ -30,7 +30,6 @@ def supports(arrays: Arrays, rule: Rule) -> bool:
         and width <= _WIDEST
         and q.itemsize == 2
         and heads == k.shape[1]
-        and rule.bias is None
         and rule.sequences is None
         and rule.scale > 0
         and width % 8 == 0
@@ -50,7 +49,7 @@ def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     kernel(
         (q.shape[0] * q.shape[1],),
         (threads,),
-        (y, logsumexp, q, k, v, problem(arrays, y, rule), dropout(rule)),
+        (y, logsumexp, q, k, v, rest(rule)[0], problem(arrays, y, rule), dropout(rule)),
     )
     return y, logsumexp
 
@@ -68,7 +67,17 @@ def backward(
     kernel(
         (q.shape[0] * q.shape[1],),
         (threads,),
-        (*gradients, q, k, v, dy, logsumexp, problem(arrays, dy, rule, gradients), dropout(rule)),
+        (
+            *gradients,
+            q,
+            k,
+            v,
+            dy,
+            logsumexp,
+            rest(rule)[0],
+            problem(arrays, dy, rule, gradients),
+            dropout(rule),
+        ),
         shared,
     )
 

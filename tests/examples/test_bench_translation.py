@@ -35,9 +35,10 @@ def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(values["ms"] > 0 and values["tokens/s"] > 0 for values in found.values())
 
 
-def test_the_peer_is_the_same_model() -> None:
+@pytest.mark.parametrize("prefix", [False, True])
+def test_the_peer_is_the_same_model(prefix: bool) -> None:
     torch = pytest.importorskip("torch")
-    config = TranslationConfig(300, 16, 2, 2, 2, 32, label_smoothing=0.1)
+    config = TranslationConfig(300, 16, 2, 2, 2, 32, label_smoothing=0.1, prefix=prefix)
     ours, peer = TranslationModel(config), transformer_lm(config)
     pairs = {"tokens.weight": "tokens.weight", "norm.weight": "norm.weight"}
     for i in range(2):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, ops
+from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.ops import attention_short, attention_simple
 from tensorgrad.ops.attention_rule import Rule
@@ -86,6 +86,33 @@ def test_window(window: int, causal: bool, chosen: list[str]) -> None:
     )
 
 
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(24, 24), (33, 61)])
+@pytest.mark.parametrize("shape", ["all", "keys", "both", "one"])
+def test_mask(
+    shape: str, lengths: tuple[int, int], causal: bool, added: bool, chosen: list[str]
+) -> None:
+    tq, tk = lengths
+    sizes = {"all": (5, 3, tq, tk), "keys": (5, 1, 1, tk), "both": (tq, tk), "one": (1, 1)}
+    rng = np.random.default_rng(tq)
+    mask: Any = rng.random(sizes[shape]) > 0.4
+    mask[..., 0] = True
+    if len(mask) > 1 and mask.shape[-2] > 1:
+        mask[..., 1, :] = False  # a query without keys
+    if added:
+        mask = np.where(mask, 2 * rng.standard_normal(mask.shape), -np.inf).astype(np.float32)
+    for width, dtype in ((64, bfloat16), (24, np.float16)):
+        chosen.clear()
+        compare(
+            dense(width, *lengths, dtype),
+            lambda q, k, v: ops.attention(
+                q, k, v, Tensor(mask).to(q.device), causal=causal, dropout=0.1
+            ),
+            chosen,
+        )
+
+
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
 @pytest.mark.parametrize("lengths", [(24, 24), (32, 31), (33, 47), (64, 64), (64, 50)])
 def test_dropout(lengths: tuple[int, int], dtype: Any, chosen: list[str]) -> None:
@@ -130,7 +157,6 @@ def test_what_these_kernels_are_not_for() -> None:
     assert not attention_short.supports((array[..., 1:57],) * 3, rule)
     assert not attention_short.supports((array[..., :60],) * 3, rule)
     assert not attention_short.supports((array, array, array), Rule(scale=-1.0))
-    assert not attention_short.supports((array, array, array), Rule(scale=1.0, bias=array))
     long = backend.cupy.zeros((1, 1, 65, 64), "float16")
     assert not attention_short.supports((array[:1, :1], long, long), rule)
 

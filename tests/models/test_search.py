@@ -11,6 +11,7 @@ from tensorgrad import autocast, random
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.nn import TransformerBlock
 
 END = 7
 
@@ -45,11 +46,16 @@ def test_greedy_takes_the_most_likely_token(model: TransformerLM, prompts: list[
     assert len({len(tokens) for tokens in found}) > 2  # some end earlier than others
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_cache_and_company_change_nothing(
-    prompts: list[list[int]], beams: int, device: str
+    prompts: list[list[int]], beams: int, causal: bool, device: str
 ) -> None:
+    """Without causality the tokens of a prompt see each other: what is found later is causal."""
     model = make().to(device)
+    for block in model.blocks:
+        assert isinstance(block, TransformerBlock)
+        block.attention.causal = causal
 
     def search(some: list[list[int]], **options: Any) -> list[list[int]]:
         if beams == 1:

@@ -5,10 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import random
+from tensorgrad import no_grad, random
 from tensorgrad.data import PairLoader, Tokenizer, encode_pairs, language_token, train_tokenizer
 from tensorgrad.errors import ArgumentError, DataError, ShapeError
-from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
+from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.translation import (
+    TranslationConfig,
+    TranslationModel,
+    generate,
+    prefix_mask,
+)
 from tensorgrad.optim import AdamW
 
 WORDS = {"eins": "one", "zwei": "two", "rot": "red", "blau": "blue"}
@@ -39,8 +45,42 @@ def test_the_loss_is_that_of_the_target_alone() -> None:
     assert model(tokens, other).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_padding_changes_neither_loss_nor_gradient() -> None:
-    model = make()
+@pytest.mark.parametrize("prefix", [False, True])
+def test_the_loss_is_that_of_one_token_after_another(prefix: bool) -> None:
+    model = make(layers=2, prefix=prefix).eval()
+    rng = np.random.default_rng(0)
+    for parameter in model.parameters():  # far from uniform, so that a wrong mask shows
+        parameter.data[...] += rng.normal(0, 0.2, parameter.shape)
+    pairs = [([5, 6, 7], [8, 9]), ([5, 8, 2, 4, 3, 9], [4] * 3), ([3, 4], [5] * 11)]
+    total, count = 0.0, 0
+    for source, target in pairs:
+        prompt, cache = np.array([[*source, 1]]), model.new_cache(1)
+        with no_grad():
+            for token in [*target, 0]:
+                logits = model.next_logits(prompt, cache).numpy()[0].astype(np.float64)
+                total, count = total + np.log(np.exp(logits).sum()) - logits[token], count + 1
+                prompt = np.array([[token]])
+    tokens, targets = PairLoader(pairs, 1, 0, 64, 48).batch(0)
+    assert model(tokens, targets).item() == pytest.approx(total / count, rel=1e-5)
+    other = make(layers=2, prefix=not prefix)
+    other.load_state_dict(model.state_dict())
+    assert other.eval()(tokens, targets).item() != pytest.approx(total / count, rel=1e-3)
+
+
+def test_prefixes_end_where_the_first_target_is_asked_for() -> None:
+    targets = np.array([[-100, 5, 6], [7, 8, -100], [-100, -100, -100]])
+    mask = prefix_mask(targets, 5).numpy()
+    assert mask.shape == (3, 1, 5, 5)
+    assert mask.dtype == np.float32
+    assert set(np.unique(mask)) == {0, -np.inf}
+    for seen, prefix in zip(mask[:, 0] == 0, (4, 3, 3), strict=True):
+        columns = np.arange(5)
+        np.testing.assert_array_equal(seen, columns <= np.maximum(columns[:, None], prefix - 1))
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_padding_changes_neither_loss_nor_gradient(prefix: bool) -> None:
+    model = make(prefix=prefix)
     tokens, targets = batch()
     found: list[tuple[float, list[Any]]] = []
     for fill in (0, 9):
@@ -77,18 +117,20 @@ def test_bad_sizes_and_targets_are_named() -> None:
         make(1.5)
     with pytest.raises(ArgumentError, match="heads is 2, expected a multiple of 3"):
         make(kv_heads=3)
-    with pytest.raises(ShapeError, match=r"targets have shape \(1, 4\), expected \(B, n\)"):
-        make()(np.ones((1, 3), int), np.ones((1, 4), int))
+    for prefix in (False, True):
+        for shape in ((1, 4), (3,)):
+            with pytest.raises(ShapeError, match=r"targets have shape .*, expected \(B, n\)"):
+                make(prefix=prefix)(np.ones((1, 3), int), np.ones(shape, int))
 
 
-@pytest.fixture(scope="module")
-def trained() -> tuple[TranslationModel, Tokenizer]:
+@pytest.fixture(scope="module", params=[False, True], ids=["causal", "prefix"])
+def trained(request: pytest.FixtureRequest) -> tuple[TranslationModel, Tokenizer]:
     """Return a model that translates two words, turning them round."""
     pairs = [(f"{a} {b}", f"{WORDS[b]} {WORDS[a]}") for a in WORDS for b in WORDS]
     tokenizer = train_tokenizer(pairs, 300, ("de", "en"))
     asks = language_token(tokenizer, "en")
     loader = PairLoader(encode_pairs(tokenizer, pairs), asks, tokenizer.end_of_text, 512, 48)
-    model = make(layers=2)
+    model = make(layers=2, prefix=request.param)
     optimizer = AdamW(model.named_parameters(), 1e-2, (0.9, 0.98))
     for step in range(80):
         optimizer.zero_grad()
@@ -139,6 +181,8 @@ def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> Non
         generate(model, nothing, "de", "en", tokenizer, 48, "test")
     with pytest.raises(ArgumentError, match=r"beams is 1\.5, expected an integer"):
         generate(model, some, "de", "en", tokenizer, 48, "test", beams=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="model sees what comes later too, expected causal"):
+        generate_batch(make(prefix=True), [[1, 2]], 3)
     for options in ({"beams": 0}, {"beams": 4, "rows": 3}):
         with pytest.raises(ArgumentError, match="expected 1 or more and as many rows"):
             generate(model, some, "de", "en", tokenizer, 48, "test", **options)
