@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from tensorgrad.parallel import watcher
+from tensorgrad.parallel.launch import launched_ranks
 from tensorgrad.parallel.transport import Network
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ _TICK = 1.0  # seconds between two looks
 _STUCK = 3.0  # seconds after which a rank says that it waits for others
 _CONNECT = 10.0  # seconds
 _PACKAGE = str(Path(__file__).parent)
+# A process that ends closes its files in the order of their numbers. With a low one, taken before
+# MPI takes its own, the watcher hears of it before the launcher, which then kills all other ranks.
+_LOW = os.open(os.devnull, os.O_RDONLY) if launched_ranks() > 1 else None
 
 
 class LastCall:
@@ -96,6 +100,7 @@ class Watch:
     ) -> None:
         """Greet the watcher, wait for its welcome and start the thread."""
         self.timeout = TIMEOUT
+        connection = _with_low_number(connection)
         self._rank, self._connection, self._last, self._process = rank, connection, last, process
         self._leaving = False
         self._said_stuck: int | None = None
@@ -108,6 +113,11 @@ class Watch:
         connection.recv(4096)
         connection.settimeout(None)
         threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
+
+    @property
+    def number(self) -> int:
+        """The number of the connection among the files of this process."""
+        return self._connection.fileno()
 
     def leave(self, word: str = "goodbye") -> None:
         """Say that this rank ends on purpose: "goodbye", or "abort" if it ends all others too."""
@@ -242,6 +252,15 @@ def _names_of_this_host() -> list[str]:
     except OSError:
         found = []
     return [name, *(each for each in found if not each.startswith("127."))]
+
+
+def _with_low_number(connection: socket.socket) -> socket.socket:
+    """Return the connection, in the place that was kept for it."""
+    if _LOW is None:
+        return connection
+    os.dup2(connection.fileno(), _LOW, inheritable=False)
+    connection.close()
+    return socket.socket(fileno=_LOW)
 
 
 def _end_with_host(connection: socket.socket) -> None:

@@ -25,6 +25,8 @@ _ANSWER = 2.0  # seconds in which a rank that can must answer
 _LOOK_AGAIN = 1.0  # seconds in which ranks that do not wait in vain come a step further
 _END = 3.0  # seconds after which a rank that was told to end is killed
 
+_LAST_HEARD = 56  # where tcpi_last_ack_recv is in struct tcp_info
+
 Report = dict[str, Any]
 
 
@@ -71,18 +73,21 @@ class Watcher:
         """Watch until no rank is left."""
         start = time.monotonic()
         while self._ranks or (not self._began and time.monotonic() < start + _START):
-            lost = []
+            ended = []
             for key, _ in self._selector.select(self._patience(start)):
                 if key.fileobj is self._listener:
                     connection, _ = self._listener.accept()
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                     self._selector.register(connection, selectors.EVENT_READ, _Rank(connection))
                 elif not self._read(key.data):
-                    self._selector.unregister(key.fileobj)
-                    key.data.connection.close()
-                    number = key.data.hello.get("rank")
-                    if self._ranks.pop(number, None) is not None:
-                        lost.append((number, key.data.hello))
+                    ended.append(key.data)
+            lost = []
+            for rank in sorted(ended, key=_silent_for, reverse=True):  # the first end first
+                self._selector.unregister(rank.connection)
+                rank.connection.close()
+                number = rank.hello.get("rank")
+                if self._ranks.pop(number, None) is not None:
+                    lost.append((number, rank.hello))
             if lost and self._ending is None:
                 self._end(_lost(lost, self._size))
             self._go_on_asking()
@@ -190,13 +195,24 @@ class Watcher:
                     os.kill(rank.hello["process"], signal.SIGKILL)
 
 
+def _silent_for(rank: _Rank) -> int:
+    """Return how many milliseconds ago a rank was last heard of, its end included."""
+    if not hasattr(socket, "TCP_INFO"):  # Linux's
+        return 0
+    with suppress(OSError):
+        info = rank.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_HEARD + 4)
+        return int.from_bytes(info[_LAST_HEARD:], sys.byteorder)
+    return 0
+
+
 def _lost(lost: list[tuple[int, dict[str, Any]]], size: int) -> str:
-    names = ", ".join(
+    """Return what to say of ranks in the order of their ends: a launcher kills all after one."""
+    first, *others = (
         f"rank {number} of {size} (process {hello['process']} on {hello['host']})"
-        for number, hello in sorted(lost, key=lambda each: each[0])
+        for number, hello in lost
     )
-    are = "is" if len(lost) == 1 else "are"
-    return f"{names} {are} lost: killed, or crashed without a word: all ranks end"
+    then = f", and after it {', '.join(others)}" if others else ""
+    return f"{first} is lost: killed, or crashed without a word{then}: all ranks end"
 
 
 def _told(report: Report | None, hello: dict[str, Any]) -> str:

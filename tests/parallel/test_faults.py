@@ -96,6 +96,17 @@ def test_a_rank_that_was_killed_is_named_once(fault: str, lost: int) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_the_watcher_hears_of_an_end_before_the_launcher() -> None:
+    """A process that ends closes the lowest of its files first."""
+    result = run("numbers", 3)
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"file (\d+), the launcher's (\w+)", result.stdout)
+    assert len(found) == 3
+    for number, launcher in found:
+        if launcher != "none":  # MPICH's tells its number
+            assert int(number) < int(launcher)
+
+
 @pytest.fixture(scope="module")
 def waiting() -> Results:
     """Run at once the faults in which all ranks wait for seconds until they are ended."""

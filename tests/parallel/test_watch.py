@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 import types
@@ -95,6 +97,24 @@ def test_the_first_that_is_lost_is_named_and_the_others_are_told(
     assert capfd.readouterr().err == (
         f"rank 1 of 3 (process {2**22 + 1} on nowhere) is lost: killed, or crashed "
         "without a word: all ranks end\n"
+    )
+
+
+def test_of_ranks_that_ended_before_it_could_look_the_first_is_named(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher kills all ranks when one is lost; a busy machine runs the watcher later."""
+    watched = start()
+    os.kill(watched.process.pid, signal.SIGSTOP)
+    for number in (1, 0):
+        watched.ranks[number].close()
+        time.sleep(0.05)
+    os.kill(watched.process.pid, signal.SIGCONT)
+    assert watched.ranks[2].hear() == "end"
+    watched.end()
+    first, after = (f"rank {n} of 3 (process {2**22 + n} on nowhere)" for n in (1, 0))
+    assert capfd.readouterr().err == (
+        f"{first} is lost: killed, or crashed without a word, and after it {after}: all ranks end\n"
     )
 
 
