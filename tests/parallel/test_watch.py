@@ -106,6 +106,7 @@ def test_of_ranks_that_ended_before_it_could_look_the_first_is_named(
     """A launcher kills all ranks when one is lost; a busy machine runs the watcher later."""
     watched = start()
     os.kill(watched.process.pid, signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(watched.process.pid, os.WUNTRACED)[1])
     for number in (1, 0):
         watched.ranks[number].close()
         time.sleep(0.05)
