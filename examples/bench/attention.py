@@ -30,8 +30,8 @@ UNFUSED = ((32, 12, 1024, 64), (1, 12, 8192, 64), (1, 12, 16384, 64))
 def jobs(torch: Any) -> Jobs:
     """Yield forward and backward of every shape, and both against unfused ops."""
     for shape in (*SHAPES, *OTHER_WIDTHS, *SHORT):
-        for causal in (True, False):
-            yield from _passes(torch, shape, causal)
+        for kind in ("causal", "full", *(["mask"] if shape in SHORT else [])):
+            yield from _passes(torch, shape, kind)
     for shape in UNFUSED:
         yield _against_unfused(shape)
     yield from _features()
@@ -43,35 +43,49 @@ def operations(shape: tuple[int, int, int, int], causal: bool) -> float:
     return 4 * batch * heads * length**2 * width * (0.5 if causal else 1)
 
 
-def _passes(torch: Any, shape: tuple[int, int, int, int], causal: bool) -> Jobs:
+def _passes(torch: Any, shape: tuple[int, int, int, int], kind: str) -> Jobs:
+    """Yield forward and backward; a "mask" hides half of the keys, others in each sequence."""
     q, k, v = (Tensor(random_array(shape, bfloat16, i), requires_grad=True) for i in range(3))
     dy = random_array(shape, bfloat16, 3)
-    node = ops.attention(q, k, v, causal=causal).node
+    causal, mask = kind == "causal", None
+    if kind == "mask":
+        batch, _, length, _ = shape
+        scores = random_array((batch, 1, length, length), bfloat16, 4)
+        mask = backend.cupy.where(scores > 0, 0, -math.inf).astype("float32")
+        mask[..., 0] = 0
+    given = None if mask is None else Tensor(mask)
+    node = ops.attention(q, k, v, given, causal).node
     assert node is not None
     saved = node.saved or ()
-    peers = [{}, {}] if torch is None else _peers(torch, shape, causal)
-    size = f"{', '.join(map(str, shape))} {'causal' if causal else 'full'}"
+    peers = [{}, {}] if torch is None else _peers(torch, shape, causal, mask)
+    size = f"{', '.join(map(str, shape))} {kind}"
     amount = operations(shape, causal)
     yield Job("attention forward", size, amount,
-              lambda _: ops.attention(q, k, v, causal=causal), peers[0], "TFLOP/s")  # fmt: skip
+              lambda _: ops.attention(q, k, v, given, causal), peers[0], "TFLOP/s")  # fmt: skip
     yield Job("attention backward", size, 2.5 * amount,
               lambda _: node.backward(dy, saved, (True,) * 3), peers[1], "TFLOP/s")  # fmt: skip
 
 
-def _peers(torch: Any, shape: tuple[int, int, int, int], causal: bool) -> list[dict[str, Call]]:
+def _peers(
+    torch: Any, shape: tuple[int, int, int, int], causal: bool, mask: Any
+) -> list[dict[str, Call]]:
     attention = torch.nn.functional.scaled_dot_product_attention
     q, k, v = (
         torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for _ in range(3)
     )
     dy = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    added = None if mask is None else torch.from_dlpack(mask).to(torch.bfloat16)
     kinds = torch.nn.attention.SDPBackend
+    backends = {"flash-2": kinds.FLASH_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
+    if mask is not None:  # which FlashAttention does not take
+        backends = {"efficient": kinds.EFFICIENT_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
     found: list[dict[str, Call]] = [{}, {}]
-    for name, kind in (("flash-2", kinds.FLASH_ATTENTION), ("cudnn", kinds.CUDNN_ATTENTION)):
+    for name, kind in backends.items():
 
         def forward(_: int, kind: Any = kind) -> Any:
             with torch.nn.attention.sdpa_kernel(kind):
-                return attention(q, k, v, is_causal=causal)
+                return attention(q, k, v, added, is_causal=causal)
 
         try:
             y = forward(0)
