@@ -66,7 +66,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "large": {
         "width": 512, "layers": 8, "heads": 8, "batch": 16384, "epochs": 52, "warmup": 1000,
-        "dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.1,
+        "dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.1, "prefix": True,
         "weight_decay": 0.05,
     },
 }  # fmt: skip
