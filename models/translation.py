@@ -17,6 +17,7 @@ from tensorgrad.backend import Array
 from tensorgrad.data.pair_loader import IGNORED
 from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.dtypes import float32
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.models.language_model import Cache
 from tensorgrad.models.search import beam_search, greedy_search
@@ -124,7 +125,8 @@ def prefix_mask(targets: Array, width: int) -> Tensor:
     last = (targets != IGNORED).argmax(1) + (width - targets.shape[1])
     columns = xp.arange(width, dtype=last.dtype)
     seen = columns <= xp.maximum(columns[:, None], last[:, None, None])
-    return Tensor(xp.where(seen, xp.float32(0), xp.float32(-math.inf))[:, None])
+    mask = xp.where(seen, float32.type(0), float32.type(-math.inf))
+    return Tensor(mask.astype(float32, copy=False)[:, None])
 
 
 def generate(

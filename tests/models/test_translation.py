@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import no_grad, random
+from tensorgrad import backend, no_grad, random
 from tensorgrad.data import PairLoader, Tokenizer, encode_pairs, language_token, train_tokenizer
 from tensorgrad.errors import ArgumentError, DataError, ShapeError
 from tensorgrad.models.generate import generate_batch
@@ -46,30 +46,33 @@ def test_the_loss_is_that_of_the_target_alone() -> None:
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_the_loss_is_that_of_one_token_after_another(prefix: bool) -> None:
+def test_the_loss_is_that_of_one_token_after_another(prefix: bool, device: str) -> None:
     model = make(layers=2, prefix=prefix).eval()
     rng = np.random.default_rng(0)
     for parameter in model.parameters():  # far from uniform, so that a wrong mask shows
         parameter.data[...] += rng.normal(0, 0.2, parameter.shape)
+    model.to(device)
     pairs = [([5, 6, 7], [8, 9]), ([5, 8, 2, 4, 3, 9], [4] * 3), ([3, 4], [5] * 11)]
     total, count = 0.0, 0
     for source, target in pairs:
-        prompt, cache = np.array([[*source, 1]]), model.new_cache(1)
+        prompt, cache = backend.to_device(np.array([[*source, 1]]), device), model.new_cache(1)
         with no_grad():
             for token in [*target, 0]:
                 logits = model.next_logits(prompt, cache).numpy()[0].astype(np.float64)
                 total, count = total + np.log(np.exp(logits).sum()) - logits[token], count + 1
-                prompt = np.array([[token]])
-    tokens, targets = PairLoader(pairs, 1, 0, 64, 48).batch(0)
+                prompt = backend.to_device(np.array([[token]]), device)
+    tokens, targets = (
+        backend.to_device(array, device) for array in PairLoader(pairs, 1, 0, 64, 48).batch(0)
+    )
     assert model(tokens, targets).item() == pytest.approx(total / count, rel=1e-5)
-    other = make(layers=2, prefix=not prefix)
+    other = make(layers=2, prefix=not prefix).to(device)
     other.load_state_dict(model.state_dict())
     assert other.eval()(tokens, targets).item() != pytest.approx(total / count, rel=1e-3)
 
 
-def test_prefixes_end_where_the_first_target_is_asked_for() -> None:
-    targets = np.array([[-100, 5, 6], [7, 8, -100], [-100, -100, -100]])
-    mask = prefix_mask(targets, 5).numpy()
+def test_prefixes_end_where_the_first_target_is_asked_for(device: str) -> None:
+    targets = np.array([[-100, 5, 6], [7, 8, -100], [-100, -100, -100]], np.int32)
+    mask = prefix_mask(backend.to_device(targets, device), 5).numpy()
     assert mask.shape == (3, 1, 5, 5)
     assert mask.dtype == np.float32
     assert set(np.unique(mask)) == {0, -np.inf}
