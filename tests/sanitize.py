@@ -56,7 +56,8 @@ def main() -> int:
         rest += ["-k", " and ".join(f"not {text}" for text in SKIPPED)]
     if not any(text.startswith("tests") for text in rest):
         rest += KERNELS
-    return int(pytest.main(["-q", "-x", *rest], [options.part]))
+    patient = ["-o", "faulthandler_timeout=0"]  # tests that take too long otherwise end the run
+    return int(pytest.main(["-q", "-x", *patient, *rest], [options.part]))
 
 
 if __name__ == "__main__":
