@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tensorgrad import backend, random
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
+from tensorgrad.errors import ArgumentError
 from tensorgrad.models.generate import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
@@ -72,6 +73,13 @@ class Settings(TrainSettings):
     sample: int = option(200, "tokens of the sample at the end", low=0, free=True)
     temperature: float = option(0.7, "of the sample; 0 is greedy", low=0, free=True)
     top_p: float = option(0.95, "of the sample: share of likely tokens", low=0, high=1, free=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer and self.vocab is not None:
+            raise ArgumentError(
+                f"--vocab: got {self.vocab} with --tokenizer, expected none: it has its own"
+            )
 
     @property
     def samples(self) -> bool:

@@ -57,15 +57,23 @@ class ParallelSettings(Settings):  # type: ignore[misc]  # mypy does not see scr
         10, "minutes that a rank waits for the others before all end", low=0.01, saved=False
     )
 
-    def ranks(self, comm: Comm) -> Ranks:
-        """Return how the ranks train together."""
-        if not self.zero:
-            return DataParallel(comm, self.reduction, self.bucket_mb)
-        if self.reduction != "overlap":
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.zero and self.reduction != "overlap":
             raise ArgumentError(
                 f"--reduction: got {self.reduction!r} with --zero {self.zero}, expected 'overlap'"
             )
-        return Zero(comm, self.zero, self.bucket_mb)
+        if self.bucket_mb is not None and (self.zero > 1 or self.reduction != "overlap"):
+            how = f"--zero {self.zero}" if self.zero else f"--reduction {self.reduction}"
+            raise ArgumentError(
+                f"--bucket-mb: got {self.bucket_mb} with {how}, expected none: it has no buckets"
+            )
+
+    def ranks(self, comm: Comm) -> Ranks:
+        """Return how the ranks train together."""
+        if self.zero:
+            return Zero(comm, self.zero, self.bucket_mb)
+        return DataParallel(comm, self.reduction, self.bucket_mb)
 
 
 AnySettings = TypeVar("AnySettings", bound=ParallelSettings)

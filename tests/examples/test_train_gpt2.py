@@ -121,6 +121,7 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
     [
         (["--steps", "0"], "--steps: got 0, expected 1 or more"),
         (["--heads", "3"], "expected a multiple of heads"),
+        (["--tokenizer", "one.json"], "--vocab: got 300 with --tokenizer, expected none"),
         (["--data", "missing.txt"], "missing.txt"),
         (["--context", "5000"], "expected 5,001 or more"),
         (["--device", "tpu"], "device: got 'tpu'"),

@@ -146,6 +146,10 @@ def test_what_the_command_line_says_wrong_is_said_once(options: list[str], tmp_p
     result = run_ranks(PROGRAM, 2, [*options, *both, "--out", tmp_path / "none"], check=False)
     assert result.returncode == 1
     assert result.stderr.count("--reduction: got 'flat' with --zero 1, expected 'overlap'") == 1
+    both = ["--zero", 3, "--bucket-mb", 2]
+    result = run_ranks(PROGRAM, 2, [*options, *both, "--out", tmp_path / "none"], check=False)
+    assert result.returncode == 1
+    assert result.stderr.count("--bucket-mb: got 2.0 with --zero 3, expected none") == 1
     folder = tmp_path / "run"
     result = run_ranks(PROGRAM, 2, [*options, "--batch", 7, "--out", folder], check=False)
     assert result.returncode == 1
