@@ -107,17 +107,28 @@ class Watcher:
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _read(self, rank: _Rank) -> bool:
-        """Take what a rank says; False when its connection has ended."""
+        """Take all that a rank has said; False when its connection has ended.
+
+        Words before an end may not put it off to the next look: there another's would be first.
+        """
         try:
-            data = rank.connection.recv(1 << 16)
+            while data := rank.connection.recv(1 << 16, socket.MSG_DONTWAIT):
+                if not self._take(rank, data):
+                    return False
+        except BlockingIOError:
+            return True
         except OSError:
             return False
+        return False
+
+    def _take(self, rank: _Rank, data: bytes) -> bool:
+        """Hear the lines that are whole; False when it is not one of ours."""
         *lines, rank.text = (rank.text + data).split(b"\n")
         for line in lines:
             try:
                 said = json.loads(line)
             except ValueError:
-                return False  # not one of ours
+                return False
             if not rank.hello:
                 if not isinstance(said, dict) or said.get("token") != self._token:
                     return False
@@ -126,7 +137,7 @@ class Watcher:
                 rank.tell("welcome")
             else:
                 self._hear(rank, said)
-        return bool(data)
+        return True
 
     def _hear(self, rank: _Rank, said: dict[str, Any]) -> None:
         word, number = said["word"], rank.hello["rank"]

@@ -107,6 +107,7 @@ def test_of_ranks_that_ended_before_it_could_look_the_first_is_named(
     watched = start()
     os.kill(watched.process.pid, signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(watched.process.pid, os.WUNTRACED)[1])
+    watched.ranks[1].say(word="stuck", number=3)  # read with the end, not before it
     for number in (1, 0):
         watched.ranks[number].close()
         time.sleep(0.05)
