@@ -136,9 +136,10 @@ class TransformerBlock(Module):
 
     def _add_and_norm(self, x: Any, branch: Any) -> tuple[Tensor, Tensor]:
         """Return x + dropout(branch) and norm2 of it, in one kernel where nothing is dropped."""
-        if isinstance(self.norm2, (LayerNorm, RMSNorm)) and not self.dropout.drops:
-            return self.norm2.add(x, branch)
-        return _beside(self._add(x, branch), self.norm2)
+        norm = self.norm2
+        if (type(norm) is LayerNorm or type(norm) is RMSNorm) and not self.dropout.drops:
+            return norm.add(x, branch)
+        return _beside(self._add(x, branch), norm)
 
     def _add(self, x: Any, branch: Any) -> Tensor:
         """Return x + dropout(branch), in one kernel."""
@@ -147,6 +148,6 @@ class TransformerBlock(Module):
 
 def _beside(x: Any, norm: Module) -> tuple[Any, Tensor]:
     """Return x to go on with, and norm(x), in whose backward kernel both gradients are added."""
-    if isinstance(norm, (LayerNorm, RMSNorm)):
+    if type(norm) is LayerNorm or type(norm) is RMSNorm:  # not what a user has put there
         return norm.add(x)
     return x, norm(x)

@@ -51,8 +51,15 @@ def test_dropout_of_what_is_inside(kind: Any) -> None:
     np.testing.assert_allclose(dropped[kept], whole[kept] / 0.6, rtol=1e-5)
 
 
+class Doubled(nn.LayerNorm):
+    """What a user may make of a norm."""
+
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x) * 2
+
+
 def test_the_block_is_two_residual_branches() -> None:
-    for block in (nn.TransformerBlock(32, 4), modern()):
+    for block in (nn.TransformerBlock(32, 4), modern(), nn.TransformerBlock(32, 4, norm=Doubled)):
         x = tensor(2, 5, 32)
         middle = x + block.attention(block.norm1(x))
         expected = middle + block.feed_forward(block.norm2(middle))
