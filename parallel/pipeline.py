@@ -27,7 +27,7 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, as_dtype
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.nn import Module
+from tensorgrad.nn import Module, TransformerBlock
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel.checkpoint import ShardedRanks
@@ -122,12 +122,19 @@ class Pipeline(ShardedRanks):
                 loss of the training loop calls it, and `generate`, on all ranks alike.
             make_optimizer: see `Ranks.prepare`.
         Raises:
-            ArgumentError: it is another model, or has fewer layers than there are parts.
+            ArgumentError: it is another model, has fewer layers than there are parts, or a token
+                of it sees those that come later, where only the model knows of which.
             CommError: the ranks have different models.
         """
         if not isinstance(model, LanguageModel):
             raise ArgumentError(
                 f"Pipeline: model is a {type(model).__name__}, expected a LanguageModel"
+            )
+        blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
+        if not all(block.attention.causal for block in blocks):
+            raise ArgumentError(
+                "Pipeline: model sees what comes later too, as translation with a prefix does, "
+                "expected causal attention: stages are told of no mask"
             )
         comm, count = self._comm, self._comm.size * self._chunks
         if len(model.blocks) < count:

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.translation import TranslationConfig, TranslationModel
+from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, Pipeline
 from tests.parallel import pipeline_ranks
 from tests.ranks import run_ranks
@@ -36,3 +39,11 @@ def test_one_stage_is_one_process(schedule: tuple[str, int], tmp_path: Path) -> 
     ranks = Pipeline(Comm(), *schedule)
     pipeline_ranks.make_trainer(tmp_path / "run", config, ranks, **options).run()
     pipeline_ranks.compare(Comm(), tmp_path / "run", tmp_path / "alone", exact=schedule[1] == 1)
+
+
+def test_a_model_with_a_mask_of_its_own_is_refused() -> None:
+    """Stages would train it without: each token would see its target."""
+    sizes: dict[str, Any] = {"context": 16, "layers": 1, "heads": 2, "kv_heads": 2, "width": 8}
+    model = TranslationModel(TranslationConfig(40, prefix=True, **sizes))
+    with pytest.raises(ArgumentError, match="model sees what comes later too, as translation"):
+        Pipeline(Comm()).prepare(model, lambda parameters: AdamW(parameters))
