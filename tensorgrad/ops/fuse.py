@@ -111,8 +111,9 @@ def _row(f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]) 
 
 def _told_apart(constant: Any) -> Any:
     """Return the key of a constant: one for each of 2, 2.0 and True, 0.0 and -0.0."""
-    if type(constant) is tuple:
-        return tuple(map(_told_apart, constant))
+    if isinstance(constant, tuple | frozenset):
+        kind = tuple if isinstance(constant, tuple) else frozenset
+        return type(constant), kind(map(_told_apart, constant))
     return type(constant), str(constant) if isinstance(constant, float | np.floating) else constant
 
 
