@@ -23,7 +23,7 @@ from tensorgrad.models.language_model import Cache
 from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
-from tensorgrad.ops.operand import check_integer, check_number, tensor_of
+from tensorgrad.ops.operand import check_integer, check_number, integer_array
 from tensorgrad.tensor import Tensor
 
 
@@ -74,9 +74,7 @@ class TranslationModel(TransformerLM):
         """Return logits, or the mean loss when targets are given; see `LanguageModel.forward`."""
         x, mask = self.embed(tokens, cache), None
         if self.config.prefix and targets is not None:
-            targets = tensor_of("TranslationModel", "targets", targets)
-            self._first(x.shape[1], targets)
-            mask = prefix_mask(targets.data, x.shape[1])
+            mask = prefix_mask(self._fitting(targets, x), x.shape[1])
         return self.finish(self._run_blocks(x, cache, mask), targets)
 
     def finish(self, x: Tensor, targets: Any = None) -> Tensor:
@@ -86,13 +84,13 @@ class TranslationModel(TransformerLM):
             x: (B, T, C), from the last block.
             targets: (B, n) for the last n <= T places, -100 where the loss shall not count.
         Raises:
-            ShapeError: targets are not (B, n), or more than places.
+            ShapeError: targets are not (B, n), none, or more than places.
         """
         if targets is None:
             return super().finish(x)
-        first = self._first(x.shape[1], targets)
+        targets = self._fitting(targets, x)
         return self.linear_cross_entropy(
-            self.norm(x[:, first:]),
+            self.norm(x[:, x.shape[1] - targets.shape[1] :]),
             self.head(),
             targets,
             label_smoothing=self.config.label_smoothing if self.training else 0.0,
@@ -100,14 +98,16 @@ class TranslationModel(TransformerLM):
         )
 
     @staticmethod
-    def _first(steps: int, targets: Any) -> int:
-        """Return the place that the first targets belong to."""
-        if targets.ndim != 2 or targets.shape[1] > steps:
+    def _fitting(targets: Any, x: Tensor) -> Array:
+        """Return the targets, of the last places of x."""
+        targets = integer_array("TranslationModel", "targets", targets)
+        batch, steps = x.shape[:2]
+        if targets.ndim != 2 or len(targets) != batch or not 1 <= targets.shape[1] <= steps:
             raise ShapeError(
-                f"TranslationModel: targets have shape {targets.shape}, expected (B, n) with n up "
-                f"to {steps} (the columns of tokens)"
+                f"TranslationModel: targets have shape {targets.shape}, expected ({batch}, n) with "
+                f"n from 1 to {steps} (rows and columns of tokens)"
             )
-        return int(steps - targets.shape[1])
+        return targets
 
 
 def prefix_mask(targets: Array, width: int) -> Tensor:

@@ -121,9 +121,11 @@ def test_bad_sizes_and_targets_are_named() -> None:
     with pytest.raises(ArgumentError, match="heads is 2, expected a multiple of 3"):
         make(kv_heads=3)
     for prefix in (False, True):
-        for shape in ((1, 4), (3,)):
-            with pytest.raises(ShapeError, match=r"targets have shape .*, expected \(B, n\)"):
-                make(prefix=prefix)(np.ones((1, 3), int), np.ones(shape, int))
+        model, tokens = make(prefix=prefix), np.ones((2, 3), int)
+        for shape in ((2, 4), (3,), (3, 2), (2, 0)):
+            with pytest.raises(ShapeError, match=r"targets have shape .*, expected \(2, n\)"):
+                model(tokens, np.ones(shape, int))
+        assert model(tokens, [[1, 2], [3, 4]]).item() > 0
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["causal", "prefix"])
