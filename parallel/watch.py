@@ -114,11 +114,6 @@ class Watch:
         connection.settimeout(None)
         threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
 
-    @property
-    def number(self) -> int:
-        """The number of the connection among the files of this process."""
-        return self._connection.fileno()
-
     def leave(self, word: str = "goodbye") -> None:
         """Say that this rank ends on purpose: "goodbye", or "abort" if it ends all others too."""
         if self._leaving:

@@ -101,7 +101,7 @@ def killed(world: Comm) -> None:
 def numbers(world: Comm) -> None:
     _, watching = comm._start()
     assert watching is not None
-    number, launcher = watching.number, os.environ.get("PMI_FD", "none")
+    number, launcher = watching._connection.fileno(), os.environ.get("PMI_FD", "none")
     print(f"file {number}, the launcher's {launcher}", flush=True)
 
 
