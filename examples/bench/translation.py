@@ -3,9 +3,9 @@
     python -m examples.bench.translation --data FOLDER --preset large --dtype bfloat16
 
 Takes the options of train_translation.py, with --resume FOLDER the settings of that run; no run is
-changed. The two take turns on the same batches of one epoch,
-which all have been seen once before, so that nothing is compiled in the time that counts. PyTorch
-has its fused AdamW and, for `--dtype bfloat16`, autocast. Tokens are counted without padding.
+changed. The two take turns on the same batches of one epoch, which all have been seen once before,
+so that nothing is compiled in the time that counts. PyTorch has its fused AdamW and, for both
+bfloat16 dtypes, autocast. Tokens are counted without padding.
 """
 
 from __future__ import annotations
