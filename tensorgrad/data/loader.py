@@ -65,6 +65,7 @@ class TokenLoader:
             raise ShapeError(f"TokenLoader: tokens has shape {array.shape}, expected one axis")
         for name, value in (("batch", batch), ("context", context), ("ranks", ranks)):
             check_integer("TokenLoader", name, value, 1)
+        check_integer("TokenLoader", "rank", rank)
         check_integer("TokenLoader", "seed", seed)
         if not 0 <= rank < ranks:
             raise ArgumentError(f"TokenLoader: rank has {rank}, expected 0 to {ranks - 1}")

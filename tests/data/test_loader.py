@@ -219,6 +219,7 @@ def test_a_token_file_is_read(tmp_path: Path) -> None:
         ({"ranks": 0}, "ranks is 0, expected 1 or more"),
         ({"batch": 1.5}, "batch is 1.5, expected an integer"),
         ({"context": "x"}, "context is 'x', expected an integer"),
+        ({"rank": 0.5}, "rank is 0.5, expected an integer"),
         ({"seed": None}, "seed is None, expected an integer"),
         ({"rank": 2, "ranks": 2}, "rank has 2, expected 0 to 1"),
         ({"rank": -1}, "rank has -1, expected 0 to 0"),
