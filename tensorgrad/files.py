@@ -1,13 +1,16 @@
-"""Files that are either old and whole or new and whole, whatever happens in between."""
+"""Files that are old and whole or new and whole, whatever happens in between; and JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
 
 
 @contextlib.contextmanager
@@ -50,3 +53,14 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON, in which numbers of NumPy are numbers: options may be some."""
+    return json.dumps(value, indent=indent, default=_python_number)
+
+
+def _python_number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is nothing that JSON can hold")

@@ -28,7 +28,7 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.errors import CheckpointError
-from tensorgrad.files import replacing, sync_folder
+from tensorgrad.files import replacing, sync_folder, to_json
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ def finish_checkpoint(
     try:
         with replacing(new / _STATE) as file:
             content = {"format": _FORMAT, "step": step, **state, "files": files}
-            file.write(json.dumps(content, indent=1).encode())
+            file.write(to_json(content, 1).encode())
         if target.exists():  # a damaged one that the run has come to again
             target.rename(folder / f".{target.name}-{secrets.token_hex(4)}.tmp")
         new.rename(target)
@@ -261,7 +261,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> None:
     """Raise CheckpointError where `state[name]` differs from what is expected, naming what does."""
     found = checkpoint.state.get(name, {})
-    expected = json.loads(json.dumps(expected))  # tuples become lists, as in the file
+    expected = json.loads(to_json(expected))  # tuples become lists, as in the file
     wrong = [
         f"{key} is {found.get(key)!r} there, expected {expected.get(key)!r}"
         for key in dict.fromkeys([*expected, *found])

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.files import replacing
+from tensorgrad.files import replacing, to_json
 
 FILE = "config.json"
 # What a field of a type takes besides, and what errors call the type.
@@ -87,7 +87,7 @@ def check(settings: Dataclass) -> None:
             expected = f"one of {', '.join(choices)}"
         elif not isinstance(value, _FITS.get(kind, kind)):
             expected = _NAMES.get(kind, kind.__name__)
-        elif isinstance(value, float) and not math.isfinite(value):
+        elif kind is float and not -math.inf < value < math.inf:
             expected = "a finite number"
         elif low is not None and value < low:
             expected = f"{low:g} or more"
@@ -129,7 +129,7 @@ def save(settings: Dataclass, folder: Path) -> None:
     """Write config.json into the folder of a run."""
     kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata["saved"]}
     with replacing(folder / FILE) as file:
-        file.write((json.dumps(kept, indent=2) + "\n").encode())
+        file.write((to_json(kept, 2) + "\n").encode())
 
 
 def load(settings: type[Settings], folder: Path) -> Settings:

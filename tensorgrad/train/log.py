@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.files import to_json
+
 Record = Mapping[str, Any]
 
 _NOT_OTHERS = {"step", "loss", "validation_loss", "lr", "gradient_norm"}
@@ -34,7 +36,7 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         """Append a record with the key "step"."""
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(to_json(record) + "\n")
         self._file.flush()
 
     def sync(self) -> None:

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensorgrad.errors import ArgumentError, CheckpointError
@@ -53,6 +54,7 @@ def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) 
         ({"steps": 0}, "--steps: got 0, expected 1 or more"),
         ({"lr": 2.0}, "--lr: got 2.0, expected 1 or less"),
         ({"lr": float("nan")}, "--lr: got nan, expected a finite number"),
+        ({"lr": np.float32("nan")}, "--lr: got np.float32(nan), expected a finite number"),
         ({"kind": "c"}, "--kind: got 'c', expected one of a, b"),
         ({"kind": None}, "--kind: got None, expected one of a, b"),
         ({"steps": "5"}, "--steps: got '5', expected an integer"),

@@ -15,10 +15,12 @@ import pytest
 
 from tensorgrad import Tensor, random
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
+from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.settings import TrainSettings
 from tests.disk import full_disk
 from tests.source_tree import ROOT
 from tests.train.tiny_run import MODEL, SMALL, make_trainer
@@ -114,6 +116,19 @@ def test_parts_of_a_batch_add_up_to_it(tmp_path: Path) -> None:
     one, four = ends
     assert not np.array_equal(one, four)  # else nothing was cut
     np.testing.assert_allclose(one, four, rtol=0, atol=2e-4)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    sizes: Any = {"width": np.int64(16), "dropout": np.float32(0.5)}
+    numbers: dict[str, Any] = {"steps": np.int64(5), "lr": np.float32(0.25), "seed": np.uint8(1)}
+    shape = replace(MODEL, **sizes)
+    trainer = make_trainer(tmp_path, model_config=shape, **numbers)
+    config.save(trainer.settings, tmp_path)
+    assert trainer.run().finished
+    read = vars(config.load(TrainSettings, tmp_path))
+    again = make_trainer(tmp_path, model_config=shape, **read)
+    assert again.resume()
+    assert bits(again) == bits(trainer)
 
 
 def test_a_batch_that_does_not_divide_is_named(tmp_path: Path) -> None:
