@@ -67,7 +67,7 @@ def transformer_lm(config: TranslationConfig) -> Any:
             kind = targets.device.type
             autocast = torch.is_autocast_enabled(kind)
             dtype = torch.get_autocast_dtype(kind) if autocast else self.tokens.weight.dtype
-            mask = torch.zeros(seen.shape, dtype=dtype, device=kind)
+            mask = torch.zeros(seen.shape, dtype=dtype, device=targets.device)
             return mask.masked_fill(~seen, -math.inf)[:, None]
 
         def forward(self, tokens: Any, targets: Any) -> Any:
