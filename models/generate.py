@@ -12,7 +12,6 @@ from tensorgrad import backend
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.models.decoder import Decoder, Recomputer
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.nn import TransformerBlock
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
@@ -144,8 +143,7 @@ def _begin(
     use_cache: bool,
 ) -> tuple[Decoder | Recomputer, list[int]]:
     """Return what makes tokens, and the lengths of the prompts."""
-    blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
-    if not all(block.attention.causal for block in blocks):
+    if not model.causal:
         raise ArgumentError(
             "generate: model sees what comes later too, expected causal attention; a translation "
             "model with a prefix is for models.translation.generate"

@@ -99,6 +99,13 @@ class LanguageModel(Module):
         return [block.attention.new_cache(batch, steps) for block in blocks]
 
     @property
+    def causal(self) -> bool:
+        """Whether a token sees none that come later."""
+        return all(
+            block.attention.causal for block in self.blocks if isinstance(block, TransformerBlock)
+        )
+
+    @property
     def device(self) -> str:
         """Where the parameters are."""
         return next(self.parameters()).device

@@ -27,7 +27,7 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, as_dtype
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.nn import Module, TransformerBlock
+from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel.checkpoint import ShardedRanks
@@ -130,8 +130,7 @@ class Pipeline(ShardedRanks):
             raise ArgumentError(
                 f"Pipeline: model is a {type(model).__name__}, expected a LanguageModel"
             )
-        blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
-        if not all(block.attention.causal for block in blocks):
+        if not model.causal:
             raise ArgumentError(
                 "Pipeline: model sees what comes later too, as translation with a prefix does, "
                 "expected causal attention: stages are told of no mask"
