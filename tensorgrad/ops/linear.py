@@ -6,7 +6,7 @@ takes GELU of them. A weight's gradient is added to a float32 gradient by the pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad import backend
@@ -146,15 +146,7 @@ def feed_forward(
     """
     named = {"x": x, "up": up, "down": down, "up_bias": up_bias, "down_bias": down_bias,
              "residual": residual}  # fmt: skip
-    inputs = {
-        name: tensor_of("feed_forward", name, value)
-        for name, value in named.items()
-        if value is not None
-    }
-    if mode.autocast is not None:
-        matrices = cast_operands(inputs["x"], inputs["up"], inputs["down"])
-        inputs |= zip(("x", "up", "down"), matrices, strict=True)
-    x, up, down = inputs["x"], inputs["up"], inputs["down"]
+    inputs, (x, up, down) = _tensors("feed_forward", named, ("x", "up", "down"))
     biases = [inputs[name].data for name in ("up_bias", "down_bias") if name in inputs]
     shapes = [inputs[name].shape if name in inputs else None for name in named]
     arrays = [x.data, up.data, down.data]
@@ -215,15 +207,7 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
         DtypeError, DeviceError: as `linear`, which it names.
     """
     named = {"x": x, "gate": gate, "up": up, "gate_bias": gate_bias, "up_bias": up_bias}
-    inputs = {
-        name: tensor_of("gated_linear", name, value)
-        for name, value in named.items()
-        if value is not None
-    }
-    if mode.autocast is not None:
-        matrices = cast_operands(inputs["x"], inputs["gate"], inputs["up"])
-        inputs |= zip(("x", "gate", "up"), matrices, strict=True)
-    x, gate, up = inputs["x"], inputs["gate"], inputs["up"]
+    inputs, (x, gate, up) = _tensors("gated_linear", named, ("x", "gate", "up"))
     if gate.shape != up.shape:
         raise ShapeError(
             f"gated_linear: up has shape {up.shape}, expected {gate.shape} as gate has"
@@ -264,6 +248,20 @@ def _sum_of_products(first: tuple[Array, Array], second: tuple[Array, Array]) ->
     total = backend.empty_like(y)
     matmul_cuda.run(problem(*second, total, residual=y))
     return total
+
+
+def _tensors(
+    op: str, named: Mapping[str, Any], matrices: Sequence[str]
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return tensors of all that is given and, cast under autocast, those that must be."""
+    found = {
+        name: tensor_of(op, name, value)
+        for name, value in named.items()
+        if value is not None or name in matrices
+    }
+    if mode.autocast is not None:
+        found |= zip(matrices, cast_operands(*[found[name] for name in matrices]), strict=True)
+    return found, [found[name] for name in matrices]
 
 
 _SLOPED = Row("linear_gelu", "dy x", "dy * gelu_tanh_slope(x)")
