@@ -67,19 +67,10 @@ def backward(
     kernel(
         (q.shape[0] * q.shape[1],),
         (threads,),
-        (
-            *gradients,
-            q,
-            k,
-            v,
-            dy,
-            logsumexp,
-            rest(rule)[0],
-            problem(arrays, dy, rule, gradients),
-            dropout(rule),
-        ),
+        (*gradients, q, k, v, dy, logsumexp, rest(rule)[0],
+         problem(arrays, dy, rule, gradients), dropout(rule)),
         shared,
-    )
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
