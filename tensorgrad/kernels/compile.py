@@ -96,12 +96,12 @@ def _chosen(files: Sequence[str], archs: Sequence[str]) -> tuple[list[Path], lis
             raise KernelError(
                 f"compile: --arch is {arch!r}, expected names such as sm_80 or sm_90a"
             )
-    paths = [loader.FOLDER / name for name in names] or sorted(loader.FOLDER.glob("*.cu"))
-    for path in paths:
-        if not path.is_file():
-            known = ", ".join(sorted(file.name for file in loader.FOLDER.glob("*.cu")))
-            raise KernelError(f"compile: got file {path.name!r}, expected one of {known}")
-    return paths, archs
+    known = sorted(loader.FOLDER.glob("*.cu"))
+    for name in names:
+        if not (loader.FOLDER / name).is_file():
+            expected = ", ".join(path.name for path in known)
+            raise KernelError(f"compile: got file {name!r}, expected one of {expected}")
+    return [loader.FOLDER / name for name in names] or known, archs
 
 
 def check(paths: Sequence[Path], archs: Sequence[str], without: str | None = None) -> list[Report]:

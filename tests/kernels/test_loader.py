@@ -272,6 +272,7 @@ def test_the_check_leaves_out_a_type(folder: Path, monkeypatch: pytest.MonkeyPat
     [
         (["--arch", "90a"], "--arch is '90a', expected names such as sm_80"),
         (["nrom.cu"], "got file 'nrom.cu', expected one of scale.cu"),
+        (["kernels/scale.cu"], "got file 'kernels/scale.cu', expected one of scale.cu"),
     ],
 )
 def test_the_command_names_what_it_does_not_know(
