@@ -46,7 +46,7 @@ class Trace:
     """
 
     def __init__(self, f: Callable[..., Any]) -> None:
-        self.name: str = getattr(f, "__name__", type(f).__name__).lstrip("_")
+        self.name: str = getattr(f, "__name__", type(f).__name__).lstrip("_") or "function"
         self.expressions = Expressions()
         self.kinds: list[Any] = []
         self._steps: list[_Step] = []

@@ -262,6 +262,12 @@ def test_what_is_not_elementwise_is_named(f: Callable[..., Tensor], message: str
 
 def test_arguments_and_results_that_do_not_fit() -> None:
     x = Tensor(np.ones((2, 3)))
+
+    def _(x: Any) -> Any:
+        return x.sum()
+
+    with pytest.raises(ArgumentError, match="fuse: function uses sum"):
+        fuse(_)(x)
     with pytest.raises(DtypeError, match="returned a tuple, expected one tensor"):
         fuse(lambda x: (x, x))(x)  # type: ignore[arg-type, return-value]
     with pytest.raises(DtypeError, match="casts to int64, expected a float type"):
