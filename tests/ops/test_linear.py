@@ -186,6 +186,7 @@ def test_gradients_of_biases_are_added_to_what_is_there(
          "linear_gelu: weight has dtype int64, expected a float"),
         (lambda: ops.feed_forward(X, X, None, X, None), ShapeError,
          r"linear: weight has shape \(2, 3\), expected \(out, 2\)"),
+        (lambda: ops.gated_linear(None, X, X), DtypeError, "gated_linear: x is a NoneType"),
         (lambda: ops.gated_linear(X, X, np.ones((4, 3))), ShapeError,
          r"gated_linear: up has shape \(4, 3\), expected \(2, 3\) as gate has"),
         (lambda: ops.gated_linear(X, X.T, X.T), ShapeError,
