@@ -308,11 +308,8 @@ class Run:
 
     def finish(self) -> None:
         """Average the last checkpoints, measure the mean and save it."""
-        settings = self.settings
-        arrays = average_checkpoints(
-            self.trainer.checkpoints, settings.average, settings.checkpoint_every
-        )
-        count = min(settings.average, len(self._checkpoints(regular=True)))
+        last = self._checkpoints(regular=True)[: self.settings.average]
+        arrays = average_checkpoints(last)
         save_arrays(self.folder / AVERAGED, arrays)
         self.model.load_state_dict(arrays)
         loss = self.validation_loss(self.validation.evaluation_batches())
@@ -320,11 +317,11 @@ class Run:
         self.write("eval_results_averaged.json", results)
         log.info(
             "mean of the last %d checkpoints: validation loss %.3f, BLEU %.2f",
-            *(count, loss, results["bleu"]),
+            *(len(last), loss, results["bleu"]),
         )
 
     def _checkpoints(self, regular: bool) -> list[Path]:
-        """Return the checkpoints that a run without interrupts has too, or the others."""
+        """Return those that a run without interrupts has too, or the others, the newest first."""
         settings, found = self.settings, list_checkpoints(self.folder / "checkpoints")
         ends = {settings.steps, *range(0, settings.steps, settings.checkpoint_every)}
         return [path for path in found if (step_of(path) in ends) == regular]
