@@ -23,6 +23,7 @@ from typing import Any
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.data import TextStream, Tokenizer
+from tensorgrad.data.text import read_lines
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
 from tensorgrad.models.generate import generate_batch, stream
@@ -149,20 +150,22 @@ class Writer:
         seconds = time.perf_counter() - began
         log.info("[%d tokens, %.0f a second]", count, count / seconds)
 
-    def write_all(self, prompts: Sequence[str]) -> list[str]:
-        """Return what follows each prompt, --rows of them at a time."""
-        texts = []
+    def write_all(self, prompts: Sequence[str]) -> Iterator[str]:
+        """Return what follows each prompt, as it comes; wrong arguments are errors at once."""
+        TextStream(self._tokenizer, self._given.stop)
+        tokens = [self._tokens(prompt) for prompt in prompts]
+        return self._texts(tokens)
+
+    def _texts(self, prompts: Sequence[list[int]]) -> Iterator[str]:
+        """Yield what follows each prompt, --rows of them at a time."""
         for start in range(0, len(prompts), self._given.rows):
-            part = [self._tokens(prompt) for prompt in prompts[start : start + self._given.rows]]
-            seeds = range(self._given.seed + start, self._given.seed + start + len(part))
             found = generate_batch(
-                self._model, part, self._given.max_new_tokens,
-                **vars(self._how), seed=list(seeds), stop_tokens=self._end,
+                self._model, prompts[start : start + self._given.rows], self._given.max_new_tokens,
+                **vars(self._how), seed=(self._given.seed + start) % 2**64, stop_tokens=self._end,
             )  # fmt: skip
             for tokens in found:
                 text = TextStream(self._tokenizer, self._given.stop)
-                texts.append("".join([*map(text.add, tokens), text.rest()]))
-        return texts
+                yield "".join([*map(text.add, tokens), text.rest()])
 
     def _tokens(self, prompt: str) -> list[int]:
         tokens = self._tokenizer.encode(prompt)
@@ -187,12 +190,17 @@ def _converse(writer: Writer) -> bool:
         if not line.strip():
             continue
         try:
-            _show(writer, line.rstrip("\n"))
+            _show(writer, _text(line))
         except TensorgradError as error:
             log.error("%s", error)
             failed = True
     print("\n" if asking else "", end="")
     return not failed
+
+
+def _text(line: str) -> str:
+    """Return a line of the input without its end, and without a byte order mark."""
+    return line.removeprefix("\ufeff").rstrip("\n")
 
 
 def _show(writer: Writer, prompt: str) -> None:
@@ -240,6 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.rows < 1:
             raise ArgumentError(f"generate: --rows is {given.rows}, expected 1 or more")
+        if not 0 <= given.seed < 2**64:
+            raise ArgumentError(
+                f"generate: --seed is {given.seed}, expected an integer from 0 to 2^64 - 1"
+            )
         device = backend.resolve_device(given.device)
         dtype = as_dtype(choose_dtype(given.dtype, device))
         model, tokenizer = load(given.checkpoint, given.which, given.tokenizer)
@@ -252,14 +264,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.prompt is not None:
             _show(writer, given.prompt)
         elif given.prompts is not None:
-            file = sys.stdin if str(given.prompts) == "-" else given.prompts.open(encoding="utf-8")
-            with file:
-                prompts = [line for line in file.read().splitlines() if line.strip()]
+            whole = sys.stdin if str(given.prompts) == "-" else read_lines(given.prompts)
+            prompts = [_text(line) for line in whole if line.strip()]
             for prompt, text in zip(prompts, writer.write_all(prompts), strict=True):
                 print(f"{prompt}{text}\n", flush=True)
         elif not _converse(writer):
             return 1
-    except (TensorgradError, OSError, UnicodeDecodeError) as error:
+    except (TensorgradError, OSError, UnicodeError) as error:
         log.error("%s", error)
         return 1
     except KeyboardInterrupt:

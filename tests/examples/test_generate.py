@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,64 @@ def test_lines_of_a_file_are_written_on_together(
         single = ["--checkpoint", str(run), "--prompt", line, "--seed", str(number), *OPTIONS]
         assert generate.main(single) == 0
         assert capsys.readouterr().out + "\n" in together
+
+
+def test_lines_end_at_line_feeds_and_marks_of_byte_order_are_no_text(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def a\u2028b\r\n\nx\x0cy\n"
+    (tmp_path / "plain.txt").write_bytes(text.encode())
+    (tmp_path / "marked.txt").write_bytes(text.encode("utf-8-sig"))
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
+    outputs = set()
+    for name in ("plain.txt", "marked.txt", "packed.txt.gz", "-"):
+        source = name if name == "-" else str(tmp_path / name)
+        monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff" + text.replace("\r", "")))
+        assert generate.main(["--checkpoint", str(run), "--prompts", source, *OPTIONS]) == 0
+        outputs.add(capsys.readouterr().out)
+    (found,) = outputs
+    assert found.startswith("def a\u2028b")
+    assert "\n\nx\x0cy" in found
+
+
+def test_a_prompt_that_is_too_long_is_found_before_the_first_is_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> list[list[int]]:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr(generate, "generate_batch", refuse)
+    (tmp_path / "lines.txt").write_text("a\n" + "xyz" * 20)
+    given = ["--checkpoint", str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
+    assert generate.main([*given, "--rows", "1"]) == 1
+    (tmp_path / "lines.txt").write_text("a\nb\n")
+    assert generate.main([*given, "--stop", ""]) == 1
+
+
+def test_what_is_written_is_shown_before_the_rest_is(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(model: GPT2, prompts: list[list[int]], *_: object, **given: Any) -> Any:
+        seeds.append(given["seed"])
+        if len(seeds) == 2:
+            raise KeyboardInterrupt
+        return [[] for _ in prompts]
+
+    seeds: list[int] = []
+    monkeypatch.setattr(generate, "generate_batch", interrupted)
+    (tmp_path / "lines.txt").write_text("a\nb\nc\n")
+    given = ["--checkpoint", str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
+    assert generate.main([*given, "--rows", "2", "--seed", str(2**64 - 1)]) == 130
+    assert capsys.readouterr().out == "a\n\nb\n\n\n"
+    assert seeds == [2**64 - 1, 1]  # prompt i has the seed s + i, modulo 2^64
+
+
+def test_what_cannot_be_written_is_an_error(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert generate.main(["--checkpoint", str(run), "--prompt", "für", *OPTIONS]) == 1
+    assert "'ascii' codec can't encode" in caplog.text
 
 
 def test_it_asks_for_prompts(
