@@ -41,6 +41,7 @@ from tensorgrad.data import (
 from tensorgrad.data.pair_loader import IGNORED, Batch
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import replacing
+from tensorgrad.models.search import LARGEST_PENALTY
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, average_checkpoints
@@ -128,7 +129,9 @@ class Settings(TrainSettings):
         None, "translate so many test sentences at most", low=1, free=True
     )
     beams: int = option(1, "beams of the translations; 1 is greedy", low=1, free=True)
-    length_penalty: float = option(0.6, "of beam search; more favours long ones", low=0, free=True)
+    length_penalty: float = option(
+        0.6, "of beam search; more favours long ones", low=0, high=LARGEST_PENALTY, free=True
+    )
     rows: int = option(128, "sequences to generate at a time", low=1, free=True)
     average: int = option(5, "last checkpoints to average at the end; 0: none", low=0)
     log_every: int = option(

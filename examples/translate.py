@@ -104,7 +104,7 @@ def _batches(text: str | None) -> Iterator[list[str]]:
         return
     lines = iter(sys.stdin.readline, "")
     while batch := list(itertools.islice(lines, 1 if sys.stdin.isatty() else LINES)):
-        yield batch
+        yield [line.removeprefix("\ufeff") for line in batch]  # a byte order mark is no text
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -132,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         translator = load(given.folder, given.checkpoint, given.device)
         for lines in _batches(given.text):
             for line in translator(lines, given.beams, given.length_penalty, given.rows):
-                print(line, flush=True)
-    except (TensorgradError, OSError, UnicodeDecodeError) as error:
+                print(*line.splitlines(), flush=True)  # one line for each that came
+    except (TensorgradError, OSError, UnicodeError) as error:
         log.error("%s", error)
         return 1
     except KeyboardInterrupt:

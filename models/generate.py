@@ -16,6 +16,7 @@ from tensorgrad.ops.operand import check_integer
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
 Tokens = np.ndarray[Any, Any]
+_MOST_TOKENS = 2**31 - 1  # of a sequence: the device counts them in 32 bits
 _LOOK_EVERY = 16  # steps between two looks at whether all sequences have ended
 
 
@@ -87,7 +88,8 @@ def generate_batch(
         DtypeError: the prompts are not integers.
     """
     how = Sampling(temperature, top_k, top_p, repetition_penalty)
-    decoder, lengths = _begin(model, prompts, max_new_tokens, how, seed, stop_tokens, use_cache)
+    stops = _checked_stops(stop_tokens, model.vocab_size)
+    decoder, lengths = _begin(model, prompts, max_new_tokens, how, seed, stops, use_cache)
     if not max_new_tokens:
         return [[] for _ in lengths]
     for number in range(1, max_new_tokens + 1):
@@ -100,7 +102,7 @@ def generate_batch(
     results = []
     for row, length in zip(found, lengths, strict=True):
         tokens = row[length : length + number]
-        ends = np.flatnonzero(np.isin(tokens, list(stop_tokens)))
+        ends = np.flatnonzero(np.isin(tokens, stops))
         results.append(tokens[: ends[0] if len(ends) else number].tolist())
     return results
 
@@ -139,7 +141,7 @@ def _begin(
     max_new_tokens: int,
     how: Sampling,
     seed: int | Sequence[int],
-    stop_tokens: Collection[int],
+    stops: Sequence[int],
     use_cache: bool,
 ) -> tuple[Decoder | Recomputer, list[int]]:
     """Return what makes tokens, and the lengths of the prompts."""
@@ -150,12 +152,12 @@ def _begin(
         )
     tokens = _checked_prompts(prompts, model.context, model.vocab_size)
     check_integer("generate", "max_new_tokens", max_new_tokens, 0)
-    try:
-        stops = [operator.index(token) for token in stop_tokens]
-    except TypeError as error:
+    most = _MOST_TOKENS - max(map(len, tokens))
+    if max_new_tokens > most:
         raise ArgumentError(
-            f"generate: stop_tokens is {stop_tokens!r}, expected a list of tokens"
-        ) from error
+            f"generate: max_new_tokens is {max_new_tokens}, expected {most} or less after these "
+            "prompts"
+        )
     vocabulary = None if how.repetition_penalty == 1 else model.vocab_size
     seeds = _checked_seeds(seed, len(tokens))
     state = new_state(tokens, max_new_tokens, seeds, stops, vocabulary, model.device)
@@ -181,7 +183,10 @@ def _checked_prompts(prompts: Any, context: int, vocab_size: int) -> list[Tokens
         name = "the prompt" if len(prompts) == 1 else f"prompt {number}"
         if isinstance(prompt, str):
             raise DtypeError(f"generate: {name} has type str, expected a tokenizer's tokens")
-        tokens = np.asarray(prompt)
+        try:
+            tokens = np.asarray(prompt)
+        except ValueError as error:  # rows of different lengths
+            raise ShapeError(f"generate: {name} has rows of its own, expected one axis") from error
         if tokens.ndim != 1:
             raise ShapeError(f"generate: {name} has {tokens.ndim} axes, expected one")
         if not 1 <= len(tokens) <= context:
@@ -198,6 +203,22 @@ def _checked_prompts(prompts: Any, context: int, vocab_size: int) -> list[Tokens
             )
         found.append(tokens.astype(np.int64))
     return found
+
+
+def _checked_stops(stop_tokens: Collection[int], vocab_size: int) -> list[int]:
+    try:
+        stops = [operator.index(token) for token in stop_tokens]
+    except TypeError as error:
+        raise ArgumentError(
+            f"generate: stop_tokens is {stop_tokens!r}, expected a list of tokens"
+        ) from error
+    wrong = [token for token in stops if not 0 <= token < vocab_size]
+    if wrong:
+        raise ArgumentError(
+            f"generate: stop_tokens has {wrong[0]}, expected 0 to {vocab_size - 1} (a vocabulary "
+            f"of {vocab_size})"
+        )
+    return stops
 
 
 def _checked_seeds(seed: int | Sequence[int], count: int) -> list[int]:

@@ -7,7 +7,6 @@ A row that has ended leaves the batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,8 @@ from tensorgrad.ops.operand import check_integer, check_number, widened
 from tensorgrad.tensor import Tensor
 
 Ids = Sequence[int]
+
+LARGEST_PENALTY = 10  # its power of a length is a float at any length
 
 
 def greedy_search(
@@ -85,7 +86,7 @@ def beam_search(
     Args:
         model, prompts, end, max_new_tokens, use_cache: as for `greedy_search`.
         beams: 1 or more.
-        length_penalty: 0 or more; larger favours long results.
+        length_penalty: 0 to LARGEST_PENALTY; larger favours long results.
     Returns:
         A list of at most `max_new_tokens` tokens for each prompt.
     Raises:
@@ -94,9 +95,9 @@ def beam_search(
     """
     check_integer("beam_search", "beams", beams, 1)
     check_number("beam_search", "length_penalty", length_penalty)
-    if not 0 <= length_penalty < math.inf:
+    if not 0 <= length_penalty <= LARGEST_PENALTY:
         raise ArgumentError(
-            f"beam_search: length_penalty is {length_penalty}, expected 0 or more, and finite"
+            f"beam_search: length_penalty is {length_penalty}, expected 0 to {LARGEST_PENALTY}"
         )
     if not prompts:
         return []

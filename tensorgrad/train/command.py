@@ -27,7 +27,7 @@ def command(program: Callable[_Arguments, object]) -> Callable[_Arguments, int]:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         try:
             program(*arguments, **options)
-        except (TensorgradError, OSError) as error:
+        except (TensorgradError, OSError, UnicodeError) as error:
             _log.error("%s", error)
             return 1
         except KeyboardInterrupt:

@@ -162,6 +162,9 @@ def test_what_was_trained_translates(
     lines = capsys.readouterr().out.split("\n")
     texts = [entry["translation"] for entry in results(tmp_path / "run", "epoch2")["translations"]]
     assert lines == [*texts, "", ""]  # an empty line stays one
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeff" + sources))
+    assert translate.main([run, "--checkpoint", "last", "--beams", "1", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.split("\n") == [*texts, ""]
     stdin = io.TextIOWrapper(io.BytesIO(b"acht\n\xff\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
     assert translate.main([run, "--device", "cpu"]) == 1
@@ -171,6 +174,27 @@ def test_what_was_trained_translates(
         assert capsys.readouterr().out.count("\n") == 1
     assert translate.main([run, "eins zwei " * 30, "--device", "cpu"]) == 0
     assert "tokens, expected at most 23; the rest is left out" in caplog.text
+
+
+class Fixed:
+    """A translator of which each translation is known."""
+
+    def __call__(self, lines: list[str], *_: object) -> list[str]:
+        return ["drei\nZeilen\x85für"] * len(lines)
+
+
+def test_a_line_gives_a_line_and_what_cannot_be_written_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(translate, "load", lambda *_: Fixed())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    assert translate.main(["run"]) == 0
+    assert capsys.readouterr().out == "drei Zeilen für\n" * 2
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert translate.main(["run", "one"]) == 1
+    assert "'ascii' codec can't encode" in caplog.records[-1].getMessage()
 
 
 def test_a_translator_says_what_is_missing(
@@ -201,6 +225,7 @@ def test_a_translator_says_what_is_missing(
         (["--batch", "40"], "batch_tokens has 40, expected 48 or more"),
         (["--accumulate", "2"], "--accumulate: got 2, expected none: a batch has"),
         (["--average", "9"], "--average: got 9, expected at most --keep, 5"),
+        (["--length-penalty", "11"], "--length-penalty: got 11.0, expected 10 or less"),
         (["--steps", "2"], "--warmup: got 2, expected less than --steps, 2"),
         (["--target", "fr"], "train.fr is missing"),
         (["--also", "missing"], "'missing', which is no folder"),

@@ -76,7 +76,9 @@ def test_a_stop_token_ends_its_sequence(model: LanguageModel) -> None:
     free = generate_batch(model, prompts, 30, seed=3)
     stop = free[0][4]
     expected = [row[: row.index(stop)] if stop in row else row for row in free]
-    assert generate_batch(model, prompts, 30, seed=3, stop_tokens=[stop]) == expected
+    accepted: list[Any] = [[stop], {stop}, np.array([stop]), iter([stop])]
+    for stops in accepted:
+        assert generate_batch(model, prompts, 30, seed=3, stop_tokens=stops) == expected
 
 
 def test_nothing_is_added_when_nothing_is_asked_for(model: LanguageModel) -> None:
@@ -102,7 +104,9 @@ def test_tokens_come_one_by_one_and_the_mode_is_kept(model: LanguageModel) -> No
         ([-1], {}, ArgumentError, "the token -1"),
         ([0.5], {}, DtypeError, "dtype float64, expected integers"),
         ([[1]], {}, ShapeError, "prompt has 2 axes, expected one"),
+        ([[1], [2, 3]], {}, ShapeError, "the prompt has rows of its own, expected one axis"),
         ([1], {"max_new_tokens": -1}, ArgumentError, "max_new_tokens is -1"),
+        ([1, 1], {"max_new_tokens": 2**31 - 2}, ArgumentError, "expected 2147483645 or less after"),
         ([1], {"temperature": -0.1}, ArgumentError, "temperature is -0.1"),
         ([1], {"temperature": math.nan}, ArgumentError, "temperature is nan"),
         ([1], {"temperature": math.inf}, ArgumentError, "temperature is inf"),
@@ -116,6 +120,13 @@ def test_tokens_come_one_by_one_and_the_mode_is_kept(model: LanguageModel) -> No
         ([1], {"seed": "a"}, ArgumentError, "seed is 'a', expected an integer from 0"),
         ([1], {"stop_tokens": 3}, ArgumentError, "stop_tokens is 3, expected a list of tokens"),
         ([1], {"stop_tokens": ["a"]}, ArgumentError, r"stop_tokens is \['a'\], expected a list"),
+        ([1], {"stop_tokens": [VOCAB]}, ArgumentError, "stop_tokens has 37, expected 0 to 36"),
+        (
+            [1],
+            {"stop_tokens": [-(2**70)]},
+            ArgumentError,
+            "stop_tokens has -1180591620717411303424",
+        ),
         ("a", {}, DtypeError, "the prompt has type str, expected a tokenizer's tokens"),
     ],
 )

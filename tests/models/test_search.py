@@ -155,8 +155,9 @@ def test_no_prompts_give_no_results(model: TransformerLM) -> None:
         (([[1]], END, 5, 1.5), "beams is 1.5, expected an integer"),
         (([[1]], END, 5, 2, "x"), "length_penalty is 'x', expected a number"),
         (([[1]], END, "5", 2), "max_new_tokens is '5', expected an integer"),
-        (([[1]], END, 5, 2, -1.0), r"length_penalty is -1\.0, expected 0 or more"),
-        (([[1]], END, 5, 2, float("nan")), "length_penalty is nan, expected 0 or more, and finite"),
+        (([[1]], END, 5, 2, -1.0), r"length_penalty is -1\.0, expected 0 to 10"),
+        (([[1]], END, 5, 2, float("nan")), "length_penalty is nan, expected 0 to 10"),
+        (([[1]], END, 5, 2, 1e9), "length_penalty is 1000000000.0, expected 0 to 10"),
     ],
 )
 def test_bad_arguments_are_named(

@@ -13,6 +13,7 @@ from tensorgrad.train.command import command, free_folder
     [
         (ArgumentError("--lr: got 0"), 1, "--lr: got 0"),
         (FileNotFoundError("no such file"), 1, "no such file"),
+        (UnicodeEncodeError("ascii", "ü", 0, 1, "no such character"), 1, "no such character"),
         (KeyboardInterrupt(), 130, "--resume goes on from the newest checkpoint"),
     ],
 )
