@@ -123,7 +123,8 @@ class Pipeline(ShardedRanks):
             make_optimizer: see `Ranks.prepare`.
         Raises:
             ArgumentError: it is another model, has fewer layers than there are parts, or a token
-                of it sees those that come later, where only the model knows of which.
+                of it sees those that come later, where only the model knows of which; or a stage
+                has nothing to train.
             CommError: the ranks have different models.
         """
         if not isinstance(model, LanguageModel):
@@ -146,6 +147,12 @@ class Pipeline(ShardedRanks):
         self.parts = split(block_costs(model), count)
         self._tie(model)
         leave_parts(model, self.parts, range(comm.rank, count, comm.size))
+        trains = comm.all_gather_objects(any(each.requires_grad for each in model.parameters()))
+        if not all(trains):
+            raise ArgumentError(
+                f"Pipeline: all parameters of stage {trains.index(False)} are frozen, expected "
+                f"some to train on each of the {comm.size} stages"
+            )
         self._model = model
         replaced = {"forward": self._forward, "next_logits": self._next_logits}
         vars(model).update({**replaced, "new_cache": self._new_cache})
@@ -238,7 +245,8 @@ class Pipeline(ShardedRanks):
         self._tied: str | None = None
         if at_end and model.output is None:
             head = model.head()
-            self._tied = next(name for name, each in model.named_parameters() if each is head)
+            if head.requires_grad:
+                self._tied = next(name for name, each in model.named_parameters() if each is head)
             self._ends.broadcast(head.data)
 
     def _forward(self, tokens: Any, targets: Any = None) -> Tensor:
@@ -405,8 +413,9 @@ class _Step:
             dy = self._arrived("receive_gradient", unit) if dy is None else dy
         if unit in self._leaving:
             self._leaving.pop(unit).wait()  # long there: its gradient has come back
-        with self._pipeline._data.no_sync():
-            y.backward(dy)
+        if y.requires_grad:  # not if all of the first part is frozen
+            with self._pipeline._data.no_sync():
+                y.backward(dy)
         if x is not None:
             self._gradients[unit] = x.grad
 

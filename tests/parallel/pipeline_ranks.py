@@ -79,12 +79,14 @@ def batches(first: int) -> Iterator[tuple[Any, ...]]:
 def make_trainer(
     folder: Path, config: Model, ranks: Ranks | None = None, **options: Any
 ) -> Trainer:
-    """Return a trainer at step 0; options are those of TrainSettings."""
-    ranks = ranks or Ranks()
+    """Return a trainer at step 0; options are those of TrainSettings, and what is `frozen`."""
+    ranks, frozen = ranks or Ranks(), options.pop("frozen", ())
     settings = TrainSettings(**{**SETTINGS, **options})
     random.seed(7)
     model: LanguageModel = GPT2(config) if isinstance(config, GPT2Config) else TransformerLM(config)
     model.to(Here.device, settings.parameter_dtype)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = not name.startswith(frozen)
     precision = settings.precision()
 
     def loss(x: Any, y: Any) -> Tensor:
@@ -215,6 +217,18 @@ def check_sixteen_bits(comm: Comm, folder: Path) -> None:
         compare(comm, run, alone, tolerance=5e-3)
 
 
+def check_frozen(comm: Comm, folder: Path) -> None:
+    """A frozen table that is also the head, and a first part of which nothing is trained."""
+    config = gpt2(2 * comm.size, dropout=0.1)
+    tables = ("tokens", "positions")
+    for number, frozen in enumerate((tables, (*tables, "blocks.0"))):
+        options: dict[str, Any] = {"frozen": frozen, "steps": 3, "checkpoint_every": 3}
+        alone, run = folder / f"alone-{number}", folder / f"run-{number}"
+        run_alone(comm, alone, config, **options)
+        make_trainer(run, config, Pipeline(comm, "interleaved", 2), **options).run()
+        compare(comm, run, alone)
+
+
 def check_errors(comm: Comm, folder: Path) -> None:
     """Sizes that do not fit are errors on all ranks, with the numbers, and all can go on."""
     p = comm.size
@@ -243,6 +257,10 @@ def check_errors(comm: Comm, folder: Path) -> None:
     fails(
         lambda: Pipeline(comm).prepare(GPT2(gpt2(p + comm.rank % 2)), adamw),
         rf"Pipeline: blocks.{p}.attention.* is missing on rank.*, .float32.* on rank.* same on all",
+    )
+    fails(
+        lambda: make_trainer(folder, gpt2(p), Pipeline(comm), frozen=("tok", "pos", "blocks.0")),
+        f"all parameters of stage 0 are frozen, expected some to train on each of the {p} stages",
     )
     ranks = Pipeline(comm, "interleaved", 2)
     trainer = make_trainer(folder / "odd", gpt2(2 * p), ranks, accumulate=1, steps=3)
@@ -341,7 +359,13 @@ class Sleeping(Module):
 
 CHECKS = (check_schedules, check_resume, check_errors, check_memory)
 # Not of the number of stages: on two ranks alone.
-CHECKS_ON_TWO = (check_equal_bits, check_sixteen_bits, check_generation, check_overlap)
+CHECKS_ON_TWO = (
+    check_equal_bits,
+    check_frozen,
+    check_sixteen_bits,
+    check_generation,
+    check_overlap,
+)
 OF_THE_HOST = (check_memory, check_overlap)  # they count its memory, and sleep on it
 
 
