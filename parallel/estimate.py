@@ -243,6 +243,8 @@ def stage_memory(job: Job, stage: int) -> dict[str, float]:
     gradients = shared if job.zero >= 2 else root + every
     state = (2 + (job.dtype != "float32")) * (root + every) / (mesh.dp if job.zero else 1)
     remembered = most_remembered(job.schedule, mesh.pp, job.micro, stage, job.chunks)
+    if mesh.pp == 1 and job.schedule == "gpipe":
+        remembered = 1  # without a pipeline each micro-batch goes back at once
     kept = max(parts) * costs.kept_by_block(tokens)
     ends = costs.kept_by_embedding(tokens) if first or last else 0.0
     if last:

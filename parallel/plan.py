@@ -35,6 +35,7 @@ def fit(
     most: int = 16384,
     zero: int | None = None,
     reserved: float = 0.0,
+    bucket: float | None = None,
 ) -> Plan:
     """Return the plan of the fewest GPUs on which a job fits; of several meshes the fastest.
 
@@ -45,6 +46,7 @@ def fit(
         most: GPUs.
         zero: the stage of ZeRO; None: any.
         reserved: bytes of the memory for what is not planned.
+        bucket: see `estimate`.
     Raises:
         ArgumentError: it fits on none; the message says how near the best comes.
     """
@@ -68,8 +70,10 @@ def fit(
                 if nearest is None or need < nearest[0]:
                     nearest = (need, tried)
                 if need > memory:
+                    if job.schedule == "gpipe":
+                        continue  # the last stage keeps gradients of the head for each
                     break  # fewer micro-batches are larger
-                candidate = estimate(tried, speeds)
+                candidate = estimate(tried, speeds, bucket)
                 if candidate.bytes + reserved <= memory:
                     found.append(candidate)
     if not found:
@@ -112,7 +116,7 @@ def _meshes(job: Job, speeds: Speeds, most: int) -> Iterator[Mesh]:
 
 
 def _micros(job: Job, mesh: Mesh) -> Iterator[int]:
-    """Yield numbers of micro-batches, the most first, which need least memory."""
+    """Yield numbers of micro-batches, the most first, which but for GPipe need least memory."""
     for micro in reversed(_divisors(job.batch // mesh.dp)):
         if job.schedule != "interleaved" or job.chunks == 1 or micro % mesh.pp == 0:
             yield micro
@@ -123,15 +127,18 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(each for each in range(1, number + 1) if number % each == 0)
 
 
-def bytes_of(text: str) -> float:
+def bytes_of(text: str, name: str = "memory") -> float:
     """Return the number of bytes that a text says: "80GiB", "80 GB", "1e9".
 
+    Args:
+        text: what was given.
+        name: for what.
     Raises:
         ArgumentError: it says none.
     """
     match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kMGT]|[KMG]i)?B?\s*", text)
     if match is None:
-        raise ArgumentError(f"plan: memory is {text!r}, expected bytes, as 80GiB or 80GB")
+        raise ArgumentError(f"plan: {name} is {text!r}, expected bytes, as 80GiB or 80GB")
     return float(match[1]) * _UNITS[match[2] or ""]
 
 
@@ -242,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         memory = None if given.memory is None else bytes_of(given.memory)
-        reserved = bytes_of(given.reserved)
+        reserved = bytes_of(given.reserved, "reserved")
         found = _plan(given, memory, reserved)
     except ArgumentError as error:
         print(error, file=sys.stderr)
@@ -282,11 +289,12 @@ def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> P
         given.sequence,
         given.dtype,
     )
+    bucket = None if given.bucket is None else given.bucket * 1e6
     if not given.fit:
-        return estimate(job, speeds, None if given.bucket is None else given.bucket * 1e6)
+        return estimate(job, speeds, bucket)
     if memory is None:
         raise ArgumentError("plan: --fit has no --memory, expected that of a GPU, as 80GiB")
-    return fit(job, memory, speeds, given.max_gpus, given.zero, reserved)
+    return fit(job, memory, speeds, given.max_gpus, given.zero, reserved, bucket)
 
 
 def _config(given: argparse.Namespace) -> GPT2Config:
@@ -301,7 +309,7 @@ def _usual_micro(given: argparse.Namespace) -> int:
     """Return the number of micro-batches that was given, or a usual one that divides the batch."""
     if given.micro is not None:
         return int(given.micro)
-    if given.pp <= 1 or given.batch % max(1, given.dp):
+    if given.pp <= 1 or given.batch < 1 or given.batch % given.dp:
         return 1
     share = given.batch // given.dp
     fitting = [m for m in _divisors(share) if m <= 4 * given.pp and m % given.pp == 0]

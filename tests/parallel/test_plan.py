@@ -158,6 +158,19 @@ def test_the_smallest_mesh_that_fits(gib: int) -> None:
     assert only.job.zero == 0
 
 
+def test_gpipe_fits_on_fewer_gpus_with_fewer_micro_batches() -> None:
+    """Each of them keeps a gradient of the head: with the most, 38 MiB take 24 GPUs."""
+    config = GPT2Config(vocab_size=8192, context=64, layers=8, heads=1, width=128)
+    found = fit(Job(config, batch=16, schedule="gpipe"), 38 * 2**20, zero=0)
+    assert found.job.mesh == Mesh(2, 3)
+
+
+def test_without_a_pipeline_gpipe_remembers_one_micro_batch() -> None:
+    assert stage_memory(Job(SMALL, Mesh(2), 32, 8, 0, "gpipe"), 0) == stage_memory(
+        Job(SMALL, Mesh(2), 32, 8), 0
+    )
+
+
 def test_what_fits_nowhere_is_an_error() -> None:
     with pytest.raises(
         ArgumentError, match=r"1\.0 GiB a GPU are not enough on up to 2, expected 1"
@@ -212,6 +225,9 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     )
     found = json.loads(capsys.readouterr().out)
     assert found["memory"]["total"] <= 12 * 2**30
+    two = "--layers 1 --heads 1 --batch 2 --fit --memory 1.85GiB --zero 1 --bucket 1 --json"
+    assert main(two.split()) == 0
+    assert json.loads(capsys.readouterr().out)["sent"][0]["calls"] == 187  # MB of gradients
 
 
 @pytest.mark.parametrize(
@@ -230,6 +246,10 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--fit --memory 80GiB --tp 4", "--fit is given with --tp 4, expected without"),
         ("--fit --memory 80GiB --micro 1", "--fit is given with --micro 1, expected without"),
         ("--fit --memory 1GiB --max-gpus 1", r"1\.0 GiB a GPU are not enough on up to 1,"),
+        ("--batch 0 --pp 2", "batch is 0, expected 1 or more"),
+        ("--batch -4 --pp 2", "batch is -4, expected 1 or more"),
+        ("--pp 2 --dp 0", "dp is 0, expected 1 or more"),
+        ("--reserved some", "reserved is 'some', expected bytes"),
         ("--memory 1.2.3GiB", "memory is '1.2.3GiB', expected bytes"),
         ("--fit --memory 1GiB --max-gpus 0", "most is 0 GPUs, expected 1 or more"),
         ("--dp 2 --bucket 0", "bucket is 0.0 bytes, expected more than 0"),
