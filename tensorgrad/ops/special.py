@@ -1,7 +1,8 @@
 """Functions that NumPy lacks, for the NumPy path of the elementwise table.
 
 Each has a twin of the same name in kernels/elementwise.cuh. All take and return arrays of one
-float dtype, overflow nowhere, and are accurate to a few units in the last place of float64.
+float dtype, overflow nowhere, and are accurate to a few units in the last place of float64. Those
+that are rows of the table by themselves take integers too, which they turn into floats first.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def where(c: Any, a: Any, b: Any) -> Any:
 
 def erf(x: Values) -> Values:
     """Return the error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
-    size = np.minimum(np.abs(x), 6.5)
+    size = np.minimum(np.copysign(x, 1.0), 6.5)  # abs would leave the least integer negative
     square = size * size
     t = (np.maximum(size, 1.0) - 2.5) / (np.maximum(size, 1.0) + 2.5)
     near = _polynomial(_ERF_TAYLOR, np.minimum(square, 1.0)) * size
@@ -78,7 +79,7 @@ def normal_density(x: Values) -> Values:
 def sigmoid(x: Values) -> Values:
     """Return 1 / (1 + exp(-x))."""
     with np.errstate(over="ignore"):  # 1 / inf is what is left of it
-        t = np.exp(-x)
+        t = np.exp(x * -1.0)  # -x of unsigned integers would wrap around
     t += 1
     y: Values = 1 / t
     return y
@@ -86,7 +87,8 @@ def sigmoid(x: Values) -> Values:
 
 def softplus(x: Values) -> Values:
     """Return log(1 + exp(x)) without overflow."""
-    return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
+    y = np.maximum(x, 0.0)
+    return y + np.log1p(np.exp(np.minimum(x, 0.0) - y))
 
 
 def gelu_tanh(x: Values) -> Values:

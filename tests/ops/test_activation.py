@@ -66,6 +66,15 @@ def test_no_overflow_far_from_zero() -> None:
     assert np.isfinite(x.grad).all()  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int32", "uint64", "int64"])
+def test_integers_do_not_wrap_around(dtype: str) -> None:
+    least = np.iinfo(dtype).min
+    x = np.array([least, 0, 1, 3, 100], dtype)
+    wide = x.astype("float64")
+    for f in (ops.sigmoid, ops.silu, ops.softplus, ops.erf):
+        np.testing.assert_allclose(f(Tensor(x)).numpy(), f(Tensor(wide)).numpy(), rtol=1e-12)
+
+
 def test_gelu_names_its_argument() -> None:
     with pytest.raises(ArgumentError, match="gelu: approximate is 'fast', expected 'tanh' or"):
         ops.bias_gelu(Tensor(np.ones(2)), Tensor(np.ones(2)), "fast")
