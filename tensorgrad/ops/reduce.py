@@ -162,6 +162,7 @@ def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return record("prod", y, (x,), _prod_backward, (x.data, axes))
 
 
+IS_ZERO = Row("is_zero", "x", "x == 0")
 WITHOUT_ZEROS = Row("without_zeros", "x", "where(x == 0, 1, x)")
 PROD_GRADIENT = Row(
     "prod_gradient",
@@ -176,7 +177,7 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     x, axes = saved
     x = widened(x)
     product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
-    zeros = sum_array(x == 0, axes, keepdims=True).astype(x.dtype)
+    zeros = sum_array(IS_ZERO(x).data, axes, keepdims=True).astype(x.dtype)
     return (PROD_GRADIENT(_keep(dy, x.shape, axes), x, product, zeros).data,)
 
 
