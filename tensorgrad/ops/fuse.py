@@ -9,7 +9,7 @@ Tests: tests/ops/test_fuse.py.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -90,7 +90,7 @@ def _row(f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]) 
             raise DtypeError(f"{trace.name}: {name} is no tensor, array or number; "
                              "expected one, or a constant given by keyword")  # fmt: skip
     for name, value in constants.items():
-        if isinstance(value, Tensor) or not isinstance(value, Hashable):
+        if isinstance(value, Tensor) or not _is_hashable(value):
             raise ArgumentError(
                 f"{trace.name}: {name} is a {type(value).__name__} given by keyword, expected "
                 "tensors by position and hashable constants by keyword"
@@ -106,7 +106,17 @@ def _row(f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]) 
     compute = trace.compute_dtype()
     formula = Formula(trace.name, parameters, trace.expressions, [y.place])
     gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
-    return Row.composed(names, formula, gradients, y.dtype, compute_dtype(compute))
+    integers = any([kind not in _SCALARS and kind.kind in "iu" for kind in kinds])
+    return Row.composed(names, formula, gradients, y.dtype, compute_dtype(compute), integers)
+
+
+def _is_hashable(constant: Any) -> bool:
+    """Whether a constant, and all that it contains, can be part of a key."""
+    try:
+        hash(constant)
+    except TypeError:
+        return False
+    return True
 
 
 def _told_apart(constant: Any) -> Any:

@@ -20,8 +20,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
-from tensorgrad.dtypes import Dtype, compute_dtype
-from tensorgrad.errors import DtypeError, ShapeError, TensorgradError
+from tensorgrad.dtypes import Dtype, compute_dtype, int64, is_float
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.ops.expression import Expressions, Formula
 from tensorgrad.ops.row_cuda import launch
 from tensorgrad.ops.row_numpy import evaluate
@@ -76,6 +76,7 @@ class Row:
         gradients: Sequence[int | None],
         dtype: Dtype,
         compute: Dtype,
+        integers: bool,
     ) -> Row:
         """Return the row of a formula.
 
@@ -85,10 +86,12 @@ class Row:
             gradients: one per operand, expressions of dy and the formula's parameters, or None.
             dtype: of the value.
             compute: what a kernel computes in.
+            integers: whether some operands are arrays of integers.
         """
         row = cls.__new__(cls)
         row._set(value.name, list(operands), value, gradients, dtype, compute)
         row._small = -1  # its dtype may be another than the one NumPy arrives at
+        row._widened = compute if integers and is_float(compute) else None
         row._block = _FUSED_BLOCK
         return row
 
@@ -107,6 +110,7 @@ class Row:
         self._formula = value
         self._value = value.value()
         self._dtype, self._compute = dtype, compute
+        self._widened: Dtype | None = None  # what NumPy computes with integers in
         self._wanted = gradients
         named = expressions.names([g for g in gradients if g is not None])
         self._saved = [n for n in (*value.parameters, "y") if n in named]
@@ -136,7 +140,7 @@ class Row:
                 y = self._value(*arrays)
             else:
                 y = self._forward(arrays)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             self._explain(arrays, error)
             raise
         if type(y) is not _NDARRAY and not backend.is_array(y):
@@ -160,11 +164,14 @@ class Row:
                         self.name, self.operands, self.text, self.gradients, arrays, dtype
                     )
         dtype = self._dtype or _result_dtype(self._value, *[_kind(a) for a in arrays])
+        if self._widened is not None:
+            arrays = _computable(arrays, self._widened)
         return evaluate(lambda *a: (self._value(*a),), arrays, [dtype], self._block)[0]
 
     def _backward(
         self, dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
     ) -> Sequence[Array | None]:
+        arrays: Sequence[Any]
         gradients = self._gradients.get(tuple(needs)) or self._gradients_of(tuple(needs))
         if type(dy) is _NDARRAY and dy.size <= self._small and dy.itemsize != 2:
             return gradients.whole(dy, *saved)
@@ -175,6 +182,8 @@ class Row:
             if backend.is_array(operand) and operand.shape == dy.shape:
                 dtypes[place] = operand.dtype
         if type(dy) is _NDARRAY:
+            if self._widened is not None:
+                arrays = _computable(arrays, self._widened)
             computed = evaluate(gradients.function, arrays, dtypes, self._block)
         else:
             computed = [backend.empty(dy.shape, dtype, like=dy) for dtype in dtypes]
@@ -252,6 +261,13 @@ class Row:
             got = ", ".join(f"{name} has shape {a.shape}" for name, a in named)
             raise ShapeError(f"{self.name}: {got}, expected shapes that broadcast") from error
         self._explain_dtypes(named, error)
+        got = ", ".join(
+            f"{n} is {a}" if type(a) in _SCALARS else f"{n} has dtype {a.dtype}"
+            for n, a in zip(self.operands, arrays, strict=True)
+        )
+        raise ArgumentError(
+            f"{self.name}: {got}, expected numbers that it is defined for: {error}"
+        ) from error
 
     def _explain_dtypes(self, named: Sequence[tuple[str, Any]], error: Exception) -> None:
         if isinstance(error, TypeError):
@@ -271,9 +287,20 @@ class _Constant:
 
 
 def _constant(op: str, operand: Any) -> Any:
-    if type(operand) in _SCALARS or isinstance(operand, np.generic) or backend.is_array(operand):
+    if type(operand) in _SCALARS:
+        return _Constant(operand)
+    if isinstance(operand, np.generic) or backend.is_array(operand):
+        if operand.dtype.kind in "cO":  # NumPy would go on
+            raise DtypeError(f"{op}: got an array of {operand.dtype}, expected real numbers")
         return _Constant(operand)
     raise DtypeError(f"{op}: got a {type(operand).__name__}, expected a tensor, array or number")
+
+
+def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
+    """Return integers that are computed with as floats as such, so that none wraps around."""
+    return [
+        a if type(a) in _SCALARS or a.dtype.kind not in "iu" else a.astype(compute) for a in arrays
+    ]
 
 
 def _kind(array: Any) -> Any:
@@ -298,4 +325,8 @@ def _compute_type(dtype: Dtype, arrays: list[Any]) -> Dtype:
     """Return the type a kernel computes in: the result's, or the operands' for a comparison."""
     if dtype != np.bool_:
         return compute_dtype(dtype)
-    return compute_dtype(np.result_type(*[a if type(a) in _SCALARS else a.dtype for a in arrays]))
+    kinds = [a.dtype for a in arrays if type(a) not in _SCALARS]
+    numbers = [type(a)(1) for a in arrays if type(a) in _SCALARS]
+    if int in map(type, numbers) and all(k.kind in "iu" and k.itemsize < 8 for k in kinds):
+        return int64  # which has numbers that their dtype has not, such as -1 beside uint8
+    return compute_dtype(np.result_type(*kinds, *numbers))

@@ -79,7 +79,10 @@ class Trace:
         self.refuse_arrays(op, names, operands)
         table = {n: self._place(n, o) for n, o in zip(names, operands, strict=True)}
         kind = dtype if any(_is_array(o) for o in operands) else _NUMBERS[dtype.kind]
-        y = Symbol(self, self.expressions.parse(value, table), kind)
+        place = self.expressions.parse(value, table)
+        if op == "add" and kind in (bool, bool_):  # True + True is True, where 1 + 1 would be 2
+            place = self.expressions.node("!=", place, self.expressions.number(0))
+        y = Symbol(self, place, kind)
         self.kinds.append(kind)
         if not mode.grad_enabled:
             return y

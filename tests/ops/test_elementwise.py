@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor, backend, ops
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.ops.row import _compute_type
 from tests.opcheck import Case, check
 
 ANY = (-3.0, 3.0)
@@ -170,3 +171,24 @@ def test_inputs_that_do_not_fit() -> None:
         ops.negative(Tensor(np.array([True])))
     with pytest.raises(ArgumentError, match="clip: low and high are None"):
         ops.clip(x)
+    with pytest.raises(ArgumentError, match="add: a has dtype int8, b is 300, expected numbers"):
+        Tensor(np.ones(3, np.int8)) + 300
+    with pytest.raises(ArgumentError, match="power: a has dtype int64, b is -1, expected numbers"):
+        Tensor(np.ones(3, np.int64)) ** -1
+    for other in (np.zeros(4, "complex64"), np.zeros(4, object)):
+        with pytest.raises(DtypeError, match=f"add: got an array of {other.dtype}, expected real"):
+            y + other
+
+
+def test_numbers_that_a_dtype_lacks_can_be_compared_with(device: str) -> None:
+    for dtype in ("uint8", "int8", "uint16", "int32"):
+        x = Tensor(backend.to_device(np.arange(3, dtype=dtype), device))
+        for number in (-1, 2, 1 << 20, 1 << 40):
+            assert (x < number).tolist() == [i < number for i in range(3)]
+            assert (x == number).tolist() == [i == number for i in range(3)]
+
+
+def test_kernels_compare_numbers_that_a_dtype_lacks() -> None:
+    for number in (-1, 300, True):
+        compute = _compute_type(np.dtype("bool"), [np.zeros(3, np.uint8), number])
+        assert compute.type(number) == number

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, autograd, ops
+from tensorgrad import Tensor, autograd, backend, ops
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.ops import row_cuda
+from tensorgrad.ops.expression import Formula
 from tensorgrad.ops.fuse import _row
+from tensorgrad.ops.trace import Trace
 from tests.opcheck import Case, check
 
 fuse = ops.fuse
@@ -260,6 +262,27 @@ def test_what_is_not_elementwise_is_named(f: Callable[..., Tensor], message: str
         fuse(f)(Tensor(np.ones(3)))
 
 
+def test_integers_beside_floats_do_not_wrap_around(device: str) -> None:
+    f = fuse(lambda i, x: (i * 2 - 3) * x)
+    for dtype in ("uint8", "int8"):
+        i = Tensor(backend.to_device(np.array([0, 1, 100], dtype), device))
+        x = Tensor(backend.to_device(np.array([1, 2, 0.5]), device), requires_grad=True)
+        y = f(i, x)
+        assert y.tolist() == [-3, -2, 98.5]
+        y.backward(y.data)
+        assert backend.to_numpy(x.grad).tolist() == [9, 2, 98.5 * 197]
+
+
+def test_sums_of_conditions_are_conditions(device: str) -> None:
+    f = fuse(lambda x: ((x > 1) + (x > 2)) * x)
+    x = Tensor(backend.to_device(np.array([1.0, 2.0, 3.0]), device))
+    assert f(x).tolist() == [0, 2, 3]
+    trace = Trace(lambda: None)
+    c = Tensor(trace.symbol("x0", np.dtype("bool")))
+    formula = Formula("sum", ["x0"], trace.expressions, [(c + c).data.place])
+    assert formula.cuda() == (["const auto t0 = number(x0);"], ["((t0 + t0) != C(0))"])
+
+
 def test_arguments_and_results_that_do_not_fit() -> None:
     x = Tensor(np.ones((2, 3)))
 
@@ -278,6 +301,8 @@ def test_arguments_and_results_that_do_not_fit() -> None:
         fuse(lambda x: Tensor(OUTSIDE))(x)
     with pytest.raises(DtypeError, match="subtract: a has dtype bool, b has dtype bool"):
         fuse(lambda x: x - x)(np.ones(3, bool))
+    with pytest.raises(ArgumentError, match="by is a tuple given by keyword, expected tensors by"):
+        fuse(lambda x, *, by: x * by[0][0])(x, by=([2.0],))
     with pytest.raises(DtypeError, match="multiply: a has dtype float64, b has dtype <U1"):
         gated(x, np.array(["x"]))
     with pytest.raises(DtypeError, match="up is no tensor, array or number"):
