@@ -87,8 +87,9 @@ def sigmoid(x: Values) -> Values:
 
 def softplus(x: Values) -> Values:
     """Return log(1 + exp(x)) without overflow."""
-    y = np.maximum(x, 0.0)
-    return y + np.log1p(np.exp(np.minimum(x, 0.0) - y))
+    y: Values = np.maximum(x, 0.0)
+    y = y + np.log1p(np.exp(np.minimum(x, 0.0) - y))
+    return y
 
 
 def gelu_tanh(x: Values) -> Values:

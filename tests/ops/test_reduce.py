@@ -200,7 +200,7 @@ def test_gradients_at_corners(device: str) -> None:
     assert gradient(ops.prod, [2, 3, 4], device) == [12, 8, 6]
     assert gradient(ops.prod, [2, 0, 4], device) == [0, 8, 0]
     assert gradient(ops.prod, [0, 0, 4], device) == [0, 0, 0]
-    assert [gradient(ops.prod, x, device) for x in (0, 5)] == [1, 1]
+    assert gradient(lambda x: ops.prod(x[0]), [5], device) == [1]
     assert gradient(ops.std, [3, 3, 3], device) == [0, 0, 0]
     assert gradient(ops.norm, [0, 0], device) == [0, 0]
     assert gradient(lambda x: ops.norm(x, ord=1), [-2, 0, 3], device) == [-1, 0, 1]
