@@ -38,8 +38,11 @@ def save_arrays(
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
     host = {name: contiguous(to_numpy(array)) for name, array in arrays.items()}
     try:
+        temporary.touch(exist_ok=False)
+        usual = temporary.stat().st_mode
         # An empty header in a file without arrays would be written in a form that cannot be read.
         save_file(host, temporary, dict(metadata) if metadata else None)
+        temporary.chmod(usual)  # safetensors makes a file that its owner alone can read
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensorgrad.files import replacing
+from tensorgrad.weights import save_arrays
 from tests.disk import full_disk
 from tests.source_tree import ROOT
 
@@ -84,4 +86,6 @@ def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
     with replacing(tmp_path / "a"):
         pass
-    assert (tmp_path / "a").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    save_arrays(tmp_path / "b", {"x": np.zeros(1)})
+    usual = (tmp_path / "usual").stat().st_mode
+    assert [(tmp_path / name).stat().st_mode for name in "ab"] == [usual, usual]
