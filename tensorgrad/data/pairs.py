@@ -65,12 +65,16 @@ def read_pairs(
         lowercase: make both sides lower case.
         parts: those to read; the others stay empty.
     Raises:
-        ArgumentError: the source has a wrong form, or the phrases have no such languages.
+        ArgumentError: the source has a wrong form, the phrases have no such languages, or there is
+            no such part.
         DataError: files or columns are missing, or do not have the same number of lines, or a
             part has no pair.
     """
     if source_key == target_key:
         raise ArgumentError(f"read_pairs: target_key is {target_key!r}, expected another language")
+    unknown = [part for part in parts if part not in _SPLITS]
+    if unknown:
+        raise ArgumentError(f"read_pairs: parts has {unknown[0]!r}, expected some of {[*_SPLITS]}")
     keys = source_key, target_key
     found: dict[str, list[Pair]] = {name: [] for name in _SPLITS}
     whole: Any = _made(keys) if source == "phrases" else None

@@ -91,6 +91,9 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         read_pairs(str(tmp_path / "none"))
     with pytest.raises(ArgumentError, match="target_key is 'de', expected another"):
         read_pairs("phrases", "de", "de")
+    for source in ("phrases", str(tmp_path)):
+        with pytest.raises(ArgumentError, match="parts has 'dev', expected some of"):
+            read_pairs(source, parts=["train", "dev"])
     with pytest.raises(ArgumentError, match="phrases are in 'de' and 'en'"):
         read_pairs("phrases", "de", "fr")
     with pytest.raises(ArgumentError, match="expected 'hf:NAME' or 'hf:NAME:CONFIG'"):
