@@ -158,14 +158,17 @@ Vocabulary = WordVocabulary | Tokenizer
 
 def make_vocabulary(settings: Settings, folder: Path, texts: Sequence[str]) -> Vocabulary:
     """Return the vocabulary of the run in this folder, or a new one of these texts."""
-    known = folder / vocabulary_file(settings)
+    if (folder / vocabulary_file(settings)).exists():
+        return load_vocabulary(settings, folder)
     if settings.tokens == "words":
-        if known.exists():
-            return WordVocabulary.load(known)
         return WordVocabulary.train(texts, settings.vocab, settings.at_least)
-    if known.exists():
-        return Tokenizer.load(known)
     return Tokenizer.train([_spaced(text) for text in texts], settings.vocab)
+
+
+def load_vocabulary(settings: Settings, folder: Path) -> Vocabulary:
+    """Return the vocabulary of the run in this folder."""
+    kind = WordVocabulary if settings.tokens == "words" else Tokenizer
+    return kind.load(folder / vocabulary_file(settings))
 
 
 def vocabulary_file(settings: Settings) -> str:
@@ -339,7 +342,7 @@ def predict(settings: Settings, folder: Path, text: str) -> str:
     config = dict(found.entry("model"))
     model = make_model(config.pop("kind"), config)
     model.load_state_dict(found.arrays("model"))
-    vocabulary = make_vocabulary(settings, folder, [])
+    vocabulary = load_vocabulary(settings, folder)
     if _sha256(vocabulary.to_json()) != found.entry("vocabulary")["sha256"]:
         raise CheckpointError(f"--predict: {found.path} is of another vocabulary than {folder} has")
     (probabilities,) = class_probabilities(model, encode(vocabulary, [text]), settings.context)

@@ -208,3 +208,6 @@ def test_what_contradicts_the_run_is_refused(
     words.write_text(words.read_text().replace('"film"', '"flim"'))
     message = fails(["--resume", folder, "--predict", "fine"], caplog)
     assert "is of another vocabulary than" in message
+    words.unlink()
+    message = fails(["--resume", folder, "--predict", "fine"], caplog)
+    assert f"cannot read {words}: No such file" in message
