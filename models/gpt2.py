@@ -1,7 +1,7 @@
 """GPT-2: learned positions, pre-norm blocks, GELU, and a head tied to the table of tokens.
 
-Weights of the published models: see gpt2_weights.py. Tests: tests/models/test_gpt2.py and, against
-PyTorch and transformers, tests/parity/test_gpt2.py.
+Weights of the published models: see gpt2_weights.py. Tests: tests/models/test_language_model.py
+and, against PyTorch and transformers, tests/parity/test_gpt2.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A language model of today's kind: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
 
-Tests: tests/models/test_transformer_lm.py.
+Tests: tests/models/test_language_model.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,3 +193,14 @@ def test_no_file_is_too_long_to_read() -> None:
 
 def test_names_of_files_say_what_is_in_them() -> None:
     assert [str(path) for path in written_by_hand() if path.stem in EMPTY_NAMES] == []
+
+
+def test_tests_that_a_source_names_are_there() -> None:
+    named = {
+        (str(path.relative_to(ROOT)), test)
+        for path in written_by_hand()
+        if not path.is_relative_to(ROOT / "tests")
+        for test in re.findall(r"tests/[\w/]+\.py", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    assert sorted(each for each in named if not (ROOT / each[1]).is_file()) == []

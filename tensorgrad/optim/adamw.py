@@ -1,4 +1,4 @@
-"""Adam and AdamW. Kernels: kernels/optim.cu. Tests: tests/optim/test_adamw.py."""
+"""Adam and AdamW. Kernels: kernels/optim.cu. Tests: tests/optim/test_optimizer.py."""
 
 from __future__ import annotations
 

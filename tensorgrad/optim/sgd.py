@@ -1,6 +1,6 @@
 """Stochastic gradient descent. Kernels: kernels/optim.cu.
 
-Tests: tests/optim/test_sgd.py.
+Tests: tests/optim/test_optimizer.py.
 """
 
 from __future__ import annotations
