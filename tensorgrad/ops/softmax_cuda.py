@@ -30,7 +30,7 @@ def forward(x: Array, scale: float, mask: Array | None, causal: bool, logarithm:
         causal: as in `softmax`.
         logarithm: whether log_softmax is wanted.
     """
-    scores = _scores(x, scale, mask, causal)
+    scores, mask = _scores(x, scale, mask, causal)  # a mask that was made for it lives till the end
     x = _rows(x)
     y = backend.empty_like(x)
     if not x.size:
@@ -137,13 +137,13 @@ _SCORES = np.dtype(
 )  # fmt: skip
 
 
-def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> Any:
-    """Return the kernels' struct Scores."""
+def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> tuple[Any, Array | None]:
+    """Return the kernels' struct Scores, and the mask that it points to."""
     queries = x.shape[-2] if causal else 0
     if (causal or mask is not None) and x.size // max(1, x.shape[-1]) >= 1 << 32:
         raise ShapeError(f"softmax: x has shape {x.shape}, expected under 2^32 rows with a mask")
     if mask is None or not mask.size:
-        return _unmasked(scale, queries)
+        return _unmasked(scale, queries), None
     kind = "bool" if mask.dtype == np.bool_ else "own" if mask.dtype == x.dtype else "wide"
     if kind == "wide":
         mask = mask.astype(compute_dtype(x.dtype), copy=False)
@@ -153,7 +153,7 @@ def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> Any:
         lengths, strides = _collapsed(mask)
     lengths, strides = [1] * (4 - len(lengths)) + lengths, [0] * (4 - len(strides)) + strides
     fields = (scale, mask.data.ptr, _KINDS[kind], lengths[1:3], strides, queries)
-    return by_value(np.array([fields], _SCORES))
+    return by_value(np.array([fields], _SCORES)), mask
 
 
 @lru_cache
