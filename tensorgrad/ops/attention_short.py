@@ -44,7 +44,7 @@ def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     y = empty_result(q, q.dtype)
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
     kernel, threads, _ = _kernel(
-        "attention_short", q.dtype, max(q.shape[2], k.shape[2]), q.shape[3]
+        "attention_short", q.dtype, max(q.shape[2], k.shape[2]), q.shape[3], q.device.id
     )
     kernel(
         (q.shape[0] * q.shape[1],),
@@ -63,7 +63,9 @@ def backward(
     if not aligned(dy):
         dy = backend.contiguous(dy)
     length = max(q.shape[2], k.shape[2])
-    kernel, threads, shared = _kernel("attention_short_backward", q.dtype, length, q.shape[3])
+    kernel, threads, shared = _kernel(
+        "attention_short_backward", q.dtype, length, q.shape[3], q.device.id
+    )
     kernel(
         (q.shape[0] * q.shape[1],),
         (threads,),
@@ -74,8 +76,10 @@ def backward(
 
 
 @lru_cache(maxsize=1024)
-def _kernel(name: str, dtype: Dtype, length: int, width: int) -> tuple[Kernel, int, int]:
-    """Return a kernel, the threads of a block, and the bytes of all tiles of backward."""
+def _kernel(
+    name: str, dtype: Dtype, length: int, width: int, device: int
+) -> tuple[Kernel, int, int]:
+    """Return a kernel of a device, the threads of a block, and the bytes of backward's tiles."""
     rows, columns = (32 if n <= 32 else 64 for n in (length, width))
     tiles = 4 * rows * (columns + 8) + 2 * rows * (rows + 8)
     kernel = load(_FILE, f"{name}<{c_name(dtype)}, {columns}, {rows}>")
