@@ -16,6 +16,7 @@ _WINDOW = 32  # as in the kernels
 _SORT_THREADS = 1024  # too
 _SORT_BLOCKS = 128  # at most: each reads the counts of all
 _DIGIT_BITS = 8
+_WIDEST = 65535 * 32  # columns: a launch has at most 65535 blocks of them, some as wide as a warp
 
 
 def add_rows_cuda(total: Array, rows: Array, values: Array) -> None:
@@ -28,6 +29,13 @@ def add_rows_cuda(total: Array, rows: Array, values: Array) -> None:
     """
     height, width = total.shape
     if not values.size or not height:
+        return
+    if width > _WIDEST:
+        for start in range(0, width, _WIDEST):
+            piece = slice(start, start + _WIDEST)
+            part = backend.contiguous(total[:, piece])
+            add_rows_cuda(part, rows, values[:, piece])
+            total[:, piece] = part
         return
     if compute_dtype(values.dtype) != total.dtype:
         values = values.astype(total.dtype)
