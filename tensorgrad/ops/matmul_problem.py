@@ -86,4 +86,6 @@ def _operand(array: Array, batch: Shape) -> Operand:
         elif stride != step * reach:  # no single step leads from each to the next
             return _operand(backend.contiguous(array), batch)
         reach *= length
+    if step < 0:  # not every kernel goes back
+        return _operand(backend.contiguous(array), batch)
     return Operand(array, step // item, row, column)
