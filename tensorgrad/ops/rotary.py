@@ -6,6 +6,7 @@ Tests: tests/ops/test_rotary.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ def _angles(cos: Array, x: Array, heads: int) -> Array:
     if own != leading[len(leading) - len(own) :]:
         own = leading
     shape = (1 if shared else heads, x.shape[-1] // 2)
-    cos = backend.cupy.broadcast_to(cos, (*own, *shape)).reshape(-1, *shape)
+    cos = backend.cupy.broadcast_to(cos, (*own, *shape)).reshape(math.prod(own), *shape)
     return backend.contiguous(cos).astype(compute_dtype(x.dtype), copy=False)
 
 
