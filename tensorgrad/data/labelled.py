@@ -85,7 +85,9 @@ def read_labelled(
         name, rows = str(path), _file_rows(path, text_column, label_column)
     texts, labels = [], []
     for place, text, label in rows:
-        texts.append(text)
+        if not isinstance(text, str):
+            raise DataError(f"read_labelled: {name}: {place} has {text!r}, expected a text")
+        texts.append(text.strip())
         labels.append(_class(label, classes, f"{name}: {place}", label_column))
     if not texts:
         raise DataError(f"read_labelled: {name} has no texts, expected some")
@@ -187,7 +189,7 @@ def _file_rows(
                 f"read_labelled: {path}: line {number} has {len(cells)} columns, expected "
                 f"{len(columns)}"
             )
-        yield f"line {number}", cells[text].strip(), cells[label]
+        yield f"line {number}", cells[text], cells[label]
 
 
 def _columns(
@@ -222,7 +224,7 @@ def _class(label: Any, classes: int, place: str, column: str) -> int:
 
 def _dataset_rows(
     source: str, part: str, text_column: str | None, label_column: str
-) -> tuple[str, Iterator[tuple[str, str, Any]]]:
+) -> tuple[str, Iterator[tuple[str, Any, Any]]]:
     path, *options = source.removeprefix("hf:").split(":")
     if not path or len(options) > 1:
         raise ArgumentError(
@@ -233,7 +235,7 @@ def _dataset_rows(
     text, label = _columns(source, columns, text_column, label_column)
     texts, labels = data[columns[text]], data[columns[label]]
     rows = (
-        (f"row {row} of {part}", str(one).strip(), other)
+        (f"row {row} of {part}", one, other)
         for row, (one, other) in enumerate(zip(texts, labels, strict=True))
     )
     return source, rows

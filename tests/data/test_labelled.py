@@ -104,6 +104,10 @@ def test_a_data_set_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         read_labelled("hf:sst2", "validation")
     with pytest.raises(DataError, match=r"row 1 of train has label 0\.7, expected 0 or 1"):
         read_labelled("hf:sst", "train")
+    gap = FakeData(sentence=["a", None], label=[1, 0])
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *_, **__: gap)
+    with pytest.raises(DataError, match="row 1 of train has None, expected a text"):
+        read_labelled("hf:sst2", "train")
     with pytest.raises(ArgumentError, match="expected 'hf:NAME'"):
         read_labelled("hf:a:b:train", "train")
     monkeypatch.setitem(sys.modules, "datasets", None)
