@@ -260,7 +260,12 @@ class Run:
             belongs_to={
                 "model": {"kind": settings.model, **config},
                 "vocabulary": {"sha256": _sha256(self.vocabulary.to_json())},
-                "data": {"train": train.digest, "batch": settings.batch, "seed": settings.seed},
+                "data": {
+                    "train": train.digest,
+                    "validation": validation.digest,
+                    "batch": settings.batch,
+                    "seed": settings.seed,
+                },
             },
             scaler=settings.scaler(),
         )
@@ -321,7 +326,7 @@ def _report(run: Run, outcome: Outcome, seconds: float) -> None:
         record["step"]: record["accuracy"]
         for record in read_metrics(run.folder / "metrics.jsonl")
         if "accuracy" in record
-    }
+    } or {outcome.step: run.measure()["accuracy"]}  # somebody has deleted what was written
     best = max(measured, key=lambda step: measured[step])
     log.info(
         "accuracy %.2f %% at the end (%.2f %% after step %d was the highest) in %.0f s; all in %s",

@@ -98,7 +98,11 @@ def test_a_run_goes_on_as_if_nothing_had_happened(
         assert train_sentiment.main(["--resume", str(folder), "--stop-after", "9"]) == 0
         assert train_sentiment.main(["--resume", str(folder), "--stop-after", "99"]) == 0
         assert "% at the end" in caplog.records[-1].getMessage()
-    assert end_of(folder) == end_of(tmp_path / "whole")
+        said = caplog.records[-1].getMessage().partition(" at the end")[0]
+        assert end_of(folder) == end_of(tmp_path / "whole")
+        (folder / "metrics.jsonl").unlink()
+        assert train_sentiment.main(["--resume", str(folder)]) == 0
+        assert caplog.records[-1].getMessage().startswith(said)
 
 
 def test_few_sentences_are_passed_more_often(tmp_path: Path) -> None:
@@ -201,9 +205,11 @@ def test_what_contradicts_the_run_is_refused(
     assert "got ' ', expected a sentence" in fails(["--resume", folder, "--predict", " "], caplog)
     message = fails(["--resume", folder, "--predict", "fine", "--device", "cuda"], caplog)
     assert "--predict: got --device too, expected --resume alone" in message
-    with (data / "train.tsv").open("a") as file:
-        file.write("1\tfine\n")
-    assert "is of another data" in fails(["--resume", folder], caplog)
+    for part in ("train", "dev"):
+        before = (data / f"{part}.tsv").read_bytes()
+        (data / f"{part}.tsv").write_bytes(before + b"1\tfine\n")
+        assert "is of another data" in fails(["--resume", folder], caplog)
+        (data / f"{part}.tsv").write_bytes(before)
     words = tmp_path / "run" / "words.json"
     words.write_text(words.read_text().replace('"film"', '"flim"'))
     message = fails(["--resume", folder, "--predict", "fine"], caplog)
