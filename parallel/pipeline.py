@@ -199,7 +199,8 @@ class Pipeline(ShardedRanks):
                 begin = max(slot.offset, piece.begin) - piece.begin
                 end = min(slot.piece.stop - piece.begin, piece.grad.size)
                 if begin < end:
-                    squares -= sum_of_squares(piece.grad[begin:end])
+                    with np.errstate(invalid="ignore"):  # inf - inf: this step will be skipped
+                        squares -= sum_of_squares(piece.grad[begin:end])
         self._comm.all_reduce(squares)
         self._data.reduce_norm(squares)
 

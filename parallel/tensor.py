@@ -265,7 +265,8 @@ class TensorParallel(ShardedRanks):
     def reduce_norm(self, squares: Array) -> None:
         """Add, in place, the squares of gradients that other ranks alone have."""
         if self._copies:
-            squares -= sum_of_squares(self._copies.read())
+            with np.errstate(invalid="ignore"):  # inf - inf: this step will be skipped
+                squares -= sum_of_squares(self._copies.read())
         self._inner.reduce_norm(squares)
         self._comm.all_reduce(squares)
 

@@ -6,6 +6,7 @@ mpirun -n 4 python tests/parallel/mesh_training.py cpu
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -182,6 +183,22 @@ def in_one_process(comm: Comm, wanted: set[int]) -> dict[int, Run]:
     return runs
 
 
+def check_overflow(comm: Comm) -> None:
+    """Where gradients are infinite, as those of float16 can be, no rank steps, and none warns."""
+    ranks = mesh_ranks(comm, make_mesh(comm.size, comm.rank, pp=2, tp=2))
+    model = small_gpt2().to(Here.device)
+    optimizer = ranks.prepare(model, AdamW)
+    before = optimizer.flat.data.copy()
+    for piece in optimizer.flat.pieces:
+        piece.grad.fill(np.inf)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        norm = optimizer.step(1.0, None, ranks.reduce_norm)
+    assert norm is not None
+    assert not np.isfinite(float(norm))
+    assert bool((optimizer.flat.data == before).all())
+
+
 def main() -> None:
     comm = parallel.world()
     Here.device = comm.select_device(sys.argv[1])
@@ -192,6 +209,8 @@ def main() -> None:
         run = train(mesh_ranks(comm, mesh, **options), TRAINED[number], comm)
         most = 1e-12 if number == len(MODELS) else 1e-6
         compare(f"model {number}, {sizes}, {options}", run, expected[number], most)
+    if comm.size == 4:
+        check_overflow(comm)
     if comm.rank == 0:
         print(f"{len(found)} runs on {comm.size} ranks, {Here.device}")
 
