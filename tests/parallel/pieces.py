@@ -69,6 +69,10 @@ def check_gathering_into_an_array(comm: Comm, device: str) -> None:
         own[...] = mine
         comm.all_gather(own, whole)
         same(whole, expected)
+    rows = on(device, np.zeros((comm.size, 5), "float32"))
+    rows[comm.rank] = comm.rank
+    comm.all_gather(rows[comm.rank][None], rows)  # no step along an axis of one
+    same(rows, np.repeat(np.arange(comm.size, dtype="float32")[:, None], 5, 1))
 
 
 def check_all_to_all(comm: Comm, device: str) -> None:
