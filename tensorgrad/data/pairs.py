@@ -183,13 +183,14 @@ def _dataset_pairs(source: str, whole: Any, part: str, keys: tuple[str, str]) ->
             f"read_pairs: {source} has the columns {columns}, expected {keys[0]!r} and "
             f"{keys[1]!r}, or 'translation'"
         )
-    for row in rows:
-        if not all(isinstance(row.get(key), str) for key in keys):
+    for number, row in enumerate(rows):
+        one, other = map(row.get, keys) if isinstance(row, Mapping) else (None, None)
+        if not (isinstance(one, str) and isinstance(other, str)):
             raise DataError(
-                f"read_pairs: {source} has a row with {sorted(row)}, expected texts "
+                f"read_pairs: {source}: row {number} of {split} is {row!r}, expected texts under "
                 f"{keys[0]!r} and {keys[1]!r}"
             )
-        yield row[keys[0]], row[keys[1]]
+        yield one, other
 
 
 def _load_all(source: str) -> Any:

@@ -147,10 +147,15 @@ def test_bad_data_sets_are_named(datasets: dict[str, Any]) -> None:
     datasets["columns:None"] = {"train": Column([{"text": "a"}])}
     datasets["splits:None"] = {"all": Column([{"de": "a", "en": "b"}])}
     datasets["rows:None"] = {"train": Column([{"de": "a", "en": None}])}
+    pair = {"translation": {"de": "a", "en": "b"}}
+    datasets["gap:None"] = {"train": Column([pair, {"translation": None}])}
+    datasets["text:None"] = {"train": Column([{"translation": "a"}])}
     for source, message in (
         ("hf:columns", r"has the columns \['text'\], expected 'de' and 'en', or 'translation'"),
         ("hf:splits", r"has the splits \['all'\], expected 'train'"),
-        ("hf:rows", "expected texts 'de' and 'en'"),
+        ("hf:rows", r"row 0 of train is \{'de': 'a', 'en': None\}, expected texts under 'de' and"),
+        ("hf:gap", r"row 1 of train is None, expected texts under 'de' and 'en'"),
+        ("hf:text", r"row 0 of train is 'a', expected texts under 'de' and 'en'"),
         ("hf:missing", "cannot load 'hf:missing'"),
     ):
         with pytest.raises(DataError, match=message):
