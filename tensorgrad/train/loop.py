@@ -203,8 +203,11 @@ class Trainer:
                 self._train_step(next(batches))
                 measures = self._due(settings.evaluate_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
-                if measures or saves or self._due(settings.log_every):
-                    stop = self._read(interrupts.received is not None)
+                asked = interrupts.received is not None
+                # Several processes look together, so that all of them stop at the same step.
+                at_once = asked and isinstance(self._ranks, OneProcess)
+                if measures or saves or at_once or self._due(settings.log_every):
+                    stop = self._read(asked)
                 if measures:
                     self._measure()
                 if saves or stop:

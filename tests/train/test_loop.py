@@ -222,6 +222,27 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, number: sign
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == step
 
 
+def test_a_signal_is_not_left_waiting_for_the_next_look_at_the_loss(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, log_every=1000, evaluate_every=1000, checkpoint_every=1000)
+    step = trainer._train_step
+
+    def interrupted(batch: Any) -> None:
+        step(batch)
+        if trainer.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    trainer._train_step = interrupted  # type: ignore[method-assign]
+    outcome = trainer.run()
+    assert (outcome.step, outcome.finished, steps_of(tmp_path)) == (3, False, [3])
+    again = make_trainer(tmp_path, log_every=1000, evaluate_every=1000)
+    assert again.resume()
+    again.run()
+    whole = make_trainer(tmp_path / "whole", log_every=1000, evaluate_every=1000)
+    whole.run()
+    assert bits(again) == bits(whole)
+    assert metrics(tmp_path) == metrics(tmp_path / "whole")
+
+
 def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(tmp_path: Path) -> None:
     make_trainer(tmp_path, stop_after=5).run()
     trainer = make_trainer(tmp_path)
