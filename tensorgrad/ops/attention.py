@@ -13,7 +13,6 @@ all chips of compute capability 8.0 and later (`attention_sm80.py`), and plain o
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
@@ -33,7 +32,14 @@ from tensorgrad.ops import (
     attention_sm90,
 )
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, Sequences, empty_result
-from tensorgrad.ops.operand import float_tensor, integer_array, probability, tensor_of
+from tensorgrad.ops.operand import (
+    check_integer,
+    check_number,
+    float_tensor,
+    integer_array,
+    probability,
+    tensor_of,
+)
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 
@@ -328,6 +334,9 @@ def _operands(op: str, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check_heads(op: str, heads: int, kv_heads: int) -> None:
+    if type(heads) is not int or type(kv_heads) is not int:
+        check_integer(op, "heads", heads)
+        check_integer(op, "kv_heads", kv_heads)
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ShapeError(
             f"{op}: got {heads} query heads and {kv_heads} heads of keys and values, expected a "
@@ -348,7 +357,7 @@ def _starts(
 ) -> tuple[Array, int]:
     """Return the first rows of the sequences of a tensor, int32 beside it, and a longest length."""
     starts, total = integer_array(op, name, value), tensor.shape[0]
-    if starts.ndim != 1 or len(starts) < 1:
+    if starts.ndim != 1 or len(starts) < (2 if total else 1):
         raise ShapeError(f"{op}: {name} has shape {starts.shape}, expected (sequences + 1,)")
     on_gpu = not backend.is_numpy(starts)
     if on_gpu:
@@ -358,9 +367,11 @@ def _starts(
         most = int(lengths.max(initial=0))
         if starts[0] != 0 or starts[-1] != total or lengths.min(initial=0) < 0:
             raise ShapeError(f"{op}: {name} is {starts}, expected to rise from 0 to {total}")
-        longest = most if longest is None else operator.index(longest)
+        longest = most if longest is None else longest
+        check_integer(op, limit, longest)
         if longest < most:
             raise ArgumentError(f"{op}: {limit} is {longest}, expected at least {most}")
+    check_integer(op, limit, longest, min(total, 1))  # a launch has a block or more
     return backend.asarray_like(starts, like=tensor.data).astype(int32, copy=False), longest
 
 
@@ -379,8 +390,10 @@ def _rule(
     if not q.shape[3]:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
     probability(op, "dropout", dropout)
-    if window is not None and operator.index(window) < 1:
-        raise ArgumentError(f"{op}: window is {window}, expected 1 or more")
+    if window is not None:
+        check_integer(op, "window", window, 1)
+    if scale is not None:
+        check_number(op, "scale", scale)
     shape = (*q.shape[:3], k.shape[2])
     if sequences is not None:
         shape = (len(sequences.q_starts) - 1, q.shape[1], *sequences.longest)

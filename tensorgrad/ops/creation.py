@@ -16,7 +16,7 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import DtypeLike, as_dtype, bool_, compute_dtype, float32, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.ops.elementwise import where
-from tensorgrad.ops.operand import shape_of, tensor_of
+from tensorgrad.ops.operand import check_integer, check_number, shape_of, tensor_of
 from tensorgrad.ops.shape import astype, to
 from tensorgrad.tensor import Tensor
 
@@ -95,6 +95,8 @@ def _array(op: str, value: Any, dtype: DtypeLike | None) -> Array:
         try:
             value = np.asarray(value, None if dtype is None else as_dtype(dtype))
         except (ValueError, TypeError) as error:
+            if not isinstance(value, (list, tuple)) or "inhomogeneous" not in str(error):
+                raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
             raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
         except OverflowError as error:
             raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
@@ -203,6 +205,8 @@ def arange(
     """
     if stop is None:
         start, stop = 0, start
+    for name, number in (("start", start), ("stop", stop), ("step", step)):
+        check_number("arange", name, number)
     if step == 0:
         raise ArgumentError("arange: step is 0, expected another number")
     integers = all(isinstance(n, (int, np.integer)) for n in (start, stop, step))
@@ -226,8 +230,9 @@ def linspace(
     Raises:
         ArgumentError: num is negative.
     """
-    if num < 0:
-        raise ArgumentError(f"linspace: num is {num}, expected 0 or more")
+    check_number("linspace", "start", start)
+    check_number("linspace", "stop", stop)
+    check_integer("linspace", "num", num, 0)
     target = as_dtype(dtype)
     data = _build(device, lambda xp: xp.linspace(start, stop, num, endpoint).astype(target))
     return Tensor(data, requires_grad)
@@ -268,6 +273,7 @@ def triu(x: Any, k: int = 0) -> Tensor:
 
 def _triangle(op: str, x: Any, k: int, lower: bool) -> Tensor:
     x = tensor_of(op, "x", x)
+    check_integer(op, "k", k)
     if x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected two axes or more")
     xp = backend.namespace(x.data)
@@ -296,6 +302,7 @@ def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tenso
         DtypeError: the indices are no integers.
     """
     places = asarray(indices).data
+    check_integer("one_hot", "num_classes", num_classes, 0)
     if places.dtype.kind not in "iu":
         raise DtypeError(f"one_hot: indices has dtype {places.dtype}, expected integers")
     if backend.is_numpy(places):

@@ -55,6 +55,8 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
         ArgumentError: the subscripts are malformed or for another number of operands.
         ShapeError: an operand has another number of axes, or lengths differ under one label.
     """
+    if not isinstance(subscripts, str):
+        raise ArgumentError(f"einsum: subscripts is {subscripts!r}, expected a string")
     tensors = [tensor_of("einsum", f"operands[{i}]", x) for i, x in enumerate(operands)]
     labels, out = _parse(subscripts, tuple([t.data.shape for t in tensors]))
     if mode.autocast is not None:

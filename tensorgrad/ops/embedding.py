@@ -18,7 +18,7 @@ from tensorgrad.dtypes import c_name, compute_dtype, int32, int64
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.loader import load
 from tensorgrad.ops.indexing import add_rows
-from tensorgrad.ops.operand import float_tensor, integer_array
+from tensorgrad.ops.operand import check_integer, float_tensor, integer_array
 from tensorgrad.ops.reduce import sum_array
 from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
@@ -67,6 +67,7 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: int = 0) -> T
 def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) -> None:
     """Raise unless each place in the last axis of ids has a row of positions."""
     op = "embedding"
+    check_integer(op, "start", start)
     backend.same_device(op, ("weight", "positions"), (weight.data, positions.data))
     if positions.ndim != 2 or positions.shape[1] != weight.shape[1] or not ids.ndim:
         raise ShapeError(

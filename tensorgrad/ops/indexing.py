@@ -116,6 +116,8 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         same_device("assignment", ("the tensor", "the value"), (x.data, value))
     try:
         autograd.assign(x, key, value)
+    except OverflowError as error:
+        raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
         raise _explained("assignment", x.data.shape, key, error) from error
 
@@ -259,7 +261,10 @@ def _plain_key(op: str, key: Any, like: Array) -> Any:
     if isinstance(key, Tensor):
         key = key.data
     elif isinstance(key, list):
-        key = np.asarray([part.data if isinstance(part, Tensor) else part for part in key])
+        try:
+            key = np.asarray([part.data if isinstance(part, Tensor) else part for part in key])
+        except ValueError as error:
+            raise ShapeError(f"{op}: the index is {key!r:.80}, expected equal lengths") from error
         key = key.astype(np.int64) if key.size == 0 else key
     if is_array(key) and is_numpy(key) is not is_numpy(like):
         if is_numpy(like):

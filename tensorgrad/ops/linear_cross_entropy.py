@@ -27,8 +27,8 @@ from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops import cross_entropy_cuda
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
 from tensorgrad.ops.cross_entropy_cuda import Options, Scale
-from tensorgrad.ops.matmul import product, product_into
-from tensorgrad.ops.operand import float_tensor, integer_array, promoted
+from tensorgrad.ops.matmul import flat, product, product_into
+from tensorgrad.ops.operand import check_integer, float_tensor, integer_array, promoted
 from tensorgrad.ops.reduce import sum_array
 from tensorgrad.tensor import Tensor
 
@@ -94,8 +94,8 @@ def linear_cross_entropy(
         item = promoted(op, ("x", "weight"), arrays[:2]).itemsize
         limit = _CPU_BYTES if is_numpy(targets) else _GPU_BYTES
         chunk = max(1, limit // (len(arrays[1]) * item * _ROWS)) * _ROWS
-    elif chunk < 1:
-        raise ArgumentError(f"{op}: chunk is {chunk}, expected 1 or more")
+    else:
+        check_integer(op, "chunk", chunk, 1)
     if is_numpy(targets):
         counted = counted_targets(op, targets, ignore_index, classes)
         count = np.asarray(max(int(counted.sum()), 1), compute_dtype(arrays[1].dtype))
@@ -151,6 +151,7 @@ def _check_shapes(op: str, arrays: list[Array], targets: Array, vocab_size: int 
             f"{op}: bias has shape {arrays[2].shape}, expected {weight.shape[:1]} (V of weight)"
         )
     classes = len(weight) if vocab_size is None else vocab_size
+    check_integer(op, "vocab_size", classes)
     if not 1 <= classes <= len(weight):
         raise ArgumentError(
             f"{op}: vocab_size is {classes}, expected 1 to {len(weight)} (rows of weight)"
@@ -185,7 +186,7 @@ def _run(
     wide = compute_dtype(dtype)
     working = wide if is_numpy(losses) else dtype  # 16 bits are converted once, not each chunk
     x, weight = (array.astype(working, copy=False) for array in problem.arrays[:2])
-    x = backend.contiguous(x).reshape(-1, shape[-1])
+    x = flat(backend.contiguous(x))
     bias = problem.arrays[2] if len(problem.arrays) == 3 else None
     dx = dweight = dbias = None
     if any(wants):

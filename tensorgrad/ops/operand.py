@@ -38,9 +38,14 @@ def tensors_of(op: str, values: Any) -> list[Tensor]:
     if isinstance(values, Tensor) or backend.is_array(values):
         kind = type(values).__name__
         raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them")
+    try:
+        numbered = enumerate(values)
+    except TypeError as error:
+        kind = type(values).__name__
+        raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them") from error
     tensors = [
         value if isinstance(value, Tensor) else tensor_of(op, f"tensors[{i}]", value)
-        for i, value in enumerate(values)
+        for i, value in numbered
     ]
     if not tensors:
         raise ArgumentError(f"{op}: tensors is empty, expected at least one")
@@ -123,7 +128,10 @@ def integer_array(op: str, name: str, value: Any) -> Array:
     """Return the integers of a tensor, an array or (nested lists of) Python numbers."""
     array = value.data if isinstance(value, Tensor) else value
     if not backend.is_array(array):
-        array = np.asarray(array)
+        try:
+            array = np.asarray(array)
+        except ValueError as error:
+            raise ShapeError(f"{op}: {name} is {value!r:.80}, expected equal lengths") from error
         if not array.size:
             array = array.astype(np.int64)  # NumPy makes an empty list float64
     if array.dtype.kind not in "iu":

@@ -19,7 +19,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float, uint64
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.ops.operand import axis_index, axis_tuple, tensor_of, widened
+from tensorgrad.ops.operand import axis_index, axis_tuple, check_number, tensor_of, widened
 from tensorgrad.ops.reduce_cuda import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.row import Row
 from tensorgrad.tensor import Axis, Tensor
@@ -250,7 +250,7 @@ def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> T
     Raises:
         ArgumentError: ord is none of these.
     """
-    if ord not in _NORMS:
+    if isinstance(ord, (list, dict)) or ord not in _NORMS:
         raise ArgumentError(f"norm: ord is {ord!r}, expected 1, 2 or inf")
     x, axes = _operand("norm", x, axis)
     array = _as_float(x.data)
@@ -371,6 +371,8 @@ def _variance(x: Array, axes: Axes, ddof: float, keepdims: bool) -> Array:
 
 
 def _divisor(shape: Shape, axes: Axes, ddof: float) -> float:
+    if type(ddof) is not int:
+        check_number("var", "ddof", ddof)
     divisor = float(_count(shape, axes) - ddof)
     return divisor if divisor > 0 else 0.0
 

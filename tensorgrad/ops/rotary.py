@@ -18,7 +18,7 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.loader import load, number
-from tensorgrad.ops.operand import float_tensor, widened
+from tensorgrad.ops.operand import check_integer, float_tensor, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]
@@ -54,7 +54,10 @@ def rotary(
     backend.same_device(op, ("x", "cos", "sin"), (x.data, cos.data, sin.data))
     if x.ndim < 2 or x.shape[-1] % 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., H, D), D even")
-    heads = x.shape[-2] if heads is None else heads
+    if heads is None:
+        heads = x.shape[-2]
+    else:
+        check_integer(op, "heads", heads)
     if not 0 <= heads <= x.shape[-2]:
         raise ArgumentError(f"{op}: heads is {heads}, expected 0 to {x.shape[-2]}")
     pairs = (*x.shape[:-2], heads, x.shape[-1] // 2)

@@ -6,8 +6,9 @@ serves both array types.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,6 @@ __all__ = [
     "expand_dims",
     "flip",
     "moveaxis",
-    "pad",
     "ravel",
     "repeat",
     "reshape",
@@ -136,7 +136,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     if axes is None:
         order = tuple(range(ndim))[::-1]
     else:
-        order = (axes,) if isinstance(axes, int) else tuple(axes)
+        order = (int(axes),) if isinstance(axes, (int, np.integer)) else tuple(axes)
     try:
         y = x.data.transpose(order)
     except (ValueError, TypeError) as error:
@@ -326,7 +326,13 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
             )
         cuts = [length // sections * i for i in range(1, sections)]
     else:
-        cuts = [int(cut) for cut in indices_or_sections]
+        try:
+            cuts = [operator.index(cut) for cut in indices_or_sections]
+        except TypeError as error:
+            raise ArgumentError(
+                f"split: indices_or_sections is {indices_or_sections!r}, expected an integer or "
+                "several"
+            ) from error
     before = (slice(None),) * axis
     pieces = [slice(*pair) for pair in zip([0, *cuts], [*cuts, None], strict=True)]
     return [x[(*before, piece)] for piece in pieces]
@@ -395,67 +401,6 @@ def _tile_backward(
     return (copies.sum(every_other, dtype=compute_dtype(dy.dtype)).reshape(own),)
 
 
-PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
-
-
-def pad(x: Any, pad_width: Any, mode: PadMode = "constant", constant_values: float = 0) -> Tensor:
-    """Add elements before and after each axis.
-
-    Args:
-        x: any shape and dtype.
-        pad_width: n for all sides, (before, after) for all axes, or one such pair for each axis.
-        mode: "constant", or "edge", "reflect", "symmetric", "wrap" as in NumPy.
-        constant_values: the number to fill with, in mode "constant".
-
-    Raises:
-        ArgumentError: a width is negative or no integer, or the mode is unknown.
-        ShapeError: pad_width does not fit the number of axes.
-    """
-    y = tensor_of("pad", "x", x)
-    widths = _pad_pairs(pad_width, y.data.ndim)
-    if mode == "constant":
-        return _pad_constant(y, widths, constant_values)
-    if mode not in get_args(PadMode):
-        raise ArgumentError(f"pad: mode is {mode!r}, expected one of {get_args(PadMode)}")
-    for axis, width in enumerate(widths):
-        if width != (0, 0):
-            if y.data.shape[axis] == 0:
-                raise ShapeError(f"pad: axis {axis} of x is empty, expected elements to {mode}")
-            y = take(y, np.pad(np.arange(y.data.shape[axis]), width, mode), axis)
-    return y
-
-
-def _pad_pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
-    """Return (before, after) for each axis."""
-    widths = np.asarray(pad_width)
-    if widths.size and (widths.dtype.kind not in "iu" or (widths < 0).any()):
-        raise ArgumentError(f"pad: pad_width is {pad_width!r}, expected integers of 0 or more")
-    try:
-        pairs = np.broadcast_to(widths, (ndim, 2)).tolist()
-    except ValueError as error:
-        raise ShapeError(
-            f"pad: pad_width is {pad_width!r}, expected n, (before, after) or {ndim} such pairs"
-        ) from error
-    return [(before, after) for before, after in pairs]
-
-
-def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Tensor:
-    data = x.data
-    lengths = [b + n + a for (b, a), n in zip(widths, data.shape, strict=True)]
-    inner = tuple([slice(b, b + n) for (b, _), n in zip(widths, data.shape, strict=True)])
-    y = namespace(data).full(lengths, value, compute_dtype(data.dtype))
-    y = y.astype(data.dtype, copy=False)
-    y[inner] = data
-    return record("pad", y, (x,), _pad_backward, (inner,))
-
-
-def _pad_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    (inner,) = saved
-    return (dy[inner],)
-
-
 def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Return a view with the order of elements reversed along an axis, several or all."""
     x = tensor_of("flip", "x", x)
@@ -483,15 +428,22 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
         ArgumentError: shift and axis are sequences of different length.
     """
     x = tensor_of("roll", "x", x)
-    if axis is not None:
-        axis = axis_tuple("roll", axis, x.data.ndim)
-        if isinstance(shift, int):
-            shift = (shift,) * len(axis)
-        elif len(shift) != len(axis):
-            raise ArgumentError(f"roll: shift is {shift}, expected {len(axis)} numbers as in axis")
-    y = namespace(x.data).roll(x.data, shift, axis)
-    back = -shift if isinstance(shift, int) else tuple([-one for one in shift])
-    return record("roll", y, (x,), _roll_backward, (back, axis))
+    several = isinstance(shift, (tuple, list)) or (isinstance(shift, np.ndarray) and shift.ndim)
+    given: Any = shift if several else (shift,)
+    try:
+        shifts = tuple([operator.index(one) for one in given])
+    except TypeError as error:
+        raise ArgumentError(f"roll: shift is {shift!r}, expected integers") from error
+    if axis is None:
+        y = namespace(x.data).roll(x.data, sum(shifts))
+        return record("roll", y, (x,), _roll_backward, (-sum(shifts), None))
+    axes = axis_tuple("roll", axis, x.data.ndim)
+    if not several:
+        shifts *= len(axes)
+    elif len(shifts) != len(axes):
+        raise ArgumentError(f"roll: shift is {shift}, expected {len(axes)} numbers as in axis")
+    y = namespace(x.data).roll(x.data, shifts, axes)
+    return record("roll", y, (x,), _roll_backward, (tuple([-one for one in shifts]), axes))
 
 
 def _roll_backward(

@@ -19,7 +19,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tensorgrad.ops.operand import axis_index, float_tensor, tensor_of, widened
+from tensorgrad.ops.operand import axis_index, check_number, float_tensor, tensor_of, widened
 from tensorgrad.ops.softmax_cuda import backward as _backward_cuda
 from tensorgrad.ops.softmax_cuda import forward as _forward_cuda
 from tensorgrad.tensor import Tensor
@@ -59,6 +59,8 @@ def softmax(
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., Tq, Tk) for causal")
     if causal and axis != x.ndim - 1:
         raise ArgumentError(f"{op}: axis is {axis}, expected {x.ndim - 1} (the last) for causal")
+    if scale is not None:
+        check_number(op, "scale", scale)
     rule = _Rule(1.0 if scale is None else float(scale), _mask(op, mask, x.data, axis), causal)
     return _run(op, x, axis, rule, logarithm=False)
 

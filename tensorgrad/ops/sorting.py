@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tensorgrad.backend import Array, namespace, same_device
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops.indexing import take_along_axis
-from tensorgrad.ops.operand import axis_index, promoted, tensor_of, widened
+from tensorgrad.ops.operand import axis_index, check_integer, promoted, tensor_of, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -61,6 +61,7 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
     """
     x = tensor_of("topk", "x", x)
     axis = axis_index("topk", axis, x.ndim)
+    check_integer("topk", "k", k)
     if not 0 <= k <= x.shape[axis]:
         raise ArgumentError(f"topk: k is {k}, expected 0 to {x.shape[axis]} (axis {axis} of x)")
     order = _order("topk", x.data, axis, largest)

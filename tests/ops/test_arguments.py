@@ -1,0 +1,85 @@
+"""Arguments of a wrong kind are named, whichever op gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, ops
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
+
+X = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
+W = Tensor(np.ones((5, 3), np.float32))
+Q = Tensor(np.ones((1, 2, 3, 4), np.float32))
+ROWS = Tensor(np.ones((5, 2, 4), np.float32))
+ANGLES = np.ones((3, 1, 2), np.float32)
+LOSS: Any = ops.linear_cross_entropy
+anything: Any = ops
+
+
+def put(value: Any) -> None:
+    Tensor(np.zeros(3, np.int8))[0] = value
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: anything.concatenate(None), DtypeError, "concatenate: tensors is a NoneType, exp"),
+        (lambda: anything.stack(3), DtypeError, "stack: tensors is a int, expected a list"),
+        (lambda: anything.split(X, 1.5), ArgumentError, "split: indices_or_sections is 1.5, exp"),
+        (lambda: anything.split(X, [0.5], 1), ArgumentError, r"split: indices_or_.* is \[0.5\], e"),
+        (lambda: anything.roll(X, 1.5, 0), ArgumentError, "roll: shift is 1.5, expected integers"),
+        (lambda: anything.roll(X, (1.5,)), ArgumentError, r"roll: shift is \(1.5,\), expected int"),
+        (lambda: anything.pad(X, 1, constant_values="a"), ArgumentError, "pad: constant_values is"),
+        (lambda: ops.pad(np.zeros(2, np.int8), 1, "constant", 300), ArgumentError,
+         "pad: constant_values is 300, expected a number of int8"),
+        (lambda: ops.pad(np.zeros(2, int), 1, "constant", float("nan")), ArgumentError,
+         "pad: constant_values is nan, expected a number of int64"),
+        (lambda: anything.topk(X, 1.5), ArgumentError, "topk: k is 1.5, expected an integer"),
+        (lambda: anything.var(X, 0, "a"), ArgumentError, "var: ddof is 'a', expected a number"),
+        (lambda: anything.norm(X, ord=[1]), ArgumentError, r"norm: ord is \[1\], expected 1, 2"),
+        (lambda: X[[[0], [1, 0]]], ShapeError, "getitem: the index is .*, expected equal lengths"),
+        (lambda: put(300), ArgumentError, "assignment: the value is 300, expected int8"),
+        (lambda: anything.einsum(3, X), ArgumentError, "einsum: subscripts is 3, expected a str"),
+        (lambda: anything.arange("a"), ArgumentError, "arange: stop is 'a', expected a number"),
+        (lambda: anything.linspace(0, 1, 2.5), ArgumentError, "linspace: num is 2.5, expected an"),
+        (lambda: anything.tril(X, "a"), ArgumentError, "tril: k is 'a', expected an integer"),
+        (lambda: anything.one_hot([0], 2.5), ArgumentError, "one_hot: num_classes is 2.5, expecte"),
+        (lambda: ops.full(2, float("nan"), "int32"), ArgumentError, "full: value does not fit the"),
+        (lambda: ops.cross_entropy(X, [[0], [1, 2]]), ShapeError, "cross_entropy: targets is .*eq"),
+        (lambda: LOSS(X, W, [0, 1], chunk=1.5), ArgumentError, "chunk is 1.5, expected an integer"),
+        (lambda: LOSS(X, W, [0, 1], vocab_size=2.5), ArgumentError, "vocab_size is 2.5, expected"),
+        (lambda: anything.embedding(W, [[0]], W, 1.5), ArgumentError, "embedding: start is 1.5, e"),
+        (lambda: anything.rotary(Q, ANGLES, ANGLES, 1.5), ArgumentError, "rotary: heads is 1.5, e"),
+        (lambda: anything.softmax(X, scale="a"), ArgumentError, "softmax: scale is 'a', expected"),
+        (lambda: anything.attention(Q, Q, Q, window=1.5), ArgumentError, "window is 1.5, expected"),
+        (lambda: anything.attention(Q, Q, Q, scale="a"), ArgumentError, "attention: scale is 'a'"),
+        (lambda: anything.attention_packed(Q.data[0], 1.0), ArgumentError, "heads is 1.0, expecte"),
+        (lambda: anything.attention_varlen(ROWS, ROWS, ROWS, [0, 5], None, 5.5), ArgumentError,
+         "attention_varlen: max_length is 5.5, expected an integer"),
+    ],
+)  # fmt: skip
+def test_what_has_a_wrong_kind_is_named(
+    call: Callable[[], Any], error: type[TensorgradError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    one = np.int64(1)
+    np.testing.assert_array_equal(anything.roll(X, one, 0), np.roll(X.data, 1, 0))
+    np.testing.assert_array_equal(anything.roll(X, one), np.roll(X.data, 1))
+    np.testing.assert_array_equal(anything.transpose(X[0], np.int64(0)), X.data[0])
+
+
+def test_a_loss_of_features_without_width() -> None:
+    x = Tensor(np.zeros((2, 0), np.float32), requires_grad=True)
+    weight = Tensor(np.zeros((5, 0), np.float32), requires_grad=True)
+    loss = ops.linear_cross_entropy(x, weight, [0, 1])
+    loss.backward()
+    assert loss.item() == pytest.approx(np.log(5))
+    assert (x.grad.shape, weight.grad.shape) == ((2, 0), (5, 0))  # type: ignore[union-attr]
