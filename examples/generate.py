@@ -222,7 +222,12 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     prompts.add_argument("--prompts", type=Path, help="file of prompts, one a line; - is the input")
     parser.add_argument("--max-new-tokens", type=int, default=200, help="at most (default: 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
-    parser.add_argument("--top-k", type=int, help="draw from the k most likely tokens only")
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        help="draw from the k most likely tokens only; 0, the default: from all",
+    )
     parser.add_argument("--top-p", type=float, default=0.95, help="or from this share (0.95)")
     parser.add_argument(
         "--repetition-penalty", type=float, default=1.0, help="above 1 repeats less"
