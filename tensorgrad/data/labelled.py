@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.data.reviews import reviews
-from tensorgrad.data.text import load_dataset, read_lines
+from tensorgrad.data.text import PACKED, load_named, read_lines
 from tensorgrad.errors import ArgumentError, DataError
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
@@ -20,7 +20,6 @@ REVIEWS = (2000, 400)  # for training and validation
 TEXT_COLUMNS = ("sentence", "text")  # tried in this order where none is named
 
 _PARTS = {"train": ("train",), "validation": ("dev", "validation", "valid", "val")}
-_PACKED = ("", ".gz", ".xz")
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def _path(folder: Path, part: str) -> Path:
             f"read_labelled: source has {str(folder)!r}, which is no folder; expected one with "
             "train.tsv and dev.tsv, 'hf:NAME' or 'reviews'"
         )
-    names = [f"{stem}.tsv{packed}" for stem in _PARTS[part] for packed in _PACKED]
+    names = [f"{stem}.tsv{packed}" for stem in _PARTS[part] for packed in PACKED]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise DataError(f"read_labelled: {folder} has none of {', '.join(names)}; expected one")
@@ -225,12 +224,7 @@ def _class(label: Any, classes: int, place: str, column: str) -> int:
 def _dataset_rows(
     source: str, part: str, text_column: str | None, label_column: str
 ) -> tuple[str, Iterator[tuple[str, Any, Any]]]:
-    path, *options = source.removeprefix("hf:").split(":")
-    if not path or len(options) > 1:
-        raise ArgumentError(
-            f"read_labelled: source has {source!r}, expected 'hf:NAME' or 'hf:NAME:CONFIG'"
-        )
-    data = load_dataset("read_labelled", source, path, "".join(options), part)
+    data = load_named("read_labelled", source, part)
     columns = list(data.features)
     text, label = _columns(source, columns, text_column, label_column)
     texts, labels = data[columns[text]], data[columns[label]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.data.phrases import Pair, phrases
-from tensorgrad.data.text import load_dataset, read_lines
+from tensorgrad.data.text import PACKED, load_named, read_lines
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.errors import ArgumentError, DataError
 
@@ -20,7 +20,6 @@ _SPLITS = {
     "validation": ("valid", "validation", "val", "dev"),
     "test": ("test",),
 }
-_PACKED = ("", ".gz", ".xz")
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def read_pairs(
     found: dict[str, list[Pair]] = {name: [] for name in _SPLITS}
     whole: Any = _made(keys) if source == "phrases" else None
     if source.startswith("hf:"):
-        whole = _load_all(source)
+        whole = load_named("read_pairs", source, None)
     for part in parts:
         if source == "phrases":
             pairs = whole[part]
@@ -153,7 +152,7 @@ def _file_pairs(folder: Path, part: str, keys: tuple[str, str]) -> Iterator[Pair
             f"train, valid and test files in {keys[0]} and {keys[1]}, 'hf:NAME' or 'phrases'"
         )
     names = [
-        [folder / f"{stem}.{key}{packed}" for stem in _SPLITS[part] for packed in _PACKED]
+        [folder / f"{stem}.{key}{packed}" for stem in _SPLITS[part] for packed in PACKED]
         for key in keys
     ]
     paths = [next((path for path in each if path.is_file()), None) for each in names]
@@ -191,13 +190,3 @@ def _dataset_pairs(source: str, whole: Any, part: str, keys: tuple[str, str]) ->
                 f"{keys[0]!r} and {keys[1]!r}"
             )
         yield one, other
-
-
-def _load_all(source: str) -> Any:
-    """Return all splits of a data set that is named `hf:NAME[:CONFIG]`."""
-    path, *options = source.removeprefix("hf:").split(":")
-    if not path or len(options) > 1:
-        raise ArgumentError(
-            f"read_pairs: source has {source!r}, expected 'hf:NAME' or 'hf:NAME:CONFIG'"
-        )
-    return load_dataset("read_pairs", source, path, "".join(options), None)

@@ -21,7 +21,7 @@ SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 STDLIB_BYTES = 10_000_000
 LONGEST_DOCUMENT = 1 << 22  # characters
 
-_COMPRESSED = (".gz", ".xz")
+PACKED = ("", ".gz", ".xz")  # what may stand behind the name of a file
 _CHUNK = 1 << 20
 # What is not Python that people write to be read: tests, tables, and packages that are gone
 # from later versions.
@@ -142,7 +142,7 @@ def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
         )
     if isinstance(suffixes, str) or not all(suffix.startswith(".") for suffix in suffixes):
         raise ArgumentError(f"documents: suffixes has {suffixes!r}, expected such as ('.txt',)")
-    endings = tuple(suffix + packed for suffix in suffixes for packed in ("", *_COMPRESSED))
+    endings = tuple(suffix + packed for suffix in suffixes for packed in PACKED)
     files = [file for file in _walk(path) if file.name.endswith(endings)]
     if not files:
         raise DataError(
@@ -204,7 +204,7 @@ def _chunks(path: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         # What the decoder was given last ends at `position`, and begins with bytes kept before.
         offset = position - len(error.object) + error.start
-        packed = " of the decompressed text" if path.suffix in _COMPRESSED else ""
+        packed = " of the decompressed text" if path.suffix in PACKED[1:] else ""
         raise DataError(
             f"documents: {path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
             f"{offset}{packed} ({error.reason}); expected UTF-8 text"
@@ -265,6 +265,22 @@ def _dataset_documents(name: str, column: str | None) -> Iterator[str]:
     column = _text_column(name, data, column)
     batches = data.select_columns([column]).iter(batch_size=1000)
     return (text for batch in batches for text in batch[column] if text)
+
+
+def load_named(op: str, source: str, split: str | None) -> Any:
+    """Return one split of a data set that is named `hf:NAME[:CONFIG]`, or a mapping of all.
+
+    Args:
+        op, split: as for `load_dataset`.
+        source: the name.
+    Raises:
+        ArgumentError: it has a wrong form.
+        DataError: see `load_dataset`.
+    """
+    path, *options = source.removeprefix("hf:").split(":")
+    if not path or len(options) > 1:
+        raise ArgumentError(f"{op}: source has {source!r}, expected 'hf:NAME' or 'hf:NAME:CONFIG'")
+    return load_dataset(op, source, path, "".join(options), split)
 
 
 def load_dataset(op: str, source: str, path: str, config: str, split: str | None) -> Any:
