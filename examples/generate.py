@@ -128,27 +128,25 @@ class Writer:
         self._end = () if given.ignore_end else (tokenizer.end_of_text,)
 
     def write(self, prompt: str) -> Iterator[str]:
-        """Return what follows a prompt, piece by piece; wrong arguments are errors at once."""
+        """Return what follows a prompt: a piece for each token, which may be empty, and the rest.
+
+        Wrong arguments are errors at once.
+        """
         text = TextStream(self._tokenizer, self._given.stop)
-        began = time.perf_counter()
         steps = stream(
             self._model, [self._tokens(prompt)], self._given.max_new_tokens,
             **vars(self._how), seed=self._given.seed,
         )  # fmt: skip
-        return self._pieces(text, steps, began)
+        return self._pieces(text, steps)
 
-    def _pieces(self, text: TextStream, steps: Iterator[Any], began: float) -> Iterator[str]:
-        count = 0
+    def _pieces(self, text: TextStream, steps: Iterator[Any]) -> Iterator[str]:
         for tokens in steps:
             if tokens[0] in self._end:
                 break
-            count += 1
             yield text.add(int(tokens[0]))
             if text.ended:
                 break
         yield text.rest()
-        seconds = time.perf_counter() - began
-        log.info("[%d tokens, %.0f a second]", count, count / seconds)
 
     def write_all(self, prompts: Sequence[str]) -> Iterator[str]:
         """Return what follows each prompt, as it comes; wrong arguments are errors at once."""
@@ -204,12 +202,16 @@ def _text(line: str) -> str:
 
 
 def _show(writer: Writer, prompt: str) -> None:
-    """Print a prompt and what follows it, as it comes."""
+    """Print a prompt and what follows it, as it comes; then say how fast that was."""
+    began = time.perf_counter()
     pieces = writer.write(prompt)
     print(prompt, end="", flush=True)
+    count = -1  # the rest is of no token
     for piece in pieces:
         print(piece, end="", flush=True)
+        count += 1
     print(flush=True)
+    log.info("[%d tokens, %.0f a second]", count, count / (time.perf_counter() - began))
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -87,6 +87,23 @@ def test_a_merged_file_writes_as_its_run(
     assert "does not say of which model it is" in caplog.text
 
 
+def test_the_speed_has_a_line_of_its_own(
+    run: Path, model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def say(*said: Any) -> None:
+        lines.append((capsys.readouterr().out, said))
+
+    lines: list[Any] = []
+    monkeypatch.setattr(generate.log, "info", say)
+    assert generate.main(["--checkpoint", str(run), "--prompt", "def ", *OPTIONS]) == 0
+    assert capsys.readouterr().out == ""
+    ((before, (_, count, speed)),) = lines
+    assert before == expected(model, tokenizer, "def ") + "\n"
+    assert count == 12
+    assert speed > 0
+
+
 def test_lines_of_a_file_are_written_on_together(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
