@@ -39,8 +39,8 @@ class RotaryEmbedding(Module):
         self.width = width
         self.base = base
         self.interleaved = interleaved
-        self._last: tuple[tuple[int, int, str], Array, Array] | None = None
-        self._table: tuple[tuple[int, str], Array, Array] | None = None
+        self._last: tuple[tuple[Any, ...], Array, Array] | None = None
+        self._table: tuple[tuple[Any, ...], Array, Array] | None = None
 
     def forward(self, x: Any, positions: Any = 0, heads: int | None = None) -> Tensor:
         """Return x, turned.
@@ -55,7 +55,7 @@ class RotaryEmbedding(Module):
 
     def table(self, steps: int, like: Array) -> tuple[Array, Array]:
         """Return cosines and sines of the positions from 0 on, float32 (steps, D / 2)."""
-        key = (steps, backend.device_of(like))
+        key = (steps, self.base, backend.device_of(like))
         if self._table is None or self._table[0] != key:
             cos, sin = self._angles(Tensor(like), np.arange(steps))
             self._table = key, cos[:, 0], sin[:, 0]
@@ -69,7 +69,7 @@ class RotaryEmbedding(Module):
             angles = xp.asarray(positions, np.float64)[..., None, None] * xp.asarray(self._rates())
             return xp.cos(angles).astype(np.float32), xp.sin(angles).astype(np.float32)
         start = int(positions)
-        key = (start, x.shape[1], x.device)
+        key = (start, x.shape[1], self.base, x.device)
         if self._last is None or self._last[0] != key:
             steps = np.arange(start, start + x.shape[1], dtype=np.float64)
             angles = steps[:, None, None] * self._rates()

@@ -140,6 +140,17 @@ def test_rotary_positions_may_be_given_one_by_one() -> None:
     np.testing.assert_array_equal(got[1, 0], x.numpy()[1, 0])
 
 
+def test_another_base_of_rotary_positions_is_seen() -> None:
+    rotary, x = nn.RotaryEmbedding(8), tensor(2, 5, 3, 8)
+    before, table = rotary(x).numpy(), rotary.table(5, x.data)
+    rotary.base = 100.0
+    other = nn.RotaryEmbedding(8, 100.0)
+    np.testing.assert_array_equal(rotary(x).numpy(), other(x).numpy())
+    np.testing.assert_array_equal(rotary.table(5, x.data), other.table(5, x.data))
+    assert (before != rotary(x).numpy()).any()
+    assert (table[0] != rotary.table(5, x.data)[0]).any()
+
+
 def test_rotary_angles_stay_exact_in_16_bit_models() -> None:
     layer = nn.MultiHeadAttention(16, 2, rotary=nn.RotaryEmbedding(8)).to("bfloat16")
     assert layer.rotary is not None
