@@ -22,14 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from tensorgrad.assignments import Assignments
-from tensorgrad.backend import (
-    Array,
-    Shape,
-    add_into,
-    namespace,
-)
+from tensorgrad.backend import Array, Shape, add_into, namespace, same_device
 from tensorgrad.dtypes import Dtype, compute_dtype
-from tensorgrad.errors import GradError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.partial import Late, Part, Twin
 from tensorgrad.tensor import Tensor
 
@@ -144,6 +139,8 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
         GradError: nothing to differentiate, the graph was freed, or an array it saved was
             assigned to since.
         ShapeError: `dy` has another shape than `root`.
+        DtypeError: `dy` holds no real numbers.
+        DeviceError: `dy` is a tensor on another device.
     """
     _walk(root, _seed("backward", root, dy), _deliver, retain_graph)
 
@@ -173,19 +170,27 @@ def value_and_grad(
     """Return a function that computes f and its gradient for the arguments in `argnums`.
 
     Gradients come back as tensors and no `.grad` is touched: `f` is treated as a function of
-    those arguments alone. A gradient is zero where f does not depend on the argument.
+    those arguments alone. A gradient is zero where f does not depend on the argument. Negative
+    places are counted from the last positional argument.
 
     Raises:
         GradError: f returns no scalar, or gradients are nested (second derivatives).
+        ArgumentError: there is no such positional argument.
+        DtypeError: such an argument is no tensor, array or number, or holds no floats.
     """
-    wanted = (argnums,) if isinstance(argnums, int) else argnums
+    single = isinstance(argnums, int | np.integer)
+    wanted: Any = (argnums,) if single else argnums
 
     @wraps(f)
     def with_grad(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         if mode.inside_grad:
             raise GradError("grad: got a nested call, expected one level: second derivatives "
                             "are not supported")  # fmt: skip
-        leaves = {i: Tensor(args[i].data, requires_grad=True) for i in wanted}
+        places = [_argument(i, len(args)) for i in wanted]
+        leaves = {
+            i: Tensor(ops.operand.tensor_of("grad", f"argument {i}", args[i]).data, True)
+            for i in places
+        }
         mode.inside_grad, before = True, mode.grad_enabled
         mode.grad_enabled = True
         try:
@@ -196,13 +201,23 @@ def value_and_grad(
             got = f"shape {y.shape}" if isinstance(y, Tensor) else type(y).__name__
             raise GradError(f"grad: the function returned {got}, expected a scalar tensor")
         found = gradients(y, _seed("grad", y, None), list(leaves.values()))
-        grads = tuple(
-            Tensor(namespace(t.data).zeros_like(t.data) if g is None else _cast(g, t.data.dtype))
-            for g, t in zip(found, leaves.values(), strict=True)
-        )
-        return y.detach(), grads[0] if isinstance(argnums, int) else grads
+        grads = {
+            i: Tensor(namespace(t.data).zeros_like(t.data) if g is None else _cast(g, t.dtype))
+            for g, (i, t) in zip(found, leaves.items(), strict=True)
+        }
+        each = tuple([grads[i] for i in places])
+        return y.detach(), each[0] if single else each
 
     return with_grad
+
+
+def _argument(place: Any, count: int) -> int:
+    """Return the place of a positional argument, counted from the first."""
+    if not isinstance(place, int | np.integer) or not -count <= place < count:
+        raise ArgumentError(
+            f"grad: argnums has {place!r}, expected places of the {count} positional arguments"
+        )
+    return int(place) % count
 
 
 def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
@@ -277,9 +292,15 @@ def _seed(op: str, root: Tensor, dy: Any) -> Array:
         if root.data.size != 1:
             raise GradError(f"{op}: dy is missing; only a scalar starts at 1, got {root.shape}")
         return namespace(root.data).ones_like(root.data)
-    dy = dy.data if isinstance(dy, Tensor) else namespace(root.data).asarray(dy)
+    try:
+        dy = dy.data if isinstance(dy, Tensor) else namespace(root.data).asarray(dy)
+    except ValueError as error:
+        raise ShapeError(f"{op}: dy is {dy!r:.80}, expected {root.data.shape}") from error
+    same_device(op, ("the tensor", "dy"), (root.data, dy))
     if dy.shape != root.data.shape:
         raise ShapeError(f"{op}: dy has shape {dy.shape}, expected {root.data.shape}")
+    if dy.dtype.kind in "cOUS":
+        raise DtypeError(f"{op}: dy has dtype {dy.dtype}, expected real numbers")
     return _cast(dy, root.data.dtype)
 
 

@@ -16,7 +16,8 @@ import tensorgrad
 from tensorgrad import Tensor, autograd, ops
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.errors import DtypeError, GradError, ShapeError
+from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
+from tests.gpu_array import on_gpu
 
 Values = np.ndarray[Any, Any]
 
@@ -232,10 +233,39 @@ def test_grad_and_value_and_grad() -> None:
     assert not x.requires_grad
 
 
+def test_places_of_arguments() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return x * x * y
+
+    x, y = Tensor(np.array([3.0])), np.array([2.0])
+    assert tensorgrad.grad(f, -1)(x, y).item() == 9.0
+    assert tensorgrad.grad(f, np.int64(1))(x, y).item() == 9.0  # type: ignore[arg-type]
+    assert [g.item() for g in tensorgrad.grad(f, (-1, 0, 1))(x, y)] == [9.0, 12.0, 9.0]
+    for place in (2, -3, "x"):
+        with pytest.raises(ArgumentError, match=f"argnums has {place!r}, expected places of the 2"):
+            tensorgrad.grad(f, place)(x, y)  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="grad: argument 0 is a list, expected a tensor"):
+        tensorgrad.grad(f)([1.0], y)
+
+
 def test_functional_gradients_leave_other_leaves_alone() -> None:
     w = leaf(5.0)
     assert tensorgrad.grad(lambda x: x * w)(Tensor(np.array([1.0]))).item() == 5.0
     assert w.grad is None
+
+
+def test_a_first_gradient_that_does_not_fit_is_named() -> None:
+    y = leaf(1.0) * 2
+    with pytest.raises(ShapeError, match=r"backward: dy is \[\[1\], \[1, 2\]\], expected"):
+        y.backward([[1], [1, 2]])
+    with pytest.raises(
+        DtypeError, match="backward: dy has dtype complex128, expected real"
+    ):
+        y.backward(np.full(y.shape, 1j))
+    with pytest.raises(
+        DeviceError, match="backward: dy is on cuda:0, expected cpu like"
+    ):
+        y.backward(Tensor(on_gpu(np.ones(y.shape))))
 
 
 def test_second_derivatives_say_so() -> None:

@@ -16,23 +16,9 @@ from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.ops import attention_short, indexing_cuda, softmax_cuda
 from tensorgrad.ops.matmul_problem import problem
 from tensorgrad.ops.rotary import _angles
+from tests.gpu_array import GpuArray, on_gpu
 
 Launch = tuple[str, tuple[int, ...], tuple[Any, ...]]
-
-
-class GpuArray(np.ndarray[Any, Any]):
-    """An array that has what launches ask of CuPy's."""
-
-    device = SimpleNamespace(id=0)  # type: ignore[assignment]  # NumPy has a name there
-
-    @property
-    def data(self) -> Any:
-        """Where it lies."""
-        return SimpleNamespace(ptr=self.ctypes.data)
-
-
-def on_gpu(array: Any) -> GpuArray:
-    return array.view(GpuArray)  # type: ignore[no-any-return]
 
 
 @pytest.fixture
