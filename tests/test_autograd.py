@@ -258,13 +258,9 @@ def test_a_first_gradient_that_does_not_fit_is_named() -> None:
     y = leaf(1.0) * 2
     with pytest.raises(ShapeError, match=r"backward: dy is \[\[1\], \[1, 2\]\], expected"):
         y.backward([[1], [1, 2]])
-    with pytest.raises(
-        DtypeError, match="backward: dy has dtype complex128, expected real"
-    ):
+    with pytest.raises(DtypeError, match="backward: dy has dtype complex128, expected real"):
         y.backward(np.full(y.shape, 1j))
-    with pytest.raises(
-        DeviceError, match="backward: dy is on cuda:0, expected cpu like"
-    ):
+    with pytest.raises(DeviceError, match="backward: dy is on cuda:0, expected cpu like"):
         y.backward(Tensor(on_gpu(np.ones(y.shape))))
 
 
