@@ -117,14 +117,16 @@ class DataParallel(Ranks):
             self._flat = FlatParameters(parameters.items())
         return make_optimizer(self._flat)
 
-    def begin(self, step: int, arrays: Sequence[Array]) -> None:
-        """Check that all ranks are at this step, and give all the arrays of rank 0.
+    def begin(
+        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Check that all ranks are at this step, with the same facts; give all rank 0's arrays.
 
         Raises:
             CommError: they are not, as where a host does not see the checkpoints of the others;
                 or the ranks have different arrays.
         """
-        self._comm.agree("train", {"step": step})
+        self._comm.agree("train", {"step": step, **(facts or {})})
         broadcast_parameters(arrays, self._comm)
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ sum of the first stage's and the last's. Tests: tests/parallel/test_pipeline.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,10 +161,12 @@ class Pipeline(ShardedRanks):
         self._like: Array = optimizer.hyper
         return optimizer
 
-    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+    def begin(
+        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
+    ) -> None:
         """Check that all ranks are at this step; give all pipelines the arrays of the first."""
-        self._comm.agree("train", {"step": step})
-        self._data.begin(step, arrays)
+        self._comm.agree("train", {"step": step, **(facts or {})})
+        self._data.begin(step, arrays, facts)
 
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None

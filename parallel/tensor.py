@@ -12,7 +12,7 @@ Tests: tests/parallel/test_tensor.py.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -243,14 +243,16 @@ class TensorParallel(ShardedRanks):
             self._copies = _Stretches(optimizer.flat, self.parts.replicated)
         return optimizer
 
-    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+    def begin(
+        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
+    ) -> None:
         """Check that all ranks are at this step; the inner ones may exchange arrays.
 
         Raises:
             CommError: they are not.
         """
-        self._comm.agree("train", {"step": step})
-        self._inner.begin(step, arrays)
+        self._comm.agree("train", {"step": step, **(facts or {})})
+        self._inner.begin(step, arrays, facts)
 
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
@@ -83,13 +84,15 @@ class Zero(ShardedRanks, DataParallel):
         self.after_step()
         return optimizer
 
-    def begin(self, step: int, arrays: Sequence[Array]) -> None:
+    def begin(
+        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
+    ) -> None:
         """Check that all ranks are at this step; what is not sharded is given by rank 0.
 
         Raises:
             CommError: they are not.
         """
-        self._comm.agree("train", {"step": step})
+        self._comm.agree("train", {"step": step, **(facts or {})})
         broadcast_parameters(self._others, self._comm)
         self.after_step()  # the parts may be those of a checkpoint
 

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +220,15 @@ class Trainer:
         )
 
     def _begin_alike(self) -> None:
-        """Give all ranks the main rank's state, and each its own stream of random numbers."""
-        optimizer = self.optimizer
-        self._ranks.begin(self.step, [*self._model_arrays().values(), *optimizer.state.values()])
+        """Give all ranks the main rank's state, and each its own stream of random numbers.
+
+        Settings, model and data are of each rank's own making, and must be the same.
+        """
+        arrays = [*self._model_arrays().values(), *self.optimizer.state.values()]
+        facts = {each.name: getattr(self.settings, each.name) for each in fields(TrainSettings)}
+        for group, found in self._belongs_to.items():
+            facts.update((f"{group} {name}", value) for name, value in found.items())
+        self._ranks.begin(self.step, arrays, facts)
         random.set_state({**random.get_state(), "stream": self._ranks.rank})
 
     def _due(self, every: int) -> bool:

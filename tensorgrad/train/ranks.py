@@ -58,8 +58,18 @@ class Ranks:
         """
         return make_optimizer(model.named_parameters())
 
-    def begin(self, step: int, arrays: Sequence[Array]) -> None:
-        """Check that all ranks are at this step, and give all the arrays of the main rank."""
+    def begin(
+        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Check that all ranks are at this step, and give all the arrays of the main rank.
+
+        Args:
+            step: how many steps were done.
+            arrays: parameters, buffers, optimizer state; written in place.
+            facts: what else must be the same on all ranks, by name; JSON can hold it.
+        Raises:
+            CommError: the ranks differ; it says which of them in what.
+        """
 
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None

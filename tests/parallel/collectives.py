@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,13 @@ def check_disagreements(comm: Comm, device: str) -> None:
         lambda: parallel.DataParallel(comm).begin(0 if odd else 20, []),
         "train: step is 20 on rank.*, 0 on rank 1; expected the same on all ranks",
     )
+    facts = {"lr": 0.1 + odd}
+    strategies = (parallel.DataParallel, partial(parallel.Zero, stage=1), parallel.Pipeline)
+    for strategy in (*strategies, parallel.TensorParallel):
+        fails(
+            partial(strategy(comm).begin, 7, [], facts),
+            r"train: lr is 0\.1 on rank.*, 1\.1 on rank 1; expected the same on all ranks",
+        )
     comm.agree("options", {"lr": 0.1})
     y = backend.to_device(np.ones(4, "float32"), device)
     comm.all_reduce(y)

@@ -5,7 +5,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,7 +287,9 @@ class Two(Ranks):
         self.stops = stops
         self.begun: tuple[int, set[int]] | None = None
 
-    def begin(self, step: int, arrays: Sequence[Any]) -> None:
+    def begin(
+        self, step: int, arrays: Sequence[Any], facts: Mapping[str, Any] | None = None
+    ) -> None:
         self.begun = step, {id(array) for array in arrays}
 
     def reduce_gradients(self) -> None:
