@@ -40,7 +40,7 @@ class _Gradients(NamedTuple):
     formula: Formula  # of those that take computing, equal ones once
     function: Callable[..., tuple[Any, ...]]  # the same on NumPy
     places: tuple[int | None, ...]  # for each operand: which of these; -1 is dy, None not wanted
-    sources: tuple[int | None, ...]  # for each of these: the saved operand it is the gradient of
+    sources: tuple[int | None, ...]  # for each of these: the saved operand that alone takes it
 
 
 class Row:
@@ -199,7 +199,10 @@ class Row:
         dy = expressions.name("dy")
         wanted = [g if need else None for g, need in zip(self._wanted, needs, strict=True)]
         computed = list(dict.fromkeys(g for g in wanted if g is not None and g != dy))
-        owners = [formula.parameters[wanted.index(g)] for g in computed]
+        # What several operands take is in the dtype of dy: theirs may differ.
+        owners = [
+            formula.parameters[wanted.index(g)] if wanted.count(g) == 1 else "" for g in computed
+        ]
         name, parameters = f"{self.name}_backward", ["dy", *self._saved]
         distinct = Formula(name, parameters, expressions, computed)
         gradients = self._gradients[needs] = _Gradients(

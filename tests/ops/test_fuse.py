@@ -262,6 +262,23 @@ def test_what_is_not_elementwise_is_named(f: Callable[..., Tensor], message: str
         fuse(f)(Tensor(np.ones(3)))
 
 
+@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((3, 4), (4,))], ids=["alike", "bias"])
+@pytest.mark.parametrize("narrow", [float16, bfloat16], ids=str)
+def test_a_gradient_of_two_operands_is_not_rounded_to_the_narrow_one(
+    narrow: Any, shapes: Any, device: str
+) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape) for shape in shapes)
+    x, y = (
+        Tensor(backend.to_device(array.astype(dtype), device), requires_grad=True)
+        for array, dtype in ((a, narrow), (b, float32))
+    )
+    fuse(lambda x, y: ops.tanh(x + y))(x, y).backward(np.full((3, 4), 1e5, float32))
+    exact = 1e5 * (1 - np.tanh(a.astype(narrow).astype(float64) + b) ** 2)
+    exact = exact if b.ndim == 2 else exact.sum(0)
+    np.testing.assert_allclose(backend.to_numpy(y.grad), exact, rtol=1e-5)
+
+
 def test_integers_beside_floats_do_not_wrap_around(device: str) -> None:
     f = fuse(lambda i, x: (i * 2 - 3) * x)
     for dtype in ("uint8", "int8"):
