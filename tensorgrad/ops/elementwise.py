@@ -270,8 +270,8 @@ POWER = Row(
     "power",
     "a b",
     "power(a, b)",
-    "dy * b * power(a, where(b == 0, 1, b - 1))",
-    "where(a > 0, dy * y * log(where(a > 0, a, 1)), 0)",
+    "dy * b * power(a, where(b == 0, 1, number(b) - 1))",
+    "where(a > 0, dy * y * log(where(a > 0, number(a), 1)), 0)",
 )
 
 

@@ -48,7 +48,7 @@ FUNCTIONS: dict[str, Any] = {
     "either": np.logical_or,
     "differ": np.logical_xor,
     "inverted": np.logical_not,
-    "number": lambda x: x,
+    "number": special.number,
     "float32": np.float32,
     "float64": np.float64,
     "inf": math.inf,

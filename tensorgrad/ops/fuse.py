@@ -106,8 +106,9 @@ def _row(f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]) 
     compute = trace.compute_dtype()
     formula = Formula(trace.name, parameters, trace.expressions, [y.place])
     gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
-    integers = any([kind not in _SCALARS and kind.kind in "iu" for kind in kinds])
-    return Row.composed(names, formula, gradients, y.dtype, compute_dtype(compute), integers)
+    others = [kind for kind in kinds if kind not in _SCALARS and kind != np.bool_]
+    mixed = is_float(compute) and any([compute_dtype(kind) != compute for kind in others])
+    return Row.composed(names, formula, gradients, y.dtype, compute_dtype(compute), mixed)
 
 
 def _is_hashable(constant: Any) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
-from tensorgrad.dtypes import Dtype, compute_dtype, int64, is_float
+from tensorgrad.dtypes import Dtype, compute_dtype, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.ops.expression import Expressions, Formula
 from tensorgrad.ops.row_cuda import launch
@@ -76,7 +76,7 @@ class Row:
         gradients: Sequence[int | None],
         dtype: Dtype,
         compute: Dtype,
-        integers: bool,
+        mixed: bool,
     ) -> Row:
         """Return the row of a formula.
 
@@ -86,12 +86,12 @@ class Row:
             gradients: one per operand, expressions of dy and the formula's parameters, or None.
             dtype: of the value.
             compute: what a kernel computes in.
-            integers: whether some operands are arrays of integers.
+            mixed: whether some operands are arrays of another dtype, to be converted on the CPU.
         """
         row = cls.__new__(cls)
         row._set(value.name, list(operands), value, gradients, dtype, compute)
         row._small = -1  # its dtype may be another than the one NumPy arrives at
-        row._widened = compute if integers and is_float(compute) else None
+        row._widened = compute if mixed else None
         row._block = _FUSED_BLOCK
         return row
 
@@ -110,7 +110,7 @@ class Row:
         self._formula = value
         self._value = value.value()
         self._dtype, self._compute = dtype, compute
-        self._widened: Dtype | None = None  # what NumPy computes with integers in
+        self._widened: Dtype | None = None  # what NumPy computes in, where operands are converted
         self._wanted = gradients
         named = expressions.names([g for g in gradients if g is not None])
         self._saved = [n for n in (*value.parameters, "y") if n in named]
@@ -300,9 +300,10 @@ def _constant(op: str, operand: Any) -> Any:
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
-    """Return integers that are computed with as floats as such, so that none wraps around."""
+    """Return what to compute with, as a kernel does: no integer wraps around beside floats."""
     return [
-        a if type(a) in _SCALARS or a.dtype.kind not in "iu" else a.astype(compute) for a in arrays
+        a if type(a) in _SCALARS or a.dtype in (compute, np.bool_) else a.astype(compute)
+        for a in arrays
     ]
 
 

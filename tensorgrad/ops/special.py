@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.dtypes import bfloat16, float16
+
 Values = np.ndarray[Any, Any]
 
 # erf(x) = 2/sqrt(pi) * sum of (-1)^n x^(2n+1) / (n! (2n+1)), enough terms for |x| <= 1
@@ -42,8 +44,14 @@ _ERFC_POLYNOMIAL = [
     0.05322468588968628,
     0.5279945374195303,
 ]
+_HALVES = (float16, bfloat16)
 _GELU_SCALE = math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
+
+
+def number(x: Any) -> Any:
+    """Return x to compute with: 16-bit floats as float32."""
+    return x.astype(np.float32) if getattr(x, "dtype", None) in _HALVES else x
 
 
 def where(c: Any, a: Any, b: Any) -> Any:

@@ -155,6 +155,18 @@ def test_gradients_at_corners(op: Any, a: float, b: float, expected: tuple[float
     assert (float(x.grad), float(y.grad)) == expected  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
+def test_gradients_of_a_power_are_as_exact_as_the_wide_operand(narrow: str) -> None:
+    few = ops.tensor([0.011, 0.3, 1.7, 3.3], narrow).data
+    for base, exponent in ((few, few.astype("float32")), (few.astype("float32"), few)):
+        a, b = Tensor(base, requires_grad=True), Tensor(exponent, requires_grad=True)
+        (a**b).backward(np.ones(4, "float32"))
+        x = few.astype("float64")
+        for tensor, exact in ((a, x * x ** (x - 1)), (b, x**x * np.log(x))):
+            if tensor.dtype == "float32":
+                np.testing.assert_allclose(tensor.grad, exact, rtol=1e-6)  # type: ignore[arg-type]
+
+
 def test_gradient_at_kinks() -> None:
     x = Tensor(np.array([-1.0, 0.0, 1.0, 2.0]), True)
     (ops.abs(x) + ops.clip(x, -1, 1)).sum().backward()

@@ -279,6 +279,18 @@ def test_a_gradient_of_two_operands_is_not_rounded_to_the_narrow_one(
     np.testing.assert_allclose(backend.to_numpy(y.grad), exact, rtol=1e-5)
 
 
+def test_all_is_computed_in_float64_where_an_argument_is(device: str) -> None:
+    x, y = (
+        Tensor(backend.to_device(np.full(3, 0.3, dtype), device), requires_grad=True)
+        for dtype in (float32, float64)
+    )
+    z = fuse(lambda x, y: ops.sin(x) * y)(x, y)
+    z.backward(z.data)
+    np.testing.assert_allclose(z.numpy(), np.sin(float(float32.type(0.3))) * 0.3, rtol=1e-14)
+    exact = np.sin(float(float32.type(0.3))) ** 2 * 0.3
+    np.testing.assert_allclose(backend.to_numpy(y.grad), exact, rtol=1e-14)
+
+
 def test_integers_beside_floats_do_not_wrap_around(device: str) -> None:
     f = fuse(lambda i, x: (i * 2 - 3) * x)
     for dtype in ("uint8", "int8"):
