@@ -34,7 +34,13 @@ from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, with_transfers
-from tensorgrad.parallel.stages import Elsewhere, block_costs, leave_parts, split
+from tensorgrad.parallel.stages import (
+    Elsewhere,
+    block_costs,
+    check_not_shared,
+    leave_parts,
+    split,
+)
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
@@ -124,7 +130,7 @@ class Pipeline(ShardedRanks):
         Raises:
             ArgumentError: it is another model, has fewer layers than there are parts, or a token
                 of it sees those that come later, where only the model knows of which; or a stage
-                has nothing to train.
+                has nothing to train, or layers share a parameter.
             CommError: the ranks have different models.
         """
         if not isinstance(model, LanguageModel):
@@ -142,6 +148,8 @@ class Pipeline(ShardedRanks):
                 f"Pipeline: the model has {len(model.blocks)} layers, expected {count} or more: "
                 f"{comm.size} stages with {self._chunks} parts each"
             )
+        if comm.size > 1:
+            check_not_shared("Pipeline", model)
         kinds = {name: f"{each.dtype}{list(each.shape)}" for name, each in model.named_parameters()}
         comm.agree("Pipeline", {"schedule": self._schedule, "chunks": self._chunks, **kinds})
         self.parts = split(block_costs(model), count)

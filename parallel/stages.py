@@ -100,6 +100,28 @@ class Elsewhere(Module):
         return self.name
 
 
+def check_not_shared(op: str, model: LanguageModel) -> None:
+    """Raise ArgumentError if layers share a parameter: cut apart, each would have its own.
+
+    Args:
+        op: what cuts the model.
+        model: the whole model.
+    """
+    layers = [(f"blocks.{number}", block) for number, block in enumerate(model.blocks)]
+    for name, child in vars(model).items():
+        if isinstance(child, Module) and child is not model.blocks:
+            layers.append((name, child))
+    names: dict[int, str] = {}
+    for layer, module in layers:
+        for key, parameter in module.named_parameters():
+            name = f"{layer}.{key}"
+            if names.setdefault(id(parameter), name) != name:
+                raise ArgumentError(
+                    f"{op}: {name} is {names[id(parameter)]} too, expected layers that share no "
+                    "parameter; a model whose head is the table of tokens has no `output`"
+                )
+
+
 def leave_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[int]) -> None:
     """Take everything out of a model, in place, but what some of its parts need.
 

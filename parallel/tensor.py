@@ -32,6 +32,7 @@ from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Placement
+from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.parallel.tensor_layers import (
     ColumnParallelLinear,
     ParallelBlock,
@@ -97,8 +98,8 @@ def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = Fa
             gradients of `TensorParts.summed` over the ranks, as the strategy `TensorParallel`
             does.
     Raises:
-        ArgumentError: a size does not divide, or a layer is none that can be cut; nothing was
-            changed then.
+        ArgumentError: a size does not divide, a layer is none that can be cut, or layers share a
+            parameter; nothing was changed then.
         CommError: the ranks have made different models.
     """
     _check(model, comm.size)
@@ -145,6 +146,8 @@ def _check(model: GPT2 | TransformerLM, ranks: int) -> None:
         raise ArgumentError(
             f"tensor_parallel: model is a {type(model).__name__}, expected a GPT2 or TransformerLM"
         )
+    if ranks > 1:
+        check_not_shared("tensor_parallel", model)
     for number, block in enumerate(model.blocks):
         heads = _checked_block(number, block).attention.kv_heads
         if heads < ranks:

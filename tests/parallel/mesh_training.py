@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from tensorgrad import backend, parallel, random
 from tensorgrad.backend import Array
+from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
@@ -183,6 +185,15 @@ def in_one_process(comm: Comm, wanted: set[int]) -> dict[int, Run]:
     return runs
 
 
+def check_shared_parameters(comm: Comm) -> None:
+    """A head that was assigned the table of tokens would be cut once more."""
+    model = small_llama(tied=False)
+    assert model.output is not None
+    model.output.weight = model.tokens.weight
+    with pytest.raises(ArgumentError, match=r"output.weight is tokens.weight too, expected layers"):
+        mesh_ranks(comm, make_mesh(comm.size, comm.rank, tp=comm.size)).prepare(model, AdamW)
+
+
 def check_overflow(comm: Comm) -> None:
     """Where gradients are infinite, as those of float16 can be, no rank steps, and none warns."""
     ranks = mesh_ranks(comm, make_mesh(comm.size, comm.rank, pp=2, tp=2))
@@ -211,6 +222,7 @@ def main() -> None:
         compare(f"model {number}, {sizes}, {options}", run, expected[number], most)
     if comm.size == 4:
         check_overflow(comm)
+        check_shared_parameters(comm)
     if comm.rank == 0:
         print(f"{len(found)} runs on {comm.size} ranks, {Here.device}")
 

@@ -262,6 +262,12 @@ def check_errors(comm: Comm, folder: Path) -> None:
         lambda: make_trainer(folder, gpt2(p), Pipeline(comm), frozen=("tok", "pos", "blocks.0")),
         f"all parameters of stage 0 are frozen, expected some to train on each of the {p} stages",
     )
+    twice = GPT2(gpt2(p))
+    twice.blocks[p - 1] = twice.blocks[0]
+    fails(
+        lambda: Pipeline(comm).prepare(twice, adamw),
+        rf"Pipeline: blocks.{p - 1}.\w+.weight is blocks.0.\w+.weight too, expected layers that",
+    )
     ranks = Pipeline(comm, "interleaved", 2)
     trainer = make_trainer(folder / "odd", gpt2(2 * p), ranks, accumulate=1, steps=3)
     fails(trainer.run, f"interleaved: micro is 1, expected a multiple of the {p} stages")

@@ -12,7 +12,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
-from tensorgrad.parallel.stages import block_costs, leave_parts, split
+from tensorgrad.parallel.stages import block_costs, check_not_shared, leave_parts, split
 
 SMALL = GPT2Config(vocab_size=48, context=8, layers=4, heads=2, width=16)
 
@@ -73,6 +73,20 @@ def test_stages_together_have_every_parameter(
     shared = {name: where for name, where in found.items() if len(where) > 1}
     tied = stages > 1 and model.output is None
     assert shared == ({"tokens.weight": [0, stages - 1]} if tied else {})
+
+
+def test_shared_parameters_are_named() -> None:
+    for make in (lambda: GPT2(SMALL), lambda: lm(True), lambda: lm(False)):
+        check_not_shared("cut", make())
+    assigned = lm(False)
+    assert assigned.output is not None
+    assigned.output.weight = assigned.tokens.weight
+    with pytest.raises(ArgumentError, match=r"cut: output\.weight is tokens\.weight too, exp"):
+        check_not_shared("cut", assigned)
+    twice = GPT2(SMALL)
+    vars(twice.blocks[2])["feed_forward"] = vars(twice.blocks[0])["feed_forward"]
+    with pytest.raises(ArgumentError, match=r"blocks\.2\.feed_forward\.up\.weight is blocks\.0"):
+        check_not_shared("cut", twice)
 
 
 def test_what_is_elsewhere_says_so() -> None:
