@@ -14,7 +14,7 @@ from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.decode import attend
-from tensorgrad.ops.operand import check_integer, probability
+from tensorgrad.ops.operand import check_integer, check_range, probability
 from tensorgrad.tensor import Tensor
 
 
@@ -34,6 +34,10 @@ class RotaryEmbedding(Module):
     """
 
     def __init__(self, width: int, base: float = 10000.0, interleaved: bool = False) -> None:
+        check_integer("RotaryEmbedding", "width", width)
+        check_range("RotaryEmbedding", "base", base)
+        if base == 0:
+            raise ArgumentError(f"RotaryEmbedding: base is {base}, expected a number above 0")
         if width < 2 or width % 2:
             raise ArgumentError(f"RotaryEmbedding: width is {width}, expected an even number")
         self.width = width

@@ -22,6 +22,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
+from tensorgrad.ops.operand import check_integer
 from tensorgrad.tensor import Tensor
 
 ALIGNMENT = 64  # elements; 128 bytes of the smallest dtype, so that vector loads fit every slice
@@ -137,8 +138,7 @@ class FlatParameters:
         multiple: int = ALIGNMENT,
         groups: Callable[[str], Hashable] | None = None,
     ) -> None:
-        if multiple < 1:
-            raise ArgumentError(f"FlatParameters: multiple is {multiple}, expected at least 1")
+        check_integer("FlatParameters", "multiple", multiple, 1)
         found = _distinct(named_parameters)
         _check_alike(found)
         self.parameters = found

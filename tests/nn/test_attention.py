@@ -140,6 +140,18 @@ def test_rotary_positions_may_be_given_one_by_one() -> None:
     np.testing.assert_array_equal(got[1, 0], x.numpy()[1, 0])
 
 
+def test_settings_of_rotary_positions_that_do_not_fit() -> None:
+    for width, base, message in (
+        (4.0, 10.0, "width is 4.0, expected an integer"),
+        (3, 10.0, "width is 3, expected an even number"),
+        (4, "x", "base is 'x', expected a number"),
+        (4, -1.0, "base is -1.0, expected a number from 0"),
+        (4, 0, "base is 0, expected a number above 0"),
+    ):
+        with pytest.raises(ArgumentError, match=f"RotaryEmbedding: {message}"):
+            nn.RotaryEmbedding(width, base)  # type: ignore[arg-type]
+
+
 def test_another_base_of_rotary_positions_is_seen() -> None:
     rotary, x = nn.RotaryEmbedding(8), tensor(2, 5, 3, 8)
     before, table = rotary(x).numpy(), rotary.table(5, x.data)
