@@ -160,7 +160,7 @@ def test_parameters_of_two_devices_are_refused() -> None:
 def test_a_wrong_multiple_is_refused() -> None:
     with pytest.raises(ArgumentError, match="multiple is 0"):
         FlatParameters(toy.parameters().items(), multiple=0)
-    with pytest.raises(ArgumentError, match="multiple is 64.0, expected an integer"):
+    with pytest.raises(ArgumentError, match=r"multiple is 64\.0, expected an integer"):
         FlatParameters(toy.parameters().items(), multiple=64.0)  # type: ignore[arg-type]
 
 
