@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.operand import check_integer
 
 Pair = tuple[str, str]  # German, English
 
@@ -97,10 +97,9 @@ def phrases(count: int, seed: int = 0) -> Iterator[Pair]:
         count: how many; more than 100,000 take long to find.
         seed: equal seeds give equal phrases in equal order.
     Raises:
-        ArgumentError: count is negative.
+        ArgumentError: count is negative, or no integer.
     """
-    if count < 0:
-        raise ArgumentError(f"phrases: count is {count}, expected 0 or more")
+    check_integer("phrases", "count", count, 0)
     rng = random.Random(seed)
     kinds: tuple[Callable[[random.Random], Pair], ...] = (
         _number_alone, _number_phrase, _event, _event, _dated, _dated_event, _priced, _paid,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.ops.operand import check_integer
 
 _GOOD = (
     *("charming", "moving", "funny", "clever", "gripping", "beautiful", "fresh", "tender"),
@@ -32,10 +32,9 @@ def reviews(count: int, seed: int = 0) -> Iterator[tuple[str, int]]:
         count: how many; more than 100,000 take long to find.
         seed: equal seeds give equal sentences in equal order.
     Raises:
-        ArgumentError: count is negative.
+        ArgumentError: count is negative, or no integer.
     """
-    if count < 0:
-        raise ArgumentError(f"reviews: count is {count}, expected 0 or more")
+    check_integer("reviews", "count", count, 0)
     rng = random.Random(seed)
     seen: set[str] = set()
     while count:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,9 @@ def test_dates_and_times_say_the_same_in_both_languages() -> None:
     assert seen > 200
 
 
-def test_a_negative_count_is_refused() -> None:
+def test_a_count_that_never_comes_down_to_0_is_refused() -> None:
     with pytest.raises(ArgumentError, match="count is -1"):
         next(phrases(-1))
+    half: Any = 1.5
+    with pytest.raises(ArgumentError, match=r"count is 1\.5, expected an integer"):
+        next(phrases(half))
