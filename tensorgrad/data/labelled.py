@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.text import PACKED, load_named, read_lines
 from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.ops.operand import check_integer
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -47,7 +49,7 @@ class LabelledTexts:
 
 
 def read_labelled(
-    source: str,
+    source: str | os.PathLike[str],
     part: str,
     *,
     text_column: str | None = None,
@@ -73,6 +75,7 @@ def read_labelled(
         ArgumentError: the source has a wrong form, or there is no such part.
         DataError: a file, a column or a text is missing, or a label is not one of the classes.
     """
+    source = os.fspath(source)
     if part not in _PARTS:
         raise ArgumentError(f"read_labelled: part is {part!r}, expected one of {list(_PARTS)}")
     if source == "reviews":
@@ -109,11 +112,14 @@ def hold_out(
     Returns:
         What is left for training, and what was held out.
     Raises:
-        ArgumentError: share is not between 0 and 1.
+        ArgumentError: share or seed is out of its range.
         DataError: one of the two would be empty.
     """
     if not 0 < share < 1:
         raise ArgumentError(f"hold_out: share is {share}, expected between 0 and 1")
+    check_integer("hold_out", "seed", seed)
+    if not 0 <= seed < 1 << 64:
+        raise ArgumentError(f"hold_out: seed is {seed}, expected 0 to 2^64 - 1")
     owners = sentences_of(data.texts)
     whole = sorted({row for rows in owners for row in rows})
     order = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(len(whole))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ class PairCorpus:
 
 
 def read_pairs(
-    source: str,
+    source: str | os.PathLike[str],
     source_key: str = "de",
     target_key: str = "en",
     *,
@@ -71,6 +72,7 @@ def read_pairs(
     """
     if source_key == target_key:
         raise ArgumentError(f"read_pairs: target_key is {target_key!r}, expected another language")
+    source = os.fspath(source)
     unknown = [part for part in parts if part not in _SPLITS]
     if unknown:
         raise ArgumentError(f"read_pairs: parts has {unknown[0]!r}, expected some of {[*_SPLITS]}")

@@ -77,7 +77,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"which is no folder; expected one with train\.tsv"):
         read_labelled(str(tmp_path / "nothing"), "train")
     with pytest.raises(DataError, match=r"has none of train\.tsv, train\.tsv\.gz"):
-        read_labelled(str(tmp_path), "train")
+        read_labelled(tmp_path, "train")
     with pytest.raises(ArgumentError, match=r"part is 'test', expected one of"):
         read_labelled(str(tmp_path), "test")
 
@@ -124,6 +124,9 @@ def test_made_reviews_are_distinct_and_the_same_every_time() -> None:
     assert list(reviews(3, seed=1)) != list(reviews(3, seed=2))
     with pytest.raises(ArgumentError, match="count is -1"):
         next(reviews(-1))
+    half: Any = 1.5  # which never comes down to 0
+    with pytest.raises(ArgumentError, match=r"count is 1\.5, expected an integer"):
+        next(reviews(half))
 
 
 def test_the_digest_sees_texts_and_labels() -> None:
@@ -169,3 +172,5 @@ def test_nothing_can_be_held_out_of_one_sentence() -> None:
             hold_out(data, share)
     with pytest.raises(ArgumentError, match="share is 1, expected between 0 and 1"):
         hold_out(data, 1)
+    with pytest.raises(ArgumentError, match="seed is -1, expected 0 to"):
+        hold_out(data, 0.4, -1)

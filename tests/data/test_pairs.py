@@ -63,7 +63,7 @@ def test_only_the_parts_that_are_wanted(folder: Path) -> None:
 def test_the_digest_tells_corpora_apart(folder: Path) -> None:
     before = read_pairs(str(folder))
     (folder / "test.en").write_text("Well\n\n")
-    assert read_pairs(str(folder)).digest != before.digest
+    assert read_pairs(folder).digest != before.digest  # a path does as well as its name
 
 
 @pytest.mark.parametrize(
