@@ -150,7 +150,10 @@ class Pipeline(ShardedRanks):
             )
         if comm.size > 1:
             check_not_shared("Pipeline", model)
-        kinds = {name: f"{each.dtype}{list(each.shape)}" for name, each in model.named_parameters()}
+        kinds = {
+            name: f"{each.dtype}{list(each.shape)}{'' if each.requires_grad else ' frozen'}"
+            for name, each in model.named_parameters()
+        }
         comm.agree("Pipeline", {"schedule": self._schedule, "chunks": self._chunks, **kinds})
         self.parts = split(block_costs(model), count)
         self._tie(model)

@@ -194,7 +194,8 @@ def _sizes(model: GPT2 | TransformerLM) -> Iterator[tuple[str, int]]:
 def _mark(parameter: Tensor) -> str:
     """Return what tells a parameter from others, most of the time."""
     sample = backend.to_numpy(parameter.data.reshape(-1)[:_SAMPLE])
-    return f"{parameter.dtype} {parameter.shape} {zlib.crc32(sample.tobytes()):08x}"
+    frozen = "" if parameter.requires_grad else " frozen"
+    return f"{parameter.dtype} {parameter.shape} {zlib.crc32(sample.tobytes()):08x}{frozen}"
 
 
 class TensorParallel(ShardedRanks):

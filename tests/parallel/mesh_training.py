@@ -15,7 +15,7 @@ import pytest
 
 from tensorgrad import backend, parallel, random
 from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
@@ -185,6 +185,14 @@ def in_one_process(comm: Comm, wanted: set[int]) -> dict[int, Run]:
     return runs
 
 
+def check_frozen_on_one_rank(comm: Comm) -> None:
+    """What every rank has would stay the same on one of them alone."""
+    model = small_gpt2(heads=4)
+    model.positions.weight.requires_grad = comm.rank != 1
+    with pytest.raises(CommError, match=r"positions.weight is .* frozen' on rank 1; expected the"):
+        mesh_ranks(comm, make_mesh(comm.size, comm.rank, tp=comm.size)).prepare(model, AdamW)
+
+
 def check_shared_parameters(comm: Comm) -> None:
     """A head that was assigned the table of tokens would be cut once more."""
     model = small_llama(tied=False)
@@ -223,6 +231,7 @@ def main() -> None:
     if comm.size == 4:
         check_overflow(comm)
         check_shared_parameters(comm)
+        check_frozen_on_one_rank(comm)
     if comm.rank == 0:
         print(f"{len(found)} runs on {comm.size} ranks, {Here.device}")
 

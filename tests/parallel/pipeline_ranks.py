@@ -262,6 +262,11 @@ def check_errors(comm: Comm, folder: Path) -> None:
         lambda: make_trainer(folder, gpt2(p), Pipeline(comm), frozen=("tok", "pos", "blocks.0")),
         f"all parameters of stage 0 are frozen, expected some to train on each of the {p} stages",
     )
+    frozen = ("norm.bias",) if comm.rank else ()
+    fails(
+        lambda: make_trainer(folder, gpt2(p), Pipeline(comm), frozen=frozen),
+        r"Pipeline: norm.bias is 'float32\[16\]' on rank 0, 'float32\[16\] frozen' on rank",
+    )
     twice = GPT2(gpt2(p))
     twice.blocks[p - 1] = twice.blocks[0]
     fails(
