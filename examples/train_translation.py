@@ -66,7 +66,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lowercase": False, "average": 0,
     },
     "large": {
-        "width": 512, "layers": 8, "heads": 8, "batch": 16384, "epochs": 52, "warmup": 1000,
+        "width": 512, "layers": 8, "heads": 8, "batch": 20480, "epochs": 54, "warmup": 1000,
         "dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.1, "prefix": True,
         "weight_decay": 0.05,
     },
