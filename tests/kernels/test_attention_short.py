@@ -113,6 +113,21 @@ def test_mask(
         )
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_a_view_as_mask_with_a_window_and_a_scale(added: bool, chosen: list[str]) -> None:
+    tq, tk = 41, 50
+    rng = np.random.default_rng(3)
+    base: Any = rng.random((5, 1, tk, 2 * tq)) > 0.4
+    if added:
+        base = np.where(base, rng.standard_normal(base.shape), -np.inf).astype(np.float32)
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        mask = Tensor(base).to(q.device).swapaxes(2, 3)[:, :, ::2]
+        return ops.attention(q, k, v, mask, window=30, scale=0.3)
+
+    compare(dense(40, tq, tk, bfloat16), function, chosen)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
 @pytest.mark.parametrize("lengths", [(24, 24), (32, 31), (33, 47), (64, 64), (64, 50)])
 def test_dropout(lengths: tuple[int, int], dtype: Any, chosen: list[str]) -> None:
