@@ -40,7 +40,7 @@ from tensorgrad.data import (
 )
 from tensorgrad.data.pair_loader import IGNORED, Batch
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import replacing
+from tensorgrad.files import finite, replacing
 from tensorgrad.models.search import LARGEST_PENALTY
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.tensor import Tensor
@@ -96,7 +96,7 @@ class Settings(TrainSettings):
     accumulate: int = option(
         1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
     )
-    warmup: int = option(400, "steps in which the learning rate rises", low=0)
+    warmup: int = option(400, "steps in which the learning rate rises, fewer than all", low=0)
     weight_decay: float = option(0.01, "decay of matrices, times the learning rate", low=0)
     beta2: float = option(0.98, "AdamW: decay of the mean square", low=0, high=1)
     lr_end: float = option(0.02, "learning rate at the end, as a share of --lr", low=0, high=1)
@@ -159,7 +159,13 @@ class Settings(TrainSettings):
     def with_steps(self, epoch: int) -> Settings:
         """Return settings that evaluate after every epoch of so many steps."""
         steps, saves = self.steps or self.epochs * epoch, self.save_every * epoch
-        return replace(self, steps=steps, evaluate_every=epoch, checkpoint_every=saves)
+        return replace(
+            self,
+            steps=steps,
+            warmup=min(self.warmup, steps - 1),
+            evaluate_every=epoch,
+            checkpoint_every=saves,
+        )
 
     def model(self, vocab_size: int) -> TranslationConfig:
         """Return the sizes of the model."""
@@ -262,7 +268,8 @@ class Run:
         measured = {"validation_loss": self.validation_loss(self.validation.evaluation_batches())}
         epoch = -(-step // self.train.batches)
         if step and (epoch % settings.bleu_every == 0 or step == settings.steps):
-            results = {"epoch": epoch, "step": step, **measured, **self.translate(f"epoch {epoch}")}
+            place, translated = {"epoch": epoch, "step": step}, self.translate(f"epoch {epoch}")
+            results = {**place, **finite(measured), **translated}
             self.write(f"eval_results_epoch{epoch}.json", results)
             measured["bleu"] = results["bleu"]
         return measured
@@ -302,7 +309,10 @@ class Run:
             {"source": source, "reference": reference, "translation": text}
             for (source, reference), text in zip(pairs, texts, strict=True)
         ]
-        return {**score, "beams": settings.beams, "translations": entries}
+        search: dict[str, Any] = {"beams": settings.beams}
+        if settings.beams > 1:
+            search["length_penalty"] = settings.length_penalty
+        return {**score, **search, "translations": entries}
 
     def write(self, name: str, results: Mapping[str, Any]) -> None:
         """Write results as JSON into the folder of the run."""
@@ -316,7 +326,7 @@ class Run:
         save_arrays(self.folder / AVERAGED, arrays)
         self.model.load_state_dict(arrays)
         loss = self.validation_loss(self.validation.evaluation_batches())
-        results = {"validation_loss": loss, **self.translate("averaged")}
+        results = {**finite({"validation_loss": loss}), **self.translate("averaged")}
         self.write("eval_results_averaged.json", results)
         log.info(
             "mean of the last %d checkpoints: validation loss %.3f, BLEU %.2f",

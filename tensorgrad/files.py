@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,6 +59,11 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 def to_json(value: Any, indent: int | None = None) -> str:
     """Return JSON, in which numbers of NumPy are numbers: options may be some."""
     return json.dumps(value, indent=indent, default=_python_number)
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace by None what JSON has no number for."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _python_number(value: Any) -> Any:

@@ -25,6 +25,7 @@ from tensorgrad import backend, random
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, TrainingError
+from tensorgrad.files import finite
 from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.checkpoint import Checkpoint, check_same
@@ -258,7 +259,7 @@ class Trainer:
             self._skipped += not math.isfinite(norm)
             if self._log is not None:
                 measured = {"loss": loss, "lr": rate, "gradient_norm": norm}
-                self._log.write({"step": step, **_finite(measured)})
+                self._log.write({"step": step, **finite(measured)})
             self._check_finite(step, loss, norm)
             self._progress.update(step, loss, rate, norm)
         return stops > 0
@@ -284,7 +285,7 @@ class Trainer:
         began = time.perf_counter()
         self._measured = dict(self._evaluate())
         if self._log is not None:
-            self._log.write({"step": self.step, **_finite(self._measured)})
+            self._log.write({"step": self.step, **finite(self._measured)})
             values = "  ".join(f"{name} {value:.4f}" for name, value in self._measured.items())
             _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
         self._progress.pause(time.perf_counter() - began)
@@ -303,7 +304,7 @@ class Trainer:
                 "settings": asdict(self.settings),
                 "scaler": None if self.scaler is None else self.scaler.state_dict(),
                 "generator": random.get_state(),
-                "metrics": _finite(self._measured),
+                "metrics": finite(self._measured),
             },
             self.settings.keep,
         )
@@ -315,11 +316,6 @@ class Trainer:
     @property
     def _metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace by None what JSON has no number for."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
