@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,22 @@ def test_a_run_leaves_what_it_promises(
     assert len(list((run / "checkpoints").iterdir())) == 2
 
 
+def test_what_is_no_number_is_null(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_translation.Run, "validation_loss", lambda *_: math.nan)
+    assert train_translation.main(options) == 0
+    assert results(tmp_path / "run", "epoch1")["validation_loss"] is None
+    assert results(tmp_path / "run", "averaged")["validation_loss"] is None
+
+
+def test_a_run_of_few_steps_is_warm_before_its_end() -> None:
+    settings = train_translation.read_command_line(["--epochs", "2", "--data", "hf:any"])[0]
+    assert settings.warmup == 400
+    assert settings.with_steps(50).warmup == 99
+    assert settings.with_steps(500).warmup == 400
+
+
 def parameters(folder: Path) -> dict[str, bytes]:
     newest = checkpoint.load_latest(folder / "checkpoints")
     assert newest is not None
@@ -97,6 +114,8 @@ def test_a_run_goes_on_as_if_nothing_had_happened(
     assert train_translation.main(["--resume", str(run), "--beams", "3"]) == 0
     again = results(run, "averaged")
     assert (greedy["beams"], again["beams"]) == (1, 3)
+    assert "length_penalty" not in greedy
+    assert again["length_penalty"] == 0.6
     assert again["validation_loss"] == greedy["validation_loss"]
     assert parameters(run) == trained
 
