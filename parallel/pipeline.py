@@ -33,7 +33,7 @@ from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.handle import Handle
-from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, with_transfers
+from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, check_schedule, with_transfers
 from tensorgrad.parallel.stages import (
     Elsewhere,
     block_costs,
@@ -100,11 +100,7 @@ class Pipeline(ShardedRanks):
         data: Ranks | None = None,
         world: Comm | None = None,
     ) -> None:
-        if schedule not in SCHEDULES:
-            raise ArgumentError(
-                f"Pipeline: schedule is {schedule!r}, expected one of {', '.join(SCHEDULES)}"
-            )
-        SCHEDULES[schedule](comm.size, comm.size, comm.rank, chunks)  # checks chunks
+        check_schedule("Pipeline", schedule, chunks)
         if isinstance(data, Zero) and data.stage > 1:
             raise ArgumentError(
                 f"Pipeline: data is Zero of stage {data.stage}, expected stage 1: several "

@@ -127,6 +127,21 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
+def check_schedule(op: str, schedule: str, chunks: int) -> None:
+    """Raise ArgumentError unless there is such a schedule and it takes so many parts a stage."""
+    if schedule not in SCHEDULES:
+        raise ArgumentError(
+            f"{op}: schedule is {schedule!r}, expected one of {', '.join(SCHEDULES)}"
+        )
+    if chunks < 1:
+        raise ArgumentError(f"{op}: chunks is {chunks}, expected 1 or more")
+    if chunks > 1 and schedule != "interleaved":
+        raise ArgumentError(
+            f"{op}: chunks is {chunks} with schedule {schedule!r}, expected 1; more are for "
+            "'interleaved'"
+        )
+
+
 def idle_share(name: str, stages: int, micro: int, chunks: int = 1) -> float:
     """Return which share of a step a stage stands idle, when all parts take equally long.
 

@@ -14,6 +14,7 @@ from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.data import DataParallel
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.pipeline import Pipeline
+from tensorgrad.parallel.schedule import check_schedule
 from tensorgrad.parallel.tensor import TensorParallel
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.train.ranks import OneProcess, Ranks
@@ -56,10 +57,11 @@ def mesh_ranks(
         raise ArgumentError(
             f"mesh_ranks: reduction is {reduction!r} with zero {zero}, expected 'overlap'"
         )
+    check_schedule("mesh_ranks", schedule, chunks)
     dp, pp, tp = (world.split(mesh.line(axis)) for axis in ("dp", "pp", "tp"))
-    ranks: Ranks = OneProcess()
-    if dp.size > 1 or world.size == 1:
-        ranks = Zero(dp, zero, bucket_mb) if zero else DataParallel(dp, reduction, bucket_mb)
+    ranks: Ranks = Zero(dp, zero, bucket_mb) if zero else DataParallel(dp, reduction, bucket_mb)
+    if dp.size == 1 and world.size > 1:
+        ranks = OneProcess()  # the options above were checked all the same
     if pp.size > 1:
         ranks = Pipeline(pp, schedule, chunks, data=ranks, world=world)
     if tp.size > 1:

@@ -73,6 +73,15 @@ PIPELINES: dict[int, list[Case]] = {
     ],
 }
 
+# What does not fit, and what is said of it.
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"schedule": "2f2b"}, "mesh_ranks: schedule is '2f2b', expected one of model-parallel, gpipe"),
+    ({"chunks": 2}, "mesh_ranks: chunks is 2 with schedule '1f1b', expected 1; more are for"),
+    ({"schedule": "interleaved", "chunks": 0}, "mesh_ranks: chunks is 0, expected 1 or more"),
+    ({"reduction": "all"}, "reduction is 'all', expected one of naive, flat, overlap"),
+    ({"bucket_mb": -1.0}, "bucket_mb is -1.0, expected more than 0"),
+)
+
 
 def cases(ranks: int, device: str) -> list[Case]:
     """Return what is trained on so many ranks."""
@@ -202,6 +211,15 @@ def check_shared_parameters(comm: Comm) -> None:
         mesh_ranks(comm, make_mesh(comm.size, comm.rank, tp=comm.size)).prepare(model, AdamW)
 
 
+def check_options(comm: Comm) -> None:
+    """Each is checked on every mesh, though an axis of one rank has no use for it."""
+    for axis in ("dp", "pp", "tp"):
+        mesh = make_mesh(comm.size, comm.rank, **{"dp": 1, axis: comm.size})
+        for options, message in WRONG:
+            with pytest.raises(ArgumentError, match=message):
+                mesh_ranks(comm, mesh, **options)
+
+
 def check_overflow(comm: Comm) -> None:
     """Where gradients are infinite, as those of float16 can be, no rank steps, and none warns."""
     ranks = mesh_ranks(comm, make_mesh(comm.size, comm.rank, pp=2, tp=2))
@@ -228,6 +246,7 @@ def main() -> None:
         run = train(mesh_ranks(comm, mesh, **options), TRAINED[number], comm)
         most = 1e-12 if number == len(MODELS) else 1e-6
         compare(f"model {number}, {sizes}, {options}", run, expected[number], most)
+    check_options(comm)
     if comm.size == 4:
         check_overflow(comm)
         check_shared_parameters(comm)
