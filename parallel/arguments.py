@@ -8,6 +8,7 @@ from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 
+_DTYPES = (*dtypes.FLOATS, *dtypes.INTEGERS, dtypes.bool_)  # what the transports can carry
 _REDUCTIONS = ("sum", "mean", "max")
 
 
@@ -18,7 +19,10 @@ def checked(op: str, name: str, array: Array, written: bool) -> Array:
             f"{op}: {name} is a {type(array).__name__}, expected a NumPy or CuPy array "
             "(of a Tensor, its .data)"
         )
-    dtypes.as_dtype(array.dtype)  # raises for what no transport can carry
+    if array.dtype not in _DTYPES:
+        raise DtypeError(
+            f"{op}: {name} is {array.dtype}, expected one of {', '.join(map(str, _DTYPES))}"
+        )
     if not isinstance(array, np.ndarray):
         return array
     if written and not array.flags.writeable:
