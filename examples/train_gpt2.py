@@ -188,7 +188,14 @@ def write_sample(settings: Settings, model: GPT2, corpus: Corpus) -> str:
     return settings.prompt + tokenizer.decode(tokens)
 
 
-def train(settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device: str) -> Outcome:
+def train(
+    settings: Settings,
+    folder: Path,
+    resuming: bool,
+    ranks: Ranks,
+    device: str,
+    processes: int = 1,
+) -> Outcome:
     """Train, from the beginning or from the newest checkpoint, and show what came of it."""
     began = time.perf_counter()
     corpus = prepare_corpus(settings)
@@ -207,7 +214,10 @@ def train(settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device
         )
     outcome = trainer.run()
     if ranks.is_main:
-        _report(settings, folder, outcome, time.perf_counter() - began)
+        if outcome.finished:
+            _report(folder, outcome, time.perf_counter() - began)
+        else:
+            report_stop(outcome, settings.steps, folder, processes)
     if outcome.finished and settings.samples and isinstance(trainer.model, GPT2):
         sample = write_sample(settings, trainer.model, corpus)  # by all: they may share the model
         if ranks.is_main:
@@ -215,10 +225,7 @@ def train(settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device
     return outcome
 
 
-def _report(settings: Settings, folder: Path, outcome: Outcome, seconds: float) -> None:
-    if not outcome.finished:
-        report_stop(outcome, settings.steps, folder)
-        return
+def _report(folder: Path, outcome: Outcome, seconds: float) -> None:
     losses = [
         record["validation_loss"]
         for record in read_metrics(folder / "metrics.jsonl")

@@ -111,9 +111,14 @@ def read_command_line_once(
 
 def train_on_ranks(comm: Comm, settings: ParallelSettings, folder: Path, resuming: bool) -> None:
     """Train together with the other ranks, each on its device."""
-    ranks = settings.ranks(comm)
+    try:
+        ranks = settings.ranks(comm)
+    except ArgumentError as error:  # the same on all ranks: one line, as of the command line
+        if comm.rank == 0:
+            logging.error("%s", error)
+        sys.exit(1)
     settings, _ = choose_device(settings)
-    train(settings, folder, resuming, ranks, comm.select_device(settings.device))
+    train(settings, folder, resuming, ranks, comm.select_device(settings.device), comm.size)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -48,9 +48,10 @@ def free_folder(name: str) -> Path:
     return Path(f"{name}-{number}")
 
 
-def report_stop(outcome: Outcome, steps: int, folder: Path) -> None:
+def report_stop(outcome: Outcome, steps: int, folder: Path, ranks: int = 1) -> None:
     """Say after how many of the steps the run in a folder was stopped, and how to go on with it."""
+    launcher = f"mpirun -n {ranks} " if ranks > 1 else ""
     _log.info(
-        "stopped after step %d of %d; to go on: python %s --resume %s",
-        *(outcome.step, steps, sys.argv[0], folder),
+        "stopped after step %d of %d; to go on: %spython %s --resume %s",
+        *(outcome.step, steps, launcher, sys.argv[0], folder),
     )

@@ -32,6 +32,21 @@ def test_a_run_goes_on_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> 
     same_run(folder, alone)
 
 
+def test_options_that_do_not_fit_are_one_line(options: list[str], tmp_path: Path) -> None:
+    for given, message in (
+        (
+            ["--chunks", 2],
+            "--chunks: got 2 with --order 1f1b, expected 1: more are for interleaved",
+        ),
+        (["--pp", 3], "pp * tp is 3 * 1, expected a divisor of the 2 ranks"),
+        (["--tp", 2, "--bucket-mb", -1], "bucket_mb is -1.0, expected more than 0"),
+    ):
+        result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
+        assert result.returncode == 1
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
 def test_a_model_that_cannot_be_cut_is_said_once(options: list[str], tmp_path: Path) -> None:
     sizes = ["--vocab-multiple", 7, "--tp", 2, "--out", tmp_path / "run"]
     result = run_ranks(PROGRAM, 2, [*options, *sizes], check=False)

@@ -127,7 +127,8 @@ def test_an_interrupt_stops_all_ranks_at_one_step(options: list[str], tmp_path: 
     assert process.returncode == 0, out
     found = load_latest(folder / "checkpoints")
     assert found is not None
-    stopped = re.search(r"stopped after step (\d+) of 100000; to go on: .* --resume", out)
+    again = rf"to go on: mpirun -n 2 python {PROGRAM} --resume {folder}"
+    stopped = re.search(rf"stopped after step (\d+) of 100000; {again}", out)
     assert stopped is not None, out
     assert found.step == int(stopped[1])
     assert "Traceback" not in out
