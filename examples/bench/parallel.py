@@ -5,7 +5,7 @@
         --context 256 --batch 8
     mpirun -n 4 python -m examples.bench.parallel zero --model gpt2-1558M --batch 8 --steps 2
     mpirun -n 2 python -m examples.bench.parallel --device cpu --layers 2 --width 64 --heads 2 \
-        --context 32 --vocab 512 --batch 2 --sizes 0.1 1
+        --context 32 --vocab 512 --batch 2 --micro 2 --sizes 0.1 1
 
 all-reduce  through Comm, and NCCL (on CPUs MPI) called directly
 data        each way to add gradients beside a rank that trains alone, and PyTorch's DDP
@@ -56,6 +56,7 @@ from tensorgrad.parallel import (
     world,
 )
 from tensorgrad.parallel.estimate import Job, estimate
+from tensorgrad.parallel.launch import launched_ranks
 from tensorgrad.parallel.schedule import idle_share
 from tensorgrad.train.ranks import OneProcess, Ranks
 
@@ -419,6 +420,9 @@ def options() -> argparse.Namespace:
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"{unknown[0]} is no part, expected some of {', '.join(PARTS)}")
+    cut = "pipeline" in given.parts and launched_ranks() > 1
+    if cut and (given.micro < 1 or given.batch % given.micro):
+        parser.error(f"--micro: got {given.micro}, expected a divisor of --batch, {given.batch}")
     return given
 
 

@@ -36,3 +36,11 @@ def test_it_measures_every_part_and_the_plan_is_near(tmp_path: Path) -> None:
         assert pipeline[name]["peak MB"] == pytest.approx(pipeline[name]["planned MB"], rel=0.1)
     assert pipeline["gpipe"]["peak MB"] > pipeline["1f1b"]["peak MB"]
     assert parts["data"]["overlap"]["extra memory"] < 0.02
+
+
+def test_micro_batches_that_do_not_divide_the_batch_are_said_before_anything_is_measured() -> None:
+    given = ["--device", "cpu", "--batch", 4, "--micro", 3]
+    result = run_ranks("examples.bench.parallel", 2, given, check=False)
+    assert result.returncode == 2
+    assert "--micro: got 3, expected a divisor of --batch, 4" in result.stderr
+    assert result.stdout == ""

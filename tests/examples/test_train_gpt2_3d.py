@@ -39,7 +39,6 @@ def test_options_that_do_not_fit_are_one_line(options: list[str], tmp_path: Path
             "--chunks: got 2 with --order 1f1b, expected 1: more are for interleaved",
         ),
         (["--pp", 3], "pp * tp is 3 * 1, expected a divisor of the 2 ranks"),
-        (["--tp", 2, "--bucket-mb", -1], "bucket_mb is -1.0, expected more than 0"),
     ):
         result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
         assert result.returncode == 1
