@@ -4,8 +4,7 @@
         model.safetensors       parameters and buffers under their names
         optimizer.safetensors   what the optimizer remembers
         state.json              step, generator, data position, what the checkpoint belongs to,
-                                metrics, and the size and CRC-32 of the other files
-
+                        X
 A checkpoint is written into a temporary folder, brought to the disk, and renamed; older ones
 are deleted after that. So a kill or a full disk at any moment leaves every earlier one as it was.
 """
@@ -156,14 +155,14 @@ def finish_checkpoint(
     try:
         with replacing(new / _STATE) as file:
             content = {"format": _FORMAT, "step": step, **state, "files": files}
-            file.write(to_json(content, 1).encode())
+            file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1).encode())
         if target.exists():  # a damaged one that the run has come to again
             target.rename(folder / f".{target.name}-{secrets.token_hex(4)}.tmp")
         new.rename(target)
         sync_folder(folder)
     except OSError as error:
         raise abandon_checkpoint(new, error) from error
-    _prune(folder, keep)
+    _prune(folder, step, keep)
     return target
 
 
@@ -187,25 +186,40 @@ def load_checkpoint(path: Path, part: int = 0, parts: int = 1) -> Checkpoint:
     """
     try:
         state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        version, files, _ = state["format"], state["files"], state["step"]
+        version = state["format"]
+        if version != _FORMAT:
+            raise CheckpointError(f"load: {path} has format {version}, expected {_FORMAT}")
+        # Those of before this sum was kept have none.
+        if state.pop("crc32", None) not in (None, _crc32_of_json(state)):
+            raise ValueError("it has another CRC-32 than when it was written")
+        step, files = state["step"], dict(state["files"])
+        numbers = [step, *(sums[kind] for sums in files.values() for kind in ("bytes", "crc32"))]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"step is {step!r} and files {files}, expected whole numbers")
     except FileNotFoundError as error:
         raise CheckpointError(f"load: {path} has no {_STATE}, expected a checkpoint") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"load: {path / _STATE} is damaged: {error!r}") from error
-    if version != _FORMAT:
-        raise CheckpointError(f"load: {path} has format {version}, expected {_FORMAT}")
     for name, expected in list(files.items())[part::parts]:
         file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"load: {file} is missing, expected {expected['bytes']:,} bytes")
-        size = file.stat().st_size
-        if size != expected["bytes"]:
-            raise CheckpointError(
-                f"load: {file} has {size:,} bytes, expected {expected['bytes']:,}: it is damaged"
-            )
-        if _crc32(file) != expected["crc32"]:
-            raise CheckpointError(f"load: {file} has another CRC-32 than when it was written")
+        try:
+            _compare(file, expected)
+        except OSError as error:  # a disk that fails, or nothing that we may read
+            raise CheckpointError(f"load: {file} cannot be read: {error}") from error
     return Checkpoint(path, state)
+
+
+def _compare(file: Path, expected: Mapping[str, int]) -> None:
+    """Raise CheckpointError unless a file has the sums that were written down."""
+    if not file.is_file():
+        raise CheckpointError(f"load: {file} is missing, expected {expected['bytes']:,} bytes")
+    size = file.stat().st_size
+    if size != expected["bytes"]:
+        raise CheckpointError(
+            f"load: {file} has {size:,} bytes, expected {expected['bytes']:,}: it is damaged"
+        )
+    if _crc32(file) != expected["crc32"]:
+        raise CheckpointError(f"load: {file} has another CRC-32 than when it was written")
 
 
 def load_latest(
@@ -308,6 +322,10 @@ def _crc32(path: Path) -> int:
     return total
 
 
+def _crc32_of_json(state: Mapping[str, Any]) -> int:
+    return zlib.crc32(to_json(state, 1).encode())
+
+
 def _best(paths: list[Path]) -> Path | None:
     """Return the checkpoint with the lowest validation loss; the earliest of equals."""
     losses = []
@@ -320,11 +338,14 @@ def _best(paths: list[Path]) -> Path | None:
     return min(losses)[2] if losses else None
 
 
-def _prune(folder: Path, keep: int) -> None:
-    """Delete what is neither among the newest `keep` nor the best."""
+def _prune(folder: Path, step: int, keep: int) -> None:
+    """Delete what is neither among the newest `keep` up to a step nor the best.
+
+    What is beyond the step was damaged, so that the run went back: it takes no one's place.
+    """
     paths = list_checkpoints(folder)
     best = _best(paths)
-    for path in paths[keep:]:
+    for path in [path for path in paths if step_of(path) <= step][keep:]:
         if path != best:
             # Renamed first: a folder that is half deleted must not look like a checkpoint.
             doomed = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")

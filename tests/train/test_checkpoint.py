@@ -113,6 +113,79 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert load_checkpoint(damaged).step == 2
 
 
+def test_damaged_checkpoints_ahead_do_not_cost_a_new_one_its_place(tmp_path: Path) -> None:
+    for step in (2, 3, 4):
+        save(tmp_path, step)
+    for step in (3, 4):
+        flip(tmp_path / f"step-{step:08d}" / "model.safetensors")
+    save(tmp_path, 1, keep=1)
+    assert names(tmp_path)[-1] == "step-00000001"
+    assert load_checkpoint(tmp_path / "step-00000001").step == 1
+
+
+def test_no_damaged_byte_of_the_state_goes_unseen(tmp_path: Path) -> None:
+    path = save(tmp_path, 2) / "state.json"
+    whole, state = path.read_bytes(), load_checkpoint(path.parent).state
+    seen = 0
+    for place, byte in enumerate(whole):
+        for other in (byte ^ 1, byte ^ 4, 0xFF):
+            path.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
+            try:
+                found = load_checkpoint(path.parent).state
+            except CheckpointError:
+                seen += 1
+            else:
+                assert state.items() <= found.items()  # it was space, or the name of the sum
+    assert seen > len(whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": "2"},
+        {"step": -1},
+        {"files": [1]},
+        {"files": {"model.safetensors": {"bytes": 3}}},
+        {"files": {"model.safetensors": {"bytes": 3, "crc32": None}}},
+    ],
+)
+def test_a_state_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = save(tmp_path, 2) / "state.json"
+    state = json.loads(path.read_text()) | change
+    del state["crc32"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+        load_checkpoint(path.parent)
+
+
+def test_a_checkpoint_of_before_the_state_had_a_sum_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 2) / "state.json"
+    state = json.loads(path.read_text())
+    del state["crc32"]
+    path.write_text(json.dumps(state, indent=1))
+    assert load_checkpoint(path.parent).step == 2
+
+
+def test_a_disk_that_fails_costs_a_checkpoint_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    bad = save(tmp_path, 2)
+    read = checkpoint._crc32
+
+    def fail(path: Path) -> int:
+        if path.parent == bad:
+            raise OSError(5, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "_crc32", fail)
+    with pytest.raises(CheckpointError, match="cannot be read: .*Input/output error"):
+        load_checkpoint(bad)
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
 def test_nothing_is_silently_started_anew_when_all_are_damaged(tmp_path: Path) -> None:
     truncate(save(tmp_path, 1) / "state.json")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
