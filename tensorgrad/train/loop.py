@@ -28,7 +28,7 @@ from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.files import finite
 from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
-from tensorgrad.train.checkpoint import Checkpoint, check_same
+from tensorgrad.train.checkpoint import Checkpoint, check_same, list_checkpoints
 from tensorgrad.train.interrupt import Interrupts
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import Progress
@@ -181,10 +181,16 @@ class Trainer:
         """Train until all steps are done or somebody asks to stop; leave a checkpoint behind.
 
         Raises:
+            ArgumentError: it would begin at the beginning in a folder that has checkpoints.
             TrainingError: a loss or gradient is not finite, and `nan` is "stop".
             CheckpointError: a checkpoint cannot be written.
         """
         settings, shown = self.settings, self._ranks.is_main
+        if self.step == 0 and list_checkpoints(self.checkpoints):
+            raise ArgumentError(
+                f"train: {self.folder} has checkpoints of a run, which a new one would replace, "
+                "expected a new folder, or resume() first"
+            )
         first, end = self.step, settings.steps
         if settings.stop_after is not None:
             end = min(end, first + settings.stop_after)

@@ -83,6 +83,14 @@ def test_nothing_to_resume_begins_at_the_beginning(tmp_path: Path) -> None:
     assert not make_trainer(tmp_path).resume()
 
 
+def test_a_new_run_does_not_replace_another(tmp_path: Path) -> None:
+    make_trainer(tmp_path, stop_after=6).run()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ArgumentError, match=r"has checkpoints of a run, .* or resume\(\) first"):
+        make_trainer(tmp_path).run()
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
 def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
