@@ -159,6 +159,17 @@ class FlatParameters:
                 self._move(segment, name, found[name], data, grad)
             self._moved(number)
 
+    def __getstate__(self) -> object:
+        """Refuse to be copied or pickled: the parameters would no more be views of the buffers.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            "FlatParameters: an optimizer was to be copied or pickled, which would part it from "
+            "its model; expected a new one of the copied model, and load_state_dict"
+        )
+
     @property
     def size(self) -> int:
         """The length of the layout, gaps included."""
@@ -278,6 +289,11 @@ def _lay_out(
 
 def _distinct(named_parameters: NamedParameters) -> dict[str, Tensor]:
     """Return the parameters that require a gradient, each under its first name."""
+    if not isinstance(named_parameters, Iterable):
+        raise ArgumentError(
+            f"FlatParameters: named_parameters is a {type(named_parameters).__name__}, expected "
+            "pairs (name, tensor) as Module.named_parameters() gives them"
+        )
     found: dict[str, Tensor] = {}
     names: dict[Tensor, str] = {}
     memory: dict[tuple[int, int], str] = {}

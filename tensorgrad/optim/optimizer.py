@@ -9,6 +9,7 @@ Tests: tests/optim/test_optimizer.py.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -164,13 +165,15 @@ class Optimizer:
         Raises:
             CheckpointError: an entry is missing, unknown, or of another shape or dtype.
         """
+        op = f"{type(self).__name__}.load_state_dict"
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"{op}: state is a {type(state).__name__}, expected a mapping")
         shapes = {
             f"{kind}/{name}": slot.shape
             for kind in self.state
             for name, slot in self.flat.slots.items()
         }
         wide = compute_dtype(self.flat.dtype)
-        op = f"{type(self).__name__}.load_state_dict"
         missing = [name for name in ("step", "lr", *shapes) if name not in state]
         unknown = [name for name in state if name not in shapes and name not in ("step", "lr")]
         if missing or unknown:
@@ -205,9 +208,9 @@ class Optimizer:
         """
         op = f"{type(self).__name__}.load_state_dict"
         step, lr = state.get("step"), state.get("lr")
-        if not isinstance(step, int) or step < 0:
+        if not isinstance(step, int) or not 0 <= step < 2**53:
             raise CheckpointError(f"{op}: step is {step!r}, expected a whole number from 0")
-        if not isinstance(lr, int | float) or not 0 <= lr < math.inf:
+        if not isinstance(lr, int | float) or not 0 <= lr <= sys.float_info.max:
             raise CheckpointError(f"{op}: lr is {lr!r}, expected a finite number from 0")
         self.lr = lr
         self._set(STEPS, float(step))

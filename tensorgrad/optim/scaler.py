@@ -32,7 +32,7 @@ class LossScaler:
     The scale lives on the device of the loss; nothing waits for it.
 
     Args:
-        scale: what to start with.
+        scale: what to start with, 2^-126 to 2^127.
         growth: at least 1.
         backoff: above 0, below 1.
         interval: finite steps between two growths.
@@ -55,7 +55,7 @@ class LossScaler:
         check_number("LossScaler", "backoff", backoff)
         check_integer("LossScaler", "interval", interval, 1)
         for name, value, good, expected in (
-            ("scale", scale, scale > 0, "a number above 0"),
+            ("scale", scale, _LEAST <= scale <= _MOST, "a number from 2^-126 to 2^127"),
             ("growth", growth, 1 <= growth < math.inf, "a number from 1"),
             ("backoff", backoff, 0 < backoff < 1, "a number between 0 and 1"),
         ):
@@ -104,17 +104,17 @@ class LossScaler:
         Raises:
             CheckpointError: an entry is missing, unknown or outside its range.
         """
-        scale, streak = state.get("scale"), state.get("streak")
+        known = isinstance(state, Mapping) and set(state) == {"scale", "streak"}
+        scale, streak = (state["scale"], state["streak"]) if known else (None, None)
         if (
-            set(state) != {"scale", "streak"}
-            or not isinstance(scale, int | float)
-            or not 0 < scale < math.inf
+            not isinstance(scale, int | float)
+            or not _LEAST <= scale <= _MOST
             or not isinstance(streak, int)
-            or streak < 0
+            or not 0 <= streak < 2**53
         ):
             raise CheckpointError(
-                f"LossScaler.load_state_dict: got {dict(state)}, expected a scale above 0 and a "
-                "streak from 0"
+                f"LossScaler.load_state_dict: got {state!r:.200}, expected a scale from "
+                "2^-126 to 2^127 and a streak from 0"
             )
         self._state[0:1].fill(scale)
         self._state[1:2].fill(streak)

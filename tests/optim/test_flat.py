@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -133,6 +136,7 @@ def twins() -> list[tuple[str, Tensor]]:
     [
         (lambda: [], ArgumentError, "got no parameter that requires a gradient"),
         (lambda: [("a", ones().detach())], ArgumentError, "got no parameter"),
+        (lambda: 3, ArgumentError, "named_parameters is a int, expected pairs"),
         (lambda: [ones()], ArgumentError, r"has a Tensor, expected pairs \(name, tensor\)"),
         (lambda: [("a", np.ones(3))], ArgumentError, "expected pairs"),
         (lambda: [("a", ones() * 2)], ArgumentError, "a is the result of an op"),
@@ -186,3 +190,13 @@ def test_a_second_optimizer_takes_the_parameters_from_the_first() -> None:
     second.step()
     with pytest.raises(ArgumentError, match="was replaced"):
         first.step()
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_a_copy_that_would_train_nothing_is_refused(twin: Callable[[Any], Any]) -> None:
+    optimizer = AdamW(toy.parameters().items())
+    with pytest.raises(ArgumentError, match="an optimizer was to be copied or pickled"):
+        twin(optimizer.flat)
+    if twin is not copy.copy:
+        with pytest.raises(ArgumentError, match="an optimizer was to be copied or pickled"):
+            twin((toy.parameters(), optimizer))

@@ -255,6 +255,8 @@ BAD_STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "shape": (lambda s: s.update({"v/norm": np.ones(2, "f")}), r"v/norm has shape \(2,\)"),
     "dtype": (lambda s: s.update({"v/norm": np.ones(1)}), "dtype float64, expected .* float32"),
     "no array": (lambda s: s.update({"v/norm": 3}), "v/norm has shape None and dtype int"),
+    "huge step": (lambda s: s.update(step=10**400), "step is 10000"),
+    "huge lr": (lambda s: s.update(lr=10**400), "lr is 10000"),
     "step": (lambda s: s.update(step=-1), "step is -1"),
     "lr": (lambda s: s.update(lr=math.nan), "lr is nan"),
 }
