@@ -74,6 +74,8 @@ def load_huggingface(
     folder = Path(folder)
     try:
         theirs = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(theirs, dict):
+            raise TypeError(f"it holds a {type(theirs).__name__}, expected a mapping")
         config = _config(theirs, vocab_multiple)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"load_huggingface: {folder}/config.json: {error!r}") from error
@@ -90,17 +92,24 @@ def load_huggingface(
             f"load_huggingface: {folder} lacks {missing[:3]} and has {unknown[:3]}, which a "
             f"GPT-2 with {config.layers} layers has not"
         )
+    head = found.get("lm_head.weight")
+    if head is not None and not np.array_equal(head, found["wte.weight"]):
+        raise CheckpointError(
+            f"load_huggingface: {folder} has a lm_head.weight of its own, expected wte.weight once "
+            "more: the head of a GPT-2 is its table of tokens"
+        )
     state = model.state_dict()
     for theirs_name, (name, transposed) in names.items():
         array = found[theirs_name].T if transposed else found[theirs_name]
-        if name == "tokens.weight":
-            padding = state[name].shape[0] - array.shape[0]
-            array = np.pad(array, ((0, max(0, padding)), (0, 0)))
-        if array.shape != state[name].shape:
+        is_table = name == "tokens.weight"
+        shape = (config.vocab_size, config.width) if is_table else state[name].shape
+        if array.shape != shape:
             raise CheckpointError(
                 f"load_huggingface: {theirs_name} has shape {found[theirs_name].shape}, expected "
-                f"that of {name}, {state[name].shape}{', transposed' if transposed else ''}"
+                f"that of {name}, {shape}{', transposed' if transposed else ''}"
             )
+        if is_table:
+            array = np.pad(array, ((0, config.rows - config.vocab_size), (0, 0)))
         found[theirs_name] = array
     model.load_state_dict({name: found[theirs] for theirs, (name, _) in names.items()})
     return model
@@ -113,7 +122,7 @@ def save_huggingface(model: GPT2, folder: str | os.PathLike[str]) -> None:
         model: a GPT-2; rows beyond its vocabulary are left out.
         folder: created if missing.
     Raises:
-        CheckpointError: a file cannot be written.
+        CheckpointError: a file cannot be written; a model that was there is unchanged.
     """
     folder, config = Path(folder), model.config
     state = {name: to_numpy(tensor.data) for name, tensor in model.state_dict().items()}
@@ -129,9 +138,10 @@ def save_huggingface(model: GPT2, folder: str | os.PathLike[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "config.json") as file:
             file.write((json.dumps(values, indent=2) + "\n").encode())
+            file.flush()  # if there is no room, let nothing be replaced
+            save_arrays(folder / "model.safetensors", arrays, {"format": "pt"})
     except OSError as error:
         raise CheckpointError(f"save_huggingface: cannot write {folder}: {error}") from error
-    save_arrays(folder / "model.safetensors", arrays, {"format": "pt"})
 
 
 def _names(layers: int) -> dict[str, tuple[str, bool]]:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from tensorgrad.backend import Array, Shape, contiguous, to_numpy
 from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import CheckpointError
+from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.files import sync_folder
 
 
@@ -29,14 +29,22 @@ def save_arrays(
 
     Args:
         path: the file; its folder must exist.
-        arrays: any shape, any dtype that safetensors knows, on any device.
+        arrays: any shape, any dtype that safetensors knows and `load_arrays` reads, on any device.
         metadata: text for the file's header.
     Raises:
+        ArgumentError: a name is no text, or one that no file can be read with.
+        DtypeError: a dtype is one that `load_arrays` does not read.
         CheckpointError: the file cannot be written (a full disk); one that was there is unchanged.
     """
+    _check_names(arrays, {} if metadata is None else metadata)
     path = Path(path)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
     host = {name: contiguous(to_numpy(array)) for name, array in arrays.items()}
+    for name, array in host.items():
+        if str(array.dtype).startswith("float8"):
+            raise DtypeError(
+                f"save: {name} has dtype {array.dtype}, expected one of 16 bits or more"
+            )
     try:
         temporary.touch(exist_ok=False)
         usual = temporary.stat().st_mode
@@ -62,7 +70,7 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
         CheckpointError: the file is missing, truncated or no safetensors file.
     """
     with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+        return {name: _tensor(path, file, name) for name in file.keys()}  # noqa: SIM118  no dict
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -114,6 +122,29 @@ class ArrayFile:
         else:
             part = self._file.get_tensor(name).reshape(-1)[start:stop]
         return part
+
+
+def _check_names(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Raise ArgumentError where a header could not be written, or not be read again."""
+    for text in (*arrays, *metadata, *metadata.values()):
+        if not isinstance(text, str):
+            raise ArgumentError(f"save: got {text!r} as a name or metadata, expected text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"save: got {text!r}, expected text that fits UTF-8") from error
+    if "__metadata__" in arrays:
+        raise ArgumentError("save: arrays has '__metadata__', expected any other name")
+
+
+def _tensor(path: str | os.PathLike[str], file: Any, name: str) -> np.ndarray[Any, Any]:
+    try:
+        found: np.ndarray[Any, Any] = file.get_tensor(name)
+    except AttributeError as error:  # the file is in order, but NumPy has no such type
+        raise CheckpointError(
+            f"load: {path}: {name} has a dtype that is not read: {error}"
+        ) from error
+    return found
 
 
 @contextmanager

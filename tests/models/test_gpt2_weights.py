@@ -12,6 +12,7 @@ from tensorgrad.errors import CheckpointError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
 from tensorgrad.weights import load_arrays, save_arrays
+from tests.disk import full_disk
 
 CONFIG = GPT2Config(vocab_size=23, context=9, layers=2, heads=2, width=8)
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
@@ -79,6 +80,17 @@ def test_weights_are_converted(folder: Path) -> None:
         ("config.json", lambda v: v.update(n_head=3), "expected a multiple of heads"),
         ("config.json", lambda v: v.update(n_positions=10), r"wpe\.weight has shape \(9, 8\)"),
         ("config.json", lambda v: v.update(vocab_size=20), r"wte\.weight has shape \(23, 8\)"),
+        ("config.json", lambda v: v.update(vocab_size=30), r"wte\.weight has shape \(23, 8\)"),
+        (
+            "model.safetensors",
+            lambda v: v.update({"transformer.wte.weight": np.ones(3, np.float32)}),
+            r"wte\.weight has shape \(3,\), expected that of tokens.weight, \(23, 8\)",
+        ),
+        (
+            "model.safetensors",
+            lambda v: v.update({"lm_head.weight": np.ones((23, 8), np.float32)}),
+            r"has a lm_head\.weight of its own",
+        ),
         ("config.json", lambda v: v.update(n_layer=3), r"lacks \['h\.2\.ln_1\.weight'"),
         ("config.json", lambda v: v.update(n_layer=1), r"has \['h\.1\."),
         ("model.safetensors", lambda v: v.pop("transformer.ln_f.bias"), r"lacks \['ln_f\.bias'\]"),
@@ -96,3 +108,16 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
         load_huggingface(folder)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         load_huggingface(tmp_path / "nowhere")
+
+
+def test_a_config_of_another_kind_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config\.json: .*holds a list, expected a mapping"):
+        load_huggingface(folder)
+
+
+def test_a_full_disk_leaves_the_model_that_was_there(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with full_disk(1 << 10), pytest.raises(CheckpointError, match="cannot write"):
+        save_huggingface(GPT2(GPT2Config(99, 99, 1, 1, 8)), folder)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}

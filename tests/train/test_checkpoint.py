@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.errors import CheckpointError
+from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.train import checkpoint
 from tensorgrad.train.checkpoint import (
     Checkpoint,
@@ -179,7 +180,7 @@ def test_a_disk_that_fails_costs_a_checkpoint_and_not_the_run(
         return read(path)
 
     monkeypatch.setattr(checkpoint, "_crc32", fail)
-    with pytest.raises(CheckpointError, match="cannot be read: .*Input/output error"):
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*Input/output error"):
         load_checkpoint(bad)
     found = load_latest(tmp_path)
     assert found is not None
@@ -262,6 +263,36 @@ def test_a_process_killed_while_it_saves_loses_nothing(tmp_path: Path) -> None:
     assert load_latest(tmp_path) == load_checkpoint(tmp_path / "step-00000001")
     save(tmp_path, 3)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "metadata", "error", "message"),
+    [
+        ({"__metadata__": np.ones(2)}, {}, ArgumentError, "arrays has '__metadata__'"),
+        ({3: np.ones(2)}, {}, ArgumentError, "got 3 as a name or metadata"),
+        ({"a": np.ones(2)}, {"b": 3}, ArgumentError, "got 3 as a name or metadata"),
+        ({"\ud800": np.ones(2)}, {}, ArgumentError, "expected text that fits UTF-8"),
+        ({"a": np.ones(2, ml_dtypes.float8_e5m2)}, {}, DtypeError, "a has dtype float8_e5m2"),
+        ({"a": np.ones(2, np.complex128)}, {}, CheckpointError, "complex128"),
+    ],
+)
+def test_what_could_not_be_read_again_replaces_nothing(
+    tmp_path: Path, arrays: Any, metadata: Any, error: type[Exception], message: str
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_arrays(path, {"a": np.arange(3)})
+    with pytest.raises(error, match=message):
+        save_arrays(path, arrays, metadata)
+    assert load_arrays(path)["a"].tolist() == [0, 1, 2]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_dtype_that_numpy_lacks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    header = b'{"a":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match=r"a has a dtype that is not read: .*float8_e4m3fn"):
+        load_arrays(path)
 
 
 def test_weights_are_plain_safetensors(tmp_path: Path) -> None:
