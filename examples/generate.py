@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ArgumentError(
                 f"generate: --seed is {given.seed}, expected an integer from 0 to 2^64 - 1"
             )
-        device = backend.resolve_device(given.device)
+        device = backend.use_device(given.device)
         dtype = as_dtype(choose_dtype(given.dtype, device))
         model, tokenizer = load(given.checkpoint, given.which, given.tokenizer)
         if tokenizer.vocab_size > model.vocab_size:

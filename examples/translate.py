@@ -88,8 +88,7 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
             "expected that, or 'best' or 'last'"
         )
     arrays = load_arrays(averaged) if checkpoint == "averaged" else found.arrays("model")
-    device = backend.resolve_device(device)
-    backend.gpu_index(device)  # raises unless it is the name of a device that is here
+    device = backend.use_device(device)
     model = TranslationModel(TranslationConfig(**sizes))
     model.load_state_dict(arrays)
     model.to(device)

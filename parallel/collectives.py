@@ -69,14 +69,11 @@ class Comm:
         Raises:
             DeviceError: there is no such device.
         """
-        device = backend.resolve_device(device)
-        if device == "cuda" and backend.gpu_count():
-            device = f"cuda:{self.local_rank % backend.gpu_count()}"
-        index = backend.gpu_index(device)
-        if index is None:
+        if device in ("auto", "cuda") and (count := backend.gpu_count()):
+            device = f"cuda:{self.local_rank % count}"
+        device = backend.use_device(device)
+        if device == "cpu":
             share_cores(self.local_size, self.rank == 0)
-        else:
-            backend.cupy.cuda.Device(index).use()
         return device
 
     def split(self, ranks: Sequence[int]) -> Comm:

@@ -66,19 +66,46 @@ def device_of(array: Array) -> str:
     return "cpu" if type(array) is np.ndarray else f"cuda:{array.device.id}"
 
 
-def resolve_device(device: str) -> str:
-    """Return what a program shall compute on: for "auto" the GPU if there is one, else the CPU."""
-    if device != "auto":
-        return device
-    return "cuda" if gpu_count() else "cpu"
+def use_device(device: str) -> str:
+    """Make a GPU the current one, where all that this thread does on GPUs is done.
 
-
-def gpu_index(device: str) -> int | None:
-    """Return None for "cpu", N for "cuda:N", the current GPU for "cuda".
-
+    Args:
+        device: "cuda:N"; "cuda" stays with the current GPU, and "cpu" is taken too. "auto" is
+            "cuda" where there is a GPU, else "cpu".
+    Returns:
+        The device, which is not "auto".
     Raises:
         DeviceError: the name is none of these, or there is no such GPU here.
     """
+    if device == "auto":
+        device = "cuda" if gpu_count() else "cpu"
+    index = _number(device)
+    if index is not None and index >= 0:
+        cupy.cuda.Device(index).use()
+    return device
+
+
+def gpu_index(device: str) -> int | None:
+    """Return None for "cpu", and the number of the current GPU for "cuda" or "cuda:N".
+
+    Raises:
+        DeviceError: the name is none of these, or there is no such GPU here, or another is the
+            current one: kernels could not read what lies there.
+    """
+    index = _number(device)
+    if index is None:
+        return None
+    current = int(cupy.cuda.Device().id)
+    if index not in (current, -1):
+        raise DeviceError(
+            f"device: got {device!r}, but cuda:{current} is the current GPU, expected that one, or "
+            f"tensorgrad.backend.use_device({device!r}) before"
+        )
+    return current
+
+
+def _number(device: str) -> int | None:
+    """Return None for "cpu", N for "cuda:N", -1 for "cuda"."""
     if device == "cpu":
         return None
     kind, _, number = device.partition(":")
@@ -88,7 +115,7 @@ def gpu_index(device: str) -> int | None:
     if count == 0:
         missing = "CuPy is not installed" if cupy is None else "no GPU was found"
         raise DeviceError(f"device: got {device!r}, but {missing}; expected 'cpu'")
-    index = int(number) if number else int(cupy.cuda.Device().id)
+    index = int(number or -1)
     if index >= count:
         raise DeviceError(f"device: got {device!r}, expected cuda:0 to cuda:{count - 1}")
     return index
@@ -99,10 +126,9 @@ def to_device(array: Array, device: str) -> Array:
     index = gpu_index(device)
     if index is None:
         return array if is_numpy(array) else cupy.asnumpy(array)
-    if not is_numpy(array) and array.device.id == index:
-        return array
-    with cupy.cuda.Device(index):
+    if is_numpy(array):
         return cupy.asarray(array)
+    return array if array.device.id == index else array.copy()  # which is on the current GPU
 
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:

@@ -248,11 +248,9 @@ def seed(seed: int) -> None:
 
 def _empty(op: str, shape: Shapes, dtype: Dtype, device: str) -> Array:
     """Return an uninitialised array on a device named "cpu", "cuda" or "cuda:N"."""
-    index = backend.gpu_index(device)
-    if index is None:
-        return np.empty(shape_of(op, shape), dtype)
-    with backend.cupy.cuda.Device(index):
-        return backend.cupy.empty(shape_of(op, shape), dtype)
+    xp = np if backend.gpu_index(device) is None else backend.cupy
+    y: Array = xp.empty(shape_of(op, shape), dtype)
+    return y
 
 
 def _on(array: Array) -> Any:

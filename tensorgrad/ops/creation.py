@@ -115,12 +115,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _build(device: str, make: Callable[[Any], Array]) -> Array:
-    """Return make(numpy) or, on the GPU that `device` names, make(cupy)."""
-    index = backend.gpu_index(device)
-    if index is None:
-        return make(np)
-    with backend.cupy.cuda.Device(index):
-        return make(backend.cupy)
+    """Return make(numpy) or, on the GPU, make(cupy)."""
+    return make(np if backend.gpu_index(device) is None else backend.cupy)
 
 
 def zeros(

@@ -29,14 +29,14 @@ Settings = TypeVar("Settings", bound=HasDevice)
 
 
 def choose_device(settings: Settings) -> tuple[Settings, str]:
-    """Return settings that the device can follow, and the device.
+    """Return settings that the device can follow, and the device; a GPU becomes the current one.
 
     A GPU without bfloat16 gets float16 or float32, and a message.
 
     Raises:
         DeviceError: there is no such device.
     """
-    device = backend.resolve_device(settings.device)
+    device = backend.use_device(settings.device)
     index = backend.gpu_index(device)
     if index is not None and settings.dtype.startswith("bfloat16"):
         capability = backend.cupy.cuda.Device(index).compute_capability

@@ -1,0 +1,105 @@
+"""Which GPU computes. A second one, where there is one, must train like the first."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, autocast, backend, ops, random
+from tensorgrad.errors import DeviceError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.translation import TranslationConfig, TranslationModel
+from tensorgrad.optim import AdamW
+from tensorgrad.train.ranks import OneProcess
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be three GPUs, of which the first is the current one."""
+    current = [0]
+
+    class Device:
+        def __init__(self, index: int | None = None) -> None:
+            self.id = current[0] if index is None else index
+
+        def use(self) -> None:
+            current[0] = self.id
+
+    monkeypatch.setattr(backend, "gpu_count", lambda: 3)
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(Device=Device))
+    monkeypatch.setattr(backend, "cupy", cupy)
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_the_current_gpu_computes() -> None:
+    assert [backend.gpu_index(name) for name in ("cpu", "cuda", "cuda:0")] == [None, 0, 0]
+    with pytest.raises(DeviceError, match=r"got 'cuda:2', but cuda:0 is .*use_device\('cuda:2'\)"):
+        backend.gpu_index("cuda:2")
+    assert backend.use_device("cuda:2") == "cuda:2"
+    assert backend.use_device("auto") == "cuda"
+    assert backend.use_device("cpu") == "cpu"
+    assert [backend.gpu_index(name) for name in ("cuda", "cuda:2")] == [2, 2]
+    with pytest.raises(DeviceError, match="got 'cuda:0', but cuda:2 is the current GPU"):
+        ops.zeros(3, device="cuda:0")
+    with pytest.raises(DeviceError, match="got 'cuda:3', expected cuda:0 to cuda:2"):
+        backend.use_device("cuda:3")
+    for name in ("gpu", "cuda:-1", "cuda:x", "auto"):
+        with pytest.raises(DeviceError, match=f"got '{name}', expected 'cpu'"):
+            backend.gpu_index(name)
+
+
+def test_there_may_be_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "gpu_count", lambda: 0)
+    assert backend.use_device("auto") == "cpu"
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(DeviceError, match=f"got '{name}', but .*; expected 'cpu'"):
+            backend.use_device(name)
+
+
+@pytest.fixture
+def first_gpu_afterwards() -> Iterator[None]:
+    yield
+    backend.use_device("cuda:0")
+
+
+def trained(model: Any, device: str, batch: Any) -> list[bytes]:
+    """Return the loss and the parameters after two steps."""
+    random.seed(2)
+    model.to(device)
+    optimizer = OneProcess().prepare(model, lambda flat: AdamW(flat, 1e-2))
+    arrays = [Tensor(backend.to_device(array, device)) for array in batch]
+    for _ in range(2):
+        optimizer.zero_grad()
+        with autocast("bfloat16"):
+            loss = model.forward(*arrays)
+        loss.backward()
+        optimizer.step(1.0)
+    return [t.numpy().tobytes() for t in (loss, *model.parameters())]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(backend.gpu_count() < 2, reason="needs two GPUs")
+@pytest.mark.usefixtures("first_gpu_afterwards")
+@pytest.mark.parametrize("name", ["gpt2", "translation"])
+def test_a_second_gpu_trains_like_the_first(name: str) -> None:
+    rng = np.random.default_rng(0)
+    batch = [rng.integers(0, 64, (4, 32), np.int32) for _ in range(2)]
+    found = []
+    for device in ("cuda:0", "cuda:1"):
+        assert backend.use_device(device) == device
+        random.seed(1)
+        model: Any = (
+            GPT2(GPT2Config(vocab_size=64, context=32, layers=2, heads=2, width=128, dropout=0.1))
+            if name == "gpt2"
+            else TranslationModel(TranslationConfig(64, 32, 2, 2, 2, 128, prefix=True, dropout=0.1))
+        )
+        found.append(trained(model, device, batch))
+    assert found[0] == found[1]
+    there = ops.zeros(3, device="cuda:1")
+    backend.use_device("cuda:0")
+    assert there.to("cuda:0").device == "cuda:0"
+    assert there.to("cpu").device == "cpu"
