@@ -61,7 +61,7 @@ def where(c: Any, a: Any, b: Any) -> Any:
 
 def erf(x: Values) -> Values:
     """Return the error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
-    size = np.minimum(np.copysign(x, 1.0), 6.5)  # abs would leave the least integer negative
+    size = np.minimum(np.abs(x * 1.0), 6.5)  # abs alone leaves the least integer negative
     square = size * size
     t = (np.maximum(size, 1.0) - 2.5) / (np.maximum(size, 1.0) + 2.5)
     near = _polynomial(_ERF_TAYLOR, np.minimum(square, 1.0)) * size
