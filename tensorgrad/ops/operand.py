@@ -35,17 +35,13 @@ def tensor_of(op: str, name: str, value: Any) -> Tensor:
 
 def tensors_of(op: str, values: Any) -> list[Tensor]:
     """Return a sequence of operands as tensors on one device."""
-    if isinstance(values, Tensor) or backend.is_array(values):
+    whole = isinstance(values, Tensor) or backend.is_array(values)
+    if whole or not hasattr(values, "__iter__"):
         kind = type(values).__name__
         raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them")
-    try:
-        numbered = enumerate(values)
-    except TypeError as error:
-        kind = type(values).__name__
-        raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them") from error
     tensors = [
         value if isinstance(value, Tensor) else tensor_of(op, f"tensors[{i}]", value)
-        for i, value in numbered
+        for i, value in enumerate(values)
     ]
     if not tensors:
         raise ArgumentError(f"{op}: tensors is empty, expected at least one")
