@@ -59,6 +59,9 @@ class TokenLoader:
             DtypeError, ShapeError: tokens is not an array of integers with one axis.
         """
         array = tokens.tokens if isinstance(tokens, TokenFile) else tokens
+        if not isinstance(array, np.ndarray):
+            kind = type(array).__name__
+            raise DtypeError(f"TokenLoader: tokens is a {kind}, expected an array of integers")
         if array.dtype.kind not in "iu":
             raise DtypeError(f"TokenLoader: tokens has dtype {array.dtype}, expected integers")
         if array.ndim != 1:
@@ -109,8 +112,11 @@ class TokenLoader:
         Raises:
             ArgumentError: step is negative.
         """
-        if step < 0:
-            raise ArgumentError(f"TokenLoader.batch: step has {step}, expected 0 or more")
+        check_integer("TokenLoader.batch", "step", step)
+        if not 0 <= step < (1 << 63) // self._batch:
+            raise ArgumentError(
+                f"TokenLoader.batch: step has {step}, expected 0 or more, and below 2^63 rows"
+            )
         rows = self._batch // self._ranks
         first = step * self._batch + self._rank * rows
         epoch, position = np.divmod(np.arange(first, first + rows, dtype=np.uint64), self._windows)
@@ -140,10 +146,12 @@ class TokenLoader:
         Raises:
             ArgumentError: limit is below 1.
         """
-        if limit is not None and limit < 1:
-            raise ArgumentError(
-                f"TokenLoader.evaluation_batches: limit has {limit}, expected 1 or more"
-            )
+        if limit is not None:
+            check_integer("TokenLoader.evaluation_batches", "limit", limit)
+            if limit < 1:
+                raise ArgumentError(
+                    f"TokenLoader.evaluation_batches: limit has {limit}, expected 1 or more"
+                )
         windows = (self._tokens.size - 1) // self._context
         batches = -(-windows // self._batch)
         for number in range(batches if limit is None else min(limit, batches)):

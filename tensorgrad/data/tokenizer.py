@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tensorgrad.data.text import END_OF_TEXT, read_text
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.files import replacing
 from tensorgrad.ops.operand import check_integer
 
@@ -63,12 +63,19 @@ class Tokenizer:
 
         Raises:
             DataError: it is not a byte-level BPE of GPT-2's kind, lacks `<|endoftext|>` or one
-                of the 256 bytes, or its ids have gaps.
+                of the 256 bytes, its ids have gaps, or text gives a special token too.
         """
         state = json.loads(inner.to_str())
         _check_kind(state, name)
         ids = inner.get_vocab(with_added_tokens=True)
         self._special = {t["content"]: int(t["id"]) for t in state["added_tokens"]}
+        made = {*_ALPHABET, *map("".join, _merges(state))}
+        text = sorted(made.intersection(self._special))
+        if text:
+            raise DataError(
+                f"Tokenizer: {name} has the special token {text[0]!r}, which stands for text too; "
+                "expected special tokens that are no piece of a word, such as '<|user|>'"
+            )
         missing = [token for token in (END_OF_TEXT, *_ALPHABET) if token not in ids]
         if missing:
             raise DataError(
@@ -109,6 +116,12 @@ class Tokenizer:
         Source: Sennrich et al. 2016, arXiv:1508.07909, section 3.2.
         """
         specials = [END_OF_TEXT, *special_tokens]
+        if isinstance(special_tokens, str) or not all(isinstance(one, str) for one in specials):
+            raise ArgumentError(
+                f"Tokenizer.train: special_tokens is {special_tokens!r}, expected a list of texts"
+            )
+        for _ in _whole_characters("Tokenizer.train", specials):
+            pass
         if len(set(specials)) != len(specials) or "" in specials:
             raise ArgumentError(
                 f"Tokenizer.train: special_tokens has {list(special_tokens)}, "
@@ -220,6 +233,7 @@ class Tokenizer:
 
         Raises:
             DataError: the text has half of a surrogate pair, which no UTF-8 text has.
+            DtypeError: it is no str.
         """
         return self.encode_batch([text])[0]
 
@@ -228,7 +242,12 @@ class Tokenizer:
 
         Raises:
             DataError: a text has half of a surrogate pair, which no UTF-8 text has.
+            DtypeError: one is no str.
         """
+        for text in texts:
+            if not isinstance(text, str):
+                kind = type(text).__name__
+                raise DtypeError(f"Tokenizer.encode: text is a {kind}, expected a str")
         parts = [_parts(text) for text in texts]
         if len(self._known) > _REMEMBERED:
             self._known = {}
@@ -256,6 +275,7 @@ class Tokenizer:
 
         Raises:
             DataError: an id is outside the vocabulary.
+            DtypeError: one is no integer.
         """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
@@ -264,8 +284,12 @@ class Tokenizer:
 
         Raises:
             DataError: an id is outside the vocabulary.
+            DtypeError: one is no integer.
         """
         ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        odd = [i for i in ids if not hasattr(i, "__index__")]
+        if odd:
+            raise DtypeError(f"Tokenizer.decode: ids has {odd[0]!r}, expected integers, one axis")
         unknown = next((i for i in ids if not 0 <= i < self.vocab_size), None)
         if unknown is not None:
             raise DataError(
@@ -319,6 +343,12 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
     for key, value in expected.items():
         if found[key] != value:
             raise DataError(f"Tokenizer: {name} has {key} {found[key]!r}, expected {value!r}")
+
+
+def _merges(state: dict[str, Any]) -> Iterator[Sequence[str]]:
+    """Yield the pairs that a BPE joins; older files write a pair as one text."""
+    for pair in state["model"]["merges"]:
+        yield pair.split(" ") if isinstance(pair, str) else pair
 
 
 def _parts(text: str) -> list[str]:

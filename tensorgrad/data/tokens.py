@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -143,7 +144,7 @@ def _read_header(path: Path) -> tuple[np.dtype[Any], int, int]:
             offset = file.tell()
     except OSError as error:
         raise DataError(f"TokenFile.open: cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, TokenError) as error:
         raise DataError(f"TokenFile.open: {path} is not a .npy file: {error}") from error
     if dtype not in (token_dtype(0), token_dtype(1 << 32)) or len(shape) != 1:
         raise DataError(

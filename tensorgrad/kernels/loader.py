@@ -277,11 +277,14 @@ def _binary(file: str, kernel: str, target: str) -> Binary:
 def _cached(source: Source, kernel: str, target: str) -> Binary:
     """Return what the disk cache has, or compile."""
     key = repr((source.text, source.options, kernel, target, nvrtc().getVersion()))
-    path = _cache_folder() / hashlib.sha256(key.encode()).hexdigest()[:32]
-    binary = _read_cache(path, kernel)
+    folder = _cache_folder()
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    path = None if folder is None else folder / name
+    binary = None if path is None else _read_cache(path, kernel)
     if binary is None:
         binary = build(source, (kernel,), target)
-        _write_cache(path, binary.symbols[kernel], binary.image)
+        if path is not None:
+            _write_cache(path, binary.symbols[kernel], binary.image)
     return binary
 
 
@@ -315,9 +318,13 @@ def _write_cache(path: Path, symbol: str, image: bytes) -> None:
             own.unlink()
 
 
-def _cache_folder() -> Path:
-    """Return the folder of the disk cache, in `~/.cache` unless XDG says otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensorgrad/kernels"
+def _cache_folder() -> Path | None:
+    """Return the folder of the disk cache, in `~/.cache` unless XDG says otherwise, if any."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home, as in some containers
+        return None
+    return folder / "tensorgrad/kernels"
 
 
 def _gpu_target() -> str:

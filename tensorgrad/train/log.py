@@ -49,7 +49,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl; a last line that was cut short is left out."""
+    """Return the records of a metrics.jsonl; lines that were cut short or damaged are left out."""
     with path.open("rb") as file:
         return [record for line in file if (record := _parsed(line)) is not None]
 
@@ -94,22 +94,25 @@ def plot_losses(records: Sequence[Record], path: Path) -> bool:
 
 
 def _length_until(path: Path, step: int) -> int:
-    """Return how many bytes the whole lines up to `step` take."""
-    length = 0
+    """Return how many bytes the lines up to `step` take, damaged ones between whole ones too."""
+    length = end = 0
     with path.open("rb") as file:
         for line in file:
+            end += len(line)
             record = _parsed(line)
-            if record is None or record["step"] > step:
-                break
-            length += len(line)
+            if record is not None:
+                if record["step"] > step:
+                    break
+                length = end
     return length
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the record on a line; None where a kill cut it short."""
+    """Return the record on a line; None where a kill cut it short, or a disk damaged it."""
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    whole = isinstance(record, dict) and "step" in record and line.endswith(b"\n")
+    whole = isinstance(record, dict) and isinstance(record.get("step"), int)
+    whole = whole and line.endswith(b"\n")
     return record if whole else None

@@ -257,3 +257,14 @@ def test_steps_and_limits_out_of_range_are_errors() -> None:
         next(loader.iterate(-1))
     with pytest.raises(ArgumentError, match="limit has 0, expected 1 or more"):
         next(loader.evaluation_batches(0))
+
+
+@pytest.mark.parametrize("step", [1.5, "1", None, 1 << 63, 1 << 70])
+def test_a_step_that_is_none_is_named(step: Any) -> None:
+    loader = TokenLoader(counting(100), 4, 8)
+    with pytest.raises(ArgumentError, match=r"TokenLoader\.batch: step (is|has) "):
+        loader.batch(step)
+    with pytest.raises(ArgumentError, match=r"evaluation_batches: limit is 1\.5, expected an int"):
+        next(loader.evaluation_batches(1.5))  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="tokens is a list, expected an array of integers"):
+        TokenLoader([1, 2, 3], 1, 1)  # type: ignore[arg-type]

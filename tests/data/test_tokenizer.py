@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tensorgrad.data import END_OF_TEXT, Tokenizer, documents
 from tensorgrad.data import tokenizer as module
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tests.disk import full_disk
 from tests.source_tree import ROOT
 
@@ -155,6 +155,26 @@ def test_half_a_surrogate_pair_is_an_error(tokenizer: Tokenizer) -> None:
         Tokenizer.train(["good", "bad \ud800"], 300)
     with pytest.raises(TypeError):
         tokenizer.encode(b"bytes")  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="text is a NoneType, expected a str"):
+        tokenizer.encode_batch(["good", None])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("ids", [[1.0], ["a"], [None], np.ones((1, 2), int)], ids=str)
+def test_ids_that_are_no_integers_are_named(tokenizer: Tokenizer, ids: Any) -> None:
+    with pytest.raises(DtypeError, match=r"Tokenizer\.decode: ids has .*, expected integers"):
+        tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("special", ["e", "\u0120", "the", "\u0120the"])
+def test_a_special_token_that_text_gives_too_is_refused(special: str) -> None:
+    with pytest.raises(DataError, match=f"has the special token '{special}', which stands for"):
+        Tokenizer.train(["over the the hills"] * 9, 400, [special])
+
+
+@pytest.mark.parametrize("special", ["ab", [3]])
+def test_special_tokens_of_another_kind_are_named(special: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"special_tokens is .*, expected a list"):
+        Tokenizer.train(["text"], 400, special)
 
 
 @pytest.mark.parametrize(

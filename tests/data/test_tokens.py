@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,6 +157,16 @@ def test_half_a_header_is_an_error(tmp_path: Path, length: int) -> None:
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(DataError, match=r"a\.npy is not a \.npy file"):
         TokenFile.open(path, 300)
+
+
+def test_no_damaged_byte_of_the_header_is_another_error(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.npy", np.zeros(12, np.uint16))
+    whole = path.read_bytes()
+    for place in range(len(whole) - 24):
+        for other in (whole[place] ^ 1, whole[place] ^ 4, ord("("), ord("'"), 0):
+            path.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
+            with contextlib.suppress(DataError):
+                assert len(TokenFile.open(path, 300)) == 12
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,21 @@ def test_the_disk_cache_survives_damage(folder: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_no_error(folder: Path) -> None:
     (folder / "file").write_text("")
     loader._write_cache(folder / "file" / "entry", "symbol", b"code")
+
+
+def test_without_a_home_kernels_are_compiled_and_not_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    made = loader.Binary(b"code", {"scale": "_Z5scale"}, "")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(loader, "build", lambda *_: made)
+    monkeypatch.setattr(loader, "nvrtc", lambda: SimpleNamespace(getVersion=lambda: (13, 0)))
+    source = loader.Source("scale.cu", "", (), None, ("scale",))
+    assert loader._cached(source, "scale", "sm_80") == made
 
 
 @needs_nvrtc

@@ -47,6 +47,15 @@ def test_a_line_without_its_end_is_dropped(tmp_path: Path) -> None:
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
+def test_a_damaged_line_does_not_cost_those_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = ['{"step": 1}', '{"st\x00p": 2}', '{"step": "3"}', '{"step": 4}', '{"step": 5}']
+    path.write_text("\n".join(lines) + "\n")
+    write(path, 4, [{"step": 5, "loss": 1.0}])
+    assert path.read_text() == "\n".join(lines[:4]) + '\n{"step": 5, "loss": 1.0}\n'
+    assert [record["step"] for record in read_metrics(path)] == [1, 4, 5]
+
+
 def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert plot_losses(RECORDS, tmp_path / "loss.png")
