@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from tensorgrad.errors import DtypeError, OutOfRangeError
 from tensorgrad.nn.module import Module
+from tensorgrad.ops.operand import check_integer
 
 
 class ModuleList(Module):
@@ -55,6 +56,7 @@ class ModuleList(Module):
         return module
 
     def _name(self, index: int) -> str:
+        check_integer(type(self).__name__, "index", index)
         if not -len(self) <= index < len(self):
             raise OutOfRangeError(
                 f"{type(self).__name__}: index is {index}, expected {-len(self)} to {len(self) - 1}"

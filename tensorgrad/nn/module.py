@@ -21,6 +21,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.tensor import Tensor
 
 _MOST_NAMES = 20  # in one error message
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 
@@ -30,12 +31,19 @@ class Parameter(Tensor):
     Args:
         data: an array or a tensor of floats; its memory is kept, not copied.
         requires_grad: False for a parameter that training leaves as it is.
+    Raises:
+        DtypeError: data is no array, or not of floats.
     """
 
     __slots__ = ()
 
     def __init__(self, data: Array | Tensor, requires_grad: bool = True) -> None:
-        super().__init__(data.data if isinstance(data, Tensor) else data, requires_grad)
+        array = data.data if isinstance(data, Tensor) else data
+        if not backend.is_array(array):
+            raise DtypeError(
+                f"Parameter: data is a {type(data).__name__}, expected an array or a Tensor"
+            )
+        super().__init__(array, requires_grad)
 
 
 class Module:
@@ -94,7 +102,13 @@ class Module:
             name: of the attribute.
             value: the tensor.
             persistent: whether it is part of `state_dict`.
+        Raises:
+            ArgumentError: the name is taken, or none that an attribute may have.
+            DtypeError: the value is no tensor.
         """
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise DtypeError(f"register_buffer: value is a {kind}, expected a Tensor")
         if not name.isidentifier() or hasattr(self, name):
             raise ArgumentError(
                 f"register_buffer: name is {name!r}, expected an identifier that is not taken"
@@ -129,6 +143,9 @@ class Module:
             CheckpointError: names are missing or unexpected (when strict), or a value has another
                 shape or kind of dtype; the message lists them all.
         """
+        if not isinstance(state, Mapping):
+            kind = type(state).__name__
+            raise CheckpointError(f"load_state_dict: state is a {kind}, expected arrays by name")
         own = self._state()
         by_name = {name: tensor for names, tensor in own for name in names}
         arrays = {name: _array_of(state[name]) for name in state if name in by_name}
@@ -221,13 +238,11 @@ class Module:
         for name, value in vars(self).items():
             if isinstance(value, kind):
                 yield name, value
-            elif isinstance(value, (list, tuple, dict)):
-                inside = value.values() if isinstance(value, dict) else value
-                if any(isinstance(one, (Module, Parameter)) for one in inside):
-                    raise ArgumentError(
-                        f"{type(self).__name__}: {name} is a {type(value).__name__} that holds "
-                        "modules or parameters, expected a ModuleList or one attribute each"
-                    )
+            elif isinstance(value, _CONTAINERS) and _holds_modules(value):
+                raise ArgumentError(
+                    f"{type(self).__name__}: {name} is a {type(value).__name__} that holds "
+                    "modules or parameters, expected a ModuleList or one attribute each"
+                )
 
     def _walk(self, name: str, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Module]]:
         """Yield every path to a module, except round in circles."""
@@ -244,7 +259,15 @@ class Module:
     def _all_buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
         for name, module in self._walk(""):
             for key, persistent in vars(module).get("_buffers", {}).items():
-                yield _join(name, key), getattr(module, key), persistent
+                buffer = vars(module).get(key)
+                if buffer is None:  # deleted, or set aside
+                    continue
+                if not isinstance(buffer, Tensor):
+                    raise ArgumentError(
+                        f"{type(module).__name__}: the buffer {key} is a {type(buffer).__name__}, "
+                        "expected a Tensor"
+                    )
+                yield _join(name, key), buffer, persistent
 
     def _state(self) -> list[tuple[list[str], Tensor]]:
         """Return the parameters and persistent buffers, each with all its names."""
@@ -253,6 +276,16 @@ class Module:
         for name, tensor in chain[tuple[str, Tensor]](self._all_parameters(), kept):
             found.setdefault(id(tensor), ([], tensor))[0].append(name)
         return list(found.values())
+
+
+def _holds_modules(value: Any) -> bool:
+    """Whether a list or the like has a module or a parameter in it, at any depth."""
+    inside = value.values() if isinstance(value, dict) else value
+    return any(
+        isinstance(one, (Module, Parameter))
+        or (isinstance(one, _CONTAINERS) and _holds_modules(one))
+        for one in inside
+    )
 
 
 def _once(named: Iterable[tuple[str, AnyTensor]]) -> Iterator[tuple[str, AnyTensor]]:
@@ -279,11 +312,17 @@ def _moved(array: Array, device: DtypeLike | None, dtype: Dtype | None) -> Array
 
 def _array_of(value: Any) -> Array:
     value = value.data if isinstance(value, Tensor) else value
-    return value if backend.is_array(value) else np.asarray(value)
+    if backend.is_array(value):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return np.asarray(None)
 
 
 def _fits(array: Array, tensor: Tensor) -> bool:
-    return array.shape == tensor.shape and is_float(array.dtype) == is_float(tensor.dtype)
+    alike = is_float(array.dtype) == is_float(tensor.dtype)
+    return array.shape == tensor.shape and alike and array.dtype.kind not in "cOSUMm"
 
 
 def _equal(one: Array, other: Array) -> bool:
@@ -295,5 +334,5 @@ def _listed(kind: str, names: list[str]) -> list[str]:
     if not names:
         return []
     more = len(names) - _MOST_NAMES
-    listed = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    listed = ", ".join(map(str, names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
     return [f"{kind}: {listed}"]

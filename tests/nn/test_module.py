@@ -67,7 +67,9 @@ def test_assigning_something_else_replaces_a_parameter() -> None:
     assert [n for n, _ in model.named_parameters()] == ["first.weight"]
 
 
-@pytest.mark.parametrize("kind", [list, tuple, lambda x: dict(enumerate(x))])
+@pytest.mark.parametrize(
+    "kind", [list, tuple, set, lambda x: dict(enumerate(x)), lambda x: [x], lambda x: {1: (3, x)}]
+)
 def test_modules_that_hide_in_a_list_are_an_error(kind: Any) -> None:
     model = nn.Module()
     model.layers = kind([Inner(2)])  # type: ignore[attr-defined]
@@ -156,6 +158,53 @@ def test_buffers_need_a_free_name() -> None:
     for name in ("weight", "a.b", "forward"):
         with pytest.raises(ArgumentError, match=f"register_buffer: name is '{name}'"):
             module.register_buffer(name, Tensor(np.ones(1)))
+
+
+def test_buffers_are_tensors_or_gone() -> None:
+    module: Any = Inner(2)
+    with pytest.raises(DtypeError, match="register_buffer: value is a ndarray, expected a Tensor"):
+        module.register_buffer("mean", np.ones(2))
+    module.register_buffer("mean", Tensor(np.ones(2)))
+    assert "mean" in module.state_dict()
+    module.mean = None
+    assert "mean" not in module.to("float64").state_dict()
+    del module.mean
+    assert "mean" not in module.state_dict()
+    module.mean = np.ones(2)
+    with pytest.raises(ArgumentError, match="Inner: the buffer mean is a ndarray, expected a Te"):
+        module.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "state is a NoneType, expected arrays by name"),
+        ([("weight", 1)], "state is a list, expected arrays by name"),
+        ({3: np.ones(1)}, "unexpected: 3"),
+        ({"weight": np.ones(2), "seen": np.ones(2, complex)}, "seen is complex128"),
+        ({"weight": np.ones(2), "seen": np.array(["1", "2"])}, "seen is <U1"),
+        ({"weight": [[1.0], [1.0, 2.0]], "seen": np.ones(2, int)}, "weight is object"),
+    ],
+)
+def test_a_state_of_another_kind_changes_nothing(state: Any, message: str) -> None:
+    module = Inner(2)
+    before = {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
+    with pytest.raises(CheckpointError, match=message):
+        module.load_state_dict(state)
+    for name, tensor in module.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), before[name])
+
+
+@pytest.mark.parametrize("data", [[1.0, 2.0], None, 3.0])
+def test_a_parameter_of_no_array_is_named(data: Any) -> None:
+    with pytest.raises(DtypeError, match=r"Parameter: data is a .*, expected an array"):
+        nn.Parameter(data)
+
+
+@pytest.mark.parametrize("index", ["0", None, 0.0])
+def test_an_index_of_a_list_that_is_none_is_named(index: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"ModuleList: index is .*, expected an integer"):
+        nn.ModuleList([Inner(2)])[index]
 
 
 def test_train_and_eval_reach_all_modules() -> None:
