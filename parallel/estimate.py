@@ -17,7 +17,7 @@ from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, usual_bucket
 from tensorgrad.parallel.costs import Costs, cut_blocks
 from tensorgrad.parallel.mesh import Mesh
-from tensorgrad.parallel.schedule import SCHEDULES, idle_share, most_remembered
+from tensorgrad.parallel.schedule import check_schedule, idle_share, most_remembered
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a parameter and of an activation
 _WIDE = 4  # of a gradient, a master copy and a moment
@@ -56,24 +56,20 @@ class Job:
     def __post_init__(self) -> None:
         """Check that the sizes fit together."""
         mesh = self.mesh
-        for name in ("batch", "micro", "chunks"):
+        for name in ("batch", "micro"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"plan: {name} is {getattr(self, name)}, expected 1 or more")
         if self.zero not in range(4):
             raise ArgumentError(f"plan: zero is {self.zero}, expected 0 to 3")
-        for name, known in (("schedule", SCHEDULES), ("dtype", DTYPES)):
-            if getattr(self, name) not in known:
-                raise ArgumentError(
-                    f"plan: {name} is {getattr(self, name)!r}, expected one of {', '.join(known)}"
-                )
+        if self.dtype not in DTYPES:
+            raise ArgumentError(
+                f"plan: dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}"
+            )
+        check_schedule("plan", self.schedule, self.chunks)
         if self.batch % (mesh.dp * self.micro):
             raise ArgumentError(
                 f"plan: batch is {self.batch} sequences, expected a multiple of dp * micro, "
                 f"{mesh.dp} * {self.micro}"
-            )
-        if self.chunks > 1 and self.schedule != "interleaved":
-            raise ArgumentError(
-                f"plan: chunks is {self.chunks}, expected 1 for the schedule {self.schedule}"
             )
         if self.schedule == "interleaved" and self.chunks > 1 and self.micro % mesh.pp:
             raise ArgumentError(

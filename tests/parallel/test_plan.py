@@ -236,7 +236,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--dp 3", r"batch is 512 sequences, expected a multiple of dp \* micro, 3 \* 1"),
         ("--pp 13", r"pp \* chunks is 13, expected 1 to the 12 layers"),
         ("--pp 2 --micro 3", r"expected a multiple of dp \* micro, 1 \* 3"),
-        ("--pp 2 --schedule gpipe --chunks 2", "chunks is 2, expected 1 for the schedule gpipe"),
+        ("--pp 2 --schedule gpipe --chunks 2", "chunks is 2 with schedule .gpipe., expected 1"),
         ("--pp 4 --schedule interleaved --chunks 2 --micro 2", "micro is 2, expected a multiple"),
         ("--dp 0", "dp is 0, expected 1 or more"),
         ("--batch 0", "batch is 0, expected 1 or more"),
