@@ -100,10 +100,11 @@ def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = Fa
     Raises:
         ArgumentError: a size does not divide, a layer is none that can be cut, or layers share a
             parameter; nothing was changed then.
-        CommError: the ranks have made different models.
+        CommError: the ranks have made different models, or differ in `sequence`.
     """
     _check(model, comm.size)
-    comm.agree("tensor_parallel", {name: _mark(p) for name, p in model.named_parameters()})
+    marks = {name: _mark(parameter) for name, parameter in model.named_parameters()}
+    comm.agree("tensor_parallel", {"sequence": sequence, **marks})
     region = Region(comm, sequence and comm.size > 1)
     if comm.size > 1:
         model.tokens = VocabularyParallelEmbedding(model.tokens, region)

@@ -194,12 +194,16 @@ def in_one_process(comm: Comm, wanted: set[int]) -> dict[int, Run]:
     return runs
 
 
-def check_frozen_on_one_rank(comm: Comm) -> None:
-    """What every rank has would stay the same on one of them alone."""
+def check_one_rank_that_differs(comm: Comm) -> None:
+    """It cuts activations where the others have all, or freezes what the others train."""
+    mesh = make_mesh(comm.size, comm.rank, tp=comm.size)
+    ranks = mesh_ranks(comm, mesh, sequence=comm.rank == 1)
+    with pytest.raises(CommError, match=r"sequence is False on ranks 0, 2-3, True on rank 1; exp"):
+        ranks.prepare(small_gpt2(heads=4), AdamW)
     model = small_gpt2(heads=4)
     model.positions.weight.requires_grad = comm.rank != 1
     with pytest.raises(CommError, match=r"positions.weight is .* frozen' on rank 1; expected the"):
-        mesh_ranks(comm, make_mesh(comm.size, comm.rank, tp=comm.size)).prepare(model, AdamW)
+        mesh_ranks(comm, mesh).prepare(model, AdamW)
 
 
 def check_shared_parameters(comm: Comm) -> None:
@@ -250,7 +254,7 @@ def main() -> None:
     if comm.size == 4:
         check_overflow(comm)
         check_shared_parameters(comm)
-        check_frozen_on_one_rank(comm)
+        check_one_rank_that_differs(comm)
     if comm.rank == 0:
         print(f"{len(found)} runs on {comm.size} ranks, {Here.device}")
 
