@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.train.checkpoint import load_checkpoint
 
 
-def average_checkpoints(paths: Sequence[Path]) -> dict[str, np.ndarray[Any, Any]]:
+def average_checkpoints(paths: Sequence[str | os.PathLike[str]]) -> dict[str, np.ndarray[Any, Any]]:
     """Return the mean of the model's arrays over checkpoints.
 
     Args:

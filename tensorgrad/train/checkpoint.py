@@ -175,7 +175,7 @@ def abandon_checkpoint(new: Path, reason: object) -> CheckpointError:
     return CheckpointError(f"save: cannot write {folder / name}: {reason}; {kept}")
 
 
-def load_checkpoint(path: Path, part: int = 0, parts: int = 1) -> Checkpoint:
+def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1) -> Checkpoint:
     """Open one checkpoint after comparing its files with the sums that were written down.
 
     Args:
@@ -184,6 +184,7 @@ def load_checkpoint(path: Path, part: int = 0, parts: int = 1) -> Checkpoint:
     Raises:
         CheckpointError: it is missing or damaged; the message says which file, and how.
     """
+    path = Path(path)
     try:
         state = json.loads((path / _STATE).read_text(encoding="utf-8"))
         version = state["format"]
@@ -223,7 +224,7 @@ def _compare(file: Path, expected: Mapping[str, int]) -> None:
 
 
 def load_latest(
-    folder: Path, load: Callable[[Path], Checkpoint] = load_checkpoint
+    folder: str | os.PathLike[str], load: Callable[[Path], Checkpoint] = load_checkpoint
 ) -> Checkpoint | None:
     """Open the newest checkpoint that is whole, with a warning for each damaged one passed over.
 
@@ -237,7 +238,7 @@ def load_latest(
     Raises:
         CheckpointError: there are checkpoints, and all are damaged.
     """
-    reasons = []
+    folder, reasons = Path(folder), []
     for path in list_checkpoints(folder):
         try:
             found = load(path)
@@ -252,13 +253,13 @@ def load_latest(
     return None
 
 
-def load_best(folder: Path) -> Checkpoint:
+def load_best(folder: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint with the lowest validation loss, or the newest where none was measured.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    paths = list_checkpoints(folder)
+    paths = list_checkpoints(Path(folder))
     if not paths:
         raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
     return load_checkpoint(_best(paths) or paths[0])
@@ -275,6 +276,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> None:
     """Raise CheckpointError where `state[name]` differs from what is expected, naming what does."""
     found = checkpoint.state.get(name, {})
+    if not isinstance(found, Mapping):
+        raise CheckpointError(
+            f"load: {checkpoint.path}: {name} is {found!r:.80}, expected settings"
+        )
     expected = json.loads(to_json(expected))  # tuples become lists, as in the file
     wrong = [
         f"{key} is {found.get(key)!r} there, expected {expected.get(key)!r}"

@@ -85,7 +85,9 @@ def check(settings: Dataclass) -> None:
             continue
         if choices is not None and value not in choices:
             expected = f"one of {', '.join(choices)}"
-        elif not isinstance(value, _FITS.get(kind, kind)):
+        elif not isinstance(value, _FITS.get(kind, kind)) or (
+            isinstance(value, bool) and kind is not bool
+        ):
             expected = _NAMES.get(kind, kind.__name__)
         elif kind is float and not -math.inf < value < math.inf:
             expected = "a finite number"
@@ -146,7 +148,7 @@ def load(settings: type[Settings], folder: Path) -> Settings:
         raise CheckpointError(
             f"resume: {folder} has no {FILE}, expected the folder of a run"
         ) from error
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"resume: {path} cannot be used: {error}") from error
     return found
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from tensorgrad import backend, random
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError, TrainingError
+from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.files import finite
 from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
@@ -119,7 +120,7 @@ class Trainer:
         batches: Callable[[int], Iterator[Batch]],
         schedule: Callable[[int], float],
         settings: TrainSettings,
-        folder: Path,
+        folder: str | os.PathLike[str],
         *,
         tokens_per_step: int = 0,
         evaluate: Callable[[], Mapping[str, float]] | None = None,
@@ -128,7 +129,7 @@ class Trainer:
         scaler: LossScaler | None = None,
     ) -> None:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
-        self.settings, self.folder = settings, folder
+        self.settings, self.folder = settings, Path(folder)
         self.step = 0
         self._loss, self._batches, self._schedule = loss, batches, schedule
         self._evaluate, self._belongs_to = evaluate, dict(belongs_to or {})
@@ -170,12 +171,31 @@ class Trainer:
         for name, expected in self._belongs_to.items():
             check_same(checkpoint, name, expected)
         generator, metrics = checkpoint.entry("generator"), checkpoint.entry("metrics")
-        if self.scaler is not None:
-            self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
-        self._ranks.load(checkpoint, self.model, self.optimizer)
-        random.set_state(generator)
+        for name, found in (("generator", generator), ("metrics", metrics)):
+            if not isinstance(found, Mapping):
+                raise CheckpointError(
+                    f"load: {checkpoint.path}: {name} is {found!r:.80}, expected a mapping"
+                )
+        with self._unchanged_by_errors():
+            random.set_state(generator)
+            if self.scaler is not None:
+                self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
+            self._ranks.load(checkpoint, self.model, self.optimizer)
         self._measured = dict(metrics)
         self.step = checkpoint.step
+
+    @contextmanager
+    def _unchanged_by_errors(self) -> Iterator[None]:
+        """Undo what the block has done to the generator and the scaler where it fails."""
+        generator = random.get_state()
+        scale = None if self.scaler is None else self.scaler.state_dict()
+        try:
+            yield
+        except BaseException:
+            random.set_state(generator)
+            if self.scaler is not None and scale is not None:
+                self.scaler.load_state_dict(scale)
+            raise
 
     def run(self) -> Outcome:
         """Train until all steps are done or somebody asks to stop; leave a checkpoint behind.

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
-from tensorgrad.train import checkpoint
+from tensorgrad.train import average_checkpoints, checkpoint
 from tensorgrad.train.checkpoint import (
     Checkpoint,
     check_arrays,
@@ -73,6 +73,13 @@ def test_without_a_validation_loss_the_newest_is_the_best(tmp_path: Path) -> Non
         save(tmp_path, step)
     assert names(tmp_path) == ["step-00000003", "step-00000002"]
     assert load_best(tmp_path).step == 3
+
+
+def test_folders_may_be_named_by_text(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    found = load_latest(str(tmp_path))
+    assert found == load_checkpoint(str(path)) == load_best(str(tmp_path))
+    assert average_checkpoints([str(path)]).keys() == ARRAYS["model"].keys()
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:

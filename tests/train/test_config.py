@@ -64,6 +64,8 @@ def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) 
         ({"text": 1}, "--text: got 1, expected a text"),
         ({"limit": "x"}, "--limit: got 'x', expected an integer"),
         ({"fast": "no"}, "--fast: got 'no', expected True or False"),
+        ({"limit": True}, "--limit: got True, expected an integer"),
+        ({"lr": False}, "--lr: got False, expected a number"),
     ],
 )
 def test_a_value_out_of_range_is_named(values: dict[str, float], message: str) -> None:
@@ -86,6 +88,12 @@ def test_settings_are_saved_and_resumed(tmp_path: Path) -> None:
 def test_a_config_that_is_not_of_these_settings_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match="cannot be used"):
+        config.load(Settings, tmp_path)
+
+
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be used"):
         config.load(Settings, tmp_path)
 
 

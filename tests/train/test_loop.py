@@ -83,6 +83,36 @@ def test_nothing_to_resume_begins_at_the_beginning(tmp_path: Path) -> None:
     assert not make_trainer(tmp_path).resume()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"generator": {"seed": -1, "draw": 0}}, "seed is -1, expected an integer"),
+        ({"generator": 3}, "generator is 3"),
+        ({"metrics": None}, "metrics is None"),
+        ({"model": [1]}, r"model is \[1\], expected settings"),
+        ({"scaler": None}, "expected a scale from"),
+        ({"optimizer": {"step": -1, "lr": 1.0}}, "step is -1"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    make_trainer(tmp_path, dtype="float16", steps=6).run()
+    found = load_checkpoint(list_checkpoints(tmp_path / "checkpoints")[0])
+    trainer = make_trainer(str(tmp_path), dtype="float16", steps=6)  # type: ignore[arg-type]
+    assert trainer.scaler is not None
+    trainer.scaler.load_state_dict({"scale": 4.0, "streak": 1})
+    random.set_state({"seed": 1, "draw": 2, "stream": 3})
+    arrays = [parameter.numpy().copy() for parameter in trainer.model.parameters()]
+    with pytest.raises((ArgumentError, CheckpointError), match=message):
+        trainer.load(replace(found, state={**found.state, **change}))
+    assert trainer.step == 0
+    assert trainer.scaler.state_dict() == {"scale": 4.0, "streak": 1}
+    assert random.get_state() == {"seed": 1, "draw": 2, "stream": 3}
+    for before, parameter in zip(arrays, trainer.model.parameters(), strict=True):
+        np.testing.assert_array_equal(before, parameter.numpy())
+
+
 def test_a_new_run_does_not_replace_another(tmp_path: Path) -> None:
     make_trainer(tmp_path, stop_after=6).run()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
