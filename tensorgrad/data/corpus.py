@@ -25,6 +25,7 @@ from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from tensorgrad.data.tokens import TokenFile, write_tokens
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import replacing, sync_folder
+from tensorgrad.ops.operand import check_integer, check_number
 
 if sys.platform != "win32":
     import fcntl
@@ -84,12 +85,18 @@ def prepare(
         DataError: the source is missing, empty, too short to split, not UTF-8, or changed
             while it was read; or the disk is full.
     """
+    check_number("prepare", "validation", validation)
     if not 0 < validation < 1:
         raise ArgumentError(f"prepare: validation has {validation}, expected between 0 and 1")
-    if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
-        raise ArgumentError(
-            f"prepare: vocab_size has {vocab_size}, expected {SMALLEST_VOCABULARY} or more"
-        )
+    if tokenizer is None:
+        check_integer("prepare", "vocab_size", vocab_size)
+        if vocab_size < SMALLEST_VOCABULARY:
+            raise ArgumentError(
+                f"prepare: vocab_size has {vocab_size}, expected {SMALLEST_VOCABULARY} or more"
+            )
+    elif not isinstance(tokenizer, Tokenizer):
+        kind = type(tokenizer).__name__
+        raise ArgumentError(f"prepare: tokenizer is a {kind}, expected a Tokenizer")
     read = partial(documents, source, suffixes=suffixes, column=column)
     settings: dict[str, Any] = {
         "format": _FORMAT,

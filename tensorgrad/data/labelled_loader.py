@@ -98,6 +98,7 @@ class LabelledLoader:
         Raises:
             ArgumentError: step is negative.
         """
+        check_integer("LabelledLoader.batch", "step", step)
         if step < 0:
             raise ArgumentError(f"LabelledLoader.batch: step is {step}, expected 0 or more")
         epoch, place = divmod(step, self.batches)

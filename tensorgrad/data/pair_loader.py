@@ -116,6 +116,7 @@ class PairLoader:
         Raises:
             ArgumentError: step is negative.
         """
+        check_integer("PairLoader.batch", "step", step)
         if step < 0:
             raise ArgumentError(f"PairLoader.batch: step has {step}, expected 0 or more")
         epoch, place = divmod(step, self.batches)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +71,8 @@ def write(path: Path, rows: Rows) -> None:
         new.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         new.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            new.unlink()
         raise KernelError(f"tuned: {path} got {error}, expected a file to write") from error
 
 

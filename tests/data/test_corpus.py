@@ -252,6 +252,10 @@ def test_a_missing_source_makes_no_folder(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"vocab_size": 256}, "vocab_size has 256, expected 257 or more"),
+        ({"vocab_size": 300.5}, "vocab_size is 300.5, expected an integer"),
+        ({"vocab_size": None}, "vocab_size is None, expected an integer"),
+        ({"validation": "x"}, "validation is 'x', expected a number"),
+        ({"tokenizer": 3}, "tokenizer is a int, expected a Tokenizer"),
         ({"validation": 0}, "validation has 0, expected between 0 and 1"),
         ({"validation": 1}, "validation has 1, expected between 0 and 1"),
     ],

@@ -107,3 +107,5 @@ def test_bad_arguments_are_named(
         LabelledLoader(**{"rows": ROWS, "labels": LABELS, "batch": 4, **options})
     with pytest.raises(ArgumentError, match="step is -1"):
         LabelledLoader(ROWS, LABELS, 4).batch(-1)
+    with pytest.raises(ArgumentError, match=r"LabelledLoader\.batch: step is 1\.5, expected an"):
+        LabelledLoader(ROWS, LABELS, 4).batch(1.5)  # type: ignore[arg-type]

@@ -126,3 +126,7 @@ def test_nothing_to_read_is_named() -> None:
         loader([([5] * 48, [6])])
     with pytest.raises(ArgumentError, match="step has -1"):
         loader().batch(-1)
+    with pytest.raises(
+        ArgumentError, match=r"PairLoader\.batch: step is 1\.5, expected an integer"
+    ):
+        loader().batch(1.5)  # type: ignore[arg-type]

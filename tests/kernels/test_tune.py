@@ -16,6 +16,7 @@ from tensorgrad.errors import KernelError
 from tensorgrad.kernels import tune, tuned
 from tensorgrad.kernels.tuned import Case
 from tensorgrad.ops import matmul_cuda, matmul_tune
+from tests.disk import full_disk
 
 
 def case(name: str, **times: float) -> Case:
@@ -75,6 +76,15 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(KernelError, match=r"tuned: .*tuned\.json (got|has)"):
         tuned.read(path)
+
+
+def test_a_full_disk_leaves_the_file_that_was_there_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    tuned.write(path, {"sm_90": {"matmul": {"a": "b"}}})
+    with full_disk(1 << 10), pytest.raises(KernelError, match="expected a file to write"):
+        tuned.write(path, {"sm_90": {"matmul": {str(i): "wgmma" for i in range(999)}}})
+    assert tuned.read(path) == {"sm_90": {"matmul": {"a": "b"}}}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
