@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -306,9 +307,9 @@ def _read_cache(path: Path, kernel: str) -> Binary | None:
 
 
 def _write_cache(path: Path, symbol: str, image: bytes) -> None:
-    """Keep machine code on disk. Several processes may write the same file at once."""
+    """Keep machine code on disk. Several processes and threads may write one file at once."""
     digest = hashlib.sha256(symbol.encode() + image).hexdigest()
-    own = path.with_name(f"{path.name}.{os.getpid()}")
+    own = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         own.write_bytes(f"{digest}\n{symbol}\n".encode() + image)

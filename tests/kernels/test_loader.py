@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,19 @@ def test_the_disk_cache_survives_damage(folder: Path) -> None:
     assert loader._read_cache(path, "scale") is None
     path.write_bytes(b"")
     assert loader._read_cache(path, "scale") is None
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_threads_may_write_one_entry_at_once(folder: Path) -> None:
+    path = folder / "cache" / "entry"
+
+    def write_and_read(_: int) -> loader.Binary | None:
+        loader._write_cache(path, "symbol", b"code" * 2000)
+        return loader._read_cache(path, "f")
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(write_and_read, range(800)))
+    assert found == [loader.Binary(b"code" * 2000, {"f": "symbol"}, "")] * 800
     assert list(path.parent.iterdir()) == [path]
 
 
