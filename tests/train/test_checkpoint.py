@@ -136,7 +136,7 @@ def test_no_damaged_byte_of_the_state_goes_unseen(tmp_path: Path) -> None:
     whole, state = path.read_bytes(), load_checkpoint(path.parent).state
     seen = 0
     for place, byte in enumerate(whole):
-        for other in (byte ^ 1, byte ^ 4, 0xFF):
+        for other in (byte ^ 1, byte ^ 4):
             path.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
             try:
                 found = load_checkpoint(path.parent).state
