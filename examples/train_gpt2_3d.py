@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train.config import option
@@ -44,14 +43,6 @@ class MeshSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not see
         "the tp ranks share the rows of activations between the layers too; no sample at the end",
         saved=False,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chunks > 1 and self.order != "interleaved":
-            raise ArgumentError(
-                f"--chunks: got {self.chunks} with --order {self.order}, expected 1: more are for "
-                "interleaved"
-            )
 
     @property
     def samples(self) -> bool:

@@ -48,14 +48,6 @@ class PipelineSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not
         None, "parts of the model a stage has, if not 1, or 2 interleaved", low=1, saved=False
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.chunks or 1) > 1 and self.order != "interleaved":
-            raise ArgumentError(
-                f"--chunks: got {self.chunks} with --order {self.order}, expected 1: more are for "
-                "interleaved"
-            )
-
     def ranks(self, comm: Comm) -> Ranks:
         """Return how the ranks train together."""
         mesh = make_mesh(comm.size, comm.rank, pp=self.stages or comm.size)
