@@ -50,15 +50,15 @@ def pad(x: Any, pad_width: Any, mode: PadMode = "constant", constant_values: flo
 
 def _pad_pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
     """Return (before, after) for each axis."""
-    widths = np.asarray(pad_width)
-    if widths.size and (widths.dtype.kind not in "iu" or (widths < 0).any()):
-        raise ArgumentError(f"pad: pad_width is {pad_width!r}, expected integers of 0 or more")
     try:
+        widths = np.asarray(pad_width)
         pairs = np.broadcast_to(widths, (ndim, 2)).tolist()
     except ValueError as error:
         raise ShapeError(
             f"pad: pad_width is {pad_width!r}, expected n, (before, after) or {ndim} such pairs"
         ) from error
+    if widths.size and (widths.dtype.kind not in "iu" or (widths < 0).any()):
+        raise ArgumentError(f"pad: pad_width is {pad_width!r}, expected integers of 0 or more")
     return [(before, after) for before, after in pairs]
 
 

@@ -280,6 +280,7 @@ MIRROR: Any = "mirror"
         (lambda: ops.pad(X, -1), ArgumentError, "pad: pad_width is -1, expected integers"),
         (lambda: ops.pad(X, 0.5), ArgumentError, "pad: pad_width is 0.5, expected integers"),
         (lambda: ops.pad(X, ((1, 1),) * 3), ShapeError, "pad: pad_width is .* or 2 such pairs"),
+        (lambda: ops.pad(X, [[1, 2], [3]]), ShapeError, "pad: pad_width is .* or 2 such pairs"),
         (lambda: ops.pad(X, 1, mode=MIRROR), ArgumentError, "pad: mode is 'mirror', expected"),
         (lambda: ops.pad(ops.zeros((0, 2)), 1, "edge"), ShapeError, "pad: axis 0 of x is empty"),
         (lambda: ops.flip(X, 2), ArgumentError, "flip: axis is 2, expected -2 to 1"),
