@@ -362,16 +362,16 @@ def _starts(
     on_gpu = not backend.is_numpy(starts)
     if on_gpu:
         backend.same_device(op, ("q", name), (tensor.data, starts))
+    if longest is not None:
+        check_integer(op, limit, longest, min(total, 1))  # a launch has a block or more
     if longest is None or not on_gpu:
         lengths = np.diff(backend.to_numpy(starts).astype(np.int64))
         most = int(lengths.max(initial=0))
         if starts[0] != 0 or starts[-1] != total or lengths.min(initial=0) < 0:
             raise ShapeError(f"{op}: {name} is {starts}, expected to rise from 0 to {total}")
         longest = most if longest is None else longest
-        check_integer(op, limit, longest)
         if longest < most:
             raise ArgumentError(f"{op}: {limit} is {longest}, expected at least {most}")
-    check_integer(op, limit, longest, min(total, 1))  # a launch has a block or more
     return backend.asarray_like(starts, like=tensor.data).astype(int32, copy=False), longest
 
 

@@ -34,7 +34,10 @@ def test_a_run_goes_on_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> 
 
 def test_options_that_do_not_fit_are_one_line(options: list[str], tmp_path: Path) -> None:
     for given, message in (
-        (["--chunks", 2], "chunks is 2 with schedule '1f1b', expected 1; more are for 'interleaved'"),
+        (
+            ["--chunks", 2],
+            "chunks is 2 with schedule '1f1b', expected 1; more are for 'interleaved'",
+        ),
         (["--pp", 3], "pp * tp is 3 * 1, expected a divisor of the 2 ranks"),
     ):
         result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)

@@ -37,7 +37,10 @@ def test_sizes_that_do_not_fit_are_said_once(options: list[str], tmp_path: Path)
         (["--micro-batches", 3], "--micro-batches: got 3, expected a divisor of the 8 sequences"),
         (["--order", "interleaved"], layers),
         (["--stages", 1, "--batch", 7], "--batch: got 7, expected a multiple of the 2 pipelines"),
-        (["--order", "gpipe", "--chunks", 2], "chunks is 2 with schedule 'gpipe', expected 1; more"),
+        (
+            ["--order", "gpipe", "--chunks", 2],
+            "chunks is 2 with schedule 'gpipe', expected 1; more",
+        ),
     ):
         result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
         assert result.returncode == 1

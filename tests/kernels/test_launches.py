@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import bfloat16, float32
-from tensorgrad.ops import attention_short, indexing_cuda, softmax_cuda
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.ops import attention_short, attention_varlen, indexing_cuda, softmax_cuda
 from tensorgrad.ops.matmul_problem import problem
 from tensorgrad.ops.rotary import _angles
 from tests.gpu_array import GpuArray, on_gpu
@@ -102,3 +103,19 @@ def test_angles_of_nothing(shape: tuple[int, ...], launches: list[Launch]) -> No
     angles = _angles(cos, x, shape[2])
     assert angles.shape == (math.prod(shape[:2]), shape[2], shape[3] // 2)
     assert angles.dtype == float32
+
+
+@pytest.mark.parametrize(
+    ("starts", "longest", "error", "message"),
+    [
+        ([0, 3, 6], 0, ArgumentError, "max_length is 0, expected 1 or more"),
+        ([0, 3, 6], 2.5, ArgumentError, "max_length is 2.5, expected"),
+        ([0], 3, ShapeError, r"starts has shape \(1,\), expected \(sequences \+ 1,\)"),
+    ],
+)
+def test_no_launch_of_packed_sequences_is_empty(
+    starts: list[int], longest: Any, error: type[Exception], message: str, launches: list[Launch]
+) -> None:
+    q = Tensor(on_gpu(np.zeros((6, 2, 8), np.float32)))
+    with pytest.raises(error, match=message):
+        attention_varlen(q, q, q, on_gpu(np.array(starts)), max_length=longest)
