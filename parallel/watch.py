@@ -21,8 +21,10 @@ from types import FrameType
 from typing import Any
 
 from tensorgrad.parallel import watcher
-from tensorgrad.parallel.launch import launched_ranks
 from tensorgrad.parallel.transport import Network
+
+if sys.platform != "win32":
+    import fcntl
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +33,9 @@ _TICK = 1.0  # seconds between two looks
 _STUCK = 3.0  # seconds after which a rank says that it waits for others
 _CONNECT = 10.0  # seconds
 _PACKAGE = str(Path(__file__).parent)
-# A process that ends closes its files in the order of their numbers. With a low one, taken before
-# MPI takes its own, the watcher hears of it before the launcher, which then kills all other ranks.
-_LOW = os.open(os.devnull, os.O_RDONLY) if launched_ranks() > 1 else None
+# Linux closes the files of a process that ends from the highest number down. So the watcher hears
+# of an end before the launcher, whose files have low numbers and which then kills all other ranks.
+_HIGH = 200
 
 
 class LastCall:
@@ -100,7 +102,7 @@ class Watch:
     ) -> None:
         """Greet the watcher, wait for its welcome and start the thread."""
         self.timeout = TIMEOUT
-        connection = _with_low_number(connection)
+        connection = _with_high_number(connection)
         self._rank, self._connection, self._last, self._process = rank, connection, last, process
         self._leaving = False
         self._said_stuck: int | None = None
@@ -249,13 +251,13 @@ def _names_of_this_host() -> list[str]:
     return [name, *(each for each in found if not each.startswith("127."))]
 
 
-def _with_low_number(connection: socket.socket) -> socket.socket:
-    """Return the connection, in the place that was kept for it."""
-    if _LOW is None:
+def _with_high_number(connection: socket.socket) -> socket.socket:
+    """Return the connection as a file with a high number."""
+    if sys.platform == "win32":
         return connection
-    os.dup2(connection.fileno(), _LOW, inheritable=False)
+    number = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
     connection.close()
-    return socket.socket(fileno=_LOW)
+    return socket.socket(fileno=number)
 
 
 def _end_with_host(connection: socket.socket) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import selectors
+import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tensorgrad.parallel import watch
 from tests.parallel import faults
 from tests.ranks import run_ranks
 
@@ -97,14 +101,39 @@ def test_a_rank_that_was_killed_is_named_once(fault: str, lost: int) -> None:
 
 
 def test_the_watcher_hears_of_an_end_before_the_launcher() -> None:
-    """A process that ends closes the lowest of its files first."""
+    """A process that ends closes the highest of its files first."""
     result = run("numbers", 3)
     assert result.returncode == 0, result.stderr
     found = re.findall(r"file (\d+), the launcher's (\d+|none)", result.stdout)
     assert len(found) == 3
     for number, launcher in found:
         if launcher != "none":  # MPICH's tells its number
-            assert int(number) < int(launcher)
+            assert int(number) > int(launcher)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems close files in other orders")
+def test_a_process_that_is_killed_closes_the_file_with_the_highest_number_first() -> None:
+    for first in (0, 1):  # which of two sockets gets it
+        pairs = [socket.socketpair() for _ in range(2)]
+        theirs = [each[1].fileno() for each in pairs]
+        move = f"import fcntl, time; fcntl.fcntl({theirs[first]}, fcntl.F_DUPFD, {watch._HIGH})"
+        close = f"import os; os.close({theirs[first]}); print(flush=True); time.sleep(100)"
+        code = [sys.executable, "-c", f"{move}; {close}"]
+        with (
+            subprocess.Popen(code, pass_fds=theirs, stdout=subprocess.PIPE) as process,
+            selectors.EpollSelector() as selector,
+        ):
+            assert process.stdout is not None
+            process.stdout.readline()
+            for number, (mine, its) in enumerate(pairs):
+                its.close()
+                selector.register(mine, selectors.EVENT_READ, number)
+            process.kill()
+            process.wait()
+            ended = [key.data for key, _ in selector.select()]  # in the order of their events
+        assert ended == [first, 1 - first]
+        for mine, _ in pairs:
+            mine.close()
 
 
 @pytest.fixture(scope="module")
