@@ -30,6 +30,8 @@ from tensorgrad.ops.sorting import *
 from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Tensor",
     "autocast",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorgrad
 from tests.source_tree import FOLDERS, ROOT, library, module_names
 
 OPTIONAL = (
@@ -178,6 +179,7 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
         if line.startswith("Requires-Dist:") and "extra ==" not in line
     ]
     assert sorted(always) == ["ml-dtypes", "numpy", "safetensors", "tokenizers", "tqdm"]
+    assert f"\nVersion: {tensorgrad.__version__}\n" in metadata
     for extra in ("cuda13", "cuda12", "mpi", "text", "plot", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
 
