@@ -252,10 +252,14 @@ def _names_of_this_host() -> list[str]:
 
 
 def _with_high_number(connection: socket.socket) -> socket.socket:
-    """Return the connection as a file with a high number."""
+    """Return the connection as a file with a high number, where the system has any to give."""
     if sys.platform == "win32":
         return connection
-    number = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    try:
+        number = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError as error:  # a process may have few files open (ulimit -n)
+        _log.debug("watch: %s", error)
+        return connection
     connection.close()
     return socket.socket(fileno=number)
 

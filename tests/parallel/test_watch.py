@@ -189,3 +189,13 @@ def test_a_rank_that_cannot_reach_rank_0_goes_on_with_a_warning(
     network: Any = types.SimpleNamespace(rank=3, exchange=lambda text: [address])
     assert watch.start(network, LastCall()) is None
     assert f"rank 3 cannot reach rank 0 at 127.0.0.1, port {port}" in caplog.text
+
+
+def test_a_process_that_may_have_few_files_keeps_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "_HIGH", 1 << 30)
+    ours, theirs = socket.socketpair()
+    with ours, watch._with_high_number(theirs) as kept:
+        kept.sendall(b"here")
+        assert ours.recv(4) == b"here"
