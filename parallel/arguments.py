@@ -8,7 +8,6 @@ from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 
-_DTYPES = (*dtypes.FLOATS, *dtypes.INTEGERS, dtypes.bool_)  # what the transports can carry
 _REDUCTIONS = ("sum", "mean", "max")
 
 
@@ -19,9 +18,9 @@ def checked(op: str, name: str, array: Array, written: bool) -> Array:
             f"{op}: {name} is a {type(array).__name__}, expected a NumPy or CuPy array "
             "(of a Tensor, its .data)"
         )
-    if array.dtype not in _DTYPES:
+    if array.dtype not in dtypes.ALL:
         raise DtypeError(
-            f"{op}: {name} is {array.dtype}, expected one of {', '.join(map(str, _DTYPES))}"
+            f"{op}: {name} is {array.dtype}, expected one of {', '.join(map(str, dtypes.ALL))}"
         )
     if not isinstance(array, np.ndarray):
         return array

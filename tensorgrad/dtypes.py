@@ -31,7 +31,8 @@ bool_ = np.dtype("bool")
 
 FLOATS = (float64, float32, float16, bfloat16)
 INTEGERS = (int64, int32, int16, int8, uint64, uint32, uint16, uint8)
-_BY_NAME = {str(dtype): dtype for dtype in (*FLOATS, *INTEGERS, bool_)}
+ALL = (*FLOATS, *INTEGERS, bool_)
+_BY_NAME = {str(dtype): dtype for dtype in ALL}
 _C_NAMES = {
     float64: "double",
     float32: "float",

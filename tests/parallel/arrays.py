@@ -10,7 +10,7 @@ from tensorgrad import backend, dtypes
 
 Array = Any
 Host = np.ndarray[Any, Any]
-DTYPES = (*dtypes.FLOATS, *dtypes.INTEGERS, dtypes.bool_)
+DTYPES = dtypes.ALL
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: Any) -> Host:
