@@ -89,11 +89,7 @@ def prepare(
     if not 0 < validation < 1:
         raise ArgumentError(f"prepare: validation has {validation}, expected between 0 and 1")
     if tokenizer is None:
-        check_integer("prepare", "vocab_size", vocab_size)
-        if vocab_size < SMALLEST_VOCABULARY:
-            raise ArgumentError(
-                f"prepare: vocab_size has {vocab_size}, expected {SMALLEST_VOCABULARY} or more"
-            )
+        check_integer("prepare", "vocab_size", vocab_size, SMALLEST_VOCABULARY)
     elif not isinstance(tokenizer, Tokenizer):
         kind = type(tokenizer).__name__
         raise ArgumentError(f"prepare: tokenizer is a {kind}, expected a Tokenizer")

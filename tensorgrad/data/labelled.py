@@ -14,7 +14,7 @@ import numpy as np
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.text import PACKED, load_named, read_lines
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.ops.operand import check_integer
+from tensorgrad.ops.operand import check_seed
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -117,9 +117,7 @@ def hold_out(
     """
     if not 0 < share < 1:
         raise ArgumentError(f"hold_out: share is {share}, expected between 0 and 1")
-    check_integer("hold_out", "seed", seed)
-    if not 0 <= seed < 1 << 64:
-        raise ArgumentError(f"hold_out: seed is {seed}, expected 0 to 2^64 - 1")
+    check_seed("hold_out", seed)
     owners = sentences_of(data.texts)
     whole = sorted({row for rows in owners for row in rows})
     order = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(len(whole))

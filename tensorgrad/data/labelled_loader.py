@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.data.loader import read_ahead
-from tensorgrad.errors import ArgumentError, DataError, ShapeError
-from tensorgrad.ops.operand import check_integer
+from tensorgrad.errors import DataError, ShapeError
+from tensorgrad.ops.operand import check_integer, check_seed
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 Batch = tuple[Numbers, Numbers, Numbers]  # tokens, lengths, labels
@@ -71,9 +71,7 @@ class LabelledLoader:
         check_integer("LabelledLoader", "batch", batch, 1)
         if longest is not None:
             check_integer("LabelledLoader", "longest", longest, 1)
-        check_integer("LabelledLoader", "seed", seed)
-        if not 0 <= seed < 1 << 64:
-            raise ArgumentError(f"LabelledLoader: seed is {seed}, expected 0 to 2^64 - 1")
+        check_seed("LabelledLoader", seed)
         if not rows:
             raise DataError("LabelledLoader: rows is empty, expected one text or more")
         if len(labels) != len(rows):
@@ -98,9 +96,7 @@ class LabelledLoader:
         Raises:
             ArgumentError: step is negative.
         """
-        check_integer("LabelledLoader.batch", "step", step)
-        if step < 0:
-            raise ArgumentError(f"LabelledLoader.batch: step is {step}, expected 0 or more")
+        check_integer("LabelledLoader.batch", "step", step, 0)
         epoch, place = divmod(step, self.batches)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, self._shuffled(epoch)

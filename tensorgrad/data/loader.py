@@ -17,7 +17,7 @@ import numpy as np
 
 from tensorgrad.data.tokens import TokenFile, Tokens
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
-from tensorgrad.ops.operand import check_integer
+from tensorgrad.ops.operand import check_integer, check_seed
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 Item = TypeVar("Item")
@@ -69,11 +69,9 @@ class TokenLoader:
         for name, value in (("batch", batch), ("context", context), ("ranks", ranks)):
             check_integer("TokenLoader", name, value, 1)
         check_integer("TokenLoader", "rank", rank)
-        check_integer("TokenLoader", "seed", seed)
+        check_seed("TokenLoader", seed)
         if not 0 <= rank < ranks:
             raise ArgumentError(f"TokenLoader: rank has {rank}, expected 0 to {ranks - 1}")
-        if not 0 <= seed < 1 << 64:
-            raise ArgumentError(f"TokenLoader: seed has {seed}, expected 0 to 2^64 - 1")
         if batch % ranks:
             raise ArgumentError(
                 f"TokenLoader: batch has {batch}, expected a multiple of the {ranks} ranks"
@@ -147,11 +145,7 @@ class TokenLoader:
             ArgumentError: limit is below 1.
         """
         if limit is not None:
-            check_integer("TokenLoader.evaluation_batches", "limit", limit)
-            if limit < 1:
-                raise ArgumentError(
-                    f"TokenLoader.evaluation_batches: limit has {limit}, expected 1 or more"
-                )
+            check_integer("TokenLoader.evaluation_batches", "limit", limit, 1)
         windows = (self._tokens.size - 1) // self._context
         batches = -(-windows // self._batch)
         for number in range(batches if limit is None else min(limit, batches)):

@@ -21,7 +21,7 @@ import numpy as np
 
 from tensorgrad.data.loader import read_ahead
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.ops.operand import check_integer
+from tensorgrad.ops.operand import check_integer, check_seed
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 EncodedPair = tuple[Sequence[int], Sequence[int]]
@@ -68,14 +68,12 @@ class PairLoader:
         """
         check_integer("PairLoader", "context", context, 2)
         check_integer("PairLoader", "batch_tokens", batch_tokens)
-        check_integer("PairLoader", "seed", seed)
+        check_seed("PairLoader", seed)
         if batch_tokens < context:
             raise ArgumentError(
                 f"PairLoader: batch_tokens has {batch_tokens}, expected {context} or more "
                 "(the context)"
             )
-        if not 0 <= seed < 1 << 64:
-            raise ArgumentError(f"PairLoader: seed has {seed}, expected 0 to 2^64 - 1")
         kept = [pair for pair in pairs if len(pair[0]) < context]
         if not kept:
             raise DataError(
@@ -116,9 +114,7 @@ class PairLoader:
         Raises:
             ArgumentError: step is negative.
         """
-        check_integer("PairLoader.batch", "step", step)
-        if step < 0:
-            raise ArgumentError(f"PairLoader.batch: step has {step}, expected 0 or more")
+        check_integer("PairLoader.batch", "step", step, 0)
         epoch, place = divmod(step, self.batches)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, *self._shuffled(epoch)

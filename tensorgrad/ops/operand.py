@@ -149,6 +149,13 @@ def check_integer(op: str, name: str, value: Any, low: int | None = None) -> Non
         raise ArgumentError(f"{op}: {name} is {value}, expected {low} or more")
 
 
+def check_seed(op: str, value: Any) -> None:
+    """Raise ArgumentError unless a seed is an integer from 0 to 2^64 - 1."""
+    check_integer(op, "seed", value)
+    if not 0 <= value < 1 << 64:
+        raise ArgumentError(f"{op}: seed is {value}, expected 0 to 2^64 - 1")
+
+
 def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
     """Raise ArgumentError unless 0 <= value < end."""
     check_number(op, name, value)

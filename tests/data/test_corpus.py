@@ -251,7 +251,7 @@ def test_a_missing_source_makes_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab_size": 256}, "vocab_size has 256, expected 257 or more"),
+        ({"vocab_size": 256}, "vocab_size is 256, expected 257 or more"),
         ({"vocab_size": 300.5}, "vocab_size is 300.5, expected an integer"),
         ({"vocab_size": None}, "vocab_size is None, expected an integer"),
         ({"validation": "x"}, "validation is 'x', expected a number"),

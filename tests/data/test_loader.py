@@ -223,8 +223,8 @@ def test_a_token_file_is_read(tmp_path: Path) -> None:
         ({"seed": None}, "seed is None, expected an integer"),
         ({"rank": 2, "ranks": 2}, "rank has 2, expected 0 to 1"),
         ({"rank": -1}, "rank has -1, expected 0 to 0"),
-        ({"seed": -1}, "seed has -1, expected 0 to"),
-        ({"seed": 1 << 64}, "seed has 18446744073709551616, expected 0 to"),
+        ({"seed": -1}, "seed is -1, expected 0 to"),
+        ({"seed": 1 << 64}, "seed is 18446744073709551616, expected 0 to"),
         ({"batch": 5, "ranks": 2}, "batch has 5, expected a multiple of the 2 ranks"),
     ],
 )
@@ -255,7 +255,7 @@ def test_steps_and_limits_out_of_range_are_errors() -> None:
         loader.batch(-1)
     with pytest.raises(ArgumentError, match="step has -1, expected 0 or more"):
         next(loader.iterate(-1))
-    with pytest.raises(ArgumentError, match="limit has 0, expected 1 or more"):
+    with pytest.raises(ArgumentError, match="limit is 0, expected 1 or more"):
         next(loader.evaluation_batches(0))
 
 

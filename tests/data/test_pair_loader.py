@@ -109,7 +109,7 @@ def test_long_pairs_lose_their_ends_and_long_sources_are_left_out() -> None:
     [
         ({"context": 1}, "context is 1, expected 2 or more"),
         ({"batch_tokens": 47}, "batch_tokens has 47, expected 48 or more"),
-        ({"seed": -1}, "seed has -1"),
+        ({"seed": -1}, "seed is -1"),
         ({"seed": 1.5}, "seed is 1.5, expected an integer"),
         ({"batch_tokens": "x"}, "batch_tokens is 'x', expected an integer"),
     ],
@@ -124,7 +124,7 @@ def test_nothing_to_read_is_named() -> None:
         loader([])
     with pytest.raises(DataError, match="of 1 pairs none"):
         loader([([5] * 48, [6])])
-    with pytest.raises(ArgumentError, match="step has -1"):
+    with pytest.raises(ArgumentError, match="step is -1"):
         loader().batch(-1)
     with pytest.raises(
         ArgumentError, match=r"PairLoader\.batch: step is 1\.5, expected an integer"
