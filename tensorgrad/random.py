@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -123,8 +122,7 @@ class Generator:
                 f"normal: mean is {mean} and std {std}, expected finite numbers and std >= 0"
             )
         y = _empty("normal", shape, _float_dtype("normal", dtype), device)
-        with _on(y):
-            philox.fill_normal(y, self.next_key(), mean, std)
+        philox.fill_normal(y, self.next_key(), mean, std)
         return Tensor(y)
 
     def uniform(
@@ -146,8 +144,7 @@ class Generator:
                 f"uniform: low is {low} and high {high}, expected finite low < high"
             )
         y = _empty("uniform", shape, _float_dtype("uniform", dtype), device)
-        with _on(y):
-            philox.fill_uniform(y, self.next_key(), low, high)
+        philox.fill_uniform(y, self.next_key(), low, high)
         return Tensor(y)
 
     def integers(
@@ -176,8 +173,7 @@ class Generator:
                 f"<= {int(limits.max) + 1} for {target}"
             )
         y = _empty("integers", shape, target, device)
-        with _on(y):
-            philox.fill_integers(y, self.next_key(), low, high)
+        philox.fill_integers(y, self.next_key(), low, high)
         return Tensor(y)
 
     def bernoulli(self, probability: float, shape: Shapes = (), device: str = "cpu") -> Tensor:
@@ -189,8 +185,7 @@ class Generator:
         if not 0 <= probability <= 1:
             raise ArgumentError(f"bernoulli: probability is {probability}, expected 0 to 1")
         y = _empty("bernoulli", shape, bool_, device)
-        with _on(y):
-            philox.fill_bernoulli(y, self.next_key(), probability)
+        philox.fill_bernoulli(y, self.next_key(), probability)
         return Tensor(y)
 
     def permutation(self, x: int | Tensor, device: str = "cpu") -> Tensor:
@@ -210,9 +205,8 @@ class Generator:
         if operator.index(x) < 0:
             raise ArgumentError(f"permutation: x is {x}, expected 0 or more")
         words = _empty("permutation", x, uint64, device)
-        with _on(words):
-            philox.fill_words(words, self.next_key())
-            order = backend.namespace(words).argsort(words, kind="stable")
+        philox.fill_words(words, self.next_key())
+        order = backend.namespace(words).argsort(words, kind="stable")
         return Tensor(order.astype(int64, copy=False))
 
     def categorical(self, logits: Any, axis: int = -1) -> Tensor:
@@ -233,8 +227,7 @@ class Generator:
         tensor = float_tensor("categorical", "logits", logits)
         axis = axis_index("categorical", axis, tensor.ndim)
         array = backend.contiguous(tensor.data)
-        with _on(array):
-            return argmax(Tensor(philox.add_gumbel(array, self.next_key())), axis)
+        return argmax(Tensor(philox.add_gumbel(array, self.next_key())), axis)
 
 
 def seed(seed: int) -> None:
@@ -251,11 +244,6 @@ def _empty(op: str, shape: Shapes, dtype: Dtype, device: str) -> Array:
     xp = np if backend.gpu_index(device) is None else backend.cupy
     y: Array = xp.empty(shape_of(op, shape), dtype)
     return y
-
-
-def _on(array: Array) -> Any:
-    """Return a context in which the device of the array is the current one."""
-    return nullcontext() if backend.is_numpy(array) else array.device
 
 
 def _float_dtype(op: str, dtype: DtypeLike) -> Dtype:
