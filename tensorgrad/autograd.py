@@ -292,10 +292,11 @@ def _seed(op: str, root: Tensor, dy: Any) -> Array:
         if root.data.size != 1:
             raise GradError(f"{op}: dy is missing; only a scalar starts at 1, got {root.shape}")
         return namespace(root.data).ones_like(root.data)
-    try:
-        dy = dy.data if isinstance(dy, Tensor) else namespace(root.data).asarray(dy)
-    except ValueError as error:
-        raise ShapeError(f"{op}: dy is {dy!r:.80}, expected {root.data.shape}") from error
+    if isinstance(dy, Tensor):
+        dy = dy.data
+    else:
+        dy = ops.operand.array_of(op, "dy", dy, root.data.shape)
+        dy = namespace(root.data).asarray(dy)
     same_device(op, ("the tensor", "dy"), (root.data, dy))
     if dy.shape != root.data.shape:
         raise ShapeError(f"{op}: dy has shape {dy.shape}, expected {root.data.shape}")

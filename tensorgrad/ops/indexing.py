@@ -21,7 +21,7 @@ from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
 from tensorgrad.ops.indexing_cuda import add_rows_cuda
-from tensorgrad.ops.operand import axis_index, integer_array, tensor_of
+from tensorgrad.ops.operand import array_of, axis_index, integer_array, tensor_of
 from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 
@@ -261,10 +261,8 @@ def _plain_key(op: str, key: Any, like: Array) -> Any:
     if isinstance(key, Tensor):
         key = key.data
     elif isinstance(key, list):
-        try:
-            key = np.asarray([part.data if isinstance(part, Tensor) else part for part in key])
-        except ValueError as error:
-            raise ShapeError(f"{op}: the index is {key!r:.80}, expected equal lengths") from error
+        plain = [part.data if isinstance(part, Tensor) else part for part in key]
+        key = array_of(op, "the index", plain)
         key = key.astype(np.int64) if key.size == 0 else key
     if is_array(key) and is_numpy(key) is not is_numpy(like):
         if is_numpy(like):

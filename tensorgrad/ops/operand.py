@@ -120,16 +120,26 @@ def float_tensor(op: str, name: str, value: Any) -> Tensor:
     return tensor
 
 
+def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") -> Array:
+    """Return (nested lists of) numbers as an array; an array as it is.
+
+    Raises:
+        ShapeError: lists differ in length; it says what was expected.
+    """
+    if backend.is_array(value):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"{op}: {name} is {value!r:.80}, expected {expected}") from error
+
+
 def integer_array(op: str, name: str, value: Any) -> Array:
     """Return the integers of a tensor, an array or (nested lists of) Python numbers."""
-    array = value.data if isinstance(value, Tensor) else value
-    if not backend.is_array(array):
-        try:
-            array = np.asarray(array)
-        except ValueError as error:
-            raise ShapeError(f"{op}: {name} is {value!r:.80}, expected equal lengths") from error
-        if not array.size:
-            array = array.astype(np.int64)  # NumPy makes an empty list float64
+    value = value.data if isinstance(value, Tensor) else value
+    array = array_of(op, name, value)
+    if array is not value and not array.size:
+        array = array.astype(np.int64)  # NumPy makes an empty list float64
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{op}: {name} has dtype {array.dtype}, expected integers")
     return array

@@ -20,6 +20,7 @@ from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops.convert import converted
 from tensorgrad.ops.indexing import take
 from tensorgrad.ops.operand import (
+    array_of,
     axis_index,
     axis_tuple,
     promoted,
@@ -355,7 +356,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
         x, axis = ravel(x), 0
     axis = axis_index("repeat", axis, x.data.ndim)
     length = x.data.shape[axis]
-    counts = np.asarray(repeats)
+    counts = array_of("repeat", "repeats", repeats)
     if counts.dtype.kind not in "iu" or (counts < 0).any():
         raise ArgumentError(f"repeat: repeats is {repeats!r}, expected integers of 0 or more")
     if counts.size == 1:

@@ -44,6 +44,7 @@ def put(value: Any) -> None:
         (lambda: anything.norm(X, ord={1}), ArgumentError, r"norm: ord is \{1\}, expected 1, 2"),
         (lambda: anything.norm(X, ord=([],)), ArgumentError, r"norm: ord is \(\[\],\), expected"),
         (lambda: X[[[0], [1, 0]]], ShapeError, "getitem: the index is .*, expected equal lengths"),
+        (lambda: anything.repeat(X, [[1], [2, 3]]), ShapeError, "repeat: repeats is .*equal leng"),
         (lambda: put(300), ArgumentError, "assignment: the value is 300, expected int8"),
         (lambda: anything.einsum(3, X), ArgumentError, "einsum: subscripts is 3, expected a str"),
         (lambda: anything.arange("a"), ArgumentError, "arange: stop is 'a', expected a number"),
