@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, ops, random
-from tensorgrad.autograd import no_grad
 from tensorgrad.data import (
     LabelledLoader,
     LabelledTexts,
@@ -45,6 +44,7 @@ from tensorgrad.models.sentiment import (
     TransformerConfig,
     class_probabilities,
 )
+from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, load_best
 from tensorgrad.train import config as run_config
@@ -278,15 +278,13 @@ class Run:
     def measure(self) -> dict[str, float]:
         """Return loss and accuracy on the sentences to measure with."""
         model, total, right, count = self.model, 0.0, 0, 0
-        model.eval()
-        with no_grad(), self.precision():
+        with evaluating(model), self.precision():
             for batch in self.validation.evaluation_batches():
                 tokens, lengths, labels = (backend.to_device(a, model.device) for a in batch)
                 logits = model(tokens, lengths)
                 total += ops.cross_entropy(logits, labels, reduction="sum").item()
                 right += int((logits.data.argmax(1) == labels).sum())
                 count += len(labels)
-        model.train()
         return {"validation_loss": total / count, "accuracy": right / count}
 
     def use_vectors(self, path: str) -> None:

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, random
-from tensorgrad.autograd import no_grad
 from tensorgrad.data import (
     PairCorpus,
     PairLoader,
@@ -43,6 +42,7 @@ from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing
 from tensorgrad.models.search import LARGEST_PENALTY
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
+from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, average_checkpoints
 from tensorgrad.train import config as run_config
@@ -276,15 +276,13 @@ class Run:
 
     def validation_loss(self, batches: Iterable[Batch]) -> float:
         """Return the mean negative log-likelihood of the target tokens, in nats."""
-        self.model.eval()
         total, count = np.zeros(()), 0
-        with no_grad():
+        with evaluating(self.model):
             for batch in batches:
                 arrays = (backend.to_device(array, self.model.device) for array in batch)
                 counted = int((batch[1] != IGNORED).sum())
                 part = self.loss(*arrays).data.astype(np.float64) * counted
                 total, count = (total + part if count else part), count + counted
-        self.model.train()
         return float(total) / count
 
     def translate(self, desc: str) -> dict[str, Any]:

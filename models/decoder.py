@@ -8,16 +8,15 @@ is there in the cache is written over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import no_grad
 from tensorgrad.models.decode_step import DecodeStep
 from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.nn import evaluating
 from tensorgrad.ops.sampling import Sampling, State, extend
 from tensorgrad.tensor import Tensor
 
@@ -120,15 +119,3 @@ class Recomputer:
                 logits.append(self.model.next_logits(tokens).data.astype(np.float32))
         extend(self.state, backend.namespace(logits[0]).concatenate(logits), self.how)
         self._counts += 1
-
-
-@contextmanager
-def evaluating(model: LanguageModel) -> Iterator[None]:
-    """Switch dropout and gradients off inside the `with` block."""
-    mode = model.training
-    model.train(False)
-    try:
-        with no_grad():
-            yield
-    finally:
-        model.train(mode)

@@ -27,6 +27,7 @@ from tensorgrad.nn import (
     ModuleList,
     Parameter,
     TransformerBlock,
+    evaluating,
     init,
 )
 from tensorgrad.ops.operand import check_integer, integer_array, probability
@@ -247,17 +248,12 @@ def class_probabilities(
         longest: cut texts after so many tokens.
         batch: texts at a time.
     """
-    mode = model.training
-    model.eval()
     parts = [np.empty((0, model.config.classes), np.float32)]
-    try:
-        with no_grad():
-            for first in range(0, len(rows), batch):
-                arrays = pad(rows[first : first + batch], longest)
-                logits = model(*(backend.to_device(array, model.device) for array in arrays))
-                parts.append(ops.softmax(logits.astype("float32")).numpy())
-    finally:
-        model.train(mode)
+    with evaluating(model):
+        for first in range(0, len(rows), batch):
+            arrays = pad(rows[first : first + batch], longest)
+            logits = model(*(backend.to_device(array, model.device) for array in arrays))
+            parts.append(ops.softmax(logits.astype("float32")).numpy())
     return np.concatenate(parts)
 
 

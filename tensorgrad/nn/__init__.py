@@ -6,7 +6,7 @@ from tensorgrad.nn.container import ModuleList, Sequential
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.embedding import Embedding
 from tensorgrad.nn.linear import Linear
-from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.nn.module import Module, Parameter, evaluating
 from tensorgrad.nn.norm import LayerNorm, RMSNorm
 from tensorgrad.nn.transformer import FeedForward, SwiGLU, TransformerBlock
 
@@ -26,6 +26,7 @@ __all__ = [
     "Sequential",
     "SwiGLU",
     "TransformerBlock",
+    "evaluating",
     "functional",
     "init",
 ]

@@ -8,6 +8,7 @@ which they were first assigned. Names join the attributes with dots: "blocks.0.n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Self, TypeVar
 
@@ -276,6 +277,18 @@ class Module:
         for name, tensor in chain[tuple[str, Tensor]](self._all_parameters(), kept):
             found.setdefault(id(tensor), ([], tensor))[0].append(name)
         return list(found.values())
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Switch dropout and gradients off inside the `with` block."""
+    before = model.training
+    model.eval()
+    try:
+        with no_grad():
+            yield
+    finally:
+        model.train(before)
 
 
 def _holds_modules(value: Any) -> bool:

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad import backend, random
-from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.files import finite
-from tensorgrad.nn import Module
+from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.checkpoint import Checkpoint, check_same, list_checkpoints
 from tensorgrad.train.interrupt import Interrupts
@@ -72,14 +71,9 @@ def mean_loss(
         ArgumentError: there is no batch.
     """
     device = next(model.parameters()).device
-    mode = model.training
-    model.eval()
     ranks = ranks or OneProcess()
-    try:
-        with no_grad():
-            total, rows = ranks.add_losses(loss, (_moved(batch, device) for batch in batches))
-    finally:
-        model.train(mode)
+    with evaluating(model):
+        total, rows = ranks.add_losses(loss, (_moved(batch, device) for batch in batches))
     total_loss, total_rows = ranks.sum([total, float(rows)])
     if total_rows == 0:
         raise ArgumentError("mean_loss: batches is empty, expected one or more")
