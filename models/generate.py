@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError
 from tensorgrad.models.decoder import Decoder, Recomputer
-from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.language_model import LanguageModel, check_tokens, checked_prompts
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
@@ -150,7 +150,9 @@ def _begin(
             "generate: model sees what comes later too, expected causal attention; a translation "
             "model with a prefix is for models.translation.generate"
         )
-    tokens = _checked_prompts(prompts, model.context, model.vocab_size)
+    tokens = checked_prompts("generate", prompts, model)
+    if not tokens:
+        raise ArgumentError("generate: prompts is empty, expected at least one")
     check_integer("generate", "max_new_tokens", max_new_tokens, 0)
     most = _MOST_TOKENS - max(map(len, tokens))
     if max_new_tokens > most:
@@ -172,39 +174,6 @@ def _checked_flags(decoder: Decoder | Recomputer) -> Any:
     return flags
 
 
-def _checked_prompts(prompts: Any, context: int, vocab_size: int) -> list[Tokens]:
-    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
-        kind = type(prompts).__name__
-        raise DtypeError(f"generate: prompts has type {kind}, expected a list of prompts")
-    if not len(prompts):
-        raise ArgumentError("generate: prompts is empty, expected at least one")
-    found = []
-    for number, prompt in enumerate(prompts):
-        name = "the prompt" if len(prompts) == 1 else f"prompt {number}"
-        if isinstance(prompt, str):
-            raise DtypeError(f"generate: {name} has type str, expected a tokenizer's tokens")
-        try:
-            tokens = np.asarray(prompt)
-        except ValueError as error:  # rows of different lengths
-            raise ShapeError(f"generate: {name} has rows of its own, expected one axis") from error
-        if tokens.ndim != 1:
-            raise ShapeError(f"generate: {name} has {tokens.ndim} axes, expected one")
-        if not 1 <= len(tokens) <= context:
-            raise ArgumentError(
-                f"generate: {name} has {len(tokens)} tokens, expected 1 to {context} (the context)"
-            )
-        if tokens.dtype.kind not in "iu":
-            raise DtypeError(f"generate: {name} has dtype {tokens.dtype}, expected integers")
-        if tokens.min() < 0 or tokens.max() >= vocab_size:
-            wrong = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
-            raise ArgumentError(
-                f"generate: {name} has the token {wrong}, expected 0 to {vocab_size - 1} "
-                f"(a vocabulary of {vocab_size})"
-            )
-        found.append(tokens.astype(np.int64))
-    return found
-
-
 def _checked_stops(stop_tokens: Collection[int], vocab_size: int) -> list[int]:
     try:
         stops = [operator.index(token) for token in stop_tokens]
@@ -212,12 +181,7 @@ def _checked_stops(stop_tokens: Collection[int], vocab_size: int) -> list[int]:
         raise ArgumentError(
             f"generate: stop_tokens is {stop_tokens!r}, expected a list of tokens"
         ) from error
-    wrong = [token for token in stops if not 0 <= token < vocab_size]
-    if wrong:
-        raise ArgumentError(
-            f"generate: stop_tokens has {wrong[0]}, expected 0 to {vocab_size - 1} (a vocabulary "
-            f"of {vocab_size})"
-        )
+    check_tokens("generate", "stop_tokens", stops, vocab_size)
     return stops
 
 

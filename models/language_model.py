@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tensorgrad import ops
-from tensorgrad.errors import ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.nn import (
     Embedding,
     KeyValueCache,
@@ -16,7 +18,7 @@ from tensorgrad.nn import (
     TransformerBlock,
     init,
 )
-from tensorgrad.ops.operand import tensor_of
+from tensorgrad.ops.operand import array_of, tensor_of
 from tensorgrad.tensor import Tensor
 
 Cache = list[KeyValueCache]  # one a block
@@ -128,6 +130,48 @@ class LanguageModel(Module):
                 "(the context)"
             )
         return tokens, before
+
+
+def checked_prompts(op: str, prompts: Any, model: LanguageModel) -> list[np.ndarray[Any, Any]]:
+    """Return the tokens of each prompt, int64.
+
+    Raises:
+        ArgumentError: a prompt is empty or longer than the context, or has a token outside the
+            vocabulary.
+        ShapeError: a prompt has more than one axis.
+        DtypeError: the prompts are not lists of integers.
+    """
+    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+        kind = type(prompts).__name__
+        raise DtypeError(f"{op}: prompts has type {kind}, expected a list of prompts")
+    found = []
+    for number, prompt in enumerate(prompts):
+        name = "the prompt" if len(prompts) == 1 else f"prompt {number}"
+        if isinstance(prompt, str):
+            raise DtypeError(f"{op}: {name} has type str, expected a tokenizer's tokens")
+        tokens = np.asarray(array_of(op, name, prompt, "one axis"))
+        if tokens.ndim != 1:
+            raise ShapeError(f"{op}: {name} has {tokens.ndim} axes, expected one")
+        if not 1 <= len(tokens) <= model.context:
+            raise ArgumentError(
+                f"{op}: {name} has {len(tokens)} tokens, expected 1 to {model.context} (the "
+                "context)"
+            )
+        if tokens.dtype.kind not in "iu":
+            raise DtypeError(f"{op}: {name} has dtype {tokens.dtype}, expected integers")
+        check_tokens(op, name, tokens.tolist(), model.vocab_size)
+        found.append(tokens.astype(np.int64))
+    return found
+
+
+def check_tokens(op: str, name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise ArgumentError where one of the integers is outside the vocabulary."""
+    wrong = [token for token in tokens if not 0 <= token < vocab_size]
+    if wrong:
+        raise ArgumentError(
+            f"{op}: {name} has the token {wrong[0]}, expected 0 to {vocab_size - 1} (a vocabulary "
+            f"of {vocab_size})"
+        )
 
 
 def initialize(model: LanguageModel, std: float = 0.02) -> None:

@@ -14,21 +14,23 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, ops
-from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
+from tensorgrad.models.language_model import check_tokens, checked_prompts
 from tensorgrad.models.transformer_lm import TransformerLM
+from tensorgrad.nn import evaluating
 from tensorgrad.ops.operand import check_integer, check_number, widened
 from tensorgrad.tensor import Tensor
 
-Ids = Sequence[int]
+Tokens = np.ndarray[Any, Any]
+Prompts = Sequence[Sequence[int] | Tokens] | Tokens
 
 LARGEST_PENALTY = 10  # its power of a length is a float at any length
 
 
 def greedy_search(
     model: TransformerLM,
-    prompts: Sequence[Ids],
+    prompts: Prompts,
     end: int,
     max_new_tokens: int,
     *,
@@ -46,12 +48,16 @@ def greedy_search(
     Returns:
         A list of at most `max_new_tokens` tokens for each prompt.
     Raises:
-        ArgumentError: a prompt is empty or too long, or has a token outside the vocabulary.
+        ArgumentError: max_new_tokens or a token is out of its range, or a prompt is empty or too
+            long.
+        ShapeError, DtypeError: a prompt is no list of integers.
     """
-    found: list[list[int]] = [[] for _ in prompts]
+    prompts = _checked(model, prompts, end, max_new_tokens)
     if not prompts:
-        return found
-    with _Rows(model, prompts, max_new_tokens, use_cache) as rows:
+        return []
+    found: list[list[int]] = [[] for _ in prompts]
+    with evaluating(model):
+        rows = _Rows(model, prompts, max_new_tokens, use_cache)
         going = np.arange(len(prompts))
         for _ in range(max_new_tokens):
             tokens = backend.to_numpy(ops.argmax(Tensor(rows.next_logits()), -1).data)
@@ -67,7 +73,7 @@ def greedy_search(
 
 def beam_search(
     model: TransformerLM,
-    prompts: Sequence[Ids],
+    prompts: Prompts,
     end: int,
     max_new_tokens: int,
     beams: int = 4,
@@ -91,6 +97,7 @@ def beam_search(
         A list of at most `max_new_tokens` tokens for each prompt.
     Raises:
         ArgumentError: an option or a token is out of its range, or a prompt is empty or too long.
+        ShapeError, DtypeError: a prompt is no list of integers.
     Source: Wu et al. 2016, arXiv:1609.08144, section 7, eq. 14.
     """
     check_integer("beam_search", "beams", beams, 1)
@@ -99,10 +106,12 @@ def beam_search(
         raise ArgumentError(
             f"beam_search: length_penalty is {length_penalty}, expected 0 to {LARGEST_PENALTY}"
         )
+    prompts = _checked(model, prompts, end, max_new_tokens)
     if not prompts:
         return []
     searches = [_Search(beams, length_penalty, max_new_tokens) for _ in prompts]
-    with _Rows(model, prompts, max_new_tokens, use_cache) as rows:
+    with evaluating(model):
+        rows = _Rows(model, prompts, max_new_tokens, use_cache)
         going = searches
         first = np.where(np.arange(beams) == 0, 0.0, -np.inf)  # at first all beams are alike
         scores = np.tile(first, (len(prompts), 1))
@@ -126,26 +135,28 @@ def beam_search(
     return [search.result() for search in searches]
 
 
+def _checked(model: TransformerLM, prompts: Prompts, end: int, max_new_tokens: int) -> list[Tokens]:
+    """Return the tokens of each prompt."""
+    check_integer("search", "max_new_tokens", max_new_tokens, 1)
+    check_integer("search", "end", end)
+    check_tokens("search", "end", [end], model.vocab_size)
+    tokens = checked_prompts("search", prompts, model)
+    width = max(map(len, tokens), default=0)
+    if width + max_new_tokens > model.context:
+        raise ArgumentError(
+            f"search: a prompt has {width} tokens and {max_new_tokens} shall follow, expected "
+            f"at most {model.context} in all (the context)"
+        )
+    return tokens
+
+
 class _Rows:
     """Rows of tokens that grow by one a step, and what the model remembers of them."""
 
     def __init__(
-        self, model: TransformerLM, prompts: Sequence[Ids], max_new_tokens: int, use_cache: bool
+        self, model: TransformerLM, prompts: list[Tokens], max_new_tokens: int, use_cache: bool
     ) -> None:
         width = max(map(len, prompts))
-        check_integer("search", "max_new_tokens", max_new_tokens, 1)
-        if not min(map(len, prompts)):
-            raise ArgumentError("search: a prompt is empty, expected one token or more")
-        if width + max_new_tokens > model.context:
-            raise ArgumentError(
-                f"search: a prompt has {width} tokens and {max_new_tokens} shall follow, expected "
-                f"at most {model.context} in all (the context)"
-            )
-        wrong = [i for prompt in prompts for i in prompt if not 0 <= i < model.vocab_size]
-        if wrong:
-            raise ArgumentError(
-                f"search: a prompt has the token {wrong[0]}, expected 0 to {model.vocab_size - 1}"
-            )
         tokens = np.zeros((len(prompts), width), np.int64)
         real = np.ones((len(prompts), 1, 1, width + max_new_tokens), bool)
         for row, prompt in enumerate(prompts):
@@ -158,14 +169,6 @@ class _Rows:
         self._cache = model.new_cache(len(prompts), width + max_new_tokens) if use_cache else None
         self._fresh = self._tokens  # what the cache does not hold yet
 
-    def __enter__(self) -> _Rows:
-        self._mode = self._model.training
-        self._model.eval()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._model.train(self._mode)
-
     def next_logits(self) -> Array:
         """Return (rows, V), on the model's device."""
         length = self._tokens.shape[1]
@@ -174,9 +177,8 @@ class _Rows:
             steps = backend.namespace(self._tokens).arange(length)
             seen = (steps <= steps[:, None]) | (steps < self._prompt)
             mask = seen if mask is None else mask & seen
-        with no_grad():
-            fresh = self._tokens if self._cache is None else self._fresh
-            return self._model.next_logits(Tensor(fresh), self._cache, mask).data
+        fresh = self._tokens if self._cache is None else self._fresh
+        return self._model.next_logits(Tensor(fresh), self._cache, mask).data
 
     def extend(self, tokens: Any, rows: Any) -> None:
         """Keep these rows, in this order, and add a token to each."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import autocast, random
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import TensorgradError
 from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
@@ -140,6 +140,11 @@ def test_dropout_is_off_and_the_mode_stays(prompts: list[list[int]]) -> None:
     assert random.get_state() == before
 
 
+def test_prompts_may_be_an_array(model: TransformerLM) -> None:
+    array = np.array([[1, 2], [3, 4]])
+    assert greedy_search(model, array, END, 5) == greedy_search(model, array.tolist(), END, 5)
+
+
 def test_no_prompts_give_no_results(model: TransformerLM) -> None:
     assert greedy_search(model, [], END, 5) == beam_search(model, [], END, 5) == []
 
@@ -147,9 +152,15 @@ def test_no_prompts_give_no_results(model: TransformerLM) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([[1], []], END, 5), "a prompt is empty"),
+        (([[1], []], END, 5), r"search: prompt 1 has 0 tokens, expected 1 to 64 \(the context\)"),
         (([[1] * 60], END, 5), "has 60 tokens and 5 shall follow, expected at most 64"),
         (([[40]], END, 5), "has the token 40, expected 0 to 39"),
+        (([[1.5]], END, 5), "the prompt has dtype float64, expected integers"),
+        (([[[1], [2, 3]]], END, 5), "the prompt is .*, expected one axis"),
+        ((["a"], END, 5), "the prompt has type str, expected a tokenizer's tokens"),
+        ((3, END, 5), "prompts has type int, expected a list of prompts"),
+        (([[1]], 40, 5), "end has the token 40, expected 0 to 39"),
+        (([[1]], None, 5), "end is None, expected an integer"),
         (([[1]], END, 0), "max_new_tokens is 0"),
         (([[1]], END, 5, 0), "beams is 0, expected 1 or more"),
         (([[1]], END, 5, 1.5), "beams is 1.5, expected an integer"),
@@ -163,8 +174,8 @@ def test_no_prompts_give_no_results(model: TransformerLM) -> None:
 def test_bad_arguments_are_named(
     model: TransformerLM, arguments: tuple[Any, ...], message: str
 ) -> None:
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(TensorgradError, match=message):
         beam_search(model, *arguments)
     if len(arguments) == 3:
-        with pytest.raises(ArgumentError, match=message):
+        with pytest.raises(TensorgradError, match=message):
             greedy_search(model, *arguments)
