@@ -18,8 +18,6 @@ from tensorgrad.errors import DtypeError
 if TYPE_CHECKING:
     from tensorgrad.autograd import Node
 
-Scalar = bool | int | float
-Operand = "Tensor | Array | Scalar"
 Axis = int | tuple[int, ...] | None
 
 
