@@ -26,9 +26,13 @@ from tests.source_tree import MOST_LINES, ROOT, module_names
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
+PROGRAM = r"((?:[A-Z_]+=\S+ |taskset \S+ \S+ )*(?:python|mpirun) {})"
+INDENTED = re.compile("^ {4}" + PROGRAM.format(".+$"), re.MULTILINE)
+QUOTED = re.compile("`" + PROGRAM.format("[^`]+") + "`")
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = {"sh", "bash", "shell", "console"}
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi}
+BENCHES = sorted(ROOT.glob("examples/bench/*.py"))
 MADE_BY_RUNNING = ("runs/", ".venv")
 
 
@@ -49,14 +53,21 @@ def python_blocks() -> Iterator[object]:
 
 
 def commands() -> Iterator[object]:
+    """Yield what stands in blocks of a shell, indented, or between backquotes in a sentence."""
     for document in DOCUMENTS:
-        for line, words, text in blocks(document):
-            if words and words[0] in SHELL:
-                for number, command in enumerate(text.replace("\\\n", " ").splitlines(), line + 1):
-                    parts = shlex.split(command.removeprefix("$ "), comments=True)
-                    if parts:
-                        name = f"{document.relative_to(ROOT)}:{number}"
-                        yield pytest.param(parts, id=name)
+        text = document.read_text(encoding="utf-8")
+        found = [
+            command.removeprefix("$ ")
+            for _, words, block in blocks(document)
+            if words and words[0] in SHELL
+            for command in block.replace("\\\n", " ").splitlines()
+        ]
+        prose = FENCE.sub("", text).replace("\\\n", " ")
+        found += [*INDENTED.findall(prose), *QUOTED.findall(prose)]
+        for number, command in enumerate(found):
+            parts = shlex.split(command, comments=True)
+            if parts:
+                yield pytest.param(parts, id=f"{document.relative_to(ROOT)}:{number}")
 
 
 Result = subprocess.CompletedProcess[str]
@@ -120,10 +131,10 @@ def problems(parts: list[str]) -> Iterator[str]:
             for target in parts[1:]
             if "=" not in target and target not in make_targets()
         )
-    if "-m" in parts:
-        module = parts[parts.index("-m") + 1]
-        if module.startswith("tensorgrad") and module not in module_names():
-            yield f"python -m {module}"
+    module = parts[parts.index("-m") + 1] if "-m" in parts else ""
+    known = {*module_names(), *(f"examples.bench.{path.stem}" for path in BENCHES)}
+    if module.startswith(("tensorgrad", "examples")) and module not in known:
+        yield f"python -m {module}"
     for word in parts:
         for extra in re.findall(r"(?:tensorgrad|\.)\[([a-z0-9,]+)\]", word):
             yield from (f"extra {name}" for name in extra.split(",") if name not in extras())
@@ -139,25 +150,26 @@ def is_path(word: str) -> bool:
 
 
 def unknown_options(parts: list[str]) -> Iterator[str]:
-    script = next((p for p in parts if p.startswith("examples/") and p.endswith(".py")), None)
-    if script is None or not (ROOT / script).exists():
-        return
-    for word in parts[parts.index(script) + 1 :]:
-        if word.startswith("--"):
-            option = word.partition("=")[0]
-            if not re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_of(script)):
-                yield f"{script} {option}"
+    """Yield the options that a program of this repository does not have."""
+    ours = re.compile(r"examples/.+\.py|(tensorgrad|examples)\..+")
+    place = next((i for i, word in enumerate(parts) if ours.fullmatch(word)), len(parts))
+    program = parts[place - 1 : place + 1] if "-m" in parts[:place] else parts[place : place + 1]
+    for word in parts[place + 1 :]:
+        option = re.escape(word.partition("=")[0])
+        if word.startswith("--") and not re.search(
+            rf"(?<![\w-]){option}(?![\w-])", help_of(*program)
+        ):
+            yield f"{parts[place]} {word}"
 
 
 @cache
-def help_of(script: str) -> str:
+def help_of(*program: str) -> str:
     return subprocess.run(
-        [sys.executable, script, "--help"],
+        [sys.executable, *program, "--help"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        check=True,
         timeout=60,
     ).stdout
 
@@ -206,6 +218,9 @@ def test_the_checks_would_notice() -> None:
         "python -m tensorgrad.nothing"
     ]
     assert list(problems(["make", "train", "ARGS=--steps 10"])) == []
+    bench = ["mpirun", "-n", "2", "python", "-m", "examples.bench.parallel", "data", "--batch", "8"]
+    assert list(problems(bench)) == []
+    assert list(problems([*bench, "--nothing"])) == ["examples.bench.parallel --nothing"]
     links = "[a](docs/none.md) [b](#quick-start) [c](#nothing) [d](docs/data.md#nothing)"
     found = list(dead_links(ROOT / "README.md", links))
     assert found == ["docs/none.md#", "#nothing", "docs/data.md#nothing"]
