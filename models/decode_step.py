@@ -2,8 +2,8 @@
 
 At one row a step is short: 0.05 ms for the weights of 124M parameters. Preparing the arguments of
 some ninety kernels in Python takes longer than that each time, so it is done when generation
-begins. A block is seven launches: norm, qkv, attention, proj, norm, up, down; bias, GELU and
-residual are part of the products.
+begins. A block is seven launches: norm, qkv, attention, proj, norm, up, down, and with SwiGLU gate;
+bias, GELU and residual are part of the products.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Module:
 
         Raises:
             CheckpointError: names are missing or unexpected (when strict), or a value has another
-                shape or kind of dtype; the message lists them all.
+                shape or kind of dtype; the message lists up to 20 of each kind.
         """
         if not isinstance(state, Mapping):
             kind = type(state).__name__

@@ -2,8 +2,8 @@
 
 Each `parameter.data` and `parameter.grad` becomes a view of its buffer:
 
-    0                                  decayed                                size
-    | wte.weight | h.0.attn.weight ... | h.0.ln_1.weight | h.0.attn.bias ... |
+    0                                     decayed                                         size
+    | tokens.weight | ...qkv.weight | ... | blocks.0.norm1.weight | ...norm1.bias | ... |
 
 So an optimizer step is one pass over contiguous memory, the norm of all gradients one reduction,
 and what ranks exchange is a slice. The layout may be several such segments, one after the other:

@@ -3,8 +3,8 @@
     checkpoints/step-00000500/
         model.safetensors       parameters and buffers under their names
         optimizer.safetensors   what the optimizer remembers
-        state.json              step, generator, data position, what the checkpoint belongs to,
-                                metrics, size and CRC-32 of the other files, and its own CRC-32
+        state.json              step, settings, generator, what the checkpoint belongs to, metrics,
+                                size and CRC-32 of the other files, and its own CRC-32
 
 A checkpoint is written into a temporary folder, brought to the disk, and renamed; older ones
 are deleted after that. So a kill or a full disk at any moment leaves every earlier one as it was.
