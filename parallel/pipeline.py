@@ -213,6 +213,10 @@ class Pipeline(ShardedRanks):
         self._comm.all_reduce(squares)
         self._data.reduce_norm(squares)
 
+    def add_shards(self, array: Array) -> None:
+        """Add what the ranks with the same stage have in its place."""
+        self._data.add_shards(array)
+
     def after_step(self) -> None:
         """Let the pipelines give each other what they have updated."""
         self._data.after_step()

@@ -11,6 +11,7 @@ Tests: tests/parallel/test_tensor.py.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.nn import FeedForward, LayerNorm, Linear, Module, SwiGLU, TransformerBlock
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
+from tensorgrad.optim.flat import ALIGNMENT, zeros
 from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Placement
@@ -265,7 +267,9 @@ class TensorParallel(ShardedRanks):
         """Compute as the inner ranks do; then sum what each of these ranks has a term of."""
         total = self._inner.compute_gradients(loss, parts, scaler)
         if self._terms:
-            self._comm.all_reduce(self._terms.read())
+            terms = self._terms.read()
+            self._comm.all_reduce(terms)
+            self._inner.add_shards(terms)
             self._terms.write()
         return total
 
@@ -295,45 +299,58 @@ class TensorParallel(ShardedRanks):
 class _Stretches:
     """Gradients of some parameters, of which this rank may have a part, as one array.
 
-    Those that follow each other in a flat buffer are one stretch of it, and worked on in place if
-    it is the only one.
+    The array has room for all of them, in the order in which the model has them, so it is the same
+    on all ranks, however each has laid out and shared what else it has; what others have is 0.
+    Those that follow each other in both are one stretch, and worked on in place if it is all.
     """
 
     def __init__(self, flat: FlatParameters, names: Collection[str]) -> None:
+        places: dict[str, int] = {}
+        length = 0
+        for name in flat.parameters:
+            if name in names:
+                places[name] = -(-length // ALIGNMENT) * ALIGNMENT
+                length = places[name] + math.prod(flat.slots[name].shape)
+        self._parts: list[tuple[int, Array]] = []  # where each begins in the array
         slots = sorted(flat.slots.items(), key=lambda item: item[1].offset)
-        self._parts: list[Array] = []
         for piece in flat.pieces:
             stop = piece.begin + int(piece.grad.size)
             inside = [
-                (name in names, max(slot.offset, piece.begin), min(slot.piece.stop, stop))
+                (
+                    slot.offset - places[name] if name in places else None,
+                    max(slot.offset, piece.begin),
+                    min(slot.piece.stop, stop),
+                )
                 for name, slot in slots
                 if slot.offset < stop and piece.begin < slot.piece.stop
             ]
-            for wanted, run in groupby(inside, itemgetter(0)):
-                if wanted:
+            for apart, run in groupby(inside, itemgetter(0)):
+                if apart is not None:
                     bounds = [each[1:] for each in run]
-                    first, last = bounds[0][0] - piece.begin, bounds[-1][1] - piece.begin
-                    self._parts.append(piece.grad[first:last])
+                    first, last = bounds[0][0], bounds[-1][1]
+                    grad = piece.grad[first - piece.begin : last - piece.begin]
+                    self._parts.append((first - apart, grad))
+        like = flat.pieces[0].grad
         self._joined: Array | None = None
-        if len(self._parts) > 1:
-            length = sum(int(part.size) for part in self._parts)
-            self._joined = backend.empty((length,), self._parts[0].dtype, self._parts[0])
+        if [int(grad.size) for _, grad in self._parts] != [length]:
+            self._joined = zeros(length, like.dtype, like)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._parts)
+        """Whether there are any, on whatever rank."""
+        return self._joined is None or self._joined.size > 0
 
     def read(self) -> Array:
         """Return what they hold now, as one array."""
         if self._joined is None:
-            return self._parts[0]
-        return backend.namespace(self._joined).concatenate(self._parts, out=self._joined)
+            return self._parts[0][1]
+        self._joined.fill(0)
+        for begin, part in self._parts:
+            self._joined[begin : begin + part.size] = part
+        return self._joined
 
     def write(self) -> None:
         """Put back what was done to the array that `read` gave."""
-        begin = 0
         if self._joined is None:
             return
-        for part in self._parts:
+        for begin, part in self._parts:
             part[...] = self._joined[begin : begin + part.size]
-            begin += part.size

@@ -119,6 +119,10 @@ class Zero(ShardedRanks, DataParallel):
         """Add the squares of the gradients that other ranks keep."""
         self._comm.all_reduce(squares)
 
+    def add_shards(self, array: Array) -> None:
+        """Add what the ranks that keep other parts of the gradients have in its place."""
+        self._comm.all_reduce(array)
+
     def after_step(self) -> None:
         """Gather what was updated; of blocks in stage 3 only the first, for the next forward."""
         flat, units = self._prepared()

@@ -115,6 +115,9 @@ class Ranks:
     def reduce_norm(self, squares: Array) -> None:
         """Add, in place, the squares of gradients that other ranks alone have."""
 
+    def add_shards(self, array: Array) -> None:
+        """Add, in place, what ranks that keep other parts of the gradients have in its place."""
+
     def after_step(self) -> None:
         """Give all ranks the parameters that the optimizer has updated elsewhere."""
 

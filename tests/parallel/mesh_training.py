@@ -48,6 +48,8 @@ MESHES: dict[int, list[Case]] = {
         (0, {"tp": 4}, {"sequence": True}),
         (3, {"dp": 2, "tp": 2}, {"sequence": True}),
         (2, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True}),
+        (3, {"dp": 2, "tp": 2}, {"bucket_mb": 0.06, "sequence": True}),
+        (3, {"dp": 2, "tp": 2}, {"bucket_mb": 0.04, "zero": 1, "sequence": True}),
         (0, {"pp": 2, "tp": 2}, {"sequence": True}),
         (3, {"pp": 2, "tp": 2}, {"schedule": "gpipe"}),
     ],
