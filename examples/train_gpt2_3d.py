@@ -22,7 +22,7 @@ from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train.config import option
 from tensorgrad.train.ranks import Ranks
-from train_gpt2_dp import ParallelSettings, begin, read_command_line_once, train_on_ranks
+from train_gpt2_dp import ParallelSettings, run_on_ranks
 
 ABOUT = "Train a GPT-2 on a mesh of ranks: data, pipeline and tensor parallelism."
 
@@ -64,11 +64,8 @@ class MeshSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not see
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on this rank; an exception ends all ranks and shows its traceback."""
-    comm = begin()
-    settings, folder, resuming = read_command_line_once(comm, MeshSettings, ABOUT, arguments)
-    train_on_ranks(comm, settings, folder, resuming)
-    return 0
+    """Run the command on this rank."""
+    return run_on_ranks(MeshSettings, ABOUT, arguments)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from typing import Any, TypeVar
 from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel import Comm, DataParallel, Zero, world
 from tensorgrad.parallel.data import REDUCTIONS
+from tensorgrad.parallel.launch import say_once
 from tensorgrad.train import config
+from tensorgrad.train.command import MENDABLE, status_and_line
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.ranks import Ranks
@@ -109,24 +111,34 @@ def read_command_line_once(
     return settings, Path(told["folder"]), told["resuming"]
 
 
-def train_on_ranks(comm: Comm, settings: ParallelSettings, folder: Path, resuming: bool) -> None:
-    """Train together with the other ranks, each on its device."""
+def run_on_ranks(
+    kind: type[AnySettings], about: str, arguments: Sequence[str] | None = None
+) -> int:
+    """Train together with the other ranks, each on its device; return the exit status.
+
+    An error that a user can mend ends all ranks with one line, any other with its traceback.
+    """
+    comm = begin()
+    settings, folder, resuming = read_command_line_once(comm, kind, about, arguments)
     try:
         ranks = settings.ranks(comm)
-    except ArgumentError as error:  # the same on all ranks: one line, as of the command line
+    except ArgumentError as error:  # the same on all ranks: they end in peace
         if comm.rank == 0:
             logging.error("%s", error)
-        sys.exit(1)
-    settings, _ = choose_device(settings)
-    train(settings, folder, resuming, ranks, comm.select_device(settings.device), comm.size)
+        return 1
+    try:
+        settings, _ = choose_device(settings)
+        train(settings, folder, resuming, ranks, comm.select_device(settings.device), comm.size)
+    except MENDABLE as error:
+        status, line = status_and_line(error)
+        say_once(comm.rank, comm.size, line)
+        comm.abort(status)
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on this rank; an exception ends all ranks and shows its traceback."""
-    comm = begin()
-    settings, folder, resuming = read_command_line_once(comm, ParallelSettings, ABOUT, arguments)
-    train_on_ranks(comm, settings, folder, resuming)
-    return 0
+    """Run the command on this rank."""
+    return run_on_ranks(ParallelSettings, ABOUT, arguments)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,18 @@ def share_cores(ranks: int, warn: bool) -> None:
         )
 
 
+def say_once(rank: int, size: int, why: str) -> None:
+    """Write why this rank is about to end all; what all ranks meet, the first of them alone says.
+
+    It ends the job while the others wait here.
+    """
+    time.sleep(4 * _READ * min(rank, 4))
+    sys.stdout.flush()
+    sys.stderr.write(f"rank {rank} of {size}: {why.rstrip()}\n")
+    sys.stderr.flush()
+    time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted
+
+
 def end_all_ranks_on_error(rank: int, size: int, abort: Callable[[int], None]) -> None:
     """From now on an uncaught exception, in any thread, ends the whole job.
 
@@ -117,14 +129,8 @@ def end_all_ranks_on_error(rank: int, size: int, abort: Callable[[int], None]) -
     def report_and_abort(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An error that all ranks meet is shown once: rank 0 ends the job while the others wait.
-        time.sleep(4 * _READ * min(rank, 4))
         lines = traceback.format_exception(kind, error, trace)
-        title = f"rank {rank} of {size}: uncaught {kind.__name__}, all ranks end\n"
-        sys.stdout.flush()
-        sys.stderr.write(title + "".join(lines))
-        sys.stderr.flush()
-        time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted
+        say_once(rank, size, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
         abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:

@@ -12,6 +12,8 @@ from typing import ParamSpec
 from tensorgrad.errors import TensorgradError
 from tensorgrad.train.loop import Outcome
 
+MENDABLE = (TensorgradError, OSError, UnicodeError, KeyboardInterrupt)  # by a user
+
 _log = logging.getLogger(__name__)
 _Arguments = ParamSpec("_Arguments")
 
@@ -27,17 +29,20 @@ def command(program: Callable[_Arguments, object]) -> Callable[_Arguments, int]:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         try:
             program(*arguments, **options)
-        except (TensorgradError, OSError, UnicodeError) as error:
-            _log.error("%s", error)
-            return 1
-        except KeyboardInterrupt:
-            _log.error(
-                "stopped at once; --resume goes on from the newest checkpoint, if there is one"
-            )
-            return 130
+        except MENDABLE as error:
+            status, line = status_and_line(error)
+            _log.error("%s", line)
+            return status
         return 0
 
     return run
+
+
+def status_and_line(error: BaseException) -> tuple[int, str]:
+    """Return with which exit status and line a program ends that an error has stopped."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "stopped at once; --resume goes on from the newest checkpoint, if there is one"
+    return 1, str(error)
 
 
 def free_folder(name: str) -> Path:

@@ -52,4 +52,4 @@ def test_a_model_that_cannot_be_cut_is_said_once(options: list[str], tmp_path: P
     assert result.returncode == 1
     message = "the table of tokens (rows) is 301, expected a multiple of the 2 ranks"
     assert result.stderr.count(message) == 1, result.stderr
-    assert result.stderr.count("Traceback") == 1
+    assert "Traceback" not in result.stderr

@@ -32,10 +32,9 @@ def test_a_run_goes_on_with_another_number_of_stages(options: list[str], tmp_pat
 
 
 def test_sizes_that_do_not_fit_are_said_once(options: list[str], tmp_path: Path) -> None:
-    layers = "the model has 2 layers, expected 4 or more: 2 stages with 2"
     for given, message in (
         (["--micro-batches", 3], "--micro-batches: got 3, expected a divisor of the 8 sequences"),
-        (["--order", "interleaved"], layers),
+        (["--order", "interleaved"], "the model has 2 layers, expected 4 or more: 2 stages with 2"),
         (["--stages", 1, "--batch", 7], "--batch: got 7, expected a multiple of the 2 pipelines"),
         (
             ["--order", "gpipe", "--chunks", 2],
@@ -45,4 +44,4 @@ def test_sizes_that_do_not_fit_are_said_once(options: list[str], tmp_path: Path)
         result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
         assert result.returncode == 1
         assert result.stderr.count(message) == 1, result.stderr
-        assert result.stderr.count("Traceback") == (message == layers)
+        assert "Traceback" not in result.stderr
