@@ -101,8 +101,14 @@ def world(timeout: float | None = None) -> Comm:
 def _wait_for_all_ranks(timeout: float) -> None:
     """Start MPI, in which ranks wait for all others; this one ends if one does not come in time."""
     if launched_ranks() > 1 and "mpi4py.MPI" not in sys.modules:
-        with time_limit(timeout), suppress(ImportError):  # of which _start tells
-            import mpi4py.MPI  # noqa: F401
+        with time_limit(timeout):
+            _start_mpi()  # of a failed import _start tells
+
+
+def _start_mpi() -> None:
+    """Start MPI, in which ranks wait for all others."""
+    with suppress(ImportError):
+        import mpi4py.MPI  # noqa: F401
 
 
 def _abort_before_start(status: int) -> None:
@@ -452,4 +458,4 @@ def _nccl_unique_id() -> bytes:
 
 
 if launched_ranks() > 1:  # an error before the first call of world ends all ranks too
-    end_all_ranks_on_error(launched_rank(), launched_ranks(), _abort_before_start)
+    end_all_ranks_on_error(launched_rank(), launched_ranks(), _abort_before_start, _start_mpi)

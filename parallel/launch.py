@@ -120,15 +120,27 @@ def say_once(rank: int, size: int, why: str) -> None:
     time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted
 
 
-def end_all_ranks_on_error(rank: int, size: int, abort: Callable[[int], None]) -> None:
+def end_all_ranks_on_error(
+    rank: int,
+    size: int,
+    abort: Callable[[int], None],
+    prepare: Callable[[], None] | None = None,
+) -> None:
     """From now on an uncaught exception, in any thread, ends the whole job.
 
     Without this the other ranks wait for the lost one in their next collective, for ever.
+
+    Args:
+        rank, size: of this rank.
+        abort: ends all ranks with a status.
+        prepare: what `abort` first waits for others in; begun while others show the error.
     """
 
     def report_and_abort(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if prepare is not None:
+            threading.Thread(target=prepare, daemon=True).start()
         lines = traceback.format_exception(kind, error, trace)
         say_once(rank, size, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
         abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)

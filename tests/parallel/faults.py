@@ -22,6 +22,10 @@ def one_raises_early() -> None:
         raise ValueError("boom")
 
 
+def all_raise_early() -> None:
+    raise ValueError("boom")
+
+
 def one_never_comes() -> None:
     if launch.launched_rank() == 1:
         sys.exit(0)
@@ -134,7 +138,7 @@ def groups_cross(world: Comm) -> None:
         world.send(np.ones(5), 3, wait=False)
 
 
-EARLY = {each.__name__: each for each in (one_raises_early, one_never_comes)}
+EARLY = {each.__name__: each for each in (one_raises_early, all_raise_early, one_never_comes)}
 
 if __name__ == "__main__":
     if sys.argv[1] in EARLY:
