@@ -47,7 +47,6 @@ class Settings(TrainSettings):
     steps: int = option(800, "optimizer steps in all", low=1)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
     lr: float = option(3e-3, "highest learning rate", low=0)
-    warmup: int = option(40, "steps in which the learning rate rises", low=0)
     data: str = option(
         "stdlib",
         "text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's own source",

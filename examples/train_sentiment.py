@@ -58,7 +58,7 @@ log = logging.getLogger("train_sentiment")
 CLASSES = ("negative", "positive")
 # What --model says besides the defaults.
 PRESETS: dict[str, dict[str, Any]] = {
-    "mean": {},
+    "mean": {"warmup": 100},
     "transformer": {"batch": 128, "lr": 1e-3, "warmup": 200, "dropout": 0.2},
 }
 # And for the mean what --data reviews says: 2,000 sentences are few.
@@ -99,6 +99,12 @@ class Settings(TrainSettings):
     steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0)
     batch: int = option(256, "sentences of a step", low=1)
     lr: float = option(3e-3, "highest learning rate", low=0)
+    warmup: int | None = option(
+        None,
+        "steps in which the learning rate rises, fewer than all; none: a twentieth of --steps, or "
+        "without it as --model says",
+        low=0,
+    )
     schedule: str = option(
         "linear",
         "how the learning rate falls",
@@ -132,7 +138,7 @@ class Settings(TrainSettings):
         return replace(
             self,
             steps=steps,
-            warmup=min(self.warmup, steps - 1),
+            warmup=None if self.warmup is None else min(self.warmup, steps - 1),
             evaluate_every=self.evaluate_every or epoch,
             checkpoint_every=self.checkpoint_every or epoch,
         )
@@ -144,7 +150,8 @@ def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings,
     def complete(given: dict[str, Any]) -> dict[str, Any]:
         model = given.get("model", "mean")
         few = REVIEWS if (model, given.get("data")) == ("mean", "reviews") else {}
-        return {**PRESETS[model], **few, **given}
+        short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
+        return {**PRESETS[model], **few, **short, **given}
 
     def folder_of(settings: Settings) -> Path:
         return Path(settings.out) if settings.out else free_folder("runs/sentiment")

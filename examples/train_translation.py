@@ -56,9 +56,9 @@ log = logging.getLogger("train_translation")
 
 AVERAGED = "averaged.safetensors"
 
-# What --preset says besides the defaults; "small" is the defaults.
+# What --preset says besides the defaults.
 PRESETS: dict[str, dict[str, Any]] = {
-    "small": {},
+    "small": {"warmup": 400},
     # Two CPU cores and a few minutes.
     "phrases": {
         "vocab": 1000, "width": 128, "layers": 2, "heads": 4, "context": 160, "batch": 2048,
@@ -96,7 +96,12 @@ class Settings(TrainSettings):
     accumulate: int = option(
         1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
     )
-    warmup: int = option(400, "steps in which the learning rate rises, fewer than all", low=0)
+    warmup: int | None = option(
+        None,
+        "steps in which the learning rate rises, fewer than all; none: a twentieth of --steps, or "
+        "without it as the preset says",
+        low=0,
+    )
     weight_decay: float = option(0.01, "decay of matrices, times the learning rate", low=0)
     beta2: float = option(0.98, "AdamW: decay of the mean square", low=0, high=1)
     lr_end: float = option(0.02, "learning rate at the end, as a share of --lr", low=0, high=1)
@@ -162,7 +167,7 @@ class Settings(TrainSettings):
         return replace(
             self,
             steps=steps,
-            warmup=min(self.warmup, steps - 1),
+            warmup=None if self.warmup is None else min(self.warmup, steps - 1),
             evaluate_every=epoch,
             checkpoint_every=saves,
         )
@@ -191,7 +196,8 @@ def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings,
     def complete(given: dict[str, Any]) -> dict[str, Any]:
         phrases = given.get("data") == "phrases"
         preset = given.get("preset") or ("phrases" if phrases else "small")
-        return {**PRESETS[preset], **given, "preset": preset}
+        short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
+        return {**PRESETS[preset], **short, **given, "preset": preset}
 
     description = __doc__.splitlines()[0] if __doc__ else ""
     return run_config.read_command_line(

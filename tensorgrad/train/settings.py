@@ -30,7 +30,9 @@ class TrainSettings:
         1, "parts that a batch is cut into, to need less memory; same result", low=1
     )
     lr: float = option(1e-3, "highest learning rate", low=0)
-    warmup: int = option(100, "steps in which the learning rate rises", low=0)
+    warmup: int | None = option(
+        None, "steps in which the learning rate rises, if not a twentieth of all", low=0
+    )
     schedule: str = option("cosine", "how the learning rate falls after that", choices=SCHEDULES)
     lr_end: float = option(0.1, "learning rate at the end, as a share of --lr", low=0, high=1)
     weight_decay: float = option(0.1, "decay of matrices, times the learning rate", low=0)
@@ -62,19 +64,25 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.warmup >= self.steps:
+        if self.warmup_steps >= self.steps:
             raise ArgumentError(
                 f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
             )
 
+    @property
+    def warmup_steps(self) -> int:
+        """In how many steps the learning rate rises."""
+        return self.steps // 20 if self.warmup is None else self.warmup
+
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
+        warmup = self.warmup_steps
         if self.schedule == "constant":
-            return schedule.constant(step, self.lr, self.warmup)
+            return schedule.constant(step, self.lr, warmup)
         if self.schedule == "inverse-square-root":
-            return schedule.inverse_square_root(step, self.lr, max(1, self.warmup))
+            return schedule.inverse_square_root(step, self.lr, max(1, warmup))
         falling = schedule.cosine if self.schedule == "cosine" else schedule.linear
-        return falling(step, self.lr, self.steps, self.warmup, self.lr * self.lr_end)
+        return falling(step, self.lr, self.steps, warmup, self.lr * self.lr_end)
 
     def optimizer(self, parameters: FlatParameters | NamedParameters) -> AdamW:
         """Return AdamW over these parameters."""

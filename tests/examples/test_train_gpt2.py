@@ -134,6 +134,13 @@ def test_bad_options_are_named(
     assert message in fails([*options, *more], caplog)
 
 
+def test_the_warm_up_follows_the_steps() -> None:
+    for steps, warmup in ((1, 0), (10, 0), (800, 40), (20_000, 1000)):
+        settings = train_gpt2.read_command_line(["--steps", str(steps)])[0]
+        assert settings.warmup_steps == warmup
+        assert settings.learning_rate(warmup) == settings.lr
+
+
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         train_gpt2.main(["--stepz", "3"])

@@ -178,6 +178,12 @@ def test_bad_options_are_named(
     assert message in fails([*mean, *more], caplog)
 
 
+def test_a_run_of_few_steps_is_warm_before_its_end() -> None:
+    for given, warmup in (([], 100), (["--steps", "40"], 2), (["--epochs", "1"], 49)):
+        settings = train_sentiment.read_command_line(["--data", "any", *given])[0]
+        assert settings.with_steps(50).warmup_steps == warmup
+
+
 def test_bad_labels_and_vectors_are_named(
     mean: list[str], data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

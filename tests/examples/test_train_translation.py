@@ -87,6 +87,8 @@ def test_a_run_of_few_steps_is_warm_before_its_end() -> None:
     assert settings.warmup == 400
     assert settings.with_steps(50).warmup == 99
     assert settings.with_steps(500).warmup == 400
+    settings = train_translation.read_command_line(["--steps", "100", "--data", "phrases"])[0]
+    assert settings.with_steps(50).warmup_steps == 5
 
 
 def parameters(folder: Path) -> dict[str, bytes]:
