@@ -20,9 +20,8 @@ from functools import lru_cache
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 
-_LOGITS = 400 * 2**20  # bytes of a chunk of logits, as ops/linear_cross_entropy.py has them on GPUs
-_ROWS = 128  # and its least rows
 _IDS = 16  # bytes of a token and its target on the device
 
 
@@ -120,7 +119,7 @@ class Costs:
     def chunk(self, tokens: int) -> float:
         """Return the bytes of the logits that are there at a time."""
         item = 4 if self.tp > 1 else self.item  # where ranks share the head it works in float32
-        rows = max(1, _LOGITS // (self.rows * item * _ROWS)) * _ROWS
+        rows = rows_at_a_time("plan", None, self.rows * item, on_host=False)
         return float(min(rows, tokens) * self.rows * item)
 
     def block_work(self, tokens: int) -> float:

@@ -20,16 +20,14 @@ from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.dtypes import Dtype, compute_dtype
-from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
 from tensorgrad.ops.cross_entropy_cuda import Options, Scale, rescale
+from tensorgrad.ops.linear_cross_entropy import check_shapes, rows_at_a_time
 from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.ops.operand import float_tensor, integer_array, promoted
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.tensor import Tensor
-
-_CPU_BYTES, _GPU_BYTES = 64 * 2**20, 400 * 2**20  # of the logits of a chunk, float32
-_ROWS = 128  # a chunk is a multiple of this
 
 
 def vocabulary_parallel_cross_entropy(
@@ -77,18 +75,14 @@ def vocabulary_parallel_cross_entropy(
     targets = integer_array(op, "targets", targets)
     arrays = (x.data, weight.data, targets)
     backend.same_device(op, ("x", "weight", "targets"), arrays)
-    classes = _check_shapes(op, arrays, comm.size, vocab_size)
+    classes = check_shapes(op, arrays[:2], targets, vocab_size, comm.size)
     options = Options(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     if reduction == "none":
         raise ArgumentError(f"{op}: reduction is 'none', expected 'mean' or 'sum'")
     dtype = promoted(op, ("x", "weight"), arrays[:2])
     wide = compute_dtype(dtype)
-    if chunk is None:
-        limit = _CPU_BYTES if is_numpy(targets) else _GPU_BYTES
-        chunk = max(1, limit // (len(weight.data) * wide.itemsize * _ROWS)) * _ROWS
-    elif chunk < 1:
-        raise ArgumentError(f"{op}: chunk is {chunk}, expected 1 or more")
+    chunk = rows_at_a_time(op, chunk, len(weight.data) * wide.itemsize, is_numpy(targets))
     if is_numpy(targets):
         counted = counted_targets(op, targets, ignore_index, classes)
     else:
@@ -134,29 +128,6 @@ class _Problem(NamedTuple):
     divisor: Array | None  # of the sum of losses
     dtype: Dtype
     chunk: int
-
-
-def _check_shapes(op: str, arrays: Sequence[Array], ranks: int, vocab_size: int | None) -> int:
-    """Return how many classes there are on all ranks."""
-    x, weight, targets = arrays
-    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight):
-        width = x.shape[-1] if x.ndim else "C"
-        raise ShapeError(
-            f"{op}: weight has shape {weight.shape}, expected (n, {width}) as x has shape {x.shape}"
-        )
-    if targets.shape != x.shape[:-1]:
-        raise ShapeError(
-            f"{op}: targets have shape {targets.shape}, expected {x.shape[:-1]} "
-            "(x without the last axis)"
-        )
-    rows = ranks * len(weight)
-    classes = rows if vocab_size is None else vocab_size
-    if not 1 <= classes <= rows:
-        raise ArgumentError(
-            f"{op}: vocab_size is {classes}, expected 1 to {rows} ({len(weight)} rows on each of "
-            f"{ranks} ranks)"
-        )
-    return classes
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Sequence[Array | None]:

@@ -87,15 +87,11 @@ def linear_cross_entropy(
     arrays = [tensor.data for tensor in inputs]
     backend.same_device(op, ("x", "weight", "bias")[: len(arrays)], arrays)
     backend.same_device(op, ("x", "targets"), (x.data, targets))
-    classes = _check_shapes(op, arrays, targets, vocab_size)
+    classes = check_shapes(op, arrays, targets, vocab_size)
     options = Options(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
-    if chunk is None:
-        item = promoted(op, ("x", "weight"), arrays[:2]).itemsize
-        limit = _CPU_BYTES if is_numpy(targets) else _GPU_BYTES
-        chunk = max(1, limit // (len(arrays[1]) * item * _ROWS)) * _ROWS
-    else:
-        check_integer(op, "chunk", chunk, 1)
+    dtype = promoted(op, ("x", "weight"), arrays[:2])
+    chunk = rows_at_a_time(op, chunk, len(arrays[1]) * dtype.itemsize, is_numpy(targets))
     if is_numpy(targets):
         counted = counted_targets(op, targets, ignore_index, classes)
         count = np.asarray(max(int(counted.sum()), 1), compute_dtype(arrays[1].dtype))
@@ -108,7 +104,6 @@ def linear_cross_entropy(
     problem = _Problem(arrays, ids, counted, options, classes, chunk)
     wants = [mode.grad_enabled and tensor.requires_grad for tensor in inputs]
     early = reduction != "none" and any(wants)
-    dtype = promoted(op, ("x", "weight"), arrays[:2])
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
     scale = Scale(None, None if defers(dtype) else count)
     gradients = _run(problem, losses, wants if early else [], scale)
@@ -133,13 +128,28 @@ class _Problem(NamedTuple):
     chunk: int
 
 
-def _check_shapes(op: str, arrays: list[Array], targets: Array, vocab_size: int | None) -> int:
-    """Return how many classes there are."""
+def rows_at_a_time(op: str, chunk: int | None, row_bytes: int, on_host: bool) -> int:
+    """Return the rows of a chunk: what was said, or as many as there is memory for logits."""
+    if chunk is None:
+        limit = _CPU_BYTES if on_host else _GPU_BYTES
+        return max(1, limit // (row_bytes * _ROWS)) * _ROWS
+    check_integer(op, "chunk", chunk, 1)
+    return chunk
+
+
+def check_shapes(
+    op: str,
+    arrays: Sequence[Array],
+    targets: Array,
+    vocab_size: int | None,
+    ranks: int | None = None,
+) -> int:
+    """Return how many classes there are; `ranks` have as many rows each, if these are not all."""
     x, weight = arrays[:2]
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight):
-        width = x.shape[-1] if x.ndim else "C"
+        shape = f"({'V' if ranks is None else 'n'}, {x.shape[-1] if x.ndim else 'C'})"
         raise ShapeError(
-            f"{op}: weight has shape {weight.shape}, expected (V, {width}) as x has shape {x.shape}"
+            f"{op}: weight has shape {weight.shape}, expected {shape} as x has shape {x.shape}"
         )
     if targets.shape != x.shape[:-1]:
         raise ShapeError(
@@ -150,12 +160,12 @@ def _check_shapes(op: str, arrays: list[Array], targets: Array, vocab_size: int 
         raise ShapeError(
             f"{op}: bias has shape {arrays[2].shape}, expected {weight.shape[:1]} (V of weight)"
         )
-    classes = len(weight) if vocab_size is None else vocab_size
+    rows = len(weight) * (1 if ranks is None else ranks)
+    classes = rows if vocab_size is None else vocab_size
     check_integer(op, "vocab_size", classes)
-    if not 1 <= classes <= len(weight):
-        raise ArgumentError(
-            f"{op}: vocab_size is {classes}, expected 1 to {len(weight)} (rows of weight)"
-        )
+    if not 1 <= classes <= rows:
+        what = "rows of weight" if ranks is None else f"{len(weight)} rows on each of {ranks} ranks"
+        raise ArgumentError(f"{op}: vocab_size is {classes}, expected 1 to {rows} ({what})")
     return classes
 
 
