@@ -107,7 +107,7 @@ def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:
 
 
 def choose_dtype(dtype: str, device: str) -> str:
-    """Return the type to compute in: for "auto" bfloat16 on a GPU that has it, else float32."""
+    """Return the type to compute in: for "auto" 16 bits on a GPU, float32 on the CPU."""
     if dtype != "auto":
         return dtype
     index = backend.gpu_index(device)
@@ -243,7 +243,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
-        help="to compute in; auto: bfloat16 on a GPU that has it, else float32",
+        help="to compute in; auto: on a GPU bfloat16, or float16 if it has no such, else float32",
     )  # fmt: skip
     return parser.parse_args(arguments)
 
