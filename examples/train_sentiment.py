@@ -52,6 +52,7 @@ from tensorgrad.train.command import command, free_folder, report_stop
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.settings import SCHEDULES
 
 log = logging.getLogger("train_sentiment")
 
@@ -60,6 +61,12 @@ CLASSES = ("negative", "positive")
 PRESETS: dict[str, dict[str, Any]] = {
     "mean": {"warmup": 100},
     "transformer": {"batch": 128, "lr": 1e-3, "warmup": 200, "dropout": 0.2},
+}
+# What does nothing where another option has this value.
+IDLE = {
+    ("model", "mean"): ("heads",),
+    ("model", "transformer"): ("hidden",),
+    ("tokens", "bpe"): ("at_least",),
 }
 # And for the mean what --data reviews says: 2,000 sentences are few.
 REVIEWS: dict[str, Any] = {"batch": 64, "epochs": 20}
@@ -105,11 +112,7 @@ class Settings(TrainSettings):
         "without it as --model says",
         low=0,
     )
-    schedule: str = option(
-        "linear",
-        "how the learning rate falls",
-        choices=("cosine", "linear", "constant", "inverse-square-root"),
-    )
+    schedule: str = option("linear", "how the learning rate falls", choices=SCHEDULES)
     lr_end: float = option(0.0, "learning rate at the end, as a share of --lr", low=0, high=1)
     weight_decay: float = option(0.01, "decay of matrices, times the learning rate", low=0)
     beta2: float = option(0.99, "AdamW: decay of the mean square", low=0, high=1)
@@ -148,7 +151,15 @@ def read_command_line(arguments: Sequence[str] | None = None) -> tuple[Settings,
     """Return the settings, the folder of the run, and whether it goes on from a checkpoint."""
 
     def complete(given: dict[str, Any]) -> dict[str, Any]:
-        model = given.get("model", "mean")
+        chosen = {"model": "mean", "tokens": "words", **given}
+        for (name, value), idle in IDLE.items():
+            for other in idle:
+                if chosen[name] == value and other in given:
+                    raise ArgumentError(
+                        f"--{other.replace('_', '-')}: got {given[other]!r} with --{name} {value}, "
+                        "expected none: it would do nothing"
+                    )
+        model = chosen["model"]
         few = REVIEWS if (model, given.get("data")) == ("mean", "reviews") else {}
         short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
         return {**PRESETS[model], **few, **short, **given}

@@ -170,6 +170,12 @@ def fails(arguments: list[str], caplog: pytest.LogCaptureFixture) -> str:
         (["--model", "transformer", "--heads", "3"], "expected a multiple of heads, 3"),
         (["--vectors", "none.txt"], "cannot read none.txt"),
         (["--vectors", "a.txt", "--tokens", "bpe"], "--vectors: got --tokens bpe, expected words"),
+        (
+            ["--at-least", "2", "--tokens", "bpe"],
+            "--at-least: got 2 with --tokens bpe, expected none",
+        ),
+        (["--heads", "4"], "--heads: got 4 with --model mean, expected none"),
+        (["--model", "transformer", "--hidden", "8"], "--hidden: got 8 with --model transformer"),
     ],
 )
 def test_bad_options_are_named(
