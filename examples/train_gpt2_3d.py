@@ -15,7 +15,6 @@ as many as stages. To have one file of the whole model:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
@@ -63,10 +62,5 @@ class MeshSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not see
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on this rank."""
-    return run_on_ranks(MeshSettings, ABOUT, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_on_ranks(MeshSettings, ABOUT))

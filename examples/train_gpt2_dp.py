@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,13 +89,13 @@ def begin() -> Comm:
 
 
 def read_command_line_once(
-    comm: Comm, kind: type[AnySettings], about: str, arguments: Sequence[str] | None = None
+    comm: Comm, kind: type[AnySettings], about: str
 ) -> tuple[AnySettings, Path, bool]:
     """Return what rank 0 reads from the command line; it also chooses the folder of the run."""
     told: dict[str, Any] = {}
     if comm.rank == 0:
         try:
-            settings, folder, resuming = config.read_command_line(kind, about, folder_of, arguments)
+            settings, folder, resuming = config.read_command_line(kind, about, folder_of)
             told = {"settings": asdict(settings), "folder": str(folder), "resuming": resuming}
         except SystemExit as end:  # after --help or an unknown option: all ranks end in peace
             told = {"status": end.code}
@@ -111,15 +110,13 @@ def read_command_line_once(
     return settings, Path(told["folder"]), told["resuming"]
 
 
-def run_on_ranks(
-    kind: type[AnySettings], about: str, arguments: Sequence[str] | None = None
-) -> int:
-    """Train together with the other ranks, each on its device; return the exit status.
+def run_on_ranks(kind: type[AnySettings], about: str) -> int:
+    """Run the command together with the other ranks, each on its device; return its exit status.
 
     An error that a user can mend ends all ranks with one line, any other with its traceback.
     """
     comm = begin()
-    settings, folder, resuming = read_command_line_once(comm, kind, about, arguments)
+    settings, folder, resuming = read_command_line_once(comm, kind, about)
     try:
         ranks = settings.ranks(comm)
     except ArgumentError as error:  # the same on all ranks: they end in peace
@@ -136,10 +133,5 @@ def run_on_ranks(
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on this rank."""
-    return run_on_ranks(ParallelSettings, ABOUT, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_on_ranks(ParallelSettings, ABOUT))

@@ -14,7 +14,6 @@ rank 0 prints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensorgrad.errors import ArgumentError
@@ -73,10 +72,5 @@ class PipelineSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on this rank."""
-    return run_on_ranks(PipelineSettings, ABOUT, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_on_ranks(PipelineSettings, ABOUT))
