@@ -1,7 +1,7 @@
 """Let a trained model write: on from a prompt, from each line of a file, or in a conversation.
 
     python examples/generate.py --checkpoint runs/gpt2-1 --prompt "def main("
-    python examples/generate.py --checkpoint my/gpt2 --prompts questions.txt --temperature 0
+    python examples/generate.py --checkpoint my_gpt2 --prompts questions.txt --temperature 0
     python examples/generate.py --checkpoint runs/gpt2-1
 
 The checkpoint is a run of train_gpt2.py, one checkpoint of it (runs/gpt2-1/checkpoints/step-...),

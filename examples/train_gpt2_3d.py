@@ -1,7 +1,7 @@
 """Train a GPT-2 on a mesh of ranks: data, pipeline and tensor parallelism, all at once.
 
     mpirun -n 4 python examples/train_gpt2_3d.py --dp 1 --pp 2 --tp 2
-    mpirun -n 8 python examples/train_gpt2_3d.py --pp 2 --tp 2 --accumulate 8 --zero 1
+    mpirun -n 8 python examples/train_gpt2_3d.py --pp 2 --tp 2 --batch 16 --accumulate 8 --zero 1
     mpirun -n 2 python examples/train_gpt2_3d.py --resume runs/gpt2-1 --tp 2
 
 Options, data and results are those of train_gpt2.py, and any mesh takes the same steps: every rank

@@ -6,6 +6,7 @@ A block opened with ```python runs as it stands. ```python gpu is skipped withou
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -16,7 +17,9 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +36,7 @@ LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = {"sh", "bash", "shell", "console"}
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi}
 BENCHES = sorted(ROOT.glob("examples/bench/*.py"))
+PROGRAMS = [*sorted(ROOT.glob("examples/*.py")), *BENCHES]
 MADE_BY_RUNNING = ("runs/", ".venv")
 
 
@@ -52,10 +56,15 @@ def python_blocks() -> Iterator[object]:
                 yield pytest.param(text, "mpi" in words, id=name, marks=marks)
 
 
-def commands() -> Iterator[object]:
-    """Yield what stands in blocks of a shell, indented, or between backquotes in a sentence."""
-    for document in DOCUMENTS:
+def commands() -> Iterator[Any]:
+    """Yield what stands in blocks of a shell, indented, or between backquotes in a sentence.
+
+    Of programs it is what their docstrings begin with.
+    """
+    for document in (*DOCUMENTS, *PROGRAMS):
         text = document.read_text(encoding="utf-8")
+        if document.suffix == ".py":
+            text = ast.get_docstring(ast.parse(text)) or ""
         found = [
             command.removeprefix("$ ")
             for _, words, block in blocks(document)
@@ -141,6 +150,20 @@ def problems(parts: list[str]) -> Iterator[str]:
         if is_path(word) and not (ROOT / word).exists():
             yield f"file {word}"
     yield from unknown_options(parts)
+
+
+@pytest.mark.parametrize("parts", [p for p in commands() if "mpirun" in p.values[0]])
+def test_ranks_of_a_command_can_share_the_batch(parts: list[str]) -> None:
+    script = next((word for word in parts if re.search(r"train_gpt2_\w+\.py$", word)), None)
+    if script is None or "--resume" in parts:
+        return
+    said = dict(pairwise(parts))
+    pipelines = script.endswith("_pp.py")
+    ranks = int(said["-n"])
+    stages = int(said.get("--stages", ranks) if pipelines else said.get("--pp", 1))
+    replicas = ranks // (stages * int(said.get("--tp", 1)))
+    micro = int(said.get("--micro-batches", 4) if pipelines else said.get("--accumulate", 1))
+    assert int(said.get("--batch", 8)) % (replicas * micro) == 0
 
 
 def is_path(word: str) -> bool:

@@ -1,7 +1,7 @@
 """One GPT-2 training step on the CPU, tensorgrad beside PyTorch eager, float32.
 
-    python -m examples.bench.step_cpu            6 layers, C 384, T 256, B 8
-    python -m examples.bench.step_cpu --profile  and where tensorgrad's time goes
+    python -m examples.bench.step_cpu            # 6 layers, C 384, T 256, B 8
+    python -m examples.bench.step_cpu --profile  # and where tensorgrad's time goes
 
 A step is forward, backward, clipping by the global norm and AdamW. The two libraries take turns
 in processes of their own, so that both see the same machine and neither the other's threads; the
