@@ -151,7 +151,10 @@ class Pipeline(ShardedRanks):
             for name, each in model.named_parameters()
         }
         comm.agree("Pipeline", {"schedule": self._schedule, "chunks": self._chunks, **kinds})
-        self.parts = split(block_costs(model), count)
+        # Ranks that share layers may have more heads than others: the slowest decide for all.
+        self._world.agree("Pipeline", {"layers": len(model.blocks)})
+        costs = self._world.all_gather_objects(block_costs(model))
+        self.parts = split([max(each) for each in zip(*costs, strict=True)], count)
         self._tie(model)
         leave_parts(model, self.parts, range(comm.rank, count, comm.size))
         trains = comm.all_gather_objects(any(each.requires_grad for each in model.parameters()))

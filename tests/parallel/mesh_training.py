@@ -36,6 +36,8 @@ TRAINED = (
     *MODELS,
     lambda: small_llama(heads=6, kv_heads=3, width=48).to("float64"),
     lambda: small_gpt2(layers=8),
+    # the rank with one head alone would give the first of two stages three blocks, the other two
+    lambda: small_llama(heads=6, kv_heads=3, width=48, layers=4, vocab_size=240).to("float64"),
 )
 
 # For each number of ranks: which of these, the mesh, and how it trains.
@@ -52,6 +54,7 @@ MESHES: dict[int, list[Case]] = {
         (3, {"dp": 2, "tp": 2}, {"bucket_mb": 0.04, "zero": 1, "sequence": True}),
         (0, {"pp": 2, "tp": 2}, {"sequence": True}),
         (3, {"pp": 2, "tp": 2}, {"schedule": "gpipe"}),
+        (5, {"pp": 2, "tp": 2}, {}),
     ],
     8: [
         (0, {"dp": 2, "pp": 2, "tp": 2}, {}),
