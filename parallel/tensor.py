@@ -27,7 +27,18 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.transformer_lm import TransformerLM
-from tensorgrad.nn import FeedForward, LayerNorm, Linear, Module, SwiGLU, TransformerBlock
+from tensorgrad.nn import (
+    Dropout,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    Module,
+    MultiHeadAttention,
+    RMSNorm,
+    SwiGLU,
+    TransformerBlock,
+)
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
@@ -100,8 +111,8 @@ def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = Fa
             gradients of `TensorParts.summed` over the ranks, as the strategy `TensorParallel`
             does.
     Raises:
-        ArgumentError: a size does not divide, a layer is none that can be cut, or layers share a
-            parameter; nothing was changed then.
+        ArgumentError: a size does not divide, a layer or what makes the loss is not the library's,
+            or layers share a parameter; nothing was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
     """
     _check(model, comm.size)
@@ -151,8 +162,23 @@ def _check(model: GPT2 | TransformerLM, ranks: int) -> None:
         )
     if ranks > 1:
         check_not_shared("tensor_parallel", model)
-    for number, block in enumerate(model.blocks):
-        heads = _checked_block(number, block).attention.kv_heads
+    for name, module, kinds in _cut_layers(model):
+        own = " with a forward of its own" if "forward" in vars(module) else ""
+        if own or type(module) not in kinds:
+            raise ArgumentError(
+                f"tensor_parallel: {name} is a {type(module).__name__}{own}, expected nn."
+                f"{' or nn.'.join(kind.__name__ for kind in kinds)} as it is, not cut yet, since a "
+                "layer that ranks share takes its place"
+            )
+    for name in ("linear", "linear_cross_entropy"):
+        if getattr(model, name) is not getattr(ops, name):
+            raise ArgumentError(
+                f"tensor_parallel: {name} of the model is {getattr(model, name)!r}, expected "
+                f"ops.{name}, since one that ranks share takes its place"
+            )
+    blocks: list[Any] = list(model.blocks)
+    for number, block in enumerate(blocks):
+        heads = block.attention.kv_heads
         if heads < ranks:
             raise ArgumentError(
                 f"tensor_parallel: kv_heads of block {number} is {heads}, expected one or more "
@@ -166,31 +192,30 @@ def _check(model: GPT2 | TransformerLM, ranks: int) -> None:
             )
 
 
-def _checked_block(number: int, block: Module) -> TransformerBlock:
-    """Return the block, once it is known that it has layers that can be cut."""
-    if type(block) is not TransformerBlock:
-        raise ArgumentError(
-            f"tensor_parallel: block {number} is a {type(block).__name__}, expected a "
-            "TransformerBlock that was not cut yet"
-        )
-    layer = block.feed_forward
-    linears: list[Any] = [block.attention.qkv, block.attention.proj]
-    if isinstance(layer, FeedForward | SwiGLU):
-        linears += [layer.up, layer.down]
-    if len(linears) < 4 or any(type(each) is not Linear for each in linears):
-        raise ArgumentError(
-            f"tensor_parallel: block {number} has layers {block!r}, expected Linear ones and a "
-            "FeedForward or SwiGLU"
-        )
-    return block
+def _cut_layers(model: GPT2 | TransformerLM) -> Iterator[tuple[str, Any, tuple[type, ...]]]:
+    """Yield each layer that gives way to one that ranks share, its name and what it may be."""
+    blocks: list[Any] = list(model.blocks)
+    for number, block in enumerate(blocks):
+        name = f"blocks.{number}"
+        yield name, block, (TransformerBlock,)
+        yield f"{name}.attention", block.attention, (MultiHeadAttention,)
+        yield f"{name}.feed_forward", block.feed_forward, (FeedForward, SwiGLU)
+        for part in ("attention", "feed_forward"):
+            for key, layer in vars(getattr(block, part)).items():
+                if key in ("qkv", "proj", "gate", "up", "down"):
+                    yield f"{name}.{part}.{key}", layer, (Linear,)
+    yield "tokens", model.tokens, (Embedding,)
+    yield "dropout", model.dropout, (Dropout,)
+    yield "norm", model.norm, (LayerNorm,) if isinstance(model, GPT2) else (LayerNorm, RMSNorm)
+    if model.output is not None:
+        yield "output", model.output, (Linear,)
 
 
 def _sizes(model: GPT2 | TransformerLM) -> Iterator[tuple[str, int]]:
     """Yield what is cut into equal parts."""
-    for number, block in enumerate(model.blocks):
-        layer = _checked_block(number, block).feed_forward
-        assert isinstance(layer, FeedForward | SwiGLU)
-        yield f"the hidden width of block {number}", layer.up.weight.shape[0]
+    blocks: list[Any] = list(model.blocks)
+    for number, block in enumerate(blocks):
+        yield f"the hidden width of block {number}", block.feed_forward.up.weight.shape[0]
     yield "the table of tokens (rows)", model.tokens.weight.shape[0]
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from tensorgrad import backend, parallel, random
+from tensorgrad import backend, checkpoint, nn, ops, parallel, random
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
@@ -21,7 +22,7 @@ from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.checkpoint import pieces_of
 from tensorgrad.parallel.placement import Piece, Placement, assemble
-from tensorgrad.parallel.tensor import TensorParallel
+from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tests.parallel.tensor_ranks import MODELS, T, small_gpt2, small_llama
@@ -220,6 +221,38 @@ def check_shared_parameters(comm: Comm) -> None:
         mesh_ranks(comm, make_mesh(comm.size, comm.rank, tp=comm.size)).prepare(model, AdamW)
 
 
+def check_layers_of_others(comm: Comm) -> None:
+    """What would be lost is refused: layers, functions and forwards that a user has put there."""
+
+    class Twice(nn.Linear):
+        def forward(self, x: Any) -> Tensor:
+            return super().forward(x) * 2
+
+    def put_gate(model: Any) -> None:
+        model.blocks[1].feed_forward.gate = Twice(32, 24, bias=False)
+
+    def put_linear(model: Any) -> None:
+        model.blocks[1].feed_forward = nn.Linear(32, 32)
+
+    def put_recomputed(model: Any) -> None:
+        model.blocks[0].forward = checkpoint(model.blocks[0].forward)
+
+    def put_loss(model: Any) -> None:
+        model.linear_cross_entropy = partial(ops.linear_cross_entropy, label_smoothing=0.1)
+
+    for put, message in (
+        (put_gate, "blocks.1.feed_forward.gate is a Twice, expected nn.Linear as it is"),
+        (put_linear, "blocks.1.feed_forward is a Linear, expected nn.FeedForward or nn.SwiGLU as"),
+        (put_recomputed, "blocks.0 is a TransformerBlock with a forward of its own, expected nn.T"),
+        (put_loss, "linear_cross_entropy of the model is .*partial.*, expected ops.linear_cross"),
+    ):
+        model = small_llama()
+        put(model)
+        with pytest.raises(ArgumentError, match=message):
+            tensor_parallel(model, comm)
+        assert type(model.tokens) is nn.Embedding
+
+
 def check_options(comm: Comm) -> None:
     """Each is checked on every mesh, though an axis of one rank has no use for it."""
     for axis in ("dp", "pp", "tp"):
@@ -259,6 +292,7 @@ def main() -> None:
     if comm.size == 4:
         check_overflow(comm)
         check_shared_parameters(comm)
+        check_layers_of_others(comm)
         check_one_rank_that_differs(comm)
     if comm.rank == 0:
         print(f"{len(found)} runs on {comm.size} ranks, {Here.device}")
