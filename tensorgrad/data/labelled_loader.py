@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorgrad.data.loader import read_ahead
 from tensorgrad.errors import DataError, ShapeError
-from tensorgrad.ops.operand import check_integer, check_seed
+from tensorgrad.ops.operand import check_integer, check_seed, integer_array
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 Batch = tuple[Numbers, Numbers, Numbers]  # tokens, lengths, labels
@@ -67,6 +67,7 @@ class LabelledLoader:
             ArgumentError: an argument is out of its range.
             DataError: there is no text.
             ShapeError: there are not as many labels as texts.
+            DtypeError: labels are not integers.
         """
         check_integer("LabelledLoader", "batch", batch, 1)
         if longest is not None:
@@ -74,10 +75,13 @@ class LabelledLoader:
         check_seed("LabelledLoader", seed)
         if not rows:
             raise DataError("LabelledLoader: rows is empty, expected one text or more")
-        if len(labels) != len(rows):
-            raise ShapeError(f"LabelledLoader: got {len(labels)} labels, expected {len(rows)}")
+        numbers = integer_array("LabelledLoader", "labels", labels)
+        if numbers.shape != (len(rows),):
+            raise ShapeError(
+                f"LabelledLoader: labels has shape {numbers.shape}, expected ({len(rows)},)"
+            )
         self._rows = rows
-        self._labels = np.asarray(labels, np.int32)
+        self._labels = np.asarray(numbers, np.int32)
         self._lengths = np.array([len(row) for row in rows])
         self._batch, self._seed, self._longest = batch, seed, longest
         self._order: tuple[int, np.ndarray[Any, Any]] | None = None

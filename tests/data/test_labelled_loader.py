@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.data.labelled_loader import LabelledLoader, pad
-from tensorgrad.errors import ArgumentError, DataError, ShapeError
+from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 
 ROWS = [[number + 1] * (number * 7 % 12) for number in range(45)]
 LABELS = [number % 3 for number in range(45)]
@@ -97,7 +97,10 @@ def test_long_texts_are_cut() -> None:
         ({"longest": 0}, ArgumentError, "longest is 0"),
         ({"seed": -1}, ArgumentError, "seed is -1"),
         ({"rows": []}, DataError, "rows is empty"),
-        ({"labels": [1]}, ShapeError, "got 1 labels, expected 45"),
+        ({"labels": [1]}, ShapeError, r"labels has shape \(1,\), expected \(45,\)"),
+        ({"labels": [[1]] * 45}, ShapeError, r"labels has shape \(45, 1\), expected \(45,\)"),
+        ({"labels": [[0], [1, 2]]}, ShapeError, "labels is .*, expected equal lengths"),
+        ({"labels": [0.5] * 45}, DtypeError, "labels has dtype float64, expected integers"),
     ],
 )
 def test_bad_arguments_are_named(
