@@ -16,7 +16,7 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import DtypeLike, as_dtype, bool_, compute_dtype, float32, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.ops.elementwise import where
-from tensorgrad.ops.operand import check_integer, check_number, shape_of, tensor_of
+from tensorgrad.ops.operand import check_integer, check_number, integer_array, shape_of, tensor_of
 from tensorgrad.ops.shape import astype, to
 from tensorgrad.tensor import Tensor
 
@@ -297,10 +297,8 @@ def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tenso
         OutOfRangeError: an index has no place (on the GPU its row is all zeros instead).
         DtypeError: the indices are no integers.
     """
-    places = asarray(indices).data
+    places = integer_array("one_hot", "indices", indices)
     check_integer("one_hot", "num_classes", num_classes, 0)
-    if places.dtype.kind not in "iu":
-        raise DtypeError(f"one_hot: indices has dtype {places.dtype}, expected integers")
     if backend.is_numpy(places):
         outside = (places < 0) | (places >= num_classes)
         if outside.any():

@@ -51,6 +51,7 @@ def put(value: Any) -> None:
         (lambda: anything.linspace(0, 1, 2.5), ArgumentError, "linspace: num is 2.5, expected an"),
         (lambda: anything.tril(X, "a"), ArgumentError, "tril: k is 'a', expected an integer"),
         (lambda: anything.one_hot([0], 2.5), ArgumentError, "one_hot: num_classes is 2.5, expecte"),
+        (lambda: anything.one_hot([[0], [1, 2]], 3), ShapeError, "one_hot: indices is .*equal len"),
         (lambda: ops.full(2, float("nan"), "int32"), ArgumentError, "full: value does not fit the"),
         (lambda: ops.cross_entropy(X, [[0], [1, 2]]), ShapeError, "cross_entropy: targets is .*eq"),
         (lambda: LOSS(X, W, [0, 1], chunk=1.5), ArgumentError, "chunk is 1.5, expected an integer"),

@@ -204,7 +204,7 @@ HALVES: Any = (2, 1.5)
         (lambda: ops.triu(np.ones(3)), ShapeError, r"triu: x has shape \(3,\), expected two axes"),
         (lambda: ops.one_hot([0, 4], 4), OutOfRangeError, "one_hot: indices has 4, expected 0 to"),
         (lambda: ops.one_hot([-1], 4), OutOfRangeError, "one_hot: indices has -1, expected 0 to"),
-        (lambda: ops.one_hot([0.5], 4), DtypeError, "one_hot: indices has dtype float32, expected"),
+        (lambda: ops.one_hot([0.5], 4), DtypeError, "one_hot: indices has dtype float64, expected"),
     ],
 )  # fmt: skip
 def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
