@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -31,12 +31,7 @@ class Interrupts:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
