@@ -29,7 +29,7 @@ from tensorgrad.train.command import command, free_folder, report_stop
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.loop import Outcome, Trainer, mean_loss
+from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
 
@@ -141,6 +141,7 @@ def make_trainer(
         TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
         for tokens in (corpus.train, corpus.validation)
     )
+    check_parts(settings.batch // ranks.ranks, settings.accumulate, ranks.ranks)
 
     def loss(x: backend.Array, y: backend.Array) -> Tensor:
         with precision():

@@ -338,15 +338,20 @@ class Trainer:
         return self.folder / "metrics.jsonl"
 
 
-def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
-    """Cut the rows that a rank has of a batch into equal parts."""
-    rows = len(batch[0])
+def check_parts(rows: int, count: int, ranks: int) -> None:
+    """Raise ArgumentError unless the rows that each rank has of a batch make `count` parts."""
     if rows % count:
         share = f", {rows} on each of {ranks} ranks" if ranks > 1 else ""
         raise ArgumentError(
             f"train: accumulate is {count} and a batch has {rows * ranks} rows{share}, expected a "
             f"divisor of {rows}"
         )
+
+
+def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
+    """Cut the rows that a rank has of a batch into equal parts."""
+    rows = len(batch[0])
+    check_parts(rows, count, ranks)
     size = rows // count
     for start in range(0, rows, size):
         yield tuple(array[start : start + size] for array in batch)

@@ -129,9 +129,14 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
     ],
 )
 def test_bad_options_are_named(
-    options: list[str], more: list[str], message: str, caplog: pytest.LogCaptureFixture
+    options: list[str],
+    tmp_path: Path,
+    more: list[str],
+    message: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert message in fails([*options, *more], caplog)
+    assert not (tmp_path / "run").exists()  # or else the right options are refused there
 
 
 def test_the_warm_up_follows_the_steps() -> None:
