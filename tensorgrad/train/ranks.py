@@ -74,7 +74,9 @@ class Ranks:
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
     ) -> Array:
-        """Add the gradient of the mean loss over all ranks and parts to the optimizer's gradients.
+        """Make the optimizer's gradients that of the mean loss over all ranks and parts.
+
+        They must be 0 before: what ranks have added up once, they would add up again.
 
         Part k of rank r draws its random numbers (dropout) from stream r * len(parts) + k, each
         part from the same draw number on. So a batch that is cut into equally many parts in all,
