@@ -261,7 +261,11 @@ class TensorParallel(ShardedRanks):
         self._copies: _Stretches | None = None
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
-        """Cut the model, and return the optimizer of this rank's part."""
+        """Cut the model, and return the optimizer of this rank's part.
+
+        Raises:
+            ArgumentError, CommError: see `tensor_parallel`.
+        """
         if not isinstance(model, GPT2 | TransformerLM):
             raise ArgumentError(
                 f"TensorParallel: model is a {type(model).__name__}, expected a GPT2 or "

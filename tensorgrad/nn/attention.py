@@ -30,6 +30,8 @@ class RotaryEmbedding(Module):
         base: sets the slowest angle; larger for longer sequences.
         interleaved: pair neighbours (2 i, 2 i + 1), as in the paper; otherwise i and i + D / 2, as
             in Hugging Face's LLaMA.
+    Raises:
+        ArgumentError: width is not even, or base is not a finite number above 0.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
 
@@ -195,6 +197,8 @@ class MultiHeadAttention(Module):
     Attributes:
         qkv: Linear(C, (H + 2 * kv_heads) * D): the queries of all heads, then keys, then values.
         proj: Linear(C, C).
+    Raises:
+        ArgumentError: a size is below 1 or does not divide as above, or dropout is outside [0, 1).
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2.
     """
 

@@ -149,7 +149,12 @@ def full(
     device: str = "cpu",
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor filled with one number; its dtype by default."""
+    """Return a tensor filled with one number; its dtype by default.
+
+    Raises:
+        ShapeError: value is more than one number.
+        ArgumentError: the dtype does not hold it.
+    """
     lengths = shape_of("full", shape)
     fill = backend.to_numpy(_array("full", value, dtype))
     if fill.shape != ():
@@ -192,7 +197,7 @@ def arange(
     device: str = "cpu",
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return start, start + step, ... below `stop`; arange(n) counts from 0.
+    """Return start, start + step, ... up to, but without, `stop`; arange(n) counts from 0.
 
     The dtype is int64 where all are integers, else float32.
 
