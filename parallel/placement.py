@@ -1,4 +1,4 @@
-"""Which part of which parameter a rank holds: plain data, and pure functions to cut and assemble.
+"""Which part of which parameter a rank holds: plain data, and pure functions to cut it.
 
 A parameter of the whole model has a full name and a full shape. A rank holds a box of it, its
 `Placement`: all of it or, along one axis, one or several ranges side by side. Of the box it may
@@ -207,16 +207,6 @@ def cut_box(full: Array, placement: Placement) -> Array:
     return backend.namespace(full).concatenate(parts or [full[(*before, slice(0))]], placement.axis)
 
 
-def cut(full: Array, piece: Piece) -> Array:
-    """Return the elements of a piece, 1-D, out of the full array; a view where it can be one.
-
-    Raises:
-        ShapeError: the array has not the full shape.
-    """
-    box = backend.contiguous(cut_box(full, piece.placement))
-    return box.reshape(-1)[piece.start : piece.stop]
-
-
 def copies(target: Piece, sources: Sequence[Piece]) -> Runs:
     """Return how to make a piece out of others, each element from one of them.
 
@@ -252,25 +242,6 @@ def copies(target: Piece, sources: Sequence[Piece]) -> Runs:
     runs[:, 3] -= there
     kept: Runs = runs[runs[:, 3] > 0]
     return kept
-
-
-def assemble(target: Piece, parts: Sequence[tuple[Piece, Array]]) -> Array:
-    """Return a piece, 1-D, made of others that together have all its elements.
-
-    Args:
-        target: the piece to make; of a whole parameter `Placement(name, shape).piece`.
-        parts: pieces of the same parameter and their elements, 1-D; one or more.
-    Raises:
-        ShapeError: none of them has some of the elements.
-        ArgumentError: there are no parts.
-    """
-    if not parts:
-        raise ArgumentError(f"assemble: parts of {target.placement.name} are none, expected some")
-    out = backend.empty((target.size,), parts[0][1].dtype, parts[0][1])
-    plan = copies(target, [piece for piece, _ in parts])
-    for number, source, place, length in plan.tolist():
-        out[place : place + length] = parts[number][1][source : source + length]
-    return out
 
 
 def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:

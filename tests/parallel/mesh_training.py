@@ -21,11 +21,12 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.checkpoint import pieces_of
-from tensorgrad.parallel.placement import Piece, Placement, assemble
+from tensorgrad.parallel.placement import Piece, Placement
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tests.parallel.tensor_ranks import MODELS, T, small_gpt2, small_llama
+from tests.parallel.whole_arrays import assemble
 
 STEPS, ROWS, PARTS = 20, 8, 2
 Values = np.ndarray[Any, Any]

@@ -28,11 +28,12 @@ from tensorgrad.parallel.checkpoint import (
     pieces_of,
     save_pieces,
 )
-from tensorgrad.parallel.placement import Piece, Placement, cut, cut_box, divide
+from tensorgrad.parallel.placement import Piece, Placement, cut_box, divide
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from tensorgrad.weights import ArrayFile
 from tests.disk import flip, full_disk
 from tests.parallel.threads import on_ranks
+from tests.parallel.whole_arrays import cut
 from tests.ranks import run_ranks
 
 Array = np.ndarray[Any, Any]
