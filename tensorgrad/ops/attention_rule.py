@@ -41,7 +41,7 @@ class Rule:
         adds: whether bias holds more than 0 and -inf.
         dropout: the probability with which a weight is set to 0. Of sequences of unequal length,
             weight (s, h, i, j) takes the bits that it has in an array (sequences, H, *longest).
-        key: of the bits of dropout, as `keep_mask` draws them; the CUDA kernels do so themselves.
+        key: of the bits of dropout, for `philox.fill_keep`; the CUDA kernels draw them themselves.
         keep: (B, H, Tq, Tk), bool: which weights dropout spares, on the CPU.
     """
 

@@ -13,7 +13,7 @@ import numpy as np
 from tensorgrad import backend, philox, random
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype
+from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.loader import load, number
 from tensorgrad.ops.elementwise import add
@@ -107,13 +107,6 @@ def dropout_add(
     shift = None if bias is None else inputs[2].data
     y = _forward(x.data, draw, residual.dtype, residual.data, shift)
     return record(op, y, inputs, _add_backward, (draw,))
-
-
-def keep_mask(shape: tuple[int, ...], p: float, like: Array) -> Array:
-    """Return which elements dropout spares, bool, on the device of `like`."""
-    keep = backend.empty(shape, bool_, like)
-    philox.fill_keep(keep, random.next_key(), 1 - p)
-    return keep
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:

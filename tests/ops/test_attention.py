@@ -13,8 +13,8 @@ from tensorgrad import Tensor, backend, ops, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
-from tensorgrad.ops.dropout import keep_mask
 from tests.opcheck import Case, check
+from tests.ops.test_dropout import keep_mask
 
 RNG = np.random.default_rng(11)
 

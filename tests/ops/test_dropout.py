@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, backend, ops, philox, random
-from tensorgrad.dtypes import bfloat16
+from tensorgrad.dtypes import bfloat16, bool_
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.ops.dropout import keep_mask
 from tests.opcheck import Case, check
 
 SHAPES: list[tuple[int, ...]] = [(), (7,), (33, 31), (3, 5, 1025), (600, 257), (0, 4)]
+
+
+def keep_mask(shape: tuple[int, ...], p: float, like: Any) -> Any:
+    """Return which elements dropout spares, on the device of an array."""
+    keep = backend.empty(shape, bool_, like)
+    philox.fill_keep(keep, random.next_key(), 1 - p)
+    return keep
 
 
 def seeded(x: Tensor) -> Tensor:
