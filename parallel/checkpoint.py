@@ -142,7 +142,7 @@ class Shards:
         found = {
             name: _Kind(parts[0].dtype, parts[0].piece.placement.shape)
             for name, parts in stored.items()
-            if name not in others
+            if name not in others and parts[0].piece.placement.size
         }
         files.check_arrays(checkpoint, found, mine)
         for piece, _ in self._held:
@@ -213,10 +213,15 @@ def pieces_of(
         for kind, buffer in optimizer.state.items():
             held.append((Piece(named(f"optimizer/{kind}", name, shape), *span), buffer[place]))
     for name, tensor in model.state_dict().items():
-        if name not in optimizer.flat.slots:
-            if not tensor.data.flags.c_contiguous:
-                raise ArgumentError(f"pieces_of: {name} has strides, expected it in C order")
-            held.append((named("model", name, tensor.shape).piece, tensor.data.reshape(-1)))
+        trained = name in optimizer.flat.slots
+        if trained and tensor.size:
+            continue
+        if not tensor.data.flags.c_contiguous:
+            raise ArgumentError(f"pieces_of: {name} has strides, expected it in C order")
+        held.append((named("model", name, tensor.shape).piece, tensor.data.reshape(-1)))
+        if trained:  # an empty one: no stretch of the buffers
+            for kind, buffer in optimizer.state.items():
+                held.append((named(f"optimizer/{kind}", name, tensor.shape).piece, buffer[:0]))
     return held
 
 

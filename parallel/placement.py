@@ -255,12 +255,12 @@ def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
     holders: dict[Placement, dict[tuple[int, int], list[int]]] = {}
     for rank, pieces in enumerate(held):
         for placement, start, stop in pieces:
-            if start < stop:
+            if start < stop or not placement.size:
                 holders.setdefault(placement, {}).setdefault((start, stop), []).append(rank)
     shared: list[tuple[Piece, list[int]]] = []
     for placement, found in holders.items():
         edges = sorted({edge for span in found for edge in span})
-        for start, stop in itertools.pairwise(edges):
+        for start, stop in itertools.pairwise(edges) if placement.size else [(0, 0)]:
             both = {r for (a, b), rs in found.items() if a <= start and stop <= b for r in rs}
             if both:
                 shared.append((Piece(placement, start, stop), sorted(both)))

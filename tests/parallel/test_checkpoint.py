@@ -18,6 +18,7 @@ from tensorgrad import Tensor, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, CheckpointError, CommError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.nn import Linear, Parameter
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel import checkpoint as sharded
@@ -28,9 +29,11 @@ from tensorgrad.parallel.checkpoint import (
     pieces_of,
     save_pieces,
 )
+from tensorgrad.parallel.merge import merge
 from tensorgrad.parallel.placement import Piece, Placement, cut_box, divide
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from tensorgrad.weights import ArrayFile
+from tensorgrad.train.ranks import OneProcess
+from tensorgrad.weights import ArrayFile, load_arrays
 from tests.disk import flip, full_disk
 from tests.parallel.threads import on_ranks
 from tests.parallel.whole_arrays import cut
@@ -198,6 +201,17 @@ def test_ranks_load_what_one_process_has_saved(tmp_path: Path) -> None:
     load_on(Mesh(2, 1, 2), True, FULL, tmp_path)
 
 
+def test_an_empty_parameter_is_one_of_the_model(tmp_path: Path) -> None:
+    model = Linear(3, 2)
+    model.empty = Parameter(np.ones((0, 3), "float32"))
+    optimizer = AdamW(model.named_parameters())
+    path = save_pieces(Comm(), tmp_path / "ranks", 1, model, optimizer, STATE, 1)
+    merge(load_checkpoint(path), tmp_path / "model.safetensors")
+    model.load_state_dict(load_arrays(tmp_path / "model.safetensors"))
+    path = OneProcess().save(tmp_path / "one", 1, model, optimizer, STATE, 1)
+    load_pieces(Comm(), load_checkpoint(path), model, optimizer)
+
+
 def test_one_process_says_what_to_do_with_pieces(tmp_path: Path) -> None:
     found = load_checkpoint(save_on(Mesh(2), True, FULL, tmp_path))
     with pytest.raises(CheckpointError, match=r"is of 2 ranks.*tensorgrad\.parallel\.merge"):
@@ -317,6 +331,7 @@ import os, sys
 import numpy as np
 from pathlib import Path
 from tensorgrad.parallel import checkpoint, world
+from tensorgrad.parallel.merge import merge
 from tensorgrad.parallel.placement import Piece, Placement
 comm = world()
 half = Piece(Placement("model/w", (8,)), 4 * comm.rank, 4 * comm.rank + 4)
