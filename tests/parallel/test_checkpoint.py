@@ -202,14 +202,16 @@ def test_ranks_load_what_one_process_has_saved(tmp_path: Path) -> None:
 
 
 def test_an_empty_parameter_is_one_of_the_model(tmp_path: Path) -> None:
-    model = Linear(3, 2)
+    model: Any = Linear(3, 2)
     model.empty = Parameter(np.ones((0, 3), "float32"))
     optimizer = AdamW(model.named_parameters())
     path = save_pieces(Comm(), tmp_path / "ranks", 1, model, optimizer, STATE, 1)
     merge(load_checkpoint(path), tmp_path / "model.safetensors")
     model.load_state_dict(load_arrays(tmp_path / "model.safetensors"))
-    path = OneProcess().save(tmp_path / "one", 1, model, optimizer, STATE, 1)
-    load_pieces(Comm(), load_checkpoint(path), model, optimizer)
+    OneProcess().save(tmp_path / "one", 1, model, optimizer, STATE, 1)
+    found = load_latest(tmp_path / "one", Comm())
+    assert found is not None
+    load_pieces(Comm(), found, model, optimizer)
 
 
 def test_one_process_says_what_to_do_with_pieces(tmp_path: Path) -> None:
