@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,28 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         """Append a record with the key "step"."""
-        self._file.write(to_json(record) + "\n")
-        self._file.flush()
+        with self._named_in_errors():
+            self._file.write(to_json(record) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
-        os.fsync(self._file.fileno())
+        with self._named_in_errors():
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with self._named_in_errors():
+            self._file.close()
+
+    @contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        """Let errors say which file they are of: what writes to an open one does not know."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = self._file.name
+            raise
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
+from tests.disk import full_disk
 
 RECORDS = [{"step": 0, "validation_loss": 5.0}] + [
     {"step": step, "loss": 5.0 / step} for step in range(1, 6)
@@ -54,6 +55,15 @@ def test_a_damaged_line_does_not_cost_those_after_it(tmp_path: Path) -> None:
     write(path, 4, [{"step": 5, "loss": 1.0}])
     assert path.read_text() == "\n".join(lines[:4]) + '\n{"step": 5, "loss": 1.0}\n'
     assert [record["step"] for record in read_metrics(path)] == [1, 4, 5]
+
+
+def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl", -1)
+    with full_disk(100):
+        with pytest.raises(OSError, match=r"too large: '.*metrics\.jsonl'"):
+            log.write({"step": 1, "text": "x" * 200})
+        with pytest.raises(OSError, match=r"too large: '.*metrics\.jsonl'"):
+            log.close()
 
 
 def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
