@@ -34,7 +34,7 @@ def run_script(folder: Path, *options: str) -> list[str]:
 
 def test_the_batch_script_begins_a_run_and_then_goes_on_with_it(tmp_path: Path) -> None:
     program = [".venv/bin/python", "examples/train_gpt2_3d.py"]
-    launch = ["threads 8", "--mpi=pmi2", "--kill-on-bad-exit=1", *program]
+    launch = ["threads 8", "--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=8", *program]
     begun = run_script(tmp_path, "--tp", "2", "--prompt", "once upon")
     assert begun == [*launch, "--out", "runs/tensorgrad", "--tp", "2", "--prompt", "once upon"]
     (tmp_path / "runs" / "tensorgrad").mkdir(parents=True)
