@@ -121,7 +121,8 @@ class Pipeline(ShardedRanks):
 
         Args:
             model: a LanguageModel, the same on all ranks: made from equal seeds. Afterwards the
-                loss of the training loop calls it, and `generate`, on all ranks alike.
+                loss of the training loop calls it, and `generate`, on all ranks alike: that is
+                `embed`, each of `blocks` once, and `finish`, not a `forward` of the model's own.
             make_optimizer: see `Ranks.prepare`.
         Raises:
             ArgumentError: it is another model, has fewer layers than there are parts, or a token
