@@ -76,6 +76,7 @@ def run_ranks(
         "PYTHONPATH": path,
         **(env or {}),
     }
+    variables.pop("PYTHONUNBUFFERED", None)  # it parts lines from their ends, for others to come in
     process = subprocess.Popen(
         command,
         cwd=ROOT,
