@@ -27,6 +27,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.transformer_lm import TransformerLM
+from tensorgrad.models.translation import TranslationModel
 from tensorgrad.nn import (
     Dropout,
     Embedding,
@@ -112,10 +113,11 @@ def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = Fa
             does.
     Raises:
         ArgumentError: a size does not divide, a layer or what makes the loss is not the library's,
-            or layers share a parameter; nothing was changed then.
+            layers share a parameter, or a TranslationModel is to be cut with `sequence`; nothing
+            was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
     """
-    _check(model, comm.size)
+    _check(model, comm.size, sequence)
     marks = {name: _mark(parameter) for name, parameter in model.named_parameters()}
     comm.agree("tensor_parallel", {"sequence": sequence, **marks})
     region = Region(comm, sequence and comm.size > 1)
@@ -154,11 +156,16 @@ def _joined_linear(x: Any, weight: Any, comm: Comm) -> Tensor:
     return all_gather_columns(ops.linear(x, weight), comm)
 
 
-def _check(model: GPT2 | TransformerLM, ranks: int) -> None:
+def _check(model: GPT2 | TransformerLM, ranks: int, sequence: bool) -> None:
     """Raise ArgumentError unless the model can be cut for so many ranks."""
     if not isinstance(model, GPT2 | TransformerLM):
         raise ArgumentError(
             f"tensor_parallel: model is a {type(model).__name__}, expected a GPT2 or TransformerLM"
+        )
+    if sequence and ranks > 1 and isinstance(model, TranslationModel):
+        raise ArgumentError(
+            "tensor_parallel: sequence is True, expected False: a TranslationModel takes its loss "
+            "of the last places alone, which are not the last of each rank's rows"
         )
     if ranks > 1:
         check_not_shared("tensor_parallel", model)

@@ -18,6 +18,7 @@ from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError, CommError, OutOfRangeError, ShapeError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.models.translation import TranslationConfig, TranslationModel
 from tensorgrad.nn import Module
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.placement import cut_box
@@ -471,6 +472,8 @@ def check_errors(comm: Comm) -> None:
         model.next_logits(np.zeros((2, 8), int))
     with pytest.raises(ArgumentError, match="model is a Linear, expected a GPT2 or TransformerLM"):
         tensor_parallel(nn.Linear(2, 2), comm)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="sequence is True, expected False: a Translation"):
+        tensor_parallel(TranslationModel(TranslationConfig(40, layers=1)), comm, sequence=True)
     other = small_gpt2()
     other.tokens.weight.data[0, 0] = comm.rank
     with pytest.raises(CommError, match=r"tensor_parallel: tokens.weight is .* on rank 0"):
