@@ -44,7 +44,7 @@ class Outcome:
 
     Attributes:
         step: how many steps were done in all.
-        finished: whether these are all the steps there are.
+        finished: whether these are all the steps there are, or more.
         skipped: how many steps of this process were skipped for NaN or infinity.
         tokens_per_second: of this process's steps, evaluation and checkpoints left out.
         checkpoint: the newest one.
@@ -195,7 +195,8 @@ class Trainer:
         """Train until all steps are done or somebody asks to stop; leave a checkpoint behind.
 
         Raises:
-            ArgumentError: it would begin at the beginning in a folder that has checkpoints.
+            ArgumentError: it would begin at the beginning in a folder that has checkpoints; batches
+                end, or one is no tuple of arrays; the loss is no scalar tensor.
             TrainingError: a loss or gradient is not finite, and `nan` is "stop".
             CheckpointError: a checkpoint cannot be written.
         """
@@ -221,7 +222,7 @@ class Trainer:
                 self._measure()
             stop = False
             while self.step < end and not stop:
-                self._train_step(next(batches))
+                self._train_step(self._next(batches))
                 measures = self._due(settings.evaluate_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
                 asked = interrupts.received is not None
@@ -235,7 +236,7 @@ class Trainer:
                     self._save()
         if shown and settings.plot:
             plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
-        finished = self.step == settings.steps
+        finished = not self.step < settings.steps  # a longer run may have been resumed
         return Outcome(
             self.step, finished, self._skipped, self._progress.tokens_per_second, self._saved
         )
@@ -254,6 +255,16 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.settings.steps
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        """Return the batch of the next step."""
+        try:
+            return next(batches)
+        except StopIteration as error:
+            raise ArgumentError(
+                f"train: batches ended after step {self.step}, expected one for each of the "
+                f"{self.settings.steps} steps"
+            ) from error
 
     def _train_step(self, batch: Batch) -> None:
         """Do one step; leave its loss and gradient norm on the device, in `_pending`."""
@@ -340,6 +351,8 @@ class Trainer:
 
 def check_parts(rows: int, count: int, ranks: int) -> None:
     """Raise ArgumentError unless the rows that each rank has of a batch make `count` parts."""
+    if not rows:
+        raise ArgumentError("train: a batch has 0 rows, expected one or more")
     if rows % count:
         share = f", {rows} on each of {ranks} ranks" if ranks > 1 else ""
         raise ArgumentError(
@@ -350,7 +363,7 @@ def check_parts(rows: int, count: int, ranks: int) -> None:
 
 def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
     """Cut the rows that a rank has of a batch into equal parts."""
-    rows = len(batch[0])
+    rows = len(_checked(batch)[0])
     check_parts(rows, count, ranks)
     size = rows // count
     for start in range(0, rows, size):
@@ -358,4 +371,15 @@ def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
 
 
 def _moved(batch: Batch, device: str) -> Batch:
-    return tuple(backend.to_device(array, device) for array in batch)
+    return tuple(backend.to_device(array, device) for array in _checked(batch))
+
+
+def _checked(batch: Batch) -> Batch:
+    """Return a batch; raise ArgumentError unless it is a tuple of arrays."""
+    if isinstance(batch, tuple | list) and batch and all(map(backend.is_array, batch)):
+        return batch
+    held = [type(each).__name__ for each in batch] if isinstance(batch, tuple | list) else ""
+    raise ArgumentError(
+        f"train: a batch is a {type(batch).__name__}{f' of {held}' if held else ''}, expected a "
+        "tuple of NumPy arrays"
+    )

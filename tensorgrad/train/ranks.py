@@ -21,6 +21,7 @@ import numpy as np
 
 from tensorgrad import random
 from tensorgrad.backend import Array
+from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
@@ -94,7 +95,7 @@ class Ranks:
         draw = before["draw"]
         for number, part in enumerate(parts):
             random.set_state({**before, "stream": self.rank * len(parts) + number})
-            value = loss(*part)
+            value = mean_of(loss, part)
             total = total + value.data
             draw = max(draw, random.get_state()["draw"])
             if len(parts) > 1:
@@ -127,7 +128,7 @@ class Ranks:
         """Return the sum over this rank's batches of mean loss * rows, and the number of rows."""
         total, rows = np.zeros(()), 0
         for batch in batches:
-            part = loss(*batch).data.astype(np.float64) * len(batch[0])
+            part = mean_of(loss, batch).data.astype(np.float64) * len(batch[0])
             total = part if rows == 0 else total + part
             rows += len(batch[0])
         return float(total), rows
@@ -185,6 +186,19 @@ class Ranks:
             {**checkpoint.arrays("optimizer"), **checkpoint.entry("optimizer")}
         )
         model.load_state_dict(arrays)
+
+
+def mean_of(loss: Loss, batch: Batch) -> Tensor:
+    """Return the mean loss of a batch.
+
+    Raises:
+        ArgumentError: it is no scalar tensor.
+    """
+    value = loss(*batch)
+    if not isinstance(value, Tensor) or value.shape:
+        got = f"shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
+        raise ArgumentError(f"train: loss returned {got}, expected a scalar tensor")
+    return value
 
 
 class OneProcess(Ranks):

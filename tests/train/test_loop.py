@@ -181,6 +181,47 @@ def test_a_batch_that_does_not_divide_is_named(tmp_path: Path) -> None:
         make_trainer(tmp_path, Two(), accumulate=4).run()
 
 
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            (Tensor(np.ones((4, 8))),),
+            r"a batch is a tuple of \['Tensor'\], expected a tuple of NumPy",
+        ),
+        (np.ones((4, 8), int), "a batch is a ndarray, expected a tuple of NumPy arrays"),
+        ((np.ones((0, 8), int),) * 2, "a batch has 0 rows, expected one or more"),
+        (None, "batches ended after step 0, expected one for each of the 24 steps"),
+    ],
+)
+def test_batches_that_are_none_are_named(batch: Any, message: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer._batches = lambda step: iter([] if batch is None else [batch])
+    with pytest.raises(ArgumentError, match=message):
+        trainer.run()
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [(3.0, "float"), (Tensor(np.ones(1)), r"shape \(1,\)")],
+    ids=["float", "vector"],
+)
+def test_a_loss_that_is_no_scalar_is_refused(loss: Any, got: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer._loss = lambda *batch: loss
+    with pytest.raises(ArgumentError, match=f"loss returned {got}, expected a scalar tensor"):
+        trainer.run()
+    with pytest.raises(ArgumentError, match=f"loss returned {got}, expected a scalar tensor"):
+        mean_loss(trainer.model, trainer._loss, [(np.ones(1),)])
+
+
+def test_a_run_that_did_more_steps_is_finished(tmp_path: Path) -> None:
+    make_trainer(tmp_path, stop_after=7).run()
+    trainer = make_trainer(tmp_path, steps=5)
+    assert trainer.resume()
+    outcome = trainer.run()
+    assert (outcome.step, outcome.finished) == (7, True)
+
+
 def poison(trainer: Trainer, *steps: int) -> None:
     """Make the loss of some steps, counted from 1, NaN."""
     good = trainer._loss
