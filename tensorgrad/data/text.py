@@ -80,7 +80,7 @@ def fingerprint(
     Args:
         source, suffixes, column: as for `documents`.
     Raises:
-        DataError: nothing is there.
+        DataError: nothing is there, or it cannot be read.
     """
     name = os.fspath(source)
     if name.startswith("hf:"):
@@ -88,8 +88,12 @@ def fingerprint(
     digest = hashlib.sha256()
     files = _files(name, suffixes)
     for path in files:
-        status = path.stat()
-        digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        digest.update(os.fsencode(path.absolute()))  # a name need not be UTF-8
+        digest.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return f"{name} {len(files)} files {digest.hexdigest()}"
 
 
@@ -154,8 +158,11 @@ def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
 
 def _walk(folder: Path, skipped: Set[str] = frozenset()) -> Iterator[Path]:
     """Yield the files below a folder, sorted, without what is skipped or begins with a dot."""
-    with os.scandir(folder) as entries:
-        kept = [e for e in entries if not (e.name.startswith(".") or e.name in skipped)]
+    try:
+        with os.scandir(folder) as entries:
+            kept = [e for e in entries if not (e.name.startswith(".") or e.name in skipped)]
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     for entry in sorted(kept, key=lambda e: e.name):
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(folder / entry.name, skipped)
@@ -210,8 +217,11 @@ def _chunks(path: Path) -> Iterator[str]:
             f"{offset}{packed} ({error.reason}); expected UTF-8 text"
         ) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"documents: cannot read {path}: {reason}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"documents: cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def _file_documents(path: Path) -> Iterator[str]:

@@ -195,6 +195,33 @@ def test_the_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
     assert fingerprint("hf:a") != fingerprint("hf:a", column="b")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have names of text")
+def test_names_that_are_not_utf_8_have_a_fingerprint(tmp_path: Path) -> None:
+    one, other = (tmp_path / os.fsdecode(name) for name in (b"\xff.txt", b"\xfe.txt"))
+    write(one, "text")
+    before = fingerprint(tmp_path)
+    assert list(documents(tmp_path)) == ["text"]
+    one.rename(other)
+    assert fingerprint(tmp_path) != before
+
+
+def test_what_cannot_be_looked_at_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.txt", "text")
+
+    def refuse(path: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        with pytest.raises(DataError, match=r"documents: cannot read .*: Permission denied"):
+            documents(tmp_path)
+    monkeypatch.setattr(module, "_files", lambda *_: [tmp_path / "gone.txt"])
+    with pytest.raises(DataError, match=r"cannot read .*gone\.txt: No such file"):
+        fingerprint(tmp_path)
+
+
 class FakeData:
     """What documents needs of a data set."""
 
