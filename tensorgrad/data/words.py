@@ -78,7 +78,8 @@ class WordVocabulary:
             version, words = found["format"], found["words"]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise DataError(f"WordVocabulary.load: {path} is damaged: {error!r}") from error
-        if version != _FORMAT or not all(isinstance(word, str) for word in words):
+        texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        if version != _FORMAT or not texts:
             raise DataError(
                 f"WordVocabulary.load: {path} has format {version!r}, expected {_FORMAT} with words"
             )
@@ -137,7 +138,8 @@ def read_vectors(
             first = 2
             continue
         # A few words have spaces inside, but not the first one of a file.
-        word, *numbers = line.rsplit(" ", -1 if number == first else width)
+        # A space at the end is word2vec's.
+        word, *numbers = line.removesuffix(" ").rsplit(" ", -1 if number == first else width)
         if len(numbers) != width:
             raise DataError(
                 f"read_vectors: {path}: line {number} has {len(numbers)} numbers, expected "

@@ -59,16 +59,19 @@ def test_a_vocabulary_comes_back_from_its_file(tmp_path: Path) -> None:
         ("{", "is damaged"),
         ('{"format": 2, "words": ["a"]}', "has format 2, expected 1"),
         ('{"format": 1, "words": [3]}', "expected 1 with words"),
+        ('{"format": 1, "words": null}', "expected 1 with words"),
+        ('{"format": 1, "words": "abc"}', "expected 1 with words"),
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):
             WordVocabulary.load(path)
 
 
-@pytest.mark.parametrize("head", ["", "4 2\n"])
-def test_vectors_of_known_words_are_read(tmp_path: Path, head: str) -> None:
+@pytest.mark.parametrize(("head", "tail"), [("", ""), ("4 2\n", ""), ("4 2\n", " "), ("", " ")])
+def test_vectors_of_known_words_are_read(tmp_path: Path, head: str, tail: str) -> None:
     path = tmp_path / "vectors.txt.gz"
-    path.write_bytes(gzip.compress(f"{head}b 1 2\n. . 5 6\nd -3 4e-1\nb 9 9\n".encode()))
+    lines = (f"{line}{tail}\n" for line in ("b 1 2", ". . 5 6", "d -3 4e-1", "b 9 9"))
+    path.write_bytes(gzip.compress(f"{head}{''.join(lines)}".encode()))
     vectors, found = read_vectors(path, ["a", "b", "d"], 2)
     assert vectors.dtype == np.float32
     np.testing.assert_array_equal(vectors, np.array([[0, 0], [1, 2], [-3, 0.4]], np.float32))
