@@ -328,6 +328,8 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
         "normalizer": (state["normalizer"] or {}).get("type"),
         "dropout": model.get("dropout"),
         "ignore_merges": bool(model.get("ignore_merges")),
+        "continuing_subword_prefix": model.get("continuing_subword_prefix") or None,
+        "end_of_word_suffix": model.get("end_of_word_suffix") or None,
         "special": all(token["special"] for token in state["added_tokens"]),
     }
     expected = {
@@ -338,6 +340,8 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
         "normalizer": None,
         "dropout": None,
         "ignore_merges": False,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
         "special": True,
     }
     for key, value in expected.items():

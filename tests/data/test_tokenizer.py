@@ -238,6 +238,7 @@ def add(token: str, number: int) -> Callable[[dict[str, Any]], None]:
         (change(normalizer={"type": "NFC"}), "normalizer 'NFC', expected None"),
         (lambda state: state["pre_tokenizer"].update(add_prefix_space=True), "add_prefix_space"),
         (lambda state: state["model"].update(dropout=0.5), "dropout 0.5, expected None"),
+        (lambda state: state["model"].update(end_of_word_suffix="e"), "suffix 'e', expected None"),
         (lambda state: state["added_tokens"][0].update(special=False), "special False"),
         (drop("a"), "lacks 1 needed tokens, such as 'a'"),
         (drop(END_OF_TEXT), "lacks 1 needed tokens, such as '<.endoftext.>'"),
