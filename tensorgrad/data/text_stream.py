@@ -57,10 +57,10 @@ class TextStream:
         if self.ended:
             return ""
         text = self._waiting + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        found = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
+        if found:
             self.ended, self._waiting = True, ""
-            return text[: min(places)]
+            return text[: sum(min(found))]  # the first to end; of several, the longest
         kept = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._waiting = text[len(text) - kept :]
         return text[: len(text) - kept]

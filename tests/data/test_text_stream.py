@@ -50,6 +50,18 @@ def test_the_first_stop_ends_the_text(tokenizer: Tokenizer, text: str, stops: li
     assert stream.add(5) == "" or not ends
 
 
+@pytest.mark.parametrize("text", ["some words", " some more"])
+def test_what_ends_a_text_does_not_depend_on_its_tokens(tokenizer: Tokenizer, text: str) -> None:
+    tokens = tokenizer.encode(text)
+    letters = [token for letter in text for token in tokenizer.encode(letter)]
+    assert len(tokens) < len(letters)
+    for stops in (["some", "m"], ["om", "me"], ["me", "ome"]):
+        whole, bit_by_bit = (
+            "".join(parts(TextStream(tokenizer, stops), ids)) for ids in (tokens, letters)
+        )
+        assert whole == bit_by_bit
+
+
 def test_what_cannot_be_done_is_said(tokenizer: Tokenizer) -> None:
     with pytest.raises(ArgumentError, match="stops has ''"):
         TextStream(tokenizer, ["a", ""])
