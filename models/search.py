@@ -222,7 +222,8 @@ class _Search:
         if length == self.longest:
             for score, beam in zip(self.scores, self.tokens, strict=True):
                 self._end(score, beam, length)
-        self.done = length == self.longest or len(self.ended) >= self.beams
+        ended = len(self.ended) >= self.beams or not len(live)  # a vocabulary of the end alone
+        self.done = length == self.longest or ended
         return origins[live]
 
     def result(self) -> list[int]:

@@ -145,6 +145,13 @@ def test_prompts_may_be_an_array(model: TransformerLM) -> None:
     assert greedy_search(model, array, END, 5) == greedy_search(model, array.tolist(), END, 5)
 
 
+@pytest.mark.parametrize("beams", [1, 2, 5])
+def test_a_vocabulary_of_the_end_alone_ends_at_once(beams: int) -> None:
+    model = make(vocab=1)
+    assert beam_search(model, [[0], [0, 0]], 0, 5, beams) == [[], []]
+    assert greedy_search(model, [[0]], 0, 5) == [[]]
+
+
 def test_no_prompts_give_no_results(model: TransformerLM) -> None:
     assert greedy_search(model, [], END, 5) == beam_search(model, [], END, 5) == []
 
