@@ -176,10 +176,9 @@ def generate(
         )
     examples = list(examples)
     for number, example in enumerate(examples):
-        if src_key not in example:
-            raise ArgumentError(
-                f"generate: example {number} has {sorted(example)}, expected {src_key!r}"
-            )
+        if not isinstance(example, Mapping) or src_key not in example:
+            got = sorted(example) if isinstance(example, Mapping) else repr(example)
+            raise ArgumentError(f"generate: example {number} has {got}, expected {src_key!r}")
         if not isinstance(example[src_key], str):
             raise ArgumentError(
                 f"generate: example {number} has a {type(example[src_key]).__name__} under "

@@ -181,6 +181,9 @@ def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> Non
         generate(model, some, "fr", "en", tokenizer, 48, "test")
     with pytest.raises(DataError, match=r"expected '<\|fr\|>' among them"):
         generate(model, some, "de", "fr", tokenizer, 48, "test")
+    for wrong in ("de", None, ["de"]):
+        with pytest.raises(ArgumentError, match=r"example 0 has .*, expected 'de'"):
+            generate(model, [wrong], "de", "en", tokenizer, 48, "test")  # type: ignore[list-item]
     nothing: Any = [{"de": "rot"}, {"de": None}]
     with pytest.raises(ArgumentError, match="example 1 has a NoneType under 'de', expected a text"):
         generate(model, nothing, "de", "en", tokenizer, 48, "test")
