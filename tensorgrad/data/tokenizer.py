@@ -113,6 +113,7 @@ class Tokenizer:
             ArgumentError: vocab_size leaves no room for the bytes, or a special token is empty
                 or given twice.
             DataError: the documents hold no text, or half of a surrogate pair.
+            DtypeError: a document is no str, or they are one instead of a list.
         Source: Sennrich et al. 2016, arXiv:1508.07909, section 3.2.
         """
         specials = [END_OF_TEXT, *special_tokens]
@@ -143,7 +144,7 @@ class Tokenizer:
             special_tokens=specials,
             initial_alphabet=_ALPHABET,
         )
-        texts = filter(None, documents)
+        texts = filter(None, _texts("Tokenizer.train", documents))
         first = next(texts, None)
         if first is None:
             raise DataError("Tokenizer.train: documents has no text, expected some")
@@ -242,13 +243,9 @@ class Tokenizer:
 
         Raises:
             DataError: a text has half of a surrogate pair, which no UTF-8 text has.
-            DtypeError: one is no str.
+            DtypeError: one is no str, or they are one instead of a list.
         """
-        for text in texts:
-            if not isinstance(text, str):
-                kind = type(text).__name__
-                raise DtypeError(f"Tokenizer.encode: text is a {kind}, expected a str")
-        parts = [_parts(text) for text in texts]
+        parts = [_parts(text) for text in _texts("Tokenizer.encode", texts)]
         if len(self._known) > _REMEMBERED:
             self._known = {}
         known = self._known  # text repeats its words, and looking one up is fast
@@ -353,6 +350,16 @@ def _merges(state: dict[str, Any]) -> Iterator[Sequence[str]]:
     """Yield the pairs that a BPE joins; older files write a pair as one text."""
     for pair in state["model"]["merges"]:
         yield pair.split(" ") if isinstance(pair, str) else pair
+
+
+def _texts(name: str, texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts; raise DtypeError at what is none."""
+    if isinstance(texts, str):
+        raise DtypeError(f"{name}: texts is a str, expected a list of them")
+    for text in texts:
+        if not isinstance(text, str):
+            raise DtypeError(f"{name}: text is a {type(text).__name__}, expected a str")
+        yield text
 
 
 def _parts(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tensorgrad.data.tokenizer import Tokenizer
-from tensorgrad.errors import DataError
+from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.files import replacing
 
 Tokens = np.ndarray[Any, Any]  # (N,), uint16 or uint32
@@ -48,7 +48,10 @@ def write_tokens(
     Raises:
         DataError: there are no documents, or the file cannot be written (a full disk); a file
             that was there is then unchanged.
+        DtypeError: the documents are one text instead of a list.
     """
+    if isinstance(documents, str):
+        raise DtypeError("write_tokens: documents is a str, expected a list of them")
     dtype = token_dtype(tokenizer.vocab_size)
     characters = count = 0
     try:

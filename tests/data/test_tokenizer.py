@@ -148,6 +148,15 @@ def test_training_on_nothing_is_an_error() -> None:
             Tokenizer.train(texts, 300)
 
 
+def test_one_text_is_no_list_of_them(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DtypeError, match=r"Tokenizer\.train: texts is a str, expected a list"):
+        Tokenizer.train("some text", 300)
+    with pytest.raises(DtypeError, match=r"Tokenizer\.train: text is a bytes, expected a str"):
+        Tokenizer.train([b"some text"], 300)  # type: ignore[list-item]
+    with pytest.raises(DtypeError, match=r"Tokenizer\.encode: texts is a str, expected a list"):
+        tokenizer.encode_batch("some text")
+
+
 def test_half_a_surrogate_pair_is_an_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match=r"encode: text has '\\ud800', half of a surrogate pair"):
         tokenizer.encode_batch(["good", "bad \ud800"])

@@ -10,7 +10,7 @@ import pytest
 
 from tensorgrad.data import TokenFile, Tokenizer, token_dtype, write_tokens
 from tensorgrad.data import tokens as module
-from tensorgrad.errors import DataError
+from tensorgrad.errors import DataError, DtypeError
 from tests.disk import full_disk
 from tests.source_tree import ROOT
 
@@ -75,6 +75,8 @@ def test_no_documents_are_an_error_that_keeps_the_old_file(
     path = saved(tmp_path / "a.npy", [1])
     with pytest.raises(DataError, match="documents has no text"):
         write_tokens(path, [], tokenizer)
+    with pytest.raises(DtypeError, match="documents is a str, expected a list of them"):
+        write_tokens(path, "one text", tokenizer)
     assert np.load(path).tolist() == [1]
     assert names(tmp_path) == ["a.npy"]
 
