@@ -247,7 +247,11 @@ def class_probabilities(
         rows: the token ids of each text.
         longest: cut texts after so many tokens.
         batch: texts at a time.
+    Raises:
+        ArgumentError: longest or batch is below 1.
+        DtypeError: ids are not integers.
     """
+    check_integer("class_probabilities", "batch", batch, 1)
     parts = [np.empty((0, model.config.classes), np.float32)]
     with evaluating(model):
         for first in range(0, len(rows), batch):

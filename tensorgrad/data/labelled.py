@@ -14,7 +14,7 @@ import numpy as np
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.text import PACKED, load_named, read_lines
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.ops.operand import check_seed
+from tensorgrad.ops.operand import check_number, check_seed
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -115,6 +115,7 @@ def hold_out(
         ArgumentError: share or seed is out of its range.
         DataError: one of the two would be empty.
     """
+    check_number("hold_out", "share", share)
     if not 0 < share < 1:
         raise ArgumentError(f"hold_out: share is {share}, expected between 0 and 1")
     check_seed("hold_out", seed)

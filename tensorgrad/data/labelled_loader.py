@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from tensorgrad.data.loader import read_ahead
+from tensorgrad.data.loader import as_int32, read_ahead
 from tensorgrad.errors import DataError, ShapeError
-from tensorgrad.ops.operand import check_integer, check_seed, integer_array
+from tensorgrad.ops.operand import check_integer, check_seed
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 Batch = tuple[Numbers, Numbers, Numbers]  # tokens, lengths, labels
@@ -22,16 +23,20 @@ def pad(rows: Sequence[Sequence[int]], longest: int | None = None) -> tuple[Numb
 
     Args:
         rows: the ids of each text.
-        longest: cut rows after so many ids.
+        longest: cut rows after so many ids, 1 or more.
     Returns:
         (B, T) int32, T at least 1, and (B,) int32.
+    Raises:
+        ArgumentError: longest is below 1, or an id too large.
+        DtypeError: ids are not integers.
     """
-    lengths = np.array([len(row) for row in rows], np.int32)
     if longest is not None:
-        np.minimum(lengths, longest, out=lengths)
+        check_integer("pad", "longest", longest, 1)
+        rows = [row[:longest] for row in rows]
+    lengths = np.array([len(row) for row in rows], np.int32)
     tokens = np.zeros((len(rows), max(1, lengths.max(initial=0))), np.int32)
-    for row, (ids, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
-        tokens[row, :length] = ids[:length]
+    inside = np.arange(tokens.shape[1]) < lengths[:, None]
+    tokens[inside] = as_int32("pad", "rows", list(chain.from_iterable(rows)))
     return tokens, lengths
 
 
@@ -73,15 +78,14 @@ class LabelledLoader:
         if longest is not None:
             check_integer("LabelledLoader", "longest", longest, 1)
         check_seed("LabelledLoader", seed)
-        if not rows:
+        if not len(rows):
             raise DataError("LabelledLoader: rows is empty, expected one text or more")
-        numbers = integer_array("LabelledLoader", "labels", labels)
-        if numbers.shape != (len(rows),):
+        self._labels = as_int32("LabelledLoader", "labels", labels)
+        if self._labels.shape != (len(rows),):
             raise ShapeError(
-                f"LabelledLoader: labels has shape {numbers.shape}, expected ({len(rows)},)"
+                f"LabelledLoader: labels has shape {self._labels.shape}, expected ({len(rows)},)"
             )
         self._rows = rows
-        self._labels = np.asarray(numbers, np.int32)
         self._lengths = np.array([len(row) for row in rows])
         self._batch, self._seed, self._longest = batch, seed, longest
         self._order: tuple[int, np.ndarray[Any, Any]] | None = None

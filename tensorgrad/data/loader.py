@@ -17,7 +17,7 @@ import numpy as np
 
 from tensorgrad.data.tokens import TokenFile, Tokens
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
-from tensorgrad.ops.operand import check_integer, check_seed
+from tensorgrad.ops.operand import check_integer, check_seed, integer_array
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 Item = TypeVar("Item")
@@ -182,6 +182,21 @@ def read_ahead(batch_of: Callable[[int], Item], start_step: int = 0) -> Iterator
             yield ahead.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def as_int32(op: str, name: str, values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return integers as int32.
+
+    Raises:
+        DtypeError: they are no integers; a fraction is never cut off.
+        ArgumentError: one does not fit.
+    """
+    array = np.asarray(integer_array(op, name, values))
+    found: np.ndarray[Any, np.dtype[np.int32]] = array.astype(np.int32)
+    wrong = array[found != array]
+    if wrong.size:
+        raise ArgumentError(f"{op}: {name} has {wrong[0]}, expected -2^31 to 2^31 - 1")
+    return found
 
 
 def _keys(seed: int, epoch: _Numbers) -> _Numbers:

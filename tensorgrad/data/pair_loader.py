@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.data.loader import read_ahead
+from tensorgrad.data.loader import as_int32, read_ahead
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.ops.operand import check_integer, check_seed
 
@@ -63,8 +63,9 @@ class PairLoader:
             context: how many tokens the model can see.
             seed: chooses the order, 0 to 2^64 - 1.
         Raises:
-            ArgumentError: an argument is out of its range.
+            ArgumentError: an argument is out of its range, or a token too large.
             DataError: no pair is left.
+            DtypeError: tokens are not integers.
         """
         check_integer("PairLoader", "context", context, 2)
         check_integer("PairLoader", "batch_tokens", batch_tokens)
@@ -85,10 +86,8 @@ class PairLoader:
         self._seed = seed
         # The last id of a row is a target alone.
         rows = [[*source, separator, *target, end][: context + 1] for source, target in kept]
-        beyond = itertools.repeat(end, context + 1)  # so that the last row may be read too far
-        self._ids = np.fromiter(
-            itertools.chain(itertools.chain.from_iterable(rows), beyond), np.int32
-        )
+        beyond = [end] * (context + 1)  # so that the last row may be read too far
+        self._ids = as_int32("PairLoader", "pairs", [*itertools.chain(*rows), *beyond])
         ends = np.cumsum([len(row) for row in rows])
         self._sources = np.array([len(source) for source, _ in kept])
         self._lengths = np.array([len(row) - 1 for row in rows])

@@ -170,6 +170,8 @@ def test_nothing_can_be_held_out_of_one_sentence() -> None:
     for share in (0.4, 0.9):
         with pytest.raises(DataError, match="data has 1 sentences, of which"):
             hold_out(data, share)
+    with pytest.raises(ArgumentError, match="share is 'x', expected a number"):
+        hold_out(data, "x")  # type: ignore[arg-type]  # what a user may do
     with pytest.raises(ArgumentError, match="share is 1, expected between 0 and 1"):
         hold_out(data, 1)
     with pytest.raises(ArgumentError, match="seed is -1, expected 0 to"):

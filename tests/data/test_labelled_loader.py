@@ -88,6 +88,22 @@ def test_long_texts_are_cut() -> None:
     assert loader.tokens == 3
 
 
+def test_ids_are_never_cut() -> None:
+    wrong: list[Any] = [[1.5], [np.float32(1)], "ab"]
+    for ids in wrong:
+        with pytest.raises(DtypeError, match=r"pad: rows has dtype .*, expected integers"):
+            LabelledLoader([[1], ids], [0, 1], 2).batch(0)
+    large: Any = np.array([2**32 + 1])
+    with pytest.raises(ArgumentError, match="pad: rows has 4294967297"):
+        pad([large])
+
+
+def test_rows_may_be_an_array() -> None:
+    rows: Any = np.array([[1, 2], [3, 4]])
+    loader = LabelledLoader(rows, [0, 1], 2)
+    assert Counter(texts_of(loader.batch(0))) == {((1, 2), 0): 1, ((3, 4), 1): 1}
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -101,6 +117,7 @@ def test_long_texts_are_cut() -> None:
         ({"labels": [[1]] * 45}, ShapeError, r"labels has shape \(45, 1\), expected \(45,\)"),
         ({"labels": [[0], [1, 2]]}, ShapeError, "labels is .*, expected equal lengths"),
         ({"labels": [0.5] * 45}, DtypeError, "labels has dtype float64, expected integers"),
+        ({"labels": [2**32] * 45}, ArgumentError, r"labels has 4294967296, expected -2\^31 to"),
     ],
 )
 def test_bad_arguments_are_named(

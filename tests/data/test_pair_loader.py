@@ -8,7 +8,7 @@ import pytest
 
 from tensorgrad.data import PairLoader
 from tensorgrad.data.pair_loader import EncodedPair
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import ArgumentError, DataError, DtypeError
 
 SEPARATOR, END = 1, 0
 
@@ -117,6 +117,15 @@ def test_long_pairs_lose_their_ends_and_long_sources_are_left_out() -> None:
 def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         loader(**options)
+
+
+def test_tokens_are_never_cut() -> None:
+    wrong: list[Any] = [([5.5], [6]), ([5], [np.float32(6)]), ("a", "b")]
+    for pair in wrong:
+        with pytest.raises(DtypeError, match=r"PairLoader: pairs has dtype .*, expected integers"):
+            loader([([5], [6]), pair])
+    with pytest.raises(ArgumentError, match="PairLoader: pairs has 4294967296, expected"):
+        loader([([2**32], [6])])
 
 
 def test_nothing_to_read_is_named() -> None:

@@ -132,6 +132,11 @@ def test_probabilities_of_many_texts(model: Classifier) -> None:
     one = class_probabilities(model, [[8] * 9])
     np.testing.assert_allclose(one[0], found[2], rtol=1e-5)
     assert class_probabilities(model, []).shape == (0, 3)
+    for options in ({"batch": 0}, {"batch": -1}, {"longest": 0}, {"longest": -1}):
+        with pytest.raises(ArgumentError, match=r"(batch|longest) is .*, expected 1 or more"):
+            class_probabilities(model, rows, **options)
+    with pytest.raises(DtypeError, match="rows has dtype float64, expected integers"):
+        class_probabilities(model, [[1.5]])  # type: ignore[list-item]
 
 
 def test_vectors_replace_rows(model: Classifier) -> None:
