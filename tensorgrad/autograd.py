@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -142,7 +142,7 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
         DtypeError: `dy` holds no real numbers.
         DeviceError: `dy` is a tensor on another device.
     """
-    _walk(root, _seed("backward", root, dy), _deliver, retain_graph)
+    _walk(root, _seed(root, dy), _deliver, retain_graph)
 
 
 def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], None]:
@@ -156,10 +156,11 @@ def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], 
     """
     if leaf.node is not None or not leaf.requires_grad:
         raise GradError("on_grad_ready: got a tensor that is no leaf, expected one that holds grad")
-    leaf.hooks = [*(leaf.hooks or []), hook]
+    own = partial(hook)  # the same hook may be there twice
+    leaf.hooks = [*(leaf.hooks or []), own]
 
     def remove() -> None:
-        leaf.hooks = [other for other in leaf.hooks or [] if other is not hook] or None
+        leaf.hooks = [other for other in leaf.hooks or [] if other is not own] or None
 
     return remove
 
@@ -200,7 +201,7 @@ def value_and_grad(
         if not isinstance(y, Tensor) or y.data.size != 1:
             got = f"shape {y.shape}" if isinstance(y, Tensor) else type(y).__name__
             raise GradError(f"grad: the function returned {got}, expected a scalar tensor")
-        found = gradients(y, _seed("grad", y, None), list(leaves.values()))
+        found = gradients(y, namespace(y.data).ones_like(y.data), list(leaves.values()))
         grads = {
             i: Tensor(namespace(t.data).zeros_like(t.data) if g is None else _cast(g, t.dtype))
             for g, (i, t) in zip(found, leaves.items(), strict=True)
@@ -284,24 +285,24 @@ def _edge(tensor: Tensor) -> Edge:
     return tensor if tensor.node is None else tensor.node
 
 
-def _seed(op: str, root: Tensor, dy: Any) -> Array:
+def _seed(root: Tensor, dy: Any) -> Array:
     """Return the gradient to start with, checked."""
     if not root.requires_grad:
-        raise GradError(f"{op}: the tensor does not depend on anything that requires a gradient")
+        raise GradError("backward: the tensor does not depend on anything that requires a gradient")
     if dy is None:
         if root.data.size != 1:
-            raise GradError(f"{op}: dy is missing; only a scalar starts at 1, got {root.shape}")
+            raise GradError(f"backward: dy is missing; only a scalar starts at 1, got {root.shape}")
         return namespace(root.data).ones_like(root.data)
     if isinstance(dy, Tensor):
         dy = dy.data
     else:
-        dy = ops.operand.array_of(op, "dy", dy, root.data.shape)
+        dy = ops.operand.array_of("backward", "dy", dy, root.data.shape)
         dy = namespace(root.data).asarray(dy)
-    same_device(op, ("the tensor", "dy"), (root.data, dy))
+    same_device("backward", ("the tensor", "dy"), (root.data, dy))
     if dy.shape != root.data.shape:
-        raise ShapeError(f"{op}: dy has shape {dy.shape}, expected {root.data.shape}")
+        raise ShapeError(f"backward: dy has shape {dy.shape}, expected {root.data.shape}")
     if dy.dtype.kind in "cOUS":
-        raise DtypeError(f"{op}: dy has dtype {dy.dtype}, expected real numbers")
+        raise DtypeError(f"backward: dy has dtype {dy.dtype}, expected real numbers")
     return _cast(dy, root.data.dtype)
 
 

@@ -202,6 +202,17 @@ def test_hooks_run_once_the_gradient_is_complete() -> None:
         tensorgrad.on_grad_ready(x * 2, print)
 
 
+def test_a_hook_that_is_there_twice_is_removed_once() -> None:
+    x, seen = leaf(1.0), list[Tensor]()
+    hook = seen.append
+    removes = [tensorgrad.on_grad_ready(x, hook) for _ in range(2)]
+    for expected in (2, 3, 3):  # with two, one and none
+        (x * 2).backward()
+        assert len(seen) == expected
+        if removes:
+            removes.pop()()
+
+
 @pytest.mark.parametrize("weight_first", [False, True])
 def test_hooks_come_as_early_as_the_graph_allows(weight_first: bool) -> None:
     """The gradient of the last layer's weight is announced before the first layer is visited."""
@@ -227,6 +238,7 @@ def test_grad_and_value_and_grad() -> None:
     assert (value.item(), dx.item(), dy.item()) == (18.0, 12.0, 9.0)
     assert tensorgrad.grad(f)(x, y).item() == 12.0
     assert tensorgrad.grad(lambda x, y: y * 1.0 + x * 0.0)(x, y).item() == 0.0
+    assert tensorgrad.grad(lambda x, y: y)(x, y).item() == 0.0
     with tensorgrad.no_grad():
         assert tensorgrad.grad(f)(x, y).item() == 12.0
     assert x.grad is None
