@@ -138,8 +138,8 @@ def sentences_of(texts: Sequence[str]) -> list[list[int]]:
     Words are what stands between spaces. A text that is part of no other contains itself; of
     equal ones the first stands for all.
     """
-    order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
     padded = [f" {' '.join(text.split())} " for text in texts]
+    order = sorted(range(len(texts)), key=lambda row: -len(padded[row]))
     having: dict[str, list[int]] = {}  # word -> whole sentences with it
     owners: list[list[int]] = [[] for _ in texts]
     for row in order:

@@ -145,6 +145,10 @@ def test_a_phrase_belongs_to_all_sentences_with_it() -> None:
     assert sentences_of(texts) == [[1, 2], [1], [2], [1], [2], [1], [6], [7]]
 
 
+def test_spaces_do_not_make_a_phrase_a_sentence() -> None:
+    assert sentences_of(["a    b", "a b c", "\ta\t\t\t\tb "]) == [[1], [1], [1]]
+
+
 def test_held_out_sentences_are_unseen() -> None:
     sentences = [f"the {noun} is {word} {noun}" for noun in "abcdefghij" for word in ("so", "not")]
     phrases = [" ".join(text.split()[first:]) for text in sentences for first in range(5)]
