@@ -30,7 +30,7 @@ _CUT = re.compile(r"(?<=\S)(?=[ \t\n\r\f\v])")
 # What is longer than any word (the letters of a genome, say) would train for hours.
 _LONG_WORD = re.compile(r"\S{1001}")
 _SHORT_WORDS = re.compile(r"\s*\S{1,1000}|\s+")
-_REMEMBERED = 1 << 18  # parts
+_REMEMBERED = 1 << 21  # characters: a part may be a whole line where words have no spaces
 _PIECE = 1 << 15  # characters; long strings cost the library much memory
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -94,6 +94,7 @@ class Tokenizer:
         self._inner = inner
         self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
         self._known: dict[str, list[int]] = {}
+        self._remembered = 0  # characters
         self._byte_ids = [ids[character] for character in _ALPHABET]
 
     @classmethod
@@ -246,13 +247,14 @@ class Tokenizer:
             DtypeError: one is no str, or they are one instead of a list.
         """
         parts = [_parts(text) for text in _texts("Tokenizer.encode", texts)]
-        if len(self._known) > _REMEMBERED:
-            self._known = {}
+        if self._remembered > _REMEMBERED:
+            self._known, self._remembered = {}, 0
         known = self._known  # text repeats its words, and looking one up is fast
         distinct = {part for text in parts for part in text if part not in known}
         new = list(_whole_characters("Tokenizer.encode", distinct))
         encodings = self._inner.encode_batch_fast(new, add_special_tokens=False)
         known.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
+        self._remembered += sum(map(len, new))
         return [[i for part in text for i in known[part]] for text in parts]
 
     def encode_bytes(self, data: bytes) -> list[int]:

@@ -64,6 +64,11 @@ def test_what_is_remembered_has_a_limit(
     for number in range(100):
         assert tokenizer.decode(tokenizer.encode(f"word{number}")) == f"word{number}"
         assert len(tokenizer._known) < 20
+    monkeypatch.setattr(module, "_REMEMBERED", 1000)
+    for number in range(100):
+        line = f"語{number}" * 100  # no place to cut it
+        assert tokenizer.decode(tokenizer.encode(line)) == line
+        assert sum(map(len, tokenizer._known)) < 1400
 
 
 def test_training_compresses_and_cuts_without_a_trace(
