@@ -28,7 +28,7 @@ _WORD = re.compile(
 # more whitespace, but Python and the tokenizers library do not agree on what it is.)
 _CUT = re.compile(r"(?<=\S)(?=[ \t\n\r\f\v])")
 # What is longer than any word (the letters of a genome, say) would train for hours.
-_LONG_WORD = re.compile(r"\S{1001}")
+_LONG_WORD = re.compile(r"(?<!\S)\S{1001}")
 _SHORT_WORDS = re.compile(r"\s*\S{1,1000}|\s+")
 _REMEMBERED = 1 << 21  # characters: a part may be a whole line where words have no spaces
 _PIECE = 1 << 15  # characters; long strings cost the library much memory
