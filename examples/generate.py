@@ -12,6 +12,7 @@ makes one of what several ranks have written. Without a prompt it asks for one a
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import sys
@@ -198,7 +199,7 @@ def _converse(writer: Writer) -> bool:
 
 def _text(line: str) -> str:
     """Return a line of the input without its end, and without a byte order mark."""
-    return line.removeprefix("\ufeff").rstrip("\n")
+    return line.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
 
 
 def _show(writer: Writer, prompt: str) -> None:
@@ -268,6 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{model.vocab_size} (the vocabulary of {given.checkpoint})"
             )
         writer = Writer(model.to(device, dtype), tokenizer, given)
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(newline="\n")  # at a carriage return alone no line ends
         if given.prompt is not None:
             _show(writer, given.prompt)
         elif given.prompts is not None:

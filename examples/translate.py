@@ -9,6 +9,7 @@ Without a text it reads lines: from a terminal one at a time, from a file many t
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import logging
 import sys
@@ -101,6 +102,8 @@ def _batches(text: str | None) -> Iterator[list[str]]:
     if text is not None:
         yield text.splitlines()
         return
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(newline="\n")  # at a carriage return alone no line ends
     lines = iter(sys.stdin.readline, "")
     while batch := list(itertools.islice(lines, 1 if sys.stdin.isatty() else LINES)):
         yield [line.removeprefix("\ufeff") for line in batch]  # a byte order mark is no text

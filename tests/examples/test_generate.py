@@ -121,18 +121,19 @@ def test_lines_of_a_file_are_written_on_together(
 def test_lines_end_at_line_feeds_and_marks_of_byte_order_are_no_text(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "def a\u2028b\r\n\nx\x0cy\n"
+    text = "def a\u2028b\rc\r\n\nx\x0cy\n"
     (tmp_path / "plain.txt").write_bytes(text.encode())
     (tmp_path / "marked.txt").write_bytes(text.encode("utf-8-sig"))
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
     outputs = set()
     for name in ("plain.txt", "marked.txt", "packed.txt.gz", "-"):
         source = name if name == "-" else str(tmp_path / name)
-        monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff" + text.replace("\r", "")))
+        stdin = io.TextIOWrapper(io.BytesIO(text.encode("utf-8-sig")), encoding="utf-8")
+        monkeypatch.setattr("sys.stdin", stdin)
         assert generate.main(["--checkpoint", str(run), "--prompts", source, *OPTIONS]) == 0
         outputs.add(capsys.readouterr().out)
     (found,) = outputs
-    assert found.startswith("def a\u2028b")
+    assert found.startswith("def a\u2028b\rc")
     assert "\n\nx\x0cy" in found
 
 

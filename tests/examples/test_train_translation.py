@@ -186,6 +186,10 @@ def test_what_was_trained_translates(
     monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeff" + sources))
     assert translate.main([run, "--checkpoint", "last", "--beams", "1", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.split("\n") == [*texts, ""]
+    stdin = io.TextIOWrapper(io.BytesIO(b"acht\rUhr\r\nneun\r\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert translate.main([run, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.count("\n") == 2
     stdin = io.TextIOWrapper(io.BytesIO(b"acht\n\xff\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
     assert translate.main([run, "--device", "cpu"]) == 1
