@@ -22,6 +22,7 @@ from tensorgrad.optim.flat import FlatParameters
 
 _ROW = 4096  # elements whose squares are added in the dtype of the gradient, the rest in float64
 _ROWS = 16
+_LEAST = 1e-30  # a sum beside which squares that float32 rounds to 0 do not count
 
 ReduceNorm = Callable[[Array], None]
 
@@ -145,7 +146,7 @@ def _squares_numpy(array: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         backend.parallel_blocks(run, whole, _ROWS)
         sums[whole] = np.einsum("i,i->", rest, rest)
-        if not math.isfinite(sums.sum()):  # the squares may be too large for float32 alone
+        if not _LEAST < sums.sum() < math.inf:  # squares too large or small for float32 alone
             sums[:whole] = np.einsum("ij,ij->i", rows, rows, dtype=float64)
             sums[whole] = np.einsum("i,i->", rest, rest, dtype=float64)
         return np.asarray(sums.sum())

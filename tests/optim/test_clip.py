@@ -38,6 +38,13 @@ def test_the_sum_is_accurate_where_float32_would_not_be(device: str) -> None:
     assert found == pytest.approx(20_000_000 * float(np.float32(1e-3)) ** 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1e25])
+def test_squares_that_float32_does_not_hold_count(size: float, device: str) -> None:
+    array = np.full(5000, size, np.float32)
+    found = float(sum_of_squares(backend.to_device(array, device)))
+    assert found == pytest.approx(5000 * float(np.float32(size)) ** 2, rel=1e-12, abs=0)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_no_bit(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.random.default_rng(0).standard_normal(1_000_003).astype(np.float32)
