@@ -208,7 +208,7 @@ class FlatParameters:
         """Make sure that the parameters still are the views that were made of them.
 
         Raises:
-            ArgumentError: the data or grad of a parameter was replaced.
+            ArgumentError: the data or grad of a parameter was replaced, or it was frozen.
         """
         for name, parameter, data, grad in self._parts:
             if parameter.data is not data:
@@ -221,6 +221,11 @@ class FlatParameters:
                 raise ArgumentError(
                     f"{op}: the grad of {name} was replaced after the optimizer took it, expected "
                     "the view of the flat buffer; clear gradients with zero_grad()"
+                )
+            if not parameter.requires_grad:
+                raise ArgumentError(
+                    f"{op}: {name} was frozen after the optimizer took it, expected requires_grad: "
+                    "decay and momentum would move it; freeze it before building the optimizer"
                 )
 
     def _allocate(self, like: Array) -> list[tuple[Array, Array]]:

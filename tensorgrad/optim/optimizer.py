@@ -113,8 +113,8 @@ class Optimizer:
             The norm before clipping, a 0-d float64 array on the device; None if not measured.
 
         Raises:
-            ArgumentError: `max_norm` is not positive, or the data or grad of a parameter is no
-                longer the view of the flat buffer.
+            ArgumentError: `max_norm` is not positive, or a parameter was frozen, or its data or
+                grad is no longer the view of the flat buffer.
         """
         name = type(self).__name__
         self.flat.check(f"{name}.step")

@@ -183,6 +183,16 @@ def test_a_replaced_array_is_noticed_at_the_next_step() -> None:
         optimizer.step()
 
 
+def test_a_parameter_that_was_frozen_is_noticed_at_the_next_step() -> None:
+    tensors = toy.parameters()
+    optimizer = AdamW(tensors.items())
+    tensors["norm"].requires_grad = False
+    with pytest.raises(ArgumentError, match="norm was frozen after the optimizer took it"):
+        optimizer.step()
+    tensors["norm"].requires_grad = True
+    optimizer.step()
+
+
 def test_a_second_optimizer_takes_the_parameters_from_the_first() -> None:
     tensors = toy.parameters()
     first = SGD(tensors.items())
