@@ -81,13 +81,14 @@ def _model(checkpoint: Checkpoint) -> GPT2:
 
 
 def _merged(path: Path) -> GPT2:
-    said = load_metadata(path).get("model")
-    if said is None:
+    try:
+        config = json.loads(load_metadata(path).get("model", ""))
+    except json.JSONDecodeError as error:
         raise CheckpointError(
             f"load: {path} does not say of which model it is, expected a file of "
             "tensorgrad.parallel.merge"
-        )
-    return _gpt2(path, json.loads(said), load_arrays(path))
+        ) from error
+    return _gpt2(path, config, load_arrays(path))
 
 
 def _gpt2(path: Path, config: dict[str, Any], arrays: dict[str, Array]) -> GPT2:

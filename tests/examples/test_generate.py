@@ -82,9 +82,11 @@ def test_a_merged_file_writes_as_its_run(
     merge(open_checkpoint(run / "checkpoints/step-00000001"), file)
     assert generate.main(["--checkpoint", str(file), "--prompt", "def ", *OPTIONS]) == 0
     assert capsys.readouterr().out == expected(model, tokenizer, "def ") + "\n"
-    save_arrays(other, load_arrays(file))
-    assert generate.main(["--checkpoint", str(other), "--prompt", "a", *OPTIONS]) == 1
-    assert "does not say of which model it is" in caplog.text
+    for said in ({}, {"model": "a free text"}):
+        caplog.clear()
+        save_arrays(other, load_arrays(file), said)
+        assert generate.main(["--checkpoint", str(other), "--prompt", "a", *OPTIONS]) == 1
+        assert "does not say of which model it is" in caplog.text
 
 
 def test_the_speed_has_a_line_of_its_own(
