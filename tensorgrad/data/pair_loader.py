@@ -13,7 +13,6 @@ Pairs of similar length share a batch, of as many rows as fit into a number of t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -85,9 +84,12 @@ class PairLoader:
         self._end = end
         self._seed = seed
         # The last id of a row is a target alone.
-        rows = [[*source, separator, *target, end][: context + 1] for source, target in kept]
-        beyond = [end] * (context + 1)  # so that the last row may be read too far
-        self._ids = as_int32("PairLoader", "pairs", [*itertools.chain(*rows), *beyond])
+        rows = [
+            as_int32("PairLoader", "pairs", [*source, separator, *target, end][: context + 1])
+            for source, target in kept
+        ]
+        beyond = np.full(context + 1, end, np.int32)  # so that the last row may be read too far
+        self._ids = np.concatenate([*rows, beyond])
         ends = np.cumsum([len(row) for row in rows])
         self._sources = np.array([len(source) for source, _ in kept])
         self._lengths = np.array([len(row) - 1 for row in rows])
