@@ -281,14 +281,15 @@ class Module:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Switch dropout and gradients off inside the `with` block."""
-    before = model.training
+    """Switch dropout and gradients off inside the `with` block; then each module is as before."""
+    before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with no_grad():
             yield
     finally:
-        model.train(before)
+        for module, training in before:
+            module.training = training
 
 
 def _holds_modules(value: Any) -> bool:

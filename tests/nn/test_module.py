@@ -215,6 +215,18 @@ def test_train_and_eval_reach_all_modules() -> None:
     assert model.train().second.training
 
 
+def test_evaluating_leaves_each_module_as_it_was() -> None:
+    model = Outer()
+    model.second.eval()
+    before = [module.training for module in model.modules()]
+    assert set(before) == {True, False}
+    with pytest.raises(ZeroDivisionError), nn.evaluating(model):
+        assert not any(module.training for module in model.modules())
+        assert not model(Tensor(np.ones((1, 3), "float32"))).requires_grad
+        raise ZeroDivisionError
+    assert [module.training for module in model.modules()] == before
+
+
 def test_zero_grad_keeps_the_arrays() -> None:
     model = Outer()
     grad = model.bias.grad = np.ones(1, "float32")
