@@ -220,9 +220,11 @@ def test_evaluating_leaves_each_module_as_it_was() -> None:
     model.second.eval()
     before = [module.training for module in model.modules()]
     assert set(before) == {True, False}
-    with pytest.raises(ZeroDivisionError), nn.evaluating(model):
+    with nn.evaluating(model):
         assert not any(module.training for module in model.modules())
         assert not model(Tensor(np.ones((1, 3), "float32"))).requires_grad
+    assert [module.training for module in model.modules()] == before
+    with pytest.raises(ZeroDivisionError), nn.evaluating(model):
         raise ZeroDivisionError
     assert [module.training for module in model.modules()] == before
 
