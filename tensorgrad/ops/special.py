@@ -55,8 +55,9 @@ def number(x: Any) -> Any:
 
 
 def where(c: Any, a: Any, b: Any) -> Any:
-    """Return a where the condition holds, else b; a Python condition picks one as it is."""
-    return np.where(c, a, b) if type(c) is not bool else a if c else b
+    """Return a where the condition holds, else b; of Python numbers one as it is."""
+    numbers = type(c) is bool and not hasattr(a, "dtype") and not hasattr(b, "dtype")
+    return (a if c else b) if numbers else np.where(c, a, b)
 
 
 def erf(x: Values) -> Values:

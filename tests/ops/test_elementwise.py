@@ -72,6 +72,16 @@ CASES = [
     *(Case(f, [*p], ref, domain, gradient=g) for f, ref, domain, g in ZIPS for p in PAIRS),
     Case(ops.where, [np.arange(15).reshape(3, 5) % 2 == 0, (3, 5), (5,)], np.where),
     Case(ops.where, [np.array([True, False]), (1, 2), (3, 1)], np.where),
+    *(
+        Case(
+            lambda a, b, c=c: ops.where(c, a, b),
+            [*p],
+            lambda a, b, c=c: np.where(c, a, b),
+            name=f"where-{c}",
+        )
+        for c in (True, False)
+        for p in PAIRS
+    ),
     Case(ops.clip, [(4, 7), (7,), (4, 1)], lambda x, a, b: np.clip(x, a, b)),
     Case(lambda x: ops.clip(x, -0.5, 0.5), [(4, 7)], lambda x: np.clip(x, -0.5, 0.5), name="clip"),
     Case(lambda x: ops.clip(x, low=0.1), [(4, 7)], lambda x: np.maximum(x, 0.1), name="clip"),
