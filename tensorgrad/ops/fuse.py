@@ -48,7 +48,7 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Args:
         f: takes tensors, arrays or Python numbers by position, which broadcast, and constants by
             keyword. Returns one tensor. It must give the same for the same dtypes and constants:
-            it runs once for each.
+            it runs once for each. Arguments that the result does not depend on take no part.
 
     Returns:
         A function with the arguments of f.
@@ -59,7 +59,7 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         DtypeError: when called, an argument is no tensor, array or number, f returns something
             else than one tensor, or casts to integers.
     """
-    rows: dict[Any, Row] = {}
+    rows: dict[Any, tuple[Row, list[int]]] = {}
 
     @wraps(f, updated=())
     def run(*operands: Any, **constants: Any) -> Tensor:
@@ -72,17 +72,18 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             kinds.append(kind if kind in _SCALARS else getattr(value, "dtype", None))
         key = (*kinds, *[(name, _told_apart(value)) for name, value in constants.items()])
         try:
-            row = rows[key]
+            row, used = rows[key]
         except (KeyError, TypeError):
-            row = _row(f, kinds, constants)
-            rows[key] = row
-        return row(*operands)
+            row, used = rows[key] = _row(f, kinds, constants)
+        return row(*operands) if len(used) == len(operands) else row(*[operands[i] for i in used])
 
     return run
 
 
-def _row(f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]) -> Row:
-    """Run f on symbols and return the row that it is."""
+def _row(
+    f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]
+) -> tuple[Row, list[int]]:
+    """Run f on symbols; return the row that it is, and which arguments are its operands."""
     trace = Trace(f)
     names = _names(f, len(kinds))
     for name, kind in zip(names, kinds, strict=True):
@@ -104,11 +105,21 @@ def _row(f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]) 
         got = type(result).__name__ if y is None else got
         raise DtypeError(f"fuse: {trace.name} returned a {got}, expected one tensor")
     compute = trace.compute_dtype()
-    formula = Formula(trace.name, parameters, trace.expressions, [y.place])
+    mentioned = trace.expressions.names([y.place])  # what f ignores shall not widen the result
+    used = [i for i, parameter in enumerate(parameters) if parameter in mentioned]
+    formula = Formula(trace.name, [parameters[i] for i in used], trace.expressions, [y.place])
     gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
-    others = [kind for kind in kinds if kind not in _SCALARS and kind != np.bool_]
+    others = [kinds[i] for i in used if kinds[i] not in _SCALARS and kinds[i] != np.bool_]
     mixed = is_float(compute) and any([compute_dtype(kind) != compute for kind in others])
-    return Row.composed(names, formula, gradients, y.dtype, compute_dtype(compute), mixed)
+    row = Row.composed(
+        [names[i] for i in used],
+        formula,
+        [gradients[i] for i in used],
+        y.dtype,
+        compute_dtype(compute),
+        mixed,
+    )
+    return row, used
 
 
 def _is_hashable(constant: Any) -> bool:

@@ -22,7 +22,7 @@ def mixed(x: Any, bias: Any, ids: Any) -> Any:
     return ops.where(z > 0, ops.softplus(z), float("-inf")).astype("float32")
 
 
-FUSED = _row(mixed, [bfloat16, bfloat16, int64], {})
+FUSED = _row(mixed, [bfloat16, bfloat16, int64], {})[0]
 ROWS = (6, 8)
 BROADCAST, _ = _plan(ROWS, ((ROWS, (16, 2), 2), ((8,), (2,), 2), ((6, 1), (8, 8), 8)), 8)
 KERNELS: dict[str, Any] = {

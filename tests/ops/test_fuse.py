@@ -80,6 +80,17 @@ def test_against_numpy(case: Case) -> None:
     check(case)
 
 
+def test_an_argument_that_is_ignored_takes_no_part() -> None:
+    x, other = (Tensor(np.ones(shape, float32), requires_grad=True) for shape in ((3,), (2, 3)))
+    fused = fuse(lambda other, x: x * 3)
+    y = fused(other, x)
+    assert y.shape == (3,)
+    assert not fused(other, x.detach()).requires_grad
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad, [3, 3, 3])
+    assert other.grad is None
+
+
 def unfused(x: Tensor) -> Tensor:
     return ops.log(ops.sigmoid(x * 3) + 0.5) * ops.gelu(x)
 
@@ -155,7 +166,7 @@ def test_numbers_keep_the_dtype_of_the_arrays() -> None:
 
 
 def test_a_common_subexpression_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = _row(lambda x: ops.exp(ops.tanh(x)) * ops.tanh(x), [float32], {})
+    row, _ = _row(lambda x: ops.exp(ops.tanh(x)) * ops.tanh(x), [float32], {})
     gradients = row._gradients_of((True,))
     for formula in (row._formula, gradients.formula):
         statements, texts = formula.cuda()
@@ -163,7 +174,7 @@ def test_a_common_subexpression_is_computed_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_equal_gradients_are_computed_once() -> None:
-    row = _row(lambda x, b: ops.gelu(x + b), [float32, float32], {})
+    row, _ = _row(lambda x, b: ops.gelu(x + b), [float32, float32], {})
     assert row._gradients_of((True, True)).places == (0, 0)
     assert row._gradients_of((False, True)).places == (None, 0)
 
