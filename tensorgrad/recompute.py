@@ -37,9 +37,10 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
         y = checkpoint(block)(x)
 
-    Results and gradients have the same bits as without. Tensors that f uses without getting them
-    as arguments (parameters, closures) receive their gradients too. Random draws and autocast are
-    the same in both runs.
+    Results and gradients have the same bits as without, but for the order in which several calls
+    of backward add up the gradients of a parameter that each of them uses more than once. Tensors
+    that f uses without getting them as arguments (parameters, closures) receive their gradients
+    too. Random draws and autocast are the same in both runs.
 
     Args:
         f: returns one tensor, which depends on nothing that changes until backward but the
