@@ -140,7 +140,7 @@ class Row:
                 y = self._value(*arrays)
             else:
                 y = self._forward(arrays)
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
             self._explain(arrays, error)
             raise
         if type(y) is not _NDARRAY and not backend.is_array(y):

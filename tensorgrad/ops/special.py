@@ -45,6 +45,7 @@ _ERFC_POLYNOMIAL = [
     0.5279945374195303,
 ]
 _HALVES = (float16, bfloat16)
+_NUMBERS = (bool, int, float)  # each holds those before it
 _GELU_SCALE = math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
 
@@ -55,9 +56,10 @@ def number(x: Any) -> Any:
 
 
 def where(c: Any, a: Any, b: Any) -> Any:
-    """Return a where the condition holds, else b; of Python numbers one as it is."""
-    numbers = type(c) is bool and not hasattr(a, "dtype") and not hasattr(b, "dtype")
-    return (a if c else b) if numbers else np.where(c, a, b)
+    """Return a where the condition holds, else b; of Python numbers a number, of the wider type."""
+    if type(c) is bool and type(a) in _NUMBERS and type(b) in _NUMBERS:
+        return max(type(a), type(b), key=_NUMBERS.index)(a if c else b)
+    return np.where(c, a, b)
 
 
 def erf(x: Values) -> Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from typing import Any
@@ -197,6 +198,8 @@ def test_inputs_that_do_not_fit() -> None:
         Tensor(np.ones(3, np.int8)) + 300
     with pytest.raises(ArgumentError, match="power: a has dtype int64, b is -1, expected numbers"):
         Tensor(np.ones(3, np.int64)) ** -1
+    with pytest.raises(ArgumentError, match="divide: a is 2, b is 0, expected numbers"):
+        ops.divide(2, 0)
     for other in (np.zeros(4, "complex64"), np.zeros(4, object)):
         with pytest.raises(DtypeError, match=f"add: got an array of {other.dtype}, expected real"):
             y + other
@@ -208,6 +211,13 @@ def test_numbers_that_a_dtype_lacks_can_be_compared_with(device: str) -> None:
         for number in (-1, 2, 1 << 20, 1 << 40):
             assert (x < number).tolist() == [i < number for i in range(3)]
             assert (x == number).tolist() == [i == number for i in range(3)]
+
+
+def test_where_of_numbers_has_the_type_that_holds_both() -> None:
+    numbers = (False, True, -3, 2.5)
+    for c, a, b in itertools.product((True, False), numbers, numbers):
+        y, expected = ops.where(c, a, b), np.where(c, a, b)
+        assert (y.item(), y.dtype) == (expected, expected.dtype)
 
 
 def test_kernels_compare_numbers_that_a_dtype_lacks() -> None:
