@@ -12,7 +12,6 @@ makes one of what several ranks have written. Without a prompt it asks for one a
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import logging
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.data import TextStream, Tokenizer
-from tensorgrad.data.text import read_lines
+from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
 from tensorgrad.models.generate import generate_batch, stream
@@ -181,10 +180,10 @@ class Writer:
 
 def _converse(writer: Writer) -> bool:
     """Ask for prompts until the input ends; return whether all of them could be used."""
-    asking, failed = sys.stdin.isatty(), False
+    lines, asking, failed = standard_input(), sys.stdin.isatty(), False
     while True:
         print("> " if asking else "", end="", flush=True)
-        line = sys.stdin.readline()
+        line = lines.readline()
         if not line:
             break
         if not line.strip():
@@ -270,12 +269,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{model.vocab_size} (the vocabulary of {given.checkpoint})"
             )
         writer = Writer(model.to(device, dtype), tokenizer, given)
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(newline="\n")  # at a carriage return alone no line ends
         if given.prompt is not None:
             _show(writer, given.prompt)
         elif given.prompts is not None:
-            whole = sys.stdin if str(given.prompts) == "-" else read_lines(given.prompts)
+            from_input = str(given.prompts) == "-"
+            whole = standard_input() if from_input else read_lines(given.prompts)
             prompts = [_text(line) for line in whole if line.strip()]
             for prompt, text in zip(prompts, writer.write_all(prompts), strict=True):
                 print(f"{prompt}{text}\n", flush=True)

@@ -9,7 +9,6 @@ Without a text it reads lines: from a terminal one at a time, from a file many t
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import logging
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from tensorgrad import backend
 from tensorgrad.data import Tokenizer
+from tensorgrad.data.text import standard_input
 from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.train import load_best, load_latest
@@ -102,9 +102,7 @@ def _batches(text: str | None) -> Iterator[list[str]]:
     if text is not None:
         yield text.splitlines()
         return
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(newline="\n")  # at a carriage return alone no line ends
-    lines = iter(sys.stdin.readline, "")
+    lines = iter(standard_input().readline, "")
     while batch := list(itertools.islice(lines, 1 if sys.stdin.isatty() else LINES)):
         yield [line.removeprefix("\ufeff") for line in batch]  # a byte order mark is no text
 

@@ -6,13 +6,15 @@ import codecs
 import gzip
 import hashlib
 import importlib
+import io
 import lzma
 import os
+import sys
 import sysconfig
 import zlib
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from tensorgrad.errors import ArgumentError, DataError
 
@@ -121,6 +123,13 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
         yield from (line.removesuffix("\r") for line in lines)
     if rest:
         yield rest.removesuffix("\r")
+
+
+def standard_input() -> TextIO:
+    """Return the standard input, where lines end as in files: not at a carriage return alone."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(newline="\n")
+    return sys.stdin
 
 
 def _some(texts: Iterator[str], name: str) -> Iterator[str]:
