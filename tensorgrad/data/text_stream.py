@@ -57,10 +57,11 @@ class TextStream:
         if self.ended:
             return ""
         text = self._waiting + text
-        found = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
+        found = [(p + len(stop), p) for stop in self._stops if (p := text.find(stop)) >= 0]
         if found:
             self.ended, self._waiting = True, ""
-            return text[: sum(min(found))]  # the first to end; of several, the longest
+            _, place = min(found)  # of the first to end; of several, the longest
+            return text[:place]
         kept = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._waiting = text[len(text) - kept :]
         return text[: len(text) - kept]
