@@ -73,7 +73,7 @@ def mean_loss(
     device = next(model.parameters()).device
     ranks = ranks or OneProcess()
     with evaluating(model):
-        total, rows = ranks.add_losses(loss, (_moved(batch, device) for batch in batches))
+        total, rows = ranks.add_losses(loss, (_moved(_checked(batch), device) for batch in batches))
     total_loss, total_rows = ranks.sum([total, float(rows)])
     if total_rows == 0:
         raise ArgumentError("mean_loss: batches is empty, expected one or more")
@@ -236,7 +236,7 @@ class Trainer:
                     self._save()
         if shown and settings.plot:
             plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
-        finished = not self.step < settings.steps  # a longer run may have been resumed
+        finished = self.step >= settings.steps  # a longer run may have been resumed
         return Outcome(
             self.step, finished, self._skipped, self._progress.tokens_per_second, self._saved
         )
@@ -259,7 +259,7 @@ class Trainer:
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """Return the batch of the next step."""
         try:
-            return next(batches)
+            return _checked(next(batches))
         except StopIteration as error:
             raise ArgumentError(
                 f"train: batches ended after step {self.step}, expected one for each of the "
@@ -363,7 +363,7 @@ def check_parts(rows: int, count: int, ranks: int) -> None:
 
 def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
     """Cut the rows that a rank has of a batch into equal parts."""
-    rows = len(_checked(batch)[0])
+    rows = len(batch[0])
     check_parts(rows, count, ranks)
     size = rows // count
     for start in range(0, rows, size):
@@ -371,7 +371,7 @@ def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
 
 
 def _moved(batch: Batch, device: str) -> Batch:
-    return tuple(backend.to_device(array, device) for array in _checked(batch))
+    return tuple(backend.to_device(array, device) for array in batch)
 
 
 def _checked(batch: Batch) -> Batch:
