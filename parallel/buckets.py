@@ -8,30 +8,38 @@ the gradients come in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, GradError
+from tensorgrad.nn import Embedding, Module
 from tensorgrad.optim.flat import Segment
 from tensorgrad.parallel.bucket_size import usual_bucket
 from tensorgrad.parallel.handle import Handle
 from tensorgrad.tensor import Tensor
 
 
-def assign_buckets(parameters: Mapping[str, Tensor], megabytes: float | None) -> dict[str, int]:
+def assign_buckets(
+    parameters: Mapping[str, Tensor],
+    megabytes: float | None,
+    at_end: Collection[str] = (),
+) -> dict[str, int]:
     """Return the number of each parameter's bucket; the last parameters are in bucket 0.
 
     A bucket takes modules, going backwards, until it would be larger than it may. One that is
     larger by itself is alone in its bucket. The gradients of a module come at one time: a bias in
-    the bucket before its weight's would hold that one up.
+    the bucket before its weight's would hold that one up. So would a table of positions, whose
+    gradient comes when backward ends, the first block's.
 
     Args:
         parameters: by name, in the order in which forward uses them.
         megabytes: of gradients (10^6 bytes; float32 for 16-bit parameters). None: what suits so
             many gradients; see bucket_size.py.
+        at_end: names of parameters whose gradients come together when backward ends: they have
+            the last bucket to themselves, whatever its size.
     Raises:
         ArgumentError: `megabytes` is not positive.
     """
@@ -46,14 +54,21 @@ def assign_buckets(parameters: Mapping[str, Tensor], megabytes: float | None) ->
         raise ArgumentError(f"assign_buckets: megabytes is {megabytes}, expected a number above 0")
     bucket, filled = 0, 0.0
     found: dict[str, int] = {}
-    for _, names in groupby(reversed(list(parameters)), _module):
+    during = [name for name in parameters if name not in at_end]
+    for _, names in groupby(reversed(during), _module):
         own = list(names)
         size = sum(map(gradient_bytes, own))
         if filled and filled + size > megabytes * 1e6:
             bucket, filled = bucket + 1, 0.0
         found.update(dict.fromkeys(own, bucket))
         filled += size
-    return found
+    return found | dict.fromkeys(at_end, bucket + 1)
+
+
+def leading_tables(model: Module, parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return the tables of embeddings that the parameters begin with: backward ends with them."""
+    tables = {id(each.weight) for each in model.modules() if isinstance(each, Embedding)}
+    return list(takewhile(lambda name: id(parameters[name]) in tables, parameters))
 
 
 def _module(name: str) -> str:

@@ -23,7 +23,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
-from tensorgrad.parallel.buckets import Buckets, assign_buckets
+from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_tables
 from tensorgrad.parallel.checkpoint import load_latest, load_pieces
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.handle import Handle
@@ -110,7 +110,7 @@ class DataParallel(Ranks):
         """
         parameters = self._agreed_parameters(model, {"reduction": self._reduction})
         if self._reduction == "overlap":
-            buckets = assign_buckets(parameters, self._bucket_mb)
+            buckets = self._assign_buckets(model, parameters)
             self._flat = FlatParameters(parameters.items(), groups=buckets.__getitem__)
             self._buckets = Buckets(self._flat.segments, parameters, self._send)
         else:
@@ -180,6 +180,10 @@ class DataParallel(Ranks):
         facts = {**settings, "bucket_mb": self._bucket_mb, **kinds, "order of parameters": order}
         self._comm.agree(type(self).__name__, facts)
         return dict(parameters)
+
+    def _assign_buckets(self, model: Module, parameters: Mapping[str, Tensor]) -> dict[str, int]:
+        """Return the number of each parameter's bucket."""
+        return assign_buckets(parameters, self._bucket_mb, leading_tables(model, parameters))
 
     def _send(self, number: int) -> Handle:
         """Begin to replace the gradients of a segment by their mean."""

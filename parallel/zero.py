@@ -24,7 +24,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
-from tensorgrad.parallel.buckets import Buckets, assign_buckets
+from tensorgrad.parallel.buckets import Buckets
 from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.data import DataParallel, broadcast_parameters
@@ -68,7 +68,7 @@ class Zero(ShardedRanks, DataParallel):
         """
         parameters = self._agreed_parameters(model, {"stage": self.stage})
         broadcast_parameters([t.data for t in model.state_dict().values()], self._comm)
-        groups: Mapping[str, int | None] = assign_buckets(parameters, self._bucket_mb)
+        groups: Mapping[str, int | None] = self._assign_buckets(model, parameters)
         modules: list[Module] = []
         if self.stage > 1:
             modules, groups = find_units(model, parameters)
