@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from examples import train_gpt2
-from tests.examples.test_train_gpt2_dp import options, same_run
+from tests.examples.test_train_gpt2_dp import options, same_run, train_alone
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT
 
@@ -18,7 +17,7 @@ __all__ = ["options"]  # a fixture
 
 def test_a_run_goes_on_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> None:
     alone, folder = tmp_path / "alone", tmp_path / "run"
-    assert train_gpt2.main([*options, *SIZES, "--out", str(alone)]) == 0
+    train_alone(*options, *SIZES, "--out", alone)
     first = ["--pp", 2, "--tp", 2, "--stop-after", 5]
     result = run_ranks(PROGRAM, 4, [*options, *SIZES, *first, "--out", folder])
     assert "stopped after step 5 of 20" in result.stderr

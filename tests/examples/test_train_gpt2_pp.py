@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from examples import train_gpt2
-from tests.examples.test_train_gpt2_dp import options, same_run
+from tests.examples.test_train_gpt2_dp import options, same_run, train_alone
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT
 
@@ -18,7 +17,7 @@ __all__ = ["options"]  # a fixture
 
 def test_a_run_goes_on_with_another_number_of_stages(options: list[str], tmp_path: Path) -> None:
     alone, folder = tmp_path / "alone", tmp_path / "run"
-    assert train_gpt2.main([*options, "--accumulate", "4", "--out", str(alone)]) == 0
+    train_alone(*options, "--accumulate", 4, "--out", alone)
     result = run_ranks(PROGRAM, 2, [*options, "--out", folder, "--stop-after", 5])
     assert "stopped after step 5 of 20" in result.stderr
     saved = json.loads((folder / "config.json").read_text())
