@@ -24,6 +24,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import Linear, Module
+from tensorgrad.optim import AdamW, Optimizer
 from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.pipeline import Pipeline
@@ -76,6 +77,14 @@ def batches(first: int) -> Iterator[tuple[Any, ...]]:
         yield rows[:, :-1].astype(np.int32), rows[:, 1:].astype(np.int32)
 
 
+def adamw(parameters: Any) -> Optimizer:
+    """Return AdamW as TrainSettings has it, but for `eps`.
+
+    Where the first gradient of an element is rounding alone, 1e-8 makes a whole step of it.
+    """
+    return AdamW(parameters, SETTINGS["lr"], (0.9, 0.95), 1e-5, weight_decay=0.1)
+
+
 def make_trainer(
     folder: Path, config: Model, ranks: Ranks | None = None, **options: Any
 ) -> Trainer:
@@ -103,7 +112,7 @@ def make_trainer(
         for batch in batches(first):
             yield tuple(array[rows * ranks.rank : rows * (ranks.rank + 1)] for array in batch)
 
-    optimizer = ranks.prepare(model, settings.optimizer)
+    optimizer = ranks.prepare(model, adamw)
     return Trainer(
         model, optimizer, loss, own, settings.learning_rate, settings, folder,
         evaluate=evaluate, ranks=ranks, scaler=settings.scaler(),
