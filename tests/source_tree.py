@@ -14,7 +14,6 @@ FOLDERS = {
     "tensorgrad.models": "models",
     "tensorgrad.parallel": "parallel",
 }
-MOST_LINES = 500  # of a source file, and of a document
 
 
 @dataclass(frozen=True)

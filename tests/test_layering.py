@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_tree import MOST_LINES, ROOT, Source, examples, imports, library, module_names
+from tests.source_tree import ROOT, Source, examples, imports, library, module_names
 
 # What a part may import: the parts of lower layers, and parts of its own layer in one direction.
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -179,16 +179,6 @@ def written_by_hand() -> list[Path]:
         for suffix in (".py", ".cu", ".cuh")
         for path in (ROOT / folder).rglob(f"*{suffix}")
     )
-
-
-def test_no_file_is_too_long_to_read() -> None:
-    assert len(written_by_hand()) > 10
-    wrong = {
-        str(path.relative_to(ROOT)): lines
-        for path in written_by_hand()
-        if (lines := path.read_text(encoding="utf-8").count("\n")) > MOST_LINES
-    }
-    assert wrong == {}
 
 
 def test_names_of_files_say_what_is_in_them() -> None:
