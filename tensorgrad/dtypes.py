@@ -67,6 +67,11 @@ def as_dtype(dtype: DtypeLike) -> Dtype:
     return found
 
 
+def is_known(dtype: Dtype) -> bool:
+    """Whether the library computes with this dtype: real numbers and bool, nothing else."""
+    return dtype in _C_NAMES
+
+
 def is_float(dtype: Dtype) -> bool:
     """Whether values of this dtype can carry a gradient."""
     return dtype.kind == "f" or dtype is bfloat16 or dtype == bfloat16

@@ -13,16 +13,16 @@ from tensorgrad import Tensor, backend, ops, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
-from tests.opcheck import Case, check
+from tests.opcheck import Case, Ulps, check
 from tests.ops.test_dropout import keep_mask
 
 RNG = np.random.default_rng(11)
+BOUND = Ulps(2, "terms")
 
 
-def reference(
+def weights_of(
     q: Any,
     k: Any,
-    v: Any,
     mask: Any = None,
     causal: bool = False,
     scale: float | None = None,
@@ -30,10 +30,9 @@ def reference(
     window: int | None = None,
     keep: Any = 1,
 ) -> Any:
-    heads, tq, width = q.shape[1:]
-    tk = k.shape[2]
-    k, v = (np.repeat(a, heads // a.shape[1], axis=1) for a in (k, v))
-    scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(width) if scale is None else scale)
+    """Return what each query weighs each value with."""
+    tq, tk = q.shape[2], k.shape[2]
+    scores = q @ repeated(k, q).swapaxes(-1, -2) * scale_of(q, scale)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if causal:
@@ -48,16 +47,55 @@ def reference(
     if dropout:
         random.seed(3)
         weights *= keep_mask(weights.shape, dropout, like=q) / (1 - dropout)
-    return weights * keep @ v
+    return weights * keep
+
+
+def scale_of(q: Any, scale: float | None) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def repeated(k: Any, q: Any) -> Any:
+    """Return one head of keys or values for each head of queries."""
+    return np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+
+
+def reference(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    return weights_of(q, k, **options) @ repeated(v, q)
+
+
+def magnitudes(q: Any, k: Any, v: Any, dy: Any, **options: Any) -> list[Any]:
+    """Return the sums of the absolute values of the terms of y, dq, dk and dv."""
+    weights, scale = weights_of(q, k, **options), scale_of(q, options.get("scale"))
+    undropped = weights_of(q, k, **{**options, "dropout": 0, "keep": 1})
+    q, dy = abs(q), abs(dy)
+    y = weights @ abs(repeated(v, q))
+    dweights = weights * (dy @ abs(repeated(v, q)).swapaxes(-1, -2))
+    dscores = (dweights + undropped * (dy * y).sum(-1, keepdims=True)) * scale
+    dk, dv = dscores.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ dy
+    groups = (*k.shape[:2], q.shape[1] // k.shape[1], *k.shape[2:])
+    return [y, dscores @ abs(repeated(k, q)), *(a.reshape(groups).sum(2) for a in (dk, dv))]
+
+
+def unpacked(qkv: Any, heads: int) -> Any:
+    """Return (B, T, heads * D) as (B, heads, T, D)."""
+    return qkv.reshape(*qkv.shape[:2], heads, qkv.shape[2] // heads).swapaxes(1, 2)
+
+
+def packed(heads: Any) -> Any:
+    """Return (B, heads, T, D) as (B, T, heads * D)."""
+    batch, count, length, width = heads.shape
+    return heads.swapaxes(1, 2).reshape(batch, length, count * width)
 
 
 def packed_reference(qkv: Any, heads: int, kv_heads: int, **options: Any) -> Any:
-    batch, length, channels = qkv.shape
-    width = channels // (heads + 2 * kv_heads)
-    each = qkv.reshape(batch, length, heads + 2 * kv_heads, width)
-    each = each.swapaxes(1, 2)
-    q, k, v = np.split(each, [heads, heads + kv_heads], axis=1)
-    return reference(q, k, v, **options).swapaxes(1, 2).reshape(batch, length, heads * width)
+    each = np.split(unpacked(qkv, heads + 2 * kv_heads), [heads, heads + kv_heads], axis=1)
+    return packed(reference(*each, **options))
+
+
+def packed_magnitudes(qkv: Any, dy: Any, heads: int, kv_heads: int, **options: Any) -> list[Any]:
+    each = np.split(unpacked(qkv, heads + 2 * kv_heads), [heads, heads + kv_heads], axis=1)
+    y, *grads = magnitudes(*each, unpacked(dy, heads), **options)
+    return [packed(y), packed(np.concatenate(grads, 1))]
 
 
 def on_device(options: dict[str, Any], like: Tensor) -> dict[str, Any]:
@@ -81,6 +119,8 @@ def case(
         function,
         [q, kv, kv],
         lambda q, k, v: reference(q, k, v, **options),
+        values=BOUND,
+        magnitudes=lambda *arrays: magnitudes(*arrays, **options),
         terms=max(1, tq, kv[2]) * width,
         name="attention-" + "-".join(options),
     )
@@ -91,27 +131,34 @@ def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **option
         lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **on_device(options, qkv)),
         [shape],
         lambda qkv: packed_reference(qkv, heads, kv_heads, **options),
+        values=BOUND,
+        magnitudes=lambda qkv, dy: packed_magnitudes(qkv, dy, heads, kv_heads, **options),
         terms=shape[1] * 8,
         name="attention_packed-" + "-".join(options),
     )
 
 
-def varlen_reference(
-    q: Any, k: Any, v: Any, lengths: Any, k_lengths: Any = None, dropout: float = 0, **options: Any
-) -> Any:
-    """Return the dense reference of each sequence, cut from the padded ones for dropout's sake."""
+def sequences(
+    function: Any, q: Any, arrays: Any, lengths: Any, k_lengths: Any, dropout: float, options: Any
+) -> list[Any]:
+    """Return what a dense function gives for each sequence, joined.
+
+    Arrays as long as the queries stand before and after those as long as the keys: q, k, v, dy.
+    Dropout is cut from that of padded sequences.
+    """
     k_lengths = lengths if k_lengths is None else k_lengths
     shape = len(lengths), q.shape[1], max(lengths), max(k_lengths)
     random.seed(3)
     keep = keep_mask(shape, dropout, like=q) / (1 - dropout) if dropout else np.ones(shape)
-    y, row, key = [], 0, 0
+    found, row, key = [], 0, 0
     for s, (tq, tk) in enumerate(zip(lengths, k_lengths, strict=True)):
-        each = q[row : row + tq], k[key : key + tk], v[key : key + tk]
+        rows, keys = slice(row, row + tq), slice(key, key + tk)
+        each = [a[keys if i in (1, 2) else rows] for i, a in enumerate(arrays)]
         heads = (a.swapaxes(0, 1)[None] for a in each)
         own: dict[str, Any] = {**options, "keep": keep[s : s + 1, :, :tq, :tk]}
-        y.append(reference(*heads, **own)[0].swapaxes(0, 1))
+        found.append([a[0].swapaxes(0, 1) for a in function(*heads, **own)])
         row, key = row + tq, key + tk
-    return np.concatenate(y)
+    return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
 
 def varlen_case(
@@ -130,10 +177,14 @@ def varlen_case(
         return ops.attention_varlen(q, k, v, starts, k_starts, **options)
 
     kv = (keys, heads[1], width)
+    dense = {name: value for name, value in options.items() if name != "dropout"}
+    how = lengths, k_lengths, options.get("dropout", 0.0), dense
     return Case(
         function,
         [(rows, heads[0], width), kv, kv],
-        lambda q, k, v: varlen_reference(q, k, v, lengths, k_lengths, **options),
+        lambda *qkv: sequences(lambda *a, **o: [reference(*a, **o)], qkv[0], qkv, *how)[0],
+        values=BOUND,
+        magnitudes=lambda *arrays: sequences(magnitudes, arrays[0], arrays, *how),
         terms=max(lengths) * width,
         name="attention_varlen-" + "-".join(options),
     )

@@ -16,7 +16,7 @@ from tensorgrad.ops import row_cuda
 from tensorgrad.ops.expression import Formula
 from tensorgrad.ops.fuse import _row
 from tensorgrad.ops.trace import Trace
-from tests.opcheck import Case, check
+from tests.opcheck import Case, Ulps, check
 
 fuse = ops.fuse
 
@@ -49,19 +49,24 @@ def mixed_numpy(x: Any, bias: Any, double: bool = False) -> Any:
 
 
 SHAPES: list[tuple[int, ...]] = [(), (1,), (33, 31), (3, 5, 1025), (2, 200, 400), (0, 4)]
+ROW = Ulps(2, "row")  # derivatives and differences that cross zero
 CASES = [
-    *(Case(gated, [s, s], lambda g, u: g * sigmoid(g) * u, name="fuse-gated") for s in SHAPES),
-    Case(gated, [(4, 5, 6), (5, 1)], lambda g, u: g * sigmoid(g) * u, name="fuse-columns"),
-    Case(gated, [(3, 1, 1024), (5, 1)], lambda g, u: g * sigmoid(g) * u, name="fuse-outer"),
-    Case(mixed, [(7, 33, 64), (64,)], mixed_numpy, slack=3, name="fuse-bias"),
-    Case(mixed, [(300, 1000), (1000,)], mixed_numpy, slack=3, name="fuse-blocks"),
+    *(Case(gated, [s, s], lambda g, u: g * sigmoid(g) * u, gradients=ROW,
+             name="fuse-gated") for s in SHAPES),
+    Case(gated, [(4, 5, 6), (5, 1)], lambda g, u: g * sigmoid(g) * u,
+         gradients=Ulps(3, "terms"), terms=24, name="fuse-columns"),
+    Case(gated, [(3, 1, 1024), (5, 1)], lambda g, u: g * sigmoid(g) * u,
+         gradients=Ulps(3, "terms"), terms=3072, name="fuse-outer"),
+    Case(mixed, [(7, 33, 64), (64,)], mixed_numpy, values=ROW, terms=231, name="fuse-bias"),
+    Case(mixed, [(300, 1000), (1000,)], mixed_numpy, values=ROW, terms=300, name="fuse-blocks"),
     Case(
         lambda x, b: mixed(x, b, double=True), [(9, 17), (9, 1)],
-        lambda x, b: mixed_numpy(x, b, True), slack=3, name="fuse-constant",
+        lambda x, b: mixed_numpy(x, b, True), values=ROW,
+        gradients=Ulps(3, "terms"), terms=17, name="fuse-constant",
     ),
     Case(
         lambda x: powers(x, 3), [(65, 129)],
-        lambda x: (x**2 + 1.5) ** 0.5 * 3 / np.maximum(x, 3), slack=2, name="fuse-number",
+        lambda x: (x**2 + 1.5) ** 0.5 * 3 / np.maximum(x, 3), gradients=ROW, name="fuse-number",
     ),
     Case(
         fuse(lambda x, mask: ops.where(mask, x, 0.0) * mask),

@@ -11,7 +11,7 @@ import pytest
 from tensorgrad import Tensor, backend, nn, ops
 from tensorgrad.dtypes import FLOATS, bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import Case, Ulps, check
 
 SHAPES: list[tuple[int, ...]] = [(7,), (3, 31), (2, 33, 5), (70, 1023), (0, 4), (3, 0)]
 
@@ -69,29 +69,30 @@ def nothing_added_rms_numpy(x: Any, weight: Any) -> Any:
     return x + rms_norm(x, weight)
 
 
+ROW = Ulps(2, "row")
+SUMS = Ulps(4, "row")  # of results that were rounded before
 CASES = [
     *(
-        Case(ops.add_layer_norm, [s, s, s[-1:], s[-1:]], add_layer_norm,
-             terms=int(np.prod(s)), slack=3)
+        Case(ops.add_layer_norm, [s, s, s[-1:], s[-1:]], add_layer_norm, values=ROW, terms=sum(s))
         for s in SHAPES
     ),
-    Case(ops.add_rms_norm, [(3, 33), (3, 33), (33,)], add_rms_norm, terms=99, slack=3),
-    Case(ops.add_rms_norm, [(2, 3, 264), (2, 3, 264)], add_rms_norm, terms=264, slack=3),
-    Case(both_used, [(5, 40), (5, 40), (40,), (40,)], both_used_numpy, terms=200, slack=8,
+    Case(ops.add_rms_norm, [(3, 33), (3, 33), (33,)], add_rms_norm, values=ROW, terms=36),
+    Case(ops.add_rms_norm, [(2, 3, 264), (2, 3, 264)], add_rms_norm, values=ROW, terms=270),
+    Case(both_used, [(5, 40), (5, 40), (40,), (40,)], both_used_numpy, values=SUMS, terms=45,
          name="add_layer_norm-both"),
-    Case(nothing_added, [(5, 40), (40,), (40,)], nothing_added_numpy, terms=200, slack=8),
-    Case(nothing_added_rms, [(3, 2, 33), (33,)], nothing_added_rms_numpy, terms=200, slack=4),
+    Case(nothing_added, [(5, 40), (40,), (40,)], nothing_added_numpy, values=SUMS, terms=45),
+    Case(nothing_added_rms, [(3, 2, 33), (33,)], nothing_added_rms_numpy, values=SUMS, terms=39),
     *(
-        Case(ops.layer_norm, [s, s[-1:], s[-1:]], layer_norm, terms=int(np.prod(s)), slack=2)
+        Case(ops.layer_norm, [s, s[-1:], s[-1:]], layer_norm, values=ROW, terms=sum(s))
         for s in SHAPES
     ),
-    *(Case(ops.rms_norm, [s, s[-1:]], rms_norm, terms=int(np.prod(s)), slack=2) for s in SHAPES),
-    Case(ops.layer_norm, [(4, 9)], layer_norm, terms=9, slack=2),
-    Case(ops.layer_norm, [(4, 9), (9,)], layer_norm, terms=36, slack=2),
-    Case(ops.rms_norm, [(4, 9)], rms_norm, terms=9, slack=2),
+    *(Case(ops.rms_norm, [s, s[-1:]], rms_norm, values=ROW, terms=sum(s)) for s in SHAPES),
+    Case(ops.layer_norm, [(4, 9)], layer_norm, values=ROW, terms=9),
+    Case(ops.layer_norm, [(4, 9), (9,)], layer_norm, values=ROW, terms=13),
+    Case(ops.rms_norm, [(4, 9)], rms_norm, values=ROW, terms=9),
     Case(
         layer_norm_without_weight, [(4, 9), (9,)], lambda x, b: layer_norm(x, 1, b),
-        terms=36, slack=2, name="layer_norm-bias",
+        values=ROW, terms=13, name="layer_norm-bias",
     ),
 ]  # fmt: skip
 

@@ -35,7 +35,7 @@ def case(shape: tuple[int, ...], angles: tuple[int, ...], **options: Any) -> Cas
         return ops.rotary(x, cos, sin, **options)
 
     return Case(
-        function, [shape], lambda x: reference(x, values, **options), slack=4,
+        function, [shape], lambda x: reference(x, values, **options),
         name="rotary-" + "-".join(options),
     )  # fmt: skip
 
