@@ -64,14 +64,15 @@ class Ulps:
         """Return the largest allowed difference of each element.
 
         Sums of `terms` numbers may also be off by the rounding of the type that they are added up
-        in, relative to the largest element of the row.
+        in, relative to the largest element of the row or the sum of absolute values.
         """
         inside = EPSILON[compute_dtype(dtype)] * 2 * terms**0.5
         relative = self.count * EPSILON[dtype] + inside
         assert relative <= LARGEST_TOLERANCE, f"a bound of {relative:.3g} in {dtype}"
         row = _largest_of_row(exact, axis)
         measure = {"element": np.abs(exact), "row": row, "terms": size}[self.of]
-        tolerance = self.count * spacing(measure, dtype) + inside * np.maximum(row, 1e-2)
+        whole = size if self.of == "terms" else row
+        tolerance = self.count * spacing(measure, dtype) + inside * np.maximum(whole, 1e-2)
         return np.broadcast_to(tolerance, exact.shape)
 
 
@@ -203,14 +204,14 @@ def assert_within(
                 np.argmax(np.where(wrong, np.abs(wide - rounded) / tolerance, -1)), got.shape
             )
         raise AssertionError(
-            f"{what}: {int(wrong.sum())} of {got.size} elements are wrong; at {worst} "
+            f"{what}: {wrong.sum()} of {got.size} elements are wrong; at {[*map(int, worst)]} "
             f"got {wide[worst]:.9g}, expected {rounded[worst]:.9g} +- {tolerance[worst]:.3g}"
         )
 
 
 def spacing(values: Values, dtype: Any) -> Values:
     """Return the unit in the last place of numbers in a dtype."""
-    exponent = np.frexp(np.abs(values))[1] - 1
+    exponent = np.where(values == 0, SMALLEST[dtype], np.frexp(np.abs(values))[1] - 1)
     least = np.maximum(exponent, SMALLEST[dtype]) - PRECISION[dtype] + 1
     unit: Values = np.ldexp(1.0, least.astype(int))
     return unit

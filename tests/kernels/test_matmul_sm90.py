@@ -15,8 +15,8 @@ from tensorgrad.ops import matmul_cuda, matmul_sm90
 from tensorgrad.ops.matmul_problem import Problem, problem
 from tensorgrad.ops.matmul_sm90 import Plan
 from tensorgrad.ops.special import gelu_tanh, gelu_tanh_slope
+from tests.opcheck import Ulps, assert_within
 
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-21}
 LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
 LARGE, SMALL = Plan(256, 2, 0), Plan(128, 1, 0)
 SIZES = [(1, 8, 8), (8, 16, 8), (127, 64, 264), (129, 72, 128), (300, 200, 520), (513, 1000, 776)]
@@ -53,10 +53,7 @@ def guarded(shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
 
 
 def assert_close(got: Any, expected: Any, terms: int) -> None:
-    y = backend.to_numpy(got).astype("float64")
-    scale = np.abs(expected).max()
-    tolerance = EPSILON[str(got.dtype)] + 2e-7 * terms**0.5
-    np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance * scale / 4)
+    assert_within(backend.to_numpy(got), expected, Ulps(2, "row"), terms=terms)
 
 
 def run(p: Problem, plan: Plan | None = None) -> Any:

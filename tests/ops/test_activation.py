@@ -11,9 +11,9 @@ import pytest
 
 from tensorgrad import Tensor, ops
 from tensorgrad.errors import ArgumentError
-from tests.opcheck import Case, Ulps, check
+from tests.opcheck import SIZES, Case, Ulps, check
 
-SHAPES: list[tuple[int, ...]] = [(), (7,), (33, 31), (129, 257)]
+SHAPES: list[tuple[int, ...]] = [(), (7,), (33, 31), (129, 257), *((2, n) for n in SIZES)]
 erf = np.vectorize(math.erf, otypes=[float])
 FUNCTIONS: list[tuple[Callable[..., Tensor], Callable[[Any], Any]]] = [
     (ops.relu, lambda x: np.maximum(x, 0)),
@@ -36,14 +36,14 @@ CASES = [
     ),
     *(
         Case(ops.swiglu, [s, s], lambda g, u: g / (1 + np.exp(-g)) * u, gradients=ROW)
-        for s in [(7,), (33, 31), (300, 1024), (0, 3)]
+        for s in [(7,), (33, 31), (300, 1024), *((2, n) for n in SIZES)]
     ),
     *(
         Case(
             ops.bias_gelu, [s, s[-1:]], lambda x, b: FUNCTIONS[-1][1](x + b),
             values=ROW, terms=s[0],
         )
-        for s in [(3, 7), (33, 64), (300, 1024), (0, 3)]
+        for s in [(3, 7), (33, 64), (300, 1024), (0, 3), *((2, n) for n in SIZES)]
     ),
     Case(
         lambda x, b: ops.bias_gelu(x, b, "none"),

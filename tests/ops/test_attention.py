@@ -94,7 +94,7 @@ def packed_reference(qkv: Any, heads: int, kv_heads: int, **options: Any) -> Any
 
 def packed_magnitudes(qkv: Any, dy: Any, heads: int, kv_heads: int, **options: Any) -> list[Any]:
     each = np.split(unpacked(qkv, heads + 2 * kv_heads), [heads, heads + kv_heads], axis=1)
-    y, *grads = magnitudes(*each, unpacked(dy, heads), **options)
+    y, *grads = magnitudes(each[0], each[1], each[2], unpacked(dy, heads), **options)
     return [packed(y), packed(np.concatenate(grads, 1))]
 
 
@@ -205,6 +205,7 @@ CASES = [
     case((1, 2, 129, 33), causal=True),
     case((1, 1, 300, 8), causal=True),
     case((1, 1, 1, 1)),
+    *(case((1, 1, n, 8), causal=True) for n in (1023, 1025)),
     case((2, 6, 33, 8), kv_heads=2, causal=True),
     case((1, 4, 257, 16), kv_heads=1, causal=True),
     case((2, 3, 1, 4), tk=17, causal=True),
@@ -234,6 +235,9 @@ CASES = [
     case((1, 2, 200, 8), tk=70, window=200),
     case((2, 6, 31, 4), kv_heads=2, tk=33, mask=PADDING, causal=True, window=9, dropout=0.2),
     varlen_case([5, 1, 0, 70, 3], (2, 2), 4),
+    *(varlen_case([n], (2, 2), 4) for n in (31, 33)),
+    varlen_case([1023], (1, 1), 8, causal=True),
+    varlen_case([1025], (1, 1), 8, causal=True),
     varlen_case([5, 1, 0, 70, 3], (4, 2), 8, causal=True),
     varlen_case([65, 2, 130], (4, 1), 8, causal=True, window=33),
     varlen_case([65, 2, 0, 4], (2, 2), 8, k_lengths=[3, 0, 5, 129], causal=True),
@@ -241,6 +245,7 @@ CASES = [
     varlen_case([33, 2], (3, 3), 64, k_lengths=[48, 17], dropout=0.4, scale=0.2),
     varlen_case([0], (2, 2), 8),
     packed_case((2, 5, 3 * 12), 3, 3),
+    *(packed_case((1, n, 3 * 8), 1, 1, causal=True) for n in (31, 1023, 1025)),
     packed_case((2, 130, 3 * 12), 3, 3, causal=True, window=64),
     packed_case((1, 130, 4 * 128), 2, 1, causal=True),
     packed_case((2, 129, 3 * 12), 3, 3, causal=True),

@@ -17,7 +17,7 @@ from tensorgrad.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check
 
 
 def made(name: str, ours: Any, numpys: Any, shape: tuple[int, ...] = (3, 4)) -> Case:
@@ -59,6 +59,10 @@ CASES = [
     Case(lambda x: ops.tensor(x), [(3, 4)], lambda x: x, gradient=False, name="tensor"),
     Case(lambda x: ops.asarray(x), [(3, 4)], lambda x: x, name="asarray"),
     Case(lambda x: ops.asarray(x, "float64", x.device), [(3, 4)], lambda x: x, name="asarray"),
+    *(Case(lambda i: ops.one_hot(i, 4), [np.arange(n) % 4], lambda i: np.eye(4)[i],
+           gradient=False, name="one_hot") for n in SIZES),
+    *(Case(op, [(3, n)], reference) for op, reference in ((ops.tril, np.tril), (ops.triu, np.triu))
+      for n in SIZES),
     *(Case(lambda x, k=k: ops.tril(x, k), [shape], lambda x, k=k: np.tril(x, k), name=f"tril {k}")
       for shape in [(3, 3), (2, 5, 3), (2, 4), (0, 3)] for k in (-2, 0, 1)),
     *(Case(lambda x, k=k: ops.triu(x, k), [shape], lambda x, k=k: np.triu(x, k), name=f"triu {k}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tensorgrad
 from tensorgrad import Tensor, ops
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import Case, Ulps, check
+from tests.opcheck import SIZES, Case, Ulps, check
 
 
 def einsum(subscripts: str, *shapes: tuple[int, ...]) -> Case:
@@ -79,6 +79,11 @@ CASES = [
     tensordot(([0, 2], [1, 0]), (2, 3, 4), (4, 2)),
     tensordot((-1, 0), (2, 3), (3,)),
     tensordot(2, (2, 3), (2, 3)),
+    *(einsum("ij,jk->ik", (3, n), (n, 2)) for n in SIZES),
+    *(einsum("bi,bj->bij", (2, n), (2, 3)) for n in SIZES),
+    *(tensordot(1, (3, n), (n, 2)) for n in SIZES),
+    *(Case(ops.outer, [(3,), (n,)], np.outer, terms=n) for n in SIZES),
+    *(Case(ops.dot, [(n,), (n,)], np.dot, terms=n) for n in SIZES),
     Case(ops.outer, [(3,), (5,)], np.outer),
     Case(ops.outer, [(2, 3), (2,)], np.outer, terms=2),
     Case(ops.outer, [(), (2,)], np.outer),

@@ -14,11 +14,11 @@ import tensorgrad
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.ops.row import _compute_type
-from tests.opcheck import Case, Ulps, check
+from tests.opcheck import SIZES, Case, Ulps, check, sized
 
 ANY = (-3.0, 3.0)
 POSITIVE = (0.3, 3.0)
-SHAPES: list[tuple[int, ...]] = [(), (1,), (3, 5), (33, 31), (0, 4)]
+SHAPES: list[tuple[int, ...]] = [(), (3, 5), (33, 31), *((2, n) for n in SIZES)]
 MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (ops.negative, np.negative, ANY, True),
     (ops.abs, np.abs, POSITIVE, True),
@@ -67,6 +67,7 @@ PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((3, 1), (1, 5)),
     ((), (2, 3)),
     ((2, 0), (2, 1)),
+    *(((2, n), (n,)) for n in SIZES),
 ]
 # Derivatives computed from the value, which is kept in the dtype: 1 - y * y, y + 1, y * y * y.
 CANCELS = {ops.tanh: Ulps(3, "row"), ops.expm1: Ulps(2, "row"), ops.rsqrt: Ulps(4)}
@@ -96,7 +97,7 @@ CASES = [
         for c in (True, False)
         for p in PAIRS
     ),
-    Case(ops.clip, [(4, 7), (7,), (4, 1)], lambda x, a, b: np.clip(x, a, b)),
+    *sized(ops.clip, lambda n: [(4, n), (n,), (4, 1)], np.clip, gradients=SUMMED, terms=1025),
     Case(lambda x: ops.clip(x, -0.5, 0.5), [(4, 7)], lambda x: np.clip(x, -0.5, 0.5), name="clip"),
     Case(lambda x: ops.clip(x, low=0.1), [(4, 7)], lambda x: np.maximum(x, 0.1), name="clip"),
     Case(lambda x: ops.clip(x, high=0.1), [(4, 7)], lambda x: np.minimum(x, 0.1), name="clip"),

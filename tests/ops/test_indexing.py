@@ -21,7 +21,7 @@ from tensorgrad.errors import (
     ShapeError,
 )
 from tensorgrad.ops.indexing import add_rows
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check
 
 I = np.array([2, 0, 2, -1])  # noqa: E741  an index with a repeated and a negative entry
 J = np.array([[1], [2], [1]])
@@ -49,7 +49,7 @@ def along(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
         [shape],
         lambda x: np.take_along_axis(x, np.asarray(indices), axis),
         terms=8,
-        name=f"take_along_axis{axis}",
+        name=f"take_along_axis-{axis}",
     )
 
 
@@ -93,6 +93,9 @@ CASES = [
     pick(np.repeat(I, 40), (4, 2)),
     pick(np.zeros((2, 0), int), (4, 2)),
     pick(np.zeros(3, int), (4, 0)),
+    *(pick(I, (4, n)) for n in SIZES),
+    *(pick((slice(None), I % n), (3, n)) for n in SIZES[1:]),
+    *(take((3, n), I % n, 1) for n in SIZES[1:]),
     take((5,), 2, 0),
     take((3, 4, 5), I, 1),
     take((3, 4, 5), J - 2, -1),
@@ -103,6 +106,7 @@ CASES = [
     take((0, 3), [0, 2, 2], 1),
     along((3, 4), MASK.astype(int), 1),
     along((3, 4), [[0, 2, 2, 1]], 0),
+    *(along((3, n), np.arange(n)[None] % 3, 0) for n in SIZES),
     along((3, 4), [[3], [3], [-4]], -1),
     along((3, 4), [3, 3, 11, 0], None),
     along((1, 4), [[3], [3], [-4]], 1),

@@ -11,7 +11,7 @@ import pytest
 from tensorgrad import Tensor, backend, no_grad, ops
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check
 from tests.ops.test_cross_entropy import reference
 
 RNG = np.random.default_rng(6)
@@ -31,12 +31,15 @@ def case(shapes: list[Any], targets: Any, **options: Any) -> Case:
         return reference(logits[..., : options.get("vocab_size")], targets, **definition)
 
     named = "-".join(f"{k}={v}" for k, v in options.items())
-    return Case(function, [x, weight, targets, *bias], expected, terms=64,
+    return Case(function, [x, weight, targets, *bias], expected, terms=4 * max(64, *x, *weight),
                 name=f"linear_cross_entropy-{named}")  # fmt: skip
 
 
 CASES = [
     case([(4,), (11, 4)], np.array(7)),
+    *(case([(n, 4), (11, 4)], np.arange(n) % 11, chunk=100) for n in SIZES),
+    *(case([(3, n), (11, n)], np.arange(3)) for n in SIZES),
+    *(case([(3, 4), (n, 4)], np.zeros(3, int)) for n in SIZES[1:]),
     case([(3, 5, 4), (11, 4)], TARGETS, chunk=4),
     case([(3, 5, 4), (11, 4), (11,)], TARGETS, chunk=15),
     case([(0, 4), (11, 4), (11,)], np.zeros(0, "int64")),

@@ -12,7 +12,7 @@ import pytest
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check, sized
 
 Array = np.ndarray[Any, Any]
 
@@ -85,9 +85,17 @@ CASES = [
     and not ("ddof" in options and shape == (3, 1))
 ]
 CASES += [case(*row, (3, 4), 1, keepdims=True) for row in OPS]
+CASES += [case(*row, (3, n), 1) for row in OPS for n in SIZES[2:]]
+CASES += [case(*row, (0, 3), 1) for row in OPS]  # no rows; for empty rows see below
 CASES += [
     Case(lambda x: ops.cumsum(x, 0), [(7, 3)], lambda x: np.cumsum(x, 0), terms=7, name="cumsum"),
-    Case(lambda x: ops.cumsum(x, -1), [(2, 9)], lambda x: np.cumsum(x, 1), terms=9, name="cumsum"),
+    *sized(
+        lambda x: ops.cumsum(x, -1),
+        lambda n: [(2, n)],
+        lambda x: np.cumsum(x, 1),
+        terms=1025,
+        name="cumsum",
+    ),
     Case(ops.cumsum, [(3, 4)], np.cumsum, terms=12),
     Case(ops.cumsum, [()], np.cumsum, terms=1),
     Case(lambda x: ops.cumsum(x, 1), [(0, 4)], lambda x: np.cumsum(x, 1), name="cumsum"),

@@ -9,7 +9,7 @@ import pytest
 
 from tensorgrad import Tensor, ops
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check
 
 RNG = np.random.default_rng(7)
 
@@ -45,6 +45,7 @@ def wide(x: Tensor) -> str:
 
 
 CASES = [
+    *(case((2, n, 3, 8), (n, 1, 4)) for n in SIZES),
     case((2, 5, 3, 8), (5, 1, 4)),
     case((2, 5, 3, 8), (2, 5, 1, 4), interleaved=True),
     case((2, 5, 6, 8), (5, 1, 4), heads=4),

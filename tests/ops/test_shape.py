@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 import tensorgrad
 from tensorgrad import Tensor, ops
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from tests.opcheck import Case, Values, check
+from tests.opcheck import SIZES, Case, Values, check
 
 bfloat16 = tensorgrad.dtypes.bfloat16
 
@@ -98,6 +98,16 @@ CASES = [
     Case(lambda a, b: ops.stack([a, b, b], axis=-1), [(2, 3), (2, 3)],
          lambda a, b: np.stack([a, b, b], -1), terms=2, name="stack-last"),
     Case(lambda a: ops.stack([a, a]), [()], lambda a: np.stack([a, a]), terms=2, name="stack-0d"),
+    *(both(name, (3, n), *args)
+      for name, args in [("flip", ()), ("roll", (1,)), ("repeat", (2,)), ("tile", (2,)),
+                         ("pad", (1,))]
+      for n in SIZES),
+    *(Case(lambda a, b: ops.concatenate([a, b], 1), [(3, n), (3, 2)],
+           lambda a, b: np.concatenate([a, b], 1), name="concatenate") for n in SIZES),
+    *(Case(lambda a, b: ops.stack([a, b]), [(n, 2), (n, 2)],
+           lambda a, b: np.stack([a, b]), name="stack") for n in SIZES),
+    *(Case(lambda x: ops.astype(x, "float64"), [(2, n)], lambda x: x, name="astype")
+      for n in SIZES),
     Case(lambda x: ops.astype(x, "float64"), [(3, 5)], lambda x: x, name="astype"),
     Case(lambda x: ops.astype(x, "float64", copy=False), [(3, 5)], lambda x: x, name="astype"),
     Case(lambda x: ops.astype(x, int), [(3, 5)], lambda x: x.astype(int), domain=(-9, 9),
