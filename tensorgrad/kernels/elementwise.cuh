@@ -45,15 +45,47 @@ template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 
 }
 template <typename C> __device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
 
+// sigmoid(x) and sigmoid(-x), which 1 - sigmoid(x) is without its digits.
+template <typename C> struct Sigmoids {
+    C at, rest;
+    __device__ explicit Sigmoids(C x) {
+        C small, large;   // of the two
+        if constexpr (ROUGH) {
+            small = fast_exp2(-LOG2_E * absolute(x));
+            large = fast_reciprocal(1.f + small);
+        } else {
+            small = exp(-absolute(x));
+            large = C(1) / (C(1) + small);
+        }
+        small *= large;
+        at = x < C(0) ? small : large;
+        rest = x < C(0) ? large : small;
+    }
+};
+template <typename C> __device__ inline C sigmoid_derivative(C x) {
+    const Sigmoids<C> s(x);
+    return s.at * s.rest;
+}
+template <typename C> __device__ inline C tanh_derivative(C x) { return C(4) * sigmoid_derivative(x + x); }
+// Beyond +-800 it is 0 and 1 in double too, and inf * 0 would be NaN.
+template <typename C> __device__ inline C silu_derivative(C x) {
+    const C bound = minimum(maximum(x, C(-800)), C(800));
+    const Sigmoids<C> s(bound);
+    return s.at * (C(1) + bound * s.rest);
+}
+
 // (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
 template <typename C> __device__ inline C gelu_share(C x) {
     const C scale = C(1.5957691216057308), cube = C(0.044715);   // 2 sqrt(2 / pi)
     return sigmoid(x * (scale + scale * cube * x * x));
 }
 template <typename C> __device__ inline C gelu_tanh(C x) { return x * gelu_share(x); }
+// Beyond +-30 it is 0 and 1 in double too, and inf * 0 would be NaN.
 template <typename C> __device__ inline C gelu_tanh_slope(C x) {
-    const C scale = C(1.5957691216057308), cube = C(0.044715), share = gelu_share(x);
-    return share + x * share * (C(1) - share) * (scale + C(3) * cube * scale * x * x);
+    const C scale = C(1.5957691216057308), cube = C(0.044715);
+    const C bound = minimum(maximum(x, C(-30)), C(30)), square = bound * bound;
+    const Sigmoids<C> s(bound * (scale + scale * cube * square));
+    return s.at * (C(1) + bound * s.rest * (scale + C(3) * cube * scale * square));
 }
 
 template <typename C> __device__ inline C normal_density(C x) {

@@ -3,7 +3,7 @@
 Operands broadcast as in NumPy; the result has the dtype that NumPy promotes to; 16-bit floats
 are computed in float32 and rounded once. `x`, `a`, `b` may be tensors, arrays or Python numbers.
 Gradients at kinks: abs and sign give 0 at 0, clip passes the gradient at its bounds, maximum and
-minimum share it equally where the operands are equal. Ops without a gradient (comparisons,
+minimum share it equally where the operands are equal and give it to both beside NaN. Ops without a gradient (comparisons,
 rounding, sign) return tensors that no gradient flows through. Tests: tests/ops/test_elementwise.py.
 """
 
@@ -90,7 +90,7 @@ def exp(x: Any) -> Tensor:
     return EXP(x)
 
 
-EXPM1 = Row("expm1", "x", "expm1(x)", "dy * (y + 1)")
+EXPM1 = Row("expm1", "x", "expm1(x)", "dy * exp(x)")
 
 
 def expm1(x: Any) -> Tensor:
@@ -114,7 +114,7 @@ def log1p(x: Any) -> Tensor:
     return LOG1P(x)
 
 
-SQRT = Row("sqrt", "x", "sqrt(x)", "dy * 0.5 / y")
+SQRT = Row("sqrt", "x", "sqrt(x)", "dy * 0.5 / sqrt(x)")
 
 
 def sqrt(x: Any) -> Tensor:
@@ -122,7 +122,7 @@ def sqrt(x: Any) -> Tensor:
     return SQRT(x)
 
 
-RSQRT = Row("rsqrt", "x", "1 / sqrt(x)", "dy * -0.5 * y * y * y")
+RSQRT = Row("rsqrt", "x", "1 / sqrt(x)", "dy * -0.5 / sqrt(x) / x")
 
 
 def rsqrt(x: Any) -> Tensor:
@@ -130,7 +130,7 @@ def rsqrt(x: Any) -> Tensor:
     return RSQRT(x)
 
 
-RECIPROCAL = Row("reciprocal", "x", "1 / x", "-dy * y * y")
+RECIPROCAL = Row("reciprocal", "x", "1 / x", "-dy / x / x")
 
 
 def reciprocal(x: Any) -> Tensor:
@@ -162,7 +162,7 @@ def cos(x: Any) -> Tensor:
     return COS(x)
 
 
-TANH = Row("tanh", "x", "tanh(x)", "dy * (1 - y * y)")
+TANH = Row("tanh", "x", "tanh(x)", "dy * tanh_derivative(x)")
 
 
 def tanh(x: Any) -> Tensor:
@@ -258,7 +258,7 @@ def multiply(a: Any, b: Any) -> Tensor:
     return MULTIPLY(a, b)
 
 
-DIVIDE = Row("divide", "a b", "a / b", "dy / b", "-dy * y / b")
+DIVIDE = Row("divide", "a b", "a / b", "dy / b", "-dy * (a / b) / b")
 
 
 def divide(a: Any, b: Any) -> Tensor:
@@ -270,15 +270,16 @@ POWER = Row(
     "power",
     "a b",
     "power(a, b)",
-    "dy * b * power(a, where(b == 0, 1, number(b) - 1))",
-    "where(a > 0, dy * y * log(where(a > 0, number(a), 1)), 0)",
+    "dy * b * power(a, where(b == 0, 0, number(b) - 1))",
+    "dy * y * log(where(a <= 0, 1, number(a)))",
 )
 
 
 def power(a: Any, b: Any) -> Tensor:
     """Return a to the power of b, a tensor or a number.
 
-    The gradient for b is y log(a), and 0 where a <= 0.
+    The gradient for a is 0 where b is 0. That for b is y log(a); where a <= 0 it is 0, and NaN
+    where y is not finite.
     """
     return POWER(a, b)
 
@@ -287,8 +288,8 @@ MAXIMUM = Row(
     "maximum",
     "a b",
     "maximum(a, b)",
-    "where(a == b, dy * 0.5, where(y == a, dy, 0))",
-    "where(a == b, dy * 0.5, where(y == b, dy, 0))",
+    "where(a == b, dy * 0.5, where(a < b, 0, dy))",
+    "where(a == b, dy * 0.5, where(b < a, 0, dy))",
 )
 
 
@@ -297,7 +298,13 @@ def maximum(a: Any, b: Any) -> Tensor:
     return MAXIMUM(a, b)
 
 
-MINIMUM = Row("minimum", "a b", "minimum(a, b)", *MAXIMUM.gradients)
+MINIMUM = Row(
+    "minimum",
+    "a b",
+    "minimum(a, b)",
+    "where(a == b, dy * 0.5, where(a > b, 0, dy))",
+    "where(a == b, dy * 0.5, where(b > a, 0, dy))",
+)
 
 
 def minimum(a: Any, b: Any) -> Tensor:

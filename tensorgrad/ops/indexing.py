@@ -10,6 +10,7 @@ there it wraps around, as it does in CuPy.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -255,20 +256,32 @@ def _add_back(shape: Shape, rows: Array, dy: Array) -> Array:
 
 
 def _plain_key(op: str, key: Any, like: Array) -> Any:
-    """Return an index with its tensors and lists turned into arrays on the device of `like`."""
+    """Return an index whose sequences and tensors are arrays on the device of `like`."""
     if isinstance(key, tuple):
-        return tuple([_plain_key(op, part, like) for part in key])
-    if isinstance(key, Tensor):
-        key = key.data
-    elif isinstance(key, list):
-        plain = [part.data if isinstance(part, Tensor) else part for part in key]
-        key = array_of(op, "the index", plain)
-        key = key.astype(np.int64) if key.size == 0 else key
-    if is_array(key) and is_numpy(key) is not is_numpy(like):
+        return tuple([_plain_part(op, part, like) for part in key])
+    return _plain_part(op, key, like)
+
+
+def _plain_part(op: str, part: Any, like: Array) -> Any:
+    """Return what indexes one axis or more."""
+    if isinstance(part, Tensor):
+        part = part.data
+    elif isinstance(part, Sequence) and not isinstance(part, (str, bytes)):
+        plain = [value.data if isinstance(value, Tensor) else value for value in part]
+        part = array_of(op, "the index", plain)
+        part = part.astype(np.int64) if part.size == 0 else part
+    elif not (is_array(part) or type(part) in _BASIC or isinstance(part, (bool, np.bool_))):
+        if not hasattr(part, "__index__"):
+            raise DtypeError(
+                f"{op}: the index is a {type(part).__name__}, expected an integer, slice, "
+                "None, ..., integer array or mask"
+            )
+        part = operator.index(part)
+    if is_array(part) and is_numpy(part) is not is_numpy(like):
         if is_numpy(like):
-            same_device(op, ("the tensor", "the index"), (like, key))
-        return backend.asarray_like(key, like)
-    return key
+            same_device(op, ("the tensor", "the index"), (like, part))
+        return backend.asarray_like(part, like)
+    return part
 
 
 _BASIC = frozenset((int, slice, type(None), type(...), np.int64, np.int32, np.uint8))
@@ -281,7 +294,7 @@ def _is_basic(key: Any) -> bool:
 
 def _index_array(op: str, indices: Any, like: Array) -> Array:
     """Return indices as an integer array on the device of the array they index."""
-    return _plain_key(op, integer_array(op, "indices", indices), like)
+    return _plain_part(op, integer_array(op, "indices", indices), like)
 
 
 def _check_range(op: str, indices: Array, axis: int, size: int) -> None:
@@ -303,11 +316,6 @@ def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
                 return DtypeError(
                     f"{op}: the index has dtype {part.dtype}, expected integers or bool"
                 )
-        elif not _is_basic(part) and not isinstance(part, (bool, np.bool_)):
-            return DtypeError(
-                f"{op}: the index is a {type(part).__name__}, expected an integer, slice, "
-                "None, ..., integer array or mask"
-            )
     used = sum([_axes_used(part) for part in parts])
     if used > len(shape):
         return ShapeError(

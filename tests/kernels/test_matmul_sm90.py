@@ -172,6 +172,26 @@ def test_what_follows(dtype: str, plan: Plan) -> None:
 
 @pytest.mark.gpu
 @hopper
+@pytest.mark.parametrize("kernel", ["wgmma", "cublas", "tiled"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_slope_of_gelu_far_from_zero(dtype: str, kernel: str) -> None:
+    far = np.geomspace(12, 6e4, 60)
+    near = np.linspace(-5, 5, 264 - 2 * len(far))
+    values = np.random.default_rng(0).permutation(np.concatenate([far, -far, near]))
+    pre = backend.cupy.asarray(np.tile(values, (130, 1)).astype(dtype))
+    a, b = backend.cupy.zeros((130, 8), dtype), backend.cupy.ones((8, 264), dtype)
+    a[:, 0] = 1
+    p = problem(a, b, backend.cupy.full_like(pre, np.nan), gelu_of=pre)
+    if matmul_cuda.KERNELS[kernel].refusal(p) is not None:
+        pytest.skip(f"{kernel} does not do this product")
+    matmul_cuda.run(p, kernel)
+    expected = gelu_tanh_slope(backend.to_numpy(pre).astype("float64"))
+    bound = 2 * np.finfo(np.float16).eps if dtype == "float16" else 2.0**-6
+    np.testing.assert_allclose(backend.to_numpy(p.y).astype("float64"), expected, 0, bound)
+
+
+@pytest.mark.gpu
+@hopper
 def test_what_is_refused() -> None:
     half = backend.cupy.zeros((64, 72), "float16")
     y = backend.cupy.zeros((64, 64), "float16")

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tensorgrad import ops
-from tensorgrad.dtypes import bfloat16, bool_, float16, float32, float64, int64
+from tensorgrad.dtypes import bfloat16, bool_, compute_dtype, float16, float32, float64, int64
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as kernel_check
 from tensorgrad.kernels.loader import OPTIONS, Source
-from tensorgrad.ops.activation import GELU_ERF
-from tensorgrad.ops.elementwise import POWER, WHERE
+from tensorgrad.ops.activation import GELU_ERF, GELU_TANH, SIGMOID, SILU
+from tensorgrad.ops.elementwise import POWER, TANH, WHERE
 from tensorgrad.ops.fuse import _row
 from tensorgrad.ops.row_cuda import _kernel_name, _Layout, _plan, source
 
@@ -35,6 +35,14 @@ KERNELS: dict[str, Any] = {
         WHERE._formula,
         _Layout(4, True, (("1",), ("s",), None)), [float64, float64, bool_, float64, None], 1,
     ),
+    **{
+        f"{row.name}_{dtype}": (
+            row._gradients_of((True,)).formula,
+            _Layout(4, False, (("1",), ("1",))), [compute_dtype(dtype), dtype, dtype, dtype], 1,
+        )
+        for row in (SIGMOID, SILU, TANH, GELU_TANH)
+        for dtype in (bfloat16, float32, float64)
+    },
     "two": (
         POWER._gradients_of((True, True)).formula,
         _Layout(4, False, (("1",),) * 4), [float32] * 7, 2,

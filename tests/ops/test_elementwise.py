@@ -18,6 +18,7 @@ from tests.opcheck import SIZES, Case, Ulps, check, sized
 
 ANY = (-3.0, 3.0)
 POSITIVE = (0.3, 3.0)
+INF, NAN = math.inf, math.nan
 SHAPES: list[tuple[int, ...]] = [(), (3, 5), (33, 31), *((2, n) for n in SIZES)]
 MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (ops.negative, np.negative, ANY, True),
@@ -164,6 +165,7 @@ def test_special_values() -> None:
     np.testing.assert_array_equal(ops.erf(Tensor(x)).numpy(), [np.nan, 1, -1, 0, 0])
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of a negative number's root
 @pytest.mark.parametrize(
     ("op", "a", "b", "expected"),
     [
@@ -172,12 +174,26 @@ def test_special_values() -> None:
         (ops.power, 0.0, 2.0, (0.0, 0.0)),
         (ops.power, 0.0, 0.0, (0.0, 0.0)),
         (ops.power, -2.0, 3.0, (12.0, 0.0)),
+        (ops.power, INF, 0.0, (0.0, INF)),
+        (ops.power, -INF, 0.0, (0.0, 0.0)),
+        (ops.power, INF, 2.0, (INF, INF)),
+        (ops.power, 0.0, NAN, (NAN, NAN)),
+        (ops.power, -1.0, NAN, (NAN, NAN)),
+        (ops.power, -2.0, 0.5, (NAN, NAN)),
+        (ops.power, NAN, 0.0, (0.0, NAN)),
+        (ops.maximum, NAN, 1.0, (1.0, 1.0)),
+        (ops.minimum, 1.0, NAN, (1.0, 1.0)),
+        (ops.maximum, 1.0, INF, (0.0, 1.0)),
+        (ops.divide, 1.0, INF, (0.0, 0.0)),
     ],
 )
-def test_gradients_at_corners(op: Any, a: float, b: float, expected: tuple[float, float]) -> None:
-    x, y = Tensor(np.array(a), True), Tensor(np.array(b), True)
-    op(x, y).backward()
-    assert (float(x.grad), float(y.grad)) == expected  # type: ignore[arg-type]
+def test_gradients_at_corners(
+    op: Any, a: float, b: float, expected: tuple[float, float], device: str
+) -> None:
+    x, y = (Tensor(backend.to_device(np.array([value]), device), True) for value in (a, b))
+    op(x, y).backward(backend.to_device(np.ones(1), device))
+    for tensor, number in zip((x, y), expected, strict=True):
+        np.testing.assert_array_equal(backend.to_numpy(tensor.grad), [number])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("narrow", ["float16", "bfloat16"])

@@ -213,9 +213,20 @@ def test_gradients_at_corners(device: str) -> None:
     assert gradient(ops.norm, [0, 0], device) == [0, 0]
     assert gradient(lambda x: ops.norm(x, ord=1), [-2, 0, 3], device) == [-1, 0, 1]
     assert gradient(lambda x: ops.norm(x, ord=math.inf), [-2, 1, 2], device) == [-0.5, 0, 0.5]
-    assert gradient(ops.logsumexp, [-math.inf, -math.inf], device) == [0, 0]
     assert gradient(ops.logsumexp, [-math.inf, 1], device) == [0, 1]
     assert gradient(ops.mean, [[1, 2]], device) == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradient_of_an_infinite_logsumexp_is_nan(dtype: Any, device: str) -> None:
+    inf = math.inf
+    rows = np.array([[-inf] * 3, [inf, 300, -inf], [inf, inf, 1], [-inf, 300, -inf], [3e4] * 3])
+    x = Tensor(backend.to_device(rows.astype(dtype), device), requires_grad=True)
+    ops.logsumexp(x, 1).backward(backend.to_device(np.ones(5, dtype), device))
+    nan, third = math.nan, 1 / 3
+    expected = [[nan] * 3, [nan, 0, 0], [nan, nan, 0], [0, 1, 0], [third] * 3]
+    got = backend.to_numpy(x.grad).astype("float64")  # type: ignore[arg-type]
+    np.testing.assert_allclose(got, expected, rtol=0.01)
 
 
 def test_variance_of_large_numbers_does_not_cancel(device: str) -> None:
