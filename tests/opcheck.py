@@ -50,11 +50,14 @@ class Ulps:
         of: "element": of each element. "row": of the largest element of its row, for what is
             computed from a whole row or cancels. "terms": of the sum of the absolute values of
             what the element is a sum of; see `Case.magnitudes`.
+        stored: the units are those of the inputs' dtype, in which the op keeps what it computes a
+            wider result from.
         why: the reason for a count above 4.
     """
 
     count: float = 2
     of: Literal["element", "row", "terms"] = "element"
+    stored: bool = False
     why: str = ""
 
     def __post_init__(self) -> None:
@@ -155,37 +158,40 @@ def check(case: Case, seed: int = 0) -> None:
         inputs = [a.astype(dtype) if is_float(a.dtype) else a for a in exact]
         got = _run(case, inputs)
         expected = _expected(case, inputs, got)
-        _check_values(case, got, expected, f"{dtype}")
+        _check_values(case, got, expected, dtype, "")
         for array, grad in zip(inputs, got.gradients, strict=True):
             assert grad is None or (grad.dtype == array.dtype and grad.shape == array.shape)
         _check_bits(got, _run(case, inputs), f"{case} in {dtype}: two runs differ")
         for what, layout in LAYOUTS.items():
             laid_out = _run(case, [layout(a, np) for a in inputs])
-            _check_values(case, laid_out, expected, f"{dtype}, {what}")
+            _check_values(case, laid_out, expected, dtype, f", {what}")
         if backend.gpu_count():
-            _check_on_gpu(case, inputs, expected, f"{dtype}")
+            _check_on_gpu(case, inputs, expected, dtype)
     _check_refusals(case, exact)
 
 
-def _check_on_gpu(case: Case, inputs: Sequence[Values], expected: Outcome, what: str) -> None:
+def _check_on_gpu(case: Case, inputs: Sequence[Values], expected: Outcome, dtype: Any) -> None:
     cupy = backend.cupy
     on_gpu = [cupy.asarray(a) for a in inputs]
     eager = _run(case, on_gpu)
-    _check_values(case, eager, expected, f"{what}, GPU")
-    _check_bits(eager, _run(case, on_gpu), f"{case} in {what}, GPU: two runs differ")
+    _check_values(case, eager, expected, dtype, ", GPU")
+    _check_bits(eager, _run(case, on_gpu), f"{case} in {dtype}, GPU: two runs differ")
     for name, layout in LAYOUTS.items():
         laid_out = _run(case, [layout(a, cupy) for a in on_gpu])
-        _check_values(case, laid_out, expected, f"{what}, GPU, {name}")
+        _check_values(case, laid_out, expected, dtype, f", GPU, {name}")
     if case.captured:
         captured = _captured(case, on_gpu)
-        _check_bits(eager, captured, f"{case} in {what}, GPU: captured and eager differ")
+        _check_bits(eager, captured, f"{case} in {dtype}, GPU: captured and eager differ")
 
 
 def assert_within(
     got: Any, exact: Any, bound: Ulps, what: str = "", terms: int = 1, axis: Any = -1,
-    size: Any = None,
+    size: Any = None, dtype: Any = None,
 ) -> None:  # fmt: skip
-    """Raise unless an array is within the bound of the exact one, which is in float64."""
+    """Raise unless an array is within the bound of the exact one, which is in float64.
+
+    dtype: whose units count; default: that of the array.
+    """
     got, exact = np.asarray(got), np.asarray(exact)
     assert got.shape == exact.shape, f"{what}: shape {got.shape}, expected {exact.shape}"
     if not is_float(got.dtype):
@@ -194,7 +200,7 @@ def assert_within(
     with np.errstate(over="ignore"):
         rounded = exact.astype(got.dtype).astype(float64)
     wide = got.astype(float64)
-    tolerance = bound.tolerance(rounded, got.dtype, terms, axis, size)
+    tolerance = bound.tolerance(rounded, dtype or got.dtype, terms, axis, size)
     with np.errstate(invalid="ignore"):
         wrong = ~((np.abs(wide - rounded) <= tolerance) | (wide == rounded))
     wrong &= ~(np.isnan(wide) & np.isnan(rounded))
@@ -226,7 +232,7 @@ def _largest_of_row(exact: Values, axis: Any) -> Values:
     return finite.max(axis, keepdims=True, initial=0)  # type: ignore[no-any-return]
 
 
-def _check_values(case: Case, got: Outcome, expected: Outcome, what: str) -> None:
+def _check_values(case: Case, got: Outcome, expected: Outcome, dtype: Any, what: str) -> None:
     count = len(expected.values)
     assert len(got.values) == count, f"{case}: {len(got.values)} results, expected {count}"
     names = [f"value {i}" for i in range(count)]
@@ -240,10 +246,11 @@ def _check_values(case: Case, got: Outcome, expected: Outcome, what: str) -> Non
         strict=True,
     )
     for name, one, two, bound, size in everything:
-        label = f"{case} {name} in {what}"
+        label = f"{case} {name} in {dtype}{what}"
+        units = dtype if bound.stored else None
         assert (one is None) == (two is None), f"{label}: one is missing"
         if one is not None:
-            assert_within(one, two, bound, label, case.terms, case.axis, size)
+            assert_within(one, two, bound, label, case.terms, case.axis, size, units)
 
 
 def _check_bits(one: Outcome, two: Outcome, what: str) -> None:

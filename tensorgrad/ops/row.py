@@ -140,14 +140,17 @@ class Row:
                 y = self._value(*arrays)
             else:
                 y = self._forward(arrays)
-        except (ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
             self._explain(arrays, error)
             raise
-        if type(y) is not _NDARRAY and not backend.is_array(y):
+        if type(y) is not _NDARRAY:
             if type(y) is Symbol:
                 y.trace.refuse_parameters(self.name, self.operands, inputs)
                 return Tensor(y)
-            y = np.asarray(y)  # 0-d results come as scalars
+            if not backend.is_array(y):
+                y = np.asarray(y)  # 0-d results come as scalars
+            elif type(first) is _NDARRAY:  # CuPy answered for NumPy's operand
+                self._explain(arrays, TypeError("operands are on two devices"))
         if not self._differentiable:
             return Tensor(y)
         saved = self._keep(*arrays, y) if self._saved else ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -98,21 +100,27 @@ def packed_magnitudes(qkv: Any, dy: Any, heads: int, kv_heads: int, **options: A
     return [packed(y), packed(np.concatenate(grads, 1))]
 
 
-def on_device(options: dict[str, Any], like: Tensor) -> dict[str, Any]:
-    """Return the options with the mask where the tensor is."""
-    mask = options.get("mask")
-    return options if mask is None else {**options, "mask": Tensor(mask).to(like.device)}
+def placed(options: dict[str, Any]) -> Callable[[Tensor], dict[str, Any]]:
+    """Return what gives the options with the mask where a tensor is, copied there once."""
+
+    @cache
+    def on_device(device: str) -> dict[str, Any]:
+        mask = options.get("mask")
+        return options if mask is None else {**options, "mask": Tensor(mask).to(device)}
+
+    return lambda like: on_device(like.device)
 
 
 def case(
     q: tuple[int, int, int, int], kv_heads: int = 0, tk: int | None = None, **options: Any
 ) -> Case:
     batch, heads, tq, width = q
+    on_device = placed(options)
     kv = (batch, kv_heads or heads, tq if tk is None else tk, width)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         random.seed(3)
-        y: Tensor = ops.attention(q, k, v, **on_device(options, q))
+        y: Tensor = ops.attention(q, k, v, **on_device(q))
         return y
 
     return Case(
@@ -127,8 +135,9 @@ def case(
 
 
 def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **options: Any) -> Case:
+    on_device = placed(options)
     return Case(
-        lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **on_device(options, qkv)),
+        lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **on_device(qkv)),
         [shape],
         lambda qkv: packed_reference(qkv, heads, kv_heads, **options),
         values=BOUND,
@@ -168,8 +177,8 @@ def varlen_case(
     k_lengths: list[int] | None = None,
     **options: Any,
 ) -> Case:
-    starts = np.cumsum([0, *lengths])
-    k_starts = None if k_lengths is None else np.cumsum([0, *k_lengths])
+    starts = [0, *np.cumsum(lengths).tolist()]
+    k_starts = None if k_lengths is None else [0, *np.cumsum(k_lengths).tolist()]
     rows, keys = sum(lengths), sum(lengths if k_lengths is None else k_lengths)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -184,6 +193,7 @@ def varlen_case(
         [(rows, heads[0], width), kv, kv],
         lambda *qkv: sequences(lambda *a, **o: [reference(*a, **o)], qkv[0], qkv, *how)[0],
         values=BOUND,
+        captured=False,  # lengths of the host are checked and copied
         magnitudes=lambda *arrays: sequences(magnitudes, arrays[0], arrays, *how),
         terms=max(lengths) * width,
         name="attention_varlen-" + "-".join(options),

@@ -31,9 +31,11 @@ J = np.array([[1], [2], [1]])
 MASK = np.array([[True, False, True, False], [False] * 4, [True] * 4])
 
 
+# Keys of the host are copied to the GPU at each call, which a CUDA graph cannot: not captured.
 def pick(key: Any, shape: tuple[int, ...] = (3, 4, 5)) -> Case:
     text = " ".join(str(key).split())[:50]
-    return Case(lambda x: x[key], [shape], lambda x: x[key], terms=8, name=f"getitem[{text}]")
+    return Case(lambda x: x[key], [shape], lambda x: x[key], terms=8, captured=False,
+                name=f"getitem[{text}]")  # fmt: skip
 
 
 def take(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
@@ -42,6 +44,7 @@ def take(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
         [shape],
         lambda x: np.take(x, indices, axis),
         terms=8,
+        captured=False,
         name=f"take-axis{axis}",
     )
 
@@ -52,6 +55,7 @@ def along(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
         [shape],
         lambda x: np.take_along_axis(x, np.asarray(indices), axis),
         terms=8,
+        captured=False,
         name=f"take_along_axis-{axis}",
     )
 
@@ -104,6 +108,15 @@ CASES = [
     *(pick(I, (4, n)) for n in SIZES),
     *(pick((slice(None), I % n), (3, n)) for n in SIZES[1:]),
     *(take((3, n), I % n, 1) for n in SIZES[1:]),
+    *(
+        Case(op, [shape, I % shape[axis]], reference, terms=4, name=name)
+        for name, op, reference, axis in [
+            ("getitem-array", lambda x, i: x[i], lambda x, i: x[i], 0),
+            ("getitem-array-axis1", lambda x, i: x[:, i], lambda x, i: x[:, i], 1),
+            ("take-array", lambda x, i: ops.take(x, i, 1), lambda x, i: np.take(x, i, 1), 1),
+        ]
+        for shape in [(4, 5), (7, 33), (33, 1025)]
+    ),
     take((5,), 2, 0),
     take((3, 4, 5), I, 1),
     take((3, 4, 5), J - 2, -1),

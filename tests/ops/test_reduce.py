@@ -12,7 +12,7 @@ import pytest
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import SIZES, Case, check, sized
+from tests.opcheck import SIZES, Case, Ulps, check, sized
 
 Array = np.ndarray[Any, Any]
 
@@ -71,7 +71,8 @@ def case(op: Any, reference: Any, options: dict[str, Any], gradient: bool,
         [shape],
         lambda x: reference(x, **extra),
         gradient=gradient,
-        terms=math.prod(shape),
+        values=Ulps(4),
+        terms=4 * math.prod(shape),
         domain=(0.8, 1.2) if op is ops.prod else None,
         name="-".join([op.__name__, *map(str, (*options.values(), axis))]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,12 @@ def reference(x: Any, angles: Any, heads: int | None = None, interleaved: bool =
 def case(shape: tuple[int, ...], angles: tuple[int, ...], **options: Any) -> Case:
     values = RNG.uniform(-9, 9, angles)
 
+    @cache
+    def tables(dtype: str, device: str) -> list[Tensor]:
+        return [Tensor(f(values)).astype(dtype).to(device) for f in (np.cos, np.sin)]
+
     def function(x: Tensor) -> Tensor:
-        cos, sin = (Tensor(f(values)).astype(wide(x)).to(x.device) for f in (np.cos, np.sin))
-        return ops.rotary(x, cos, sin, **options)
+        return ops.rotary(x, *tables(wide(x), x.device), **options)
 
     return Case(
         function, [shape], lambda x: reference(x, values, **options),
