@@ -74,7 +74,7 @@ class Ulps:
         assert relative <= LARGEST_TOLERANCE, f"a bound of {relative:.3g} in {dtype}"
         row = _largest_of_row(exact, axis)
         measure = {"element": np.abs(exact), "row": row, "terms": size}[self.of]
-        whole = size if self.of == "terms" else row
+        whole = row if size is None else np.maximum(size, row)
         tolerance = self.count * spacing(measure, dtype) + inside * np.maximum(whole, 1e-2)
         return np.broadcast_to(tolerance, exact.shape)
 

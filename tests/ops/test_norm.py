@@ -87,11 +87,13 @@ def bounded(op: Any, inputs: list[Any], reference: Any, name: str = "") -> Case:
         axes = tuple(range(x.ndim - 1))
         rows = (dy * y).sum(axes), dy.sum(axes)
         last = rows[1:] if name.endswith("bias") else rows[: len(parameters)]
-        values = [abs(x), y * weight] if added else [y * weight]
+        shift = abs(parameters[-1]) if len(last) == 2 or name.endswith("bias") else 0
+        values = [abs(x), y * weight + shift] if added else [y * weight + shift]
         return [*values, *[dx] * (1 + added), *last]
 
     return Case(
-        layer_norm_without_weight if name else op, inputs, reference, values=ROW,
+        layer_norm_without_weight if name else op, inputs, reference,
+        values=ROW,
         gradients=Ulps(2, "terms"), magnitudes=magnitudes, terms=sum(inputs[0]), name=name,
     )  # fmt: skip
 

@@ -36,7 +36,8 @@ def case(shape: tuple[int, ...], angles: tuple[int, ...], **options: Any) -> Cas
         return [Tensor(f(values)).astype(dtype).to(device) for f in (np.cos, np.sin)]
 
     def function(x: Tensor) -> Tensor:
-        return ops.rotary(x, *tables(wide(x), x.device), **options)
+        cos, sin = tables(wide(x), x.device)
+        return ops.rotary(x, cos, sin, **options)
 
     return Case(
         function, [shape], lambda x: reference(x, values, **options),
