@@ -3,8 +3,9 @@
 Rank r has rows r n to (r + 1) n of the V = ranks * n rows of the head, and makes n of the V logits
 of each row of x. Of a chunk of N rows the ranks exchange 4 N numbers: of each rank's part the
 largest logit, and how far below it the others are: the sum of their exponentials, the target and
-the sum of all. What all logits of a row share takes no part, so it costs no digits. From these all ranks compute the same loss, in the order of the ranks, and each the gradient of its own
-logits, at once and in the memory of the logits, as `ops.linear_cross_entropy` does.
+the sum of all. What all logits of a row share takes no part, so it costs no digits. From these all
+ranks compute the same loss, in the order of the ranks, and each the gradient of its own logits, at
+once and in the memory of the logits, as `ops.linear_cross_entropy` does.
 Tests: tests/parallel/test_tensor.py.
 """
 

@@ -202,22 +202,22 @@ HALVES: Any = (2, 1.5)
         (lambda: ops.zeros(1, device="gpu"), DeviceError, "device: got 'gpu', expected 'cpu', 'cu"),
         (lambda: ops.full(2, [1, 2]), ShapeError, r"full: value has shape \(2,\), expected one nu"),
         (lambda: ops.arange(1, 2, 0), ArgumentError, "arange: step is 0, expected another number"),
-        (lambda: ops.arange(INF, 2), ArgumentError, "arange: start is inf, expected a finite number"),
+        (lambda: ops.arange(INF, 2), ArgumentError, "arange: start is inf, expected a finite numb"),
         (lambda: ops.arange(INF), ArgumentError, "arange: stop is inf, expected a finite number"),
         (lambda: ops.arange(0, NAN, 2), ArgumentError, "arange: stop is nan, expected a finite"),
-        (lambda: ops.arange(0, 1, 1e-300), ArgumentError, "arange: stop is 1.0, expected fewer than"),
+        (lambda: ops.arange(0, 1, 1e-300), ArgumentError, "arange: stop is 1.0, expected fewer th"),
         (lambda: ops.arange(-1e308, 1e308, 1e-9), ArgumentError, "than 2.60 numbers up to"),
         (lambda: ops.arange(10**18 * 2), ArgumentError, "arange: stop is 2000000000000000000, exp"),
         (lambda: ops.arange(10**400, 10**400 + 3), ArgumentError, "arange: got 1000000"),
-        (lambda: ops.arange(10**400, 1.5), ArgumentError, "arange: start is 1000.*expected a float64"),
-        (lambda: ops.arange(2**63, 2**63 + 2), ArgumentError, "arange: got 9223372036854775808, exp"),
-        (lambda: ops.arange(300, dtype="int8"), ArgumentError, "arange: got 299, expected numbers fr"),
-        (lambda: ops.arange(-1, 5, 2, "uint8"), ArgumentError, "arange: got -1, expected numbers fr"),
-        (lambda: ops.arange(3e9, 3e9 + 2, dtype="int32"), ArgumentError, "arange: got 3000000000.0,"),
-        (lambda: ops.arange(3, dtype=bool), DtypeError, "arange: dtype is bool for 3 numbers, expecte"),
-        (lambda: ops.linspace(0, 300, 4, dtype="int8"), ArgumentError, "linspace: got 300.0, expect"),
-        (lambda: ops.linspace(0, INF, 4, dtype="int8"), ArgumentError, "linspace: got inf, expected"),
-        (lambda: ops.linspace(0, 10**400), ArgumentError, "linspace: stop is 1000.*expected a float64"),
+        (lambda: ops.arange(10**400, 1.5), ArgumentError, "arange: start is 1000.*expected a floa"),
+        (lambda: ops.arange(2**63, 2**63 + 2), ArgumentError, "arange: got 9223372036854775808, e"),
+        (lambda: ops.arange(300, dtype="int8"), ArgumentError, "arange: got 299, expected numbers"),
+        (lambda: ops.arange(-1, 5, 2, "uint8"), ArgumentError, "arange: got -1, expected numbers"),
+        (lambda: ops.arange(3e9, 3e9 + 2, dtype="int32"), ArgumentError, "arange: got 3000000000."),
+        (lambda: ops.arange(3, dtype=bool), DtypeError, "arange: dtype is bool for 3 numbers, exp"),
+        (lambda: ops.linspace(0, 300, 4, dtype="int8"), ArgumentError, "linspace: got 300.0, expe"),
+        (lambda: ops.linspace(0, INF, 4, dtype="int8"), ArgumentError, "linspace: got inf, expect"),
+        (lambda: ops.linspace(0, 10**400), ArgumentError, "linspace: stop is 1000.*expected a flo"),
         (lambda: ops.linspace(0, 1, -1), ArgumentError, "linspace: num is -1, expected 0 or more"),
         (lambda: ops.tril(np.ones(3)), ShapeError, r"tril: x has shape \(3,\), expected two axes"),
         (lambda: ops.triu(np.ones(3)), ShapeError, r"triu: x has shape \(3,\), expected two axes"),
@@ -247,7 +247,7 @@ def test_ranges_have_numpys_values(dtype: str, device: str) -> None:
         (0, 1, 5, True), (0, 1, 1, True), (0, 1, 0, True), (1, 0, 3, True), (0, 100, 7, False),
         (-2, 2, 5, False), (-2, 2, 6, True), (0, 2**70, 3, True),
     ]:  # fmt: skip
-        if dtype.startswith("uint") and start < 0 or "int" in dtype and stop > 100:
+        if (dtype.startswith("uint") and start < 0) or ("int" in dtype and stop > 100):
             continue
         got = ops.linspace(start, stop, num, endpoint, dtype, device)
         expected = np.linspace(float(start), float(stop), num, endpoint, dtype=dtype)

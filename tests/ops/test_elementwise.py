@@ -170,7 +170,6 @@ def same_as_numpy(ours: Any, numpys: Any, operands: list[Any], device: str = "cp
     except (TypeError, ValueError, OverflowError):
         with pytest.raises(TensorgradError):
             ours(*moved)
-            raise AssertionError(f"{what}: NumPy refuses")
         return
     got = ours(*moved)
     assert got.dtype == expected.dtype, what
