@@ -212,25 +212,37 @@ class Tensor:
         return ops.greater_equal(self, other)
 
     def __and__(self, other: Any) -> Tensor:
-        return ops.logical_and(self, other)
+        return ops.bitwise_and(self, other)
 
     def __rand__(self, other: Any) -> Tensor:
-        return ops.logical_and(other, self)
+        return ops.bitwise_and(other, self)
 
     def __or__(self, other: Any) -> Tensor:
-        return ops.logical_or(self, other)
+        return ops.bitwise_or(self, other)
 
     def __ror__(self, other: Any) -> Tensor:
-        return ops.logical_or(other, self)
+        return ops.bitwise_or(other, self)
 
     def __xor__(self, other: Any) -> Tensor:
-        return ops.logical_xor(self, other)
+        return ops.bitwise_xor(self, other)
 
     def __rxor__(self, other: Any) -> Tensor:
-        return ops.logical_xor(other, self)
+        return ops.bitwise_xor(other, self)
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return ops.left_shift(self, other)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return ops.left_shift(other, self)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return ops.right_shift(self, other)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return ops.right_shift(other, self)
 
     def __invert__(self) -> Tensor:
-        return ops.logical_not(self)
+        return ops.invert(self)
 
     def astype(self, dtype: DtypeLike, copy: bool = True) -> Tensor:
         """Return the values as `dtype`; see `ops.astype`."""

@@ -25,9 +25,30 @@ template <typename A, typename B> __device__ inline bool either(A a, B b) { retu
 template <typename A, typename B> __device__ inline bool differ(A a, B b) { return bool(a) != bool(b); }
 template <typename A> __device__ inline bool inverted(A a) { return !bool(a); }
 
+// Of integers themselves, all of whose digits double may not hold.
+template <typename C> constexpr bool IS_WHOLE = C(0.5) == C(0);
+template <typename C> __device__ inline C floor_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return floor(x); }
+template <typename C> __device__ inline C ceil_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return ceil(x); }
+template <typename C> __device__ inline C rint_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return rint(x); }
+
+template <typename A> __device__ inline long long int64(A a) { return (long long)a; }
+template <typename C> __device__ inline C bitwise_and(C a, C b) { return a & b; }
+template <typename C> __device__ inline C bitwise_or(C a, C b) { return a | b; }
+template <typename C> __device__ inline C bitwise_xor(C a, C b) { return a ^ b; }
+template <typename C> __device__ inline C invert(C a) { return ~a; }
+template <> __device__ inline bool invert(bool a) { return !a; }
+// By as many bits as there are or more, or by less than none, all are shifted out, as in NumPy.
+template <typename C> __device__ inline bool within(C b) { return b >= C(0) && b < C(8 * sizeof(C)); }
+template <typename C> __device__ inline C left_shift(C a, C b) { return within(b) ? C(a << b) : C(0); }
+template <typename C> __device__ inline C right_shift(C a, C b) {
+    return within(b) ? C(a >> b) : a < C(0) ? C(-1) : C(0);
+}
+
+template <typename C> __device__ inline C square(C x) { return x * x; }
 __device__ inline float power(float a, float b) { return b == 2.f ? a * a : pow(a, b); }
 __device__ inline double power(double a, double b) { return b == 2. ? a * a : pow(a, b); }
-template <typename C> __device__ inline C power(C a, C b) {   // integers, b >= 0
+template <typename C> __device__ inline C power(C a, C b) {   // integers
+    if (b < C(0)) return a == C(1) ? C(1) : a + C(1) != C(0) ? C(0) : b & 1 ? C(-1) : C(1);
     C result = 1;
     for (; b > 0; b >>= 1, a *= a)
         if (b & 1) result *= a;

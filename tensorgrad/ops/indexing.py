@@ -311,11 +311,8 @@ def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
     """Return the error that says which part of the key does not fit which axis."""
     parts = list(key) if isinstance(key, tuple) else [key]
     for part in parts:
-        if is_array(part):
-            if part.dtype.kind not in "iub":
-                return DtypeError(
-                    f"{op}: the index has dtype {part.dtype}, expected integers or bool"
-                )
+        if is_array(part) and part.dtype.kind not in "iub":
+            return DtypeError(f"{op}: the index has dtype {part.dtype}, expected integers or bool")
     used = sum([_axes_used(part) for part in parts])
     if used > len(shape):
         return ShapeError(

@@ -62,7 +62,15 @@ def where(c: Any, a: Any, b: Any) -> Any:
     """Return a where the condition holds, else b; of Python numbers a number, of the wider type."""
     if type(c) is bool and type(a) in _NUMBERS and type(b) in _NUMBERS:
         return max(type(a), type(b), key=_NUMBERS.index)(a if c else b)
-    return np.where(c, a, b)
+    try:
+        return np.where(c, a, b)
+    except TypeError:  # it does not promote bfloat16 and wide integers as NumPy's ufuncs do
+        return np.where(c, number(a), number(b))
+
+
+def rint(x: Any) -> Any:
+    """Return the nearest integer, of integers themselves."""
+    return +x if np.asarray(x).dtype.kind in "iu" else np.rint(x)
 
 
 def erf(x: Values) -> Values:

@@ -12,7 +12,8 @@ import pytest
 
 import tensorgrad
 from tensorgrad import Tensor, backend, ops
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.dtypes import ALL, bfloat16
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.ops.row import _compute_type
 from tests.opcheck import SIZES, Case, Ulps, check, sized
 
@@ -107,6 +108,18 @@ CASES = [
     Case(ops.add, [(257, 129), (257, 129)], np.add, name="add-large"),
     Case(ops.exp, [(65, 1023)], np.exp, name="exp-large"),
 ]
+BITS = np.array([0, 1, -1, 5, 127, -128, 64, 3])
+for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
+    CASES += [
+        Case(getattr(ops, op), [BITS.astype(a), BITS[::-1].astype(b)], getattr(np, op),
+             gradient=False)
+        for a, b in [("int8", "int8"), ("int64", "int16"), ("uint8", "int32"), ("uint64", "uint64")]
+    ]  # fmt: skip
+CASES += [
+    Case(ops.invert, [(BITS > 0) if dtype == "bool" else BITS.astype(dtype)], np.invert,
+         gradient=False)
+    for dtype in ("bool", "int8", "uint16", "int64", "uint64")
+]  # fmt: skip
 BINARY_OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.pow,
     operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
@@ -139,6 +152,132 @@ def test_promotion_is_numpys(a: str, b: str) -> None:
         assert ours(Tensor(x), Tensor(y)).dtype == numpys(x, y).dtype
     assert ops.add(Tensor(x), 1).dtype == np.add(x, 1).dtype
     assert ops.multiply(Tensor(x), 0.5).dtype == np.multiply(x, 0.5).dtype
+
+
+MAPPED = {f: reference for f, reference, *_ in MAPS} | {ops.round: np.round, ops.invert: np.invert}
+ZIPPED = {f: reference for f, reference, *_ in ZIPS} | {
+    getattr(ops, name): getattr(np, name)
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
+}
+WITHOUT_NUMPY = (ops.erf, ops.rsqrt, ops.reciprocal)  # or with another meaning for integers
+NUMBERS: list[Any] = [
+    -1, 0, 2, 255, -129, 300, 2**31, 2**63, 2**64, -(2**63) - 1, 2**1100, True, 1.5, -0.5, 1e40,
+]  # fmt: skip
+
+
+def sample(dtype: Any, size: int) -> np.ndarray[Any, Any]:
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.resize(np.array([0, 1, limits.max, limits.min, 3], dtype), size)
+    return np.resize(np.array([0, 1, 2.5, -3, 7]).astype(dtype), size)
+
+
+def same_as_numpy(ours: Any, numpys: Any, operands: list[Any], device: str = "cpu") -> None:
+    """Compare value and dtype, or that both refuse."""
+    moved = [
+        Tensor(backend.to_device(o, device)) if isinstance(o, np.ndarray) else o for o in operands
+    ]
+    what = f"{ours.__name__} of {[getattr(o, 'dtype', o) for o in operands]!s:.99}"
+    try:
+        expected = np.asarray(numpys(*operands))
+    except (TypeError, ValueError, OverflowError):
+        with pytest.raises(TensorgradError):
+            ours(*moved)
+        return
+    got = ours(*moved)
+    assert got.dtype == expected.dtype, what
+    if got.dtype.kind in "iub":
+        np.testing.assert_array_equal(got.numpy(), expected, what)
+    else:
+        tolerance = {2: 0.02, 4: 1e-5, 8: 1e-12}[got.dtype.itemsize]
+        np.testing.assert_allclose(
+            got.numpy().astype("float64"), expected.astype("float64"), tolerance, err_msg=what
+        )
+
+
+# The large arrays are computed block by block, for which the dtype is worked out beforehand.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's too, of divisions by 0 and others
+@pytest.mark.parametrize("size", [5, 40_000])
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_all_dtypes_follow_numpy(dtype: Any, size: int) -> None:
+    x = sample(dtype, size)
+    for ours, numpys in MAPPED.items():
+        if ours not in WITHOUT_NUMPY:
+            same_as_numpy(ours, numpys, [x])
+    for other in ALL:
+        y = sample(other, size)[::-1]
+        for ours, numpys in ZIPPED.items():
+            same_as_numpy(ours, numpys, [x, y])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("size", [5, 40_000])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "uint64", "float32"])
+def test_python_numbers_follow_numpy(dtype: Any, size: int) -> None:
+    x = sample(dtype, size)
+    for number in NUMBERS:
+        for ours, numpys in ZIPPED.items():
+            same_as_numpy(ours, numpys, [x, number])
+            same_as_numpy(ours, numpys, [number, x])
+        same_as_numpy(ops.where, np.where, [x > 1, x, number])
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64"])
+def test_integers_on_a_gpu_follow_numpy(dtype: Any) -> None:
+    x = sample(dtype, 5)
+    for ours, numpys in ((ops.square, np.square), (ops.round, np.round), (ops.invert, np.invert)):
+        same_as_numpy(ours, numpys, [x], "cuda")
+    for number in (-1, 2, 300, 2**63, 2**70, -(2**63) - 1, True):
+        for ours in (ops.add, ops.maximum, ops.less, ops.equal, ops.bitwise_and):
+            same_as_numpy(ours, ZIPPED[ours], [x, number], "cuda")
+
+
+@pytest.mark.parametrize("condition", ALL, ids=str)
+def test_the_condition_has_no_part_in_promotion(condition: Any, device: str) -> None:
+    pairs: Any = itertools.product(ALL, ALL)
+    if device != "cpu":  # where each takes a kernel of its own
+        pairs = [("float16", "float16"), (bfloat16, bfloat16), (bfloat16, "float32")]
+    pairs = [tuple(map(np.dtype, pair)) for pair in pairs]
+    for size in (4, 40_000):
+        c = np.resize(np.array([1, 0, 0, 1]).astype(condition), size)
+        for a, b in pairs:
+            x, y = np.ones(size, a), np.zeros(size, b)
+            try:
+                expected = np.result_type(a, b)
+            except TypeError:  # bfloat16 has no common dtype with these; NumPy's ufuncs find one
+                expected = np.add(x, y).dtype
+            got = ops.where(*[Tensor(backend.to_device(array, device)) for array in (c, x, y)])
+            assert got.dtype == expected, (condition, a, b)
+            np.testing.assert_array_equal(got.numpy(), c.astype(bool))
+
+
+def test_where_of_sixteen_bits_passes_gradients(device: str) -> None:
+    for dtype in ("float16", "bfloat16"):
+        c, x, y = ops.tensor([1.0, 0.0]), *(ops.ones(2, dtype, requires_grad=True) for _ in "ab")
+        c, x, y = (Tensor(backend.to_device(t.data, device), t.requires_grad) for t in (c, x, y))
+        ops.where(c, x, y).sum().backward()
+        assert (x.grad.dtype, y.grad.dtype) == (x.dtype, y.dtype)  # type: ignore[union-attr]
+        assert (x.grad.tolist(), y.grad.tolist()) == ([1, 0], [0, 1])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("op", [operator.and_, operator.or_, operator.xor])
+def test_bits_by_operators(op: Any, device: str) -> None:
+    x = np.array([6, -3, 0, 127])
+    t = Tensor(backend.to_device(x, device))
+    for got, expected in ((op(t, 5), op(x, 5)), (op(5, t), op(5, x)), (op(t, x > 0), op(x, x > 0)),
+                          (~t, ~x), (t << 2, x << 2), (2 << (t & 3), 2 << (x & 3)),
+                          (t >> 1, x >> 1), (64 >> (t & 3), 64 >> (x & 3)),
+                          (op(t > 0, t < 9), op(x > 0, x < 9)), (~(t > 0), ~(x > 0))):  # fmt: skip
+        if not (device != "cpu" and isinstance(got, np.ndarray)):
+            assert got.dtype == expected.dtype
+            np.testing.assert_array_equal(got.numpy(), expected)
+    with pytest.raises(DtypeError, match=r"bitwise_\w+: a has dtype float32, b has dtype int64"):
+        op(Tensor(np.ones(4, "float32")), Tensor(x))
+    with pytest.raises(DtypeError, match="invert: x has dtype bfloat16"):
+        ~ops.ones(2, "bfloat16")
 
 
 def test_bfloat16_promotion() -> None:

@@ -381,3 +381,20 @@ def test_layouts_that_kernels_are_made_for(
     layout, _ = row_cuda._plan(shape, tuple((s, t, 8) for s, t in operands), 2)
     assert layout.vector == vector
     assert list(layout.strides) == strides
+
+
+def test_bits_and_masks_inside(device: str) -> None:
+    def masked(x: Tensor, ids: Tensor) -> Tensor:
+        odd = ~((ids & 1) == 0) & (x > 0)
+        return ops.where(odd | (ids >> 2 == 1), x, 0) + (ids << 1 ^ 3) * ops.round(ids) + ~ids
+
+    rng = np.random.default_rng(0)
+    for shape in ((5,), (300, 200)):
+        x = Tensor(backend.to_device(rng.standard_normal(shape).astype("float32"), device), True)
+        ids = Tensor(backend.to_device(rng.integers(-9, 9, shape).astype("int16"), device))
+        got, expected = tensorgrad.fuse(masked)(x, ids), masked(x, ids)
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-6, atol=1e-5)
+        got.sum().backward()
+        wide, whole = x.numpy(), ids.numpy()
+        kept = (~((whole & 1) == 0) & (wide > 0)) | (whole >> 2 == 1)
+        np.testing.assert_array_equal(backend.to_numpy(x.grad), kept)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor, backend, ops
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tests.opcheck import Case, Ulps, check, sized
 
@@ -123,6 +123,29 @@ def test_large_values_do_not_overflow(dtype: str) -> None:
     np.testing.assert_array_equal(y.numpy(), x.numpy() - x.numpy()[:, :1])
     y.backward(np.array([[1, 0, 0]], dtype))
     np.testing.assert_array_equal(x.grad, [[0, 0, 0]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [7, 64, 1024, 5000, 70_001])  # each kernel
+def test_log_softmax_keeps_its_digits(width: int, dtype: str, device: str) -> None:
+    """Also where the logits are large or share an offset, and in the gradient."""
+    rng = np.random.default_rng(width)
+    eps = float(np.finfo(dtype).eps)
+    for scale, offset in ((30, 0), (1, 4096), (100, -4096)):
+        x = (rng.standard_normal((4, width)) * scale + offset).astype(dtype)
+        dy = rng.uniform(0.5, 1, x.shape).astype(dtype)
+        t = Tensor(backend.to_device(x, device), requires_grad=True)
+        y = ops.log_softmax(t)
+        y.backward(backend.to_device(dy, device))
+        wide = x.astype("longdouble")
+        exact = wide - wide.max(-1, keepdims=True)
+        exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+        size = np.abs(exact)
+        assert (np.abs(y.numpy() - exact) <= eps * (2 * size + 8)).all()
+        powers, total = np.exp(exact), dy.astype("longdouble").sum(-1, keepdims=True)
+        slopes = dy - powers * total
+        bound = eps * (2 * np.abs(dy) + powers * total * (2 * size + 16))
+        assert (np.abs(backend.to_numpy(t.grad) - slopes) <= bound).all()  # type: ignore[arg-type]
 
 
 def test_values_of_minus_infinity_have_no_share() -> None:
