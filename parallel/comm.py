@@ -149,9 +149,9 @@ _beginning = _Beginning()
 
 
 def _abort_before_start(status: int, why: str) -> None:
-    """End all ranks, of which some may wait for this one to start MPI; the first that fails says why.
+    """End all ranks, of which some may wait for this one to start MPI.
 
-    Where not all ranks come to the start, it cannot be known which is the first.
+    The first that fails says why. Where not all come to the start, nobody knows which it is.
     """
     rank, size = launched_rank(), launched_ranks()
     found: list[int] = []

@@ -156,18 +156,18 @@ class Watch:
                         if not words:
                             raise ConnectionError("the watcher has ended")
                         for word in words:
-                            self._obey(Word(word))
+                            self._obey(word)
                     self._look()
                 except OSError as error:
                     self._end_without_watcher(error)
                     return
 
-    def _obey(self, word: Word) -> None:
-        if word is Word.END:
+    def _obey(self, word: int) -> None:
+        if word == Word.END:
             os._exit(1)
-        elif word is Word.SPEAK:
+        elif word == Word.SPEAK:
             self._answered.set()
-        elif word is Word.REPORT:
+        elif word == Word.REPORT:
             self._say(Message.REPORT, self._stuck(), text=self._describe())
 
     def _look(self) -> None:

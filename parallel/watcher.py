@@ -31,7 +31,6 @@ _STRANGERS = 64  # connections that have not yet shown it; of more the oldest is
 _ANSWER = 2.0  # seconds in which a rank that can must answer
 _LOOK_AGAIN = 1.0  # seconds in which ranks that do not wait in vain come a step further
 _CHOICE = 10.0  # seconds in which a rank that works may fail too, and show its error as the first
-_NEWS = 27.0  # seconds after which the connection to a host that is cut off has surely ended
 _END = 3.0  # seconds after which a rank that was told to end is killed
 
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # no more files can be opened
@@ -50,7 +49,7 @@ class Message(IntEnum):
 
     GOODBYE = 1  # it ends on purpose
     ABORT = 2  # it ends all ranks, and has said why
-    FAILED = 3  # it has an error to show; number: 1 if its network has failed
+    FAILED = 3  # it has an error to show
     WAITS = 4  # how it waits has changed; number: of the call in which it waits for others, or -1;
     # seconds: how long it waits for anything, 0 if it does not
     LATE = 5  # it has waited for too long; seconds; text: the call
@@ -156,24 +155,36 @@ class Watcher:
     def run(self) -> None:
         """Watch until no rank is left."""
         while self._ranks or (not self._joined and self._listener is not None):
-            ended = []
-            for key, _ in self._selector.select(self._patience()):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.data.connection.fileno() >= 0 and not self._read(key.data):
-                    ended.append(key.data)
-            lost = []
-            for rank in sorted(ended, key=_silent_for, reverse=True):  # the first end first
-                if self._close(rank):
-                    lost.append(rank)
-            if lost and self._ending is None:
-                self._end(_lost(lost, self._size))
-            self._part_from_strangers()
-            self._go_on_asking()
-            self._choose()
+            self.step(self._patience())
             if self._ending is not None and time.monotonic() > self._ending:
                 self._kill()
-                return
+                break
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._stop_listening()
+        for key in list(self._selector.get_map().values()):
+            key.data.connection.close()
+        self._selector.close()
+
+    def step(self, patience: float | None) -> None:
+        """Wait until somebody speaks or `patience` seconds are over, and do what is to be done."""
+        ended = []
+        for key, _ in self._selector.select(patience):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data.connection.fileno() >= 0 and not self._read(key.data):
+                ended.append(key.data)
+        lost = []
+        for rank in sorted(ended, key=_silent_for, reverse=True):  # the first end first
+            if self._close(rank):
+                lost.append(rank)
+        if lost and self._ending is None:
+            self._end(_lost(lost, self._size))
+        self._part_from_strangers()
+        self._go_on_asking()
+        self._choose()
 
     def _patience(self) -> float | None:
         """Return how many seconds there are until something must be done, if nobody speaks."""
@@ -291,7 +302,7 @@ class Watcher:
         elif message is Message.FAILED:
             rank.failed = True
             if self._choose_by is None and not self._chosen:
-                self._choose_by = now + (_NEWS if number == 1 else _CHOICE)
+                self._choose_by = now + _CHOICE
         elif message is Message.LATE:
             self._ask(f"rank {rank.number} of {self._size} has waited {seconds:.0f} s in {text}")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from tests import ranks
 
 NAMES = ("node-a", "node-b")
 _ADDRESSES = ("10.99.0.1", "10.99.0.2")
+_number = itertools.count()  # of the hosts of this process
 
 
 @cache
@@ -49,7 +51,8 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._spaces = [f"tensorgrad-{os.getpid()}-{name}" for name in NAMES]
+        number = next(_number)
+        self._spaces = [f"tensorgrad-{os.getpid()}-{number}-{name}" for name in NAMES]
         self._launched: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Hosts:
@@ -136,12 +139,9 @@ class Hosts:
 
     def drop_packets(self) -> None:
         """Lose all packets, in both directions: the links stay up."""
-        for number, address in enumerate(_ADDRESSES):
-            other = _ADDRESSES[1 - number]
-            # Each host sends to a hardware address that nobody has.
-            _ip(
-                f"-n {self._spaces[number]} neigh replace {other} lladdr 02:00:00:00:00:99 dev cable"
-            )
+        nobody = "02:00:00:00:00:99"  # no host has this hardware address
+        for space, other in zip(self._spaces, reversed(_ADDRESSES), strict=True):
+            _ip(f"-n {space} neigh replace {other} lladdr {nobody} dev cable")
 
     def power_off(self, host: int) -> None:
         """End a host without a word to the other."""
