@@ -28,7 +28,7 @@ from enum import IntEnum
 _START = 120.0  # seconds in which all ranks must connect
 _GREETING = 10.0  # seconds in which a connection must show the secret
 _STRANGERS = 64  # connections that have not yet shown it; of more the oldest is closed
-_ANSWER = 2.0  # seconds in which a rank that can must answer
+_ANSWER = 5.0  # seconds in which a rank that can must answer, on a busy host too
 _LOOK_AGAIN = 1.0  # seconds in which ranks that do not wait in vain come a step further
 _CHOICE = 10.0  # seconds in which a rank that works may fail too, and show its error as the first
 _END = 3.0  # seconds after which a rank that was told to end is killed
