@@ -164,15 +164,17 @@ def _abort_before_start(status: int, why: str) -> None:
                 found.append(_beginning.first_failed(failed=True))
 
     meeting = threading.Thread(target=meet, daemon=True)
-    meeting.start()
-    if rank > 0:  # no other is before rank 0
+    with suppress(RuntimeError):  # a process that can start no more threads must end too
+        meeting.start()
+    if rank > 0 and meeting.is_alive():  # no other is before rank 0
         meeting.join(_TO_MEET)
     if found and found[0] < rank:
         time.sleep(_TO_MEET)  # the first ends this one
     elif found != [rank]:
         time.sleep(_STAGGER * min(rank, 4))
     say(rank, size, why)
-    meeting.join(_TO_MEET)
+    if meeting.is_alive():
+        meeting.join(_TO_MEET)
     if found:
         _abort_mpi(status)
     os._exit(status)

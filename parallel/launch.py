@@ -15,9 +15,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import numpy as np
 
@@ -60,8 +61,12 @@ def time_limit(seconds: float, show: bool = True) -> Iterator[None]:
         seconds: above 0.
         show: whether to write then at which line it was.
     """
-    with open(os.devnull, "w") as nowhere:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2 if show else nowhere)
+    with ExitStack() as files:
+        where: int | IO[str] = 2
+        if not show:
+            with suppress(OSError):  # a process that can open no more files must end too
+                where = files.enter_context(open(os.devnull, "w"))
+        faulthandler.dump_traceback_later(seconds, exit=True, file=where)
         try:
             yield
         finally:
@@ -130,7 +135,10 @@ def end_all_ranks_on_error(abort: Callable[[int, str], object]) -> None:
     ) -> None:
         lines = traceback.format_exception(kind, error, trace)
         status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
-        abort(status, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
+        try:
+            abort(status, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
+        except KeyboardInterrupt:  # a second one does not wait for other ranks
+            os._exit(_INTERRUPTED)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
         if not issubclass(args.exc_type, SystemExit):  # as Python does: it ends the thread alone

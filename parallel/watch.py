@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 TIMEOUT = 600.0  # seconds
 _TICK = 1.0  # seconds between two looks
 _STUCK = 3.0  # seconds after which a rank says that it waits for others
-_CONNECT = 10.0  # seconds in which the watcher must welcome a rank
+_CONNECT = 30.0  # seconds in which the watcher must welcome a rank
 _BACKLOG = 1024  # ranks that connect at once
 _AGAIN = 0.2  # seconds between two attempts
 _SPEAK = 30.0  # seconds after which a rank shows its error even if another was to be first
@@ -134,6 +134,8 @@ class Watch:
 
         The others are ended while they wait here.
         """
+        if self._leaving:
+            return  # it has said so, and is alone
         self._failed = True
         with suppress(OSError):  # without a watcher it speaks at once
             self._say(Message.FAILED)
@@ -209,7 +211,8 @@ class Watch:
             f"rank {self._rank} on {socket.gethostname()}: rank 0 or its host {self._host} is lost "
             f"({error}): all ranks end\n"
         )
-        os.write(2, message.encode())
+        with suppress(OSError):  # when nobody reads it, this rank ends all the same
+            os.write(2, message.encode())
         os._exit(1)
 
 

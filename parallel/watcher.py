@@ -293,10 +293,11 @@ class Watcher:
         return True
 
     def _hear(self, rank: _Rank, message: Message, number: int, seconds: float, text: str) -> None:
-        assert rank.number is not None
         now = time.monotonic()
+        if rank.number not in self._ranks:
+            return  # it has said goodbye
         if message is Message.GOODBYE:
-            self._ranks.pop(rank.number, None)
+            del self._ranks[rank.number]
         elif message is Message.ABORT:  # the launcher will kill the others
             self._ending = self._ending or now + _END
         elif message is Message.FAILED:
