@@ -67,13 +67,13 @@ def ones_(tensor: Tensor) -> Tensor:
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill from the normal distribution with this mean and standard deviation."""
     device = _place.device or tensor.device
-    return _fill(tensor, random.normal(tensor.shape, mean, std, tensor.dtype, device).data)
+    return _fill(tensor, random.normal(mean, std, tensor.shape, tensor.dtype, device).data)
 
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fill from the uniform distribution over [low, high)."""
     device = _place.device or tensor.device
-    return _fill(tensor, random.uniform(tensor.shape, low, high, tensor.dtype, device).data)
+    return _fill(tensor, random.uniform(low, high, tensor.shape, tensor.dtype, device).data)
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
