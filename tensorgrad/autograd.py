@@ -175,10 +175,12 @@ def value_and_grad(
     places are counted from the last positional argument.
 
     Raises:
-        GradError: f returns no scalar, or gradients are nested (second derivatives).
-        ArgumentError: there is no such positional argument.
-        DtypeError: such an argument is no tensor, array or number, or holds no floats.
+        ArgumentError: f is not a function (the gradients of a tensor are those of `backward`).
+        GradError: when called, f returns no scalar, or gradients are nested (second derivatives).
+        ArgumentError: when called, there is no such positional argument.
+        DtypeError: when called, such an argument is no tensor, array or number, or holds no floats.
     """
+    _check_differentiable("value_and_grad", f)
     single = isinstance(argnums, int | np.integer)
     wanted: Any = (argnums,) if single else argnums
 
@@ -212,6 +214,13 @@ def value_and_grad(
     return with_grad
 
 
+def _check_differentiable(op: str, f: Any) -> None:
+    """Raise ArgumentError unless f is a function."""
+    ops.operand.check_function(
+        op, f, f"{op}(f) returns a new function; for the gradients of a tensor call its backward()"
+    )
+
+
 def _argument(place: Any, count: int) -> int:
     """Return the place of a positional argument, counted from the first."""
     if not isinstance(place, int | np.integer) or not -count <= place < count:
@@ -222,7 +231,14 @@ def _argument(place: Any, count: int) -> int:
 
 
 def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
-    """Return the function that computes the gradient of f; see `value_and_grad`."""
+    """Return the function that computes the gradient of f; see `value_and_grad`.
+
+        dx = tensorgrad.grad(lambda x: (x * x).sum())(x)
+
+    Raises:
+        ArgumentError: f is not a function; call `loss.backward()` for the gradients of a tensor.
+    """
+    _check_differentiable("grad", f)
     both = value_and_grad(f, argnums)
 
     @wraps(f)
