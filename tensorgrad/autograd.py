@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,8 +31,16 @@ from tensorgrad.tensor import Tensor
 if TYPE_CHECKING:
     from tensorgrad.amp import Casts
 
+__all__ = [
+    "backward",
+    "grad",
+    "no_grad",
+    "on_grad_ready",
+    "record",
+    "value_and_grad",
+]
+
 Backward = Callable[[Array, tuple[Any, ...], Sequence[bool]], "Sequence[Array | None]"]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Mode(threading.local):

@@ -251,7 +251,7 @@ class Generator:
             )
         if x < 0:
             raise ArgumentError(f"permutation: x is {x}, expected 0 or more")
-        words = _empty("permutation", x, uint64, device)
+        words = _empty("permutation", int(x), uint64, device)
         philox.fill_words(words, self.next_key())
         order = backend.namespace(words).argsort(words, kind="stable")
         return Tensor(order.astype(int64, copy=False))

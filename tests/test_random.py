@@ -334,7 +334,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match=r"integers: low is 1\.5, expected an integer"):
         draws.integers(1.5)  # type: ignore[arg-type]
     for draw in (draws.normal, draws.uniform):
-        with pytest.raises(ShapeError, match="size is .*-1.*, expected 0 or more"):
+        with pytest.raises(ShapeError, match=r"size is .*-1.*, expected 0 or more"):
             draw(size=-1)
         with pytest.raises(ArgumentError, match=r"is \(2, 3\), expected a number; .* as size="):
             draw((2, 3))  # type: ignore[arg-type]

@@ -18,6 +18,19 @@ from tensorgrad.autograd import assign, no_grad
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "constant_",
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "normal_",
+    "on",
+    "ones_",
+    "uniform_",
+    "xavier_normal_",
+    "xavier_uniform_",
+    "zeros_",
+]
+
 
 class _Place(threading.local):
     """Where this thread fills tensors; None: where they are."""

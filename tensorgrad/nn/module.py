@@ -23,7 +23,7 @@ from tensorgrad.tensor import Tensor
 
 _MOST_NAMES = 20  # in one error message
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 
 
 class Parameter(Tensor):
@@ -302,7 +302,7 @@ def _holds_modules(value: Any) -> bool:
     )
 
 
-def _once(named: Iterable[tuple[str, AnyTensor]]) -> Iterator[tuple[str, AnyTensor]]:
+def _once(named: Iterable[tuple[str, _AnyTensor]]) -> Iterator[tuple[str, _AnyTensor]]:
     seen: set[int] = set()
     for name, tensor in named:
         if id(tensor) not in seen:
