@@ -503,14 +503,19 @@ def assign(tensor: Tensor, key: Any, value: Any) -> None:
     Raises:
         GradError: the tensor is part of a graph (and gradients are enabled).
     """
+    check_assignable("assignment", tensor)
+    tensor.data[key] = value
+    mark_assigned(tensor.data)
+
+
+def check_assignable(op: str, tensor: Tensor) -> None:
+    """Raise GradError where the tensor is part of a graph (and gradients are enabled)."""
     if tensor.requires_grad and mode.grad_enabled:
         kind = "is the result of an op" if tensor.node is not None else "requires a gradient"
         raise GradError(
-            f"assignment: the tensor of shape {tensor.shape} {kind}; assign to a copy, "
+            f"{op}: the tensor of shape {tensor.shape} {kind}; assign to a copy, "
             "use where(), or assign under no_grad()"
         )
-    tensor.data[key] = value
-    mark_assigned(tensor.data)
 
 
 def mark_assigned(array: Array) -> None:

@@ -2,7 +2,8 @@
 
 There is no registration and no `__init__` to call: the parameters of a module are those of its
 attributes that are a `Parameter`, and its children those that are a `Module`, in the order in
-which they were first assigned. Names join the attributes with dots: "blocks.0.norm1.weight".
+which they were first assigned; nothing else but None can be assigned over them. Names join the
+attributes with dots: "blocks.0.norm1.weight".
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -63,6 +64,23 @@ class Module:
 
     training = True
     forward: Callable[..., Any]
+
+    if not TYPE_CHECKING:  # type checkers would let any attribute be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute; a parameter, module or buffer stays one, or becomes None.
+
+            Raises:
+                DtypeError: something else would take its place, and training would lose it.
+            """
+            kind = None if value is None else self._kind_of(name)
+            if kind is not None and not isinstance(value, kind):
+                hint = f"; for values: {name}[...] = value, under no_grad()"
+                raise DtypeError(
+                    f"{type(self).__name__}: {name} is set to a {type(value).__name__}, expected "
+                    f"a {kind.__name__} or None{'' if kind is Module else hint}"
+                )
+            super().__setattr__(name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return `forward(...)`."""
@@ -234,6 +252,14 @@ class Module:
         lines = "\n  ".join([f"{type(self).__name__}({self.extra_repr()}", *children])
         return f"{lines}\n)"
 
+    def _kind_of(self, name: str) -> type | None:
+        """Return what an attribute has to stay: a parameter, a module, a buffer; None if free."""
+        old = vars(self).get(name)
+        for kind in (Parameter, Module):
+            if isinstance(old, kind):
+                return kind
+        return Tensor if name in vars(self).get("_buffers", ()) else None
+
     def _members(self, kind: type) -> Iterator[tuple[str, Any]]:
         """Yield the attributes of one kind; fail where some hide in a list."""
         for name, value in vars(self).items():
@@ -263,11 +289,6 @@ class Module:
                 buffer = vars(module).get(key)
                 if buffer is None:  # deleted, or set aside
                     continue
-                if not isinstance(buffer, Tensor):
-                    raise ArgumentError(
-                        f"{type(module).__name__}: the buffer {key} is a {type(buffer).__name__}, "
-                        "expected a Tensor"
-                    )
                 yield _join(name, key), buffer, persistent
 
     def _state(self) -> list[tuple[list[str], Tensor]]:
