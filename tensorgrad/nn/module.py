@@ -4,6 +4,10 @@ There is no registration and no `__init__` to call: the parameters of a module a
 attributes that are a `Parameter`, and its children those that are a `Module`, in the order in
 which they were first assigned; nothing else but None can be assigned over them. Names join the
 attributes with dots: "blocks.0.norm1.weight".
+
+The layers of this package compute in the dtype of their parameters. They take narrower floats, and
+what autocast makes narrower, but raise for wider ones: float64 from NumPy would turn all that
+follows into float64. The functions of `tensorgrad.ops` promote as NumPy does.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import assign, no_grad
+from tensorgrad.autograd import assign, mode, no_grad
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, is_float
+from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.tensor import Tensor
 
@@ -311,6 +315,19 @@ def evaluating(model: Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+def check_input(layer: Module, x: Any, weight: Tensor, name: str = "x") -> None:
+    """Raise DtypeError where x is wider than the weights: the layer, and all after it, would be."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is weight.data.dtype or dtype is None or not is_float(dtype):
+        return
+    narrowed = mode.autocast is not None and dtype != float64  # products take it in 16 bits
+    if dtype.itemsize > weight.dtype.itemsize and not narrowed:
+        raise DtypeError(
+            f"{type(layer).__name__}: {name} has dtype {dtype}, expected {weight.dtype} as the "
+            f'layer; convert it, {name}.astype("{weight.dtype}"), or the layer, .to("{dtype}")'
+        )
 
 
 def _holds_modules(value: Any) -> bool:
