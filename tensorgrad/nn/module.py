@@ -164,7 +164,8 @@ class Module:
 
         Raises:
             CheckpointError: names are missing or unexpected (when strict), or a value has another
-                shape or kind of dtype; the message lists up to 20 of each kind.
+                shape or kind of dtype, or integers that the dtype does not hold; the message lists
+                up to 20 of each kind.
         """
         if not isinstance(state, Mapping):
             kind = type(state).__name__
@@ -373,8 +374,10 @@ def _array_of(value: Any) -> Array:
 
 
 def _fits(array: Array, tensor: Tensor) -> bool:
-    alike = is_float(array.dtype) == is_float(tensor.dtype)
-    return array.shape == tensor.shape and alike and array.dtype.kind not in "cOSUMm"
+    alike = is_float(array.dtype) == is_float(tensor.dtype) and array.dtype.kind not in "cOSUMm"
+    if not alike or array.shape != tensor.shape:
+        return False
+    return is_float(array.dtype) or bool((array.astype(tensor.dtype) == array).all())
 
 
 def _equal(one: Array, other: Array) -> bool:

@@ -20,6 +20,7 @@ from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.ops.convert import converted
 from tensorgrad.ops.indexing_cuda import add_rows_cuda
 from tensorgrad.ops.operand import array_of, axis_index, integer_array, tensor_of
 from tensorgrad.partial import Part
@@ -155,7 +156,7 @@ def assign_result(
             f"{symbol}: the result has dtype {y.dtype}, which {x.dtype} of the tensor does not "
             f"take; write {plain}"
         )
-    autograd.assign(x, ..., y.data)
+    autograd.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
     return x
 
 

@@ -67,7 +67,7 @@ def test_wider_floats_than_a_layers_are_refused(name: str) -> None:
     for given in (x, Tensor(x)):
         with pytest.raises(
             DtypeError,
-            match=r'x has dtype float64, expected float32 as the layer; convert it, x\.asty',
+            match=r"x has dtype float64, expected float32 as the layer; convert it, x\.asty",
         ):
             layer(given)
     y = layer(x.astype("float32"))

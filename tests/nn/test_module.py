@@ -230,6 +230,7 @@ def test_buffers_are_tensors_or_gone() -> None:
         ({3: np.ones(1)}, "unexpected: 3"),
         ({"weight": np.ones(2), "seen": np.ones(2, complex)}, "seen is complex128"),
         ({"weight": np.ones(2), "seen": np.array(["1", "2"])}, "seen is <U1"),
+        ({"weight": np.ones(2), "seen": np.array([1, 2**63], "uint64")}, "seen is uint64"),
         ({"weight": [[1.0], [1.0, 2.0]], "seen": np.ones(2, int)}, "weight is object"),
     ],
 )
