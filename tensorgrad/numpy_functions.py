@@ -62,12 +62,11 @@ def call_ufunc(
     ufunc: np.ufunc, method: str, operands: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
     """Carry out `ufunc.method(*operands, **options)`; see `Tensor.__array_ufunc__`."""
-    name = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
-    ours = None
-    if method == "__call__" and getattr(np, ufunc.__name__, None) is ufunc:
-        ours = _ufuncs().get(ufunc.__name__)
+    of_numpy = getattr(np, ufunc.__name__, None) is ufunc  # SciPy has others
+    name = f"numpy.{ufunc.__name__}" if of_numpy else ufunc.__name__
+    ours = _ufuncs().get(ufunc.__name__) if of_numpy and method == "__call__" else None
     if ours is None:
-        raise _refused(name)
+        raise _refused(name if method == "__call__" else f"{name}.{method}")
     given = [key for key, value in options.items() if value is not None]
     if given:
         raise _refused_argument(name, given[0])

@@ -161,6 +161,12 @@ def test_what_is_refused(call: Any, message: str, requires_grad: bool) -> None:
     np.testing.assert_array_equal(t, np.ones(3))
 
 
+def test_universal_functions_of_others_are_refused_by_their_name() -> None:
+    exp = np.frompyfunc(np.exp, 1, 1)  # not numpy.exp
+    with pytest.raises(DtypeError, match=r"^exp \(vectorized\) is not defined for tensors"):
+        exp(Tensor(np.ones(3)))
+
+
 def test_an_array_that_a_tensor_is_added_to_in_place_stays() -> None:
     array, t = np.ones(3), Tensor(np.ones(3))
     with pytest.raises(DtypeError, match="out is not supported"):
