@@ -64,7 +64,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
-	@echo 'installing tensorgrad[$*] into $(VENV)'
+	@echo 'installing tensorgrad-cupy[$*] into $(VENV)'
 	@$(bin)/python -m pip install -qq --disable-pip-version-check -e '.[$*]'
 	@touch $@
 

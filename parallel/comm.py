@@ -201,7 +201,7 @@ def _start() -> tuple[Comm, watch.Watch | None]:
     except ImportError as error:
         raise CommError(
             f"world: {started} ranks were started, but mpi4py cannot be imported ({error}); "
-            "expected `pip install tensorgrad[mpi]` on every host"
+            "run `pip install 'tensorgrad-cupy[mpi]'` on every host"
         ) from error
     if MPI.COMM_WORLD.Get_size() != started:
         library = MPI.Get_library_version().splitlines()[0].rstrip("\0")

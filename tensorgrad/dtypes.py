@@ -12,6 +12,31 @@ import numpy as np
 
 from tensorgrad.errors import DtypeError
 
+__all__ = [
+    "ALL",
+    "FLOATS",
+    "INTEGERS",
+    "Dtype",
+    "DtypeLike",
+    "as_dtype",
+    "bfloat16",
+    "bool_",
+    "c_name",
+    "compute_dtype",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "is_float",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
+
 Dtype = np.dtype
 DtypeLike = str | type | np.dtype
 

@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def _no_gpu() -> str | None:
     if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed (pip install tensorgrad[cuda13])"
+        return "CuPy is not installed (pip install -e '.[cuda13]')"
     if backend.gpu_count() == 0:
         return "no GPU was found"
     return None

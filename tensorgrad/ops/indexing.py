@@ -11,16 +11,17 @@ there it wraps around, as it does in CuPy.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tensorgrad import autograd, backend
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.dtypes import compute_dtype
+from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.ops.convert import converted
 from tensorgrad.ops.indexing_cuda import add_rows_cuda
 from tensorgrad.ops.operand import array_of, axis_index, integer_array, tensor_of
 from tensorgrad.partial import Part
@@ -32,6 +33,7 @@ __all__ = [
     "take_along_axis",
 ]
 
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements
 
 
@@ -104,15 +106,11 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast.
     """
     key = _plain_key("assignment", key, x.data)
-    if isinstance(value, Tensor):
-        if value.requires_grad and mode.grad_enabled:
-            raise GradError(
-                "assignment: the value requires a gradient, which would be lost; use where() or "
-                "concatenate(), or assign value.detach()"
-            )
-        value = value.data
-    if is_numpy(x.data) and not x.data.flags.writeable:
-        raise ArgumentError("assignment: the tensor's memory is read-only; assign to a copy")
+    _check_gradients(
+        "assignment", x, value, "use where() or concatenate(), or assign value.detach()"
+    )
+    value = value.data if isinstance(value, Tensor) else value
+    _check_writeable("assignment", x)
     if is_array(value):
         same_device("assignment", ("the tensor", "the value"), (x.data, value))
     try:
@@ -121,6 +119,58 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
         raise _explained("assignment", x.data.shape, key, error) from error
+
+
+def assign_result(
+    x: _AnyTensor, symbol: str, operation: Callable[[Any, Any], Tensor], other: Any
+) -> _AnyTensor:
+    """Carry out an augmented assignment such as x += other, in the memory of x; return x.
+
+    As in NumPy: views of that memory see it, the result is computed from the old elements even
+    where `other` overlaps them, and is then rounded to the dtype of x. No gradient flows through.
+
+    Args:
+        x: a tensor outside any graph, or any tensor under `no_grad()`.
+        symbol: such as "+=", for errors.
+        operation: computes the new elements from x and `other`.
+        other: a number, array or tensor.
+
+    Raises:
+        GradError: x takes part in a graph, or the gradient of `other` would be lost.
+        ArgumentError: the memory is read-only.
+        ShapeError: the result has another shape than x.
+        DtypeError: the result has another kind of dtype (floats in integers, integers in bool).
+        DeviceError: `other` is an array on another device.
+    """
+    plain = f"a = a {symbol[:-1]} b"
+    _check_gradients(symbol, x, other, f"write {plain}, or use b.detach()")
+    _check_writeable(symbol, x)
+    with autograd.no_grad():
+        y = operation(x, other)
+    if y.shape != x.shape:
+        raise ShapeError(
+            f"{symbol}: the result has shape {y.shape}, expected {x.shape} as the tensor; "
+            f"write {plain}"
+        )
+    if not (is_float(x.dtype) or np.can_cast(y.dtype, x.dtype, "same_kind")):
+        raise DtypeError(
+            f"{symbol}: the result has dtype {y.dtype}, which {x.dtype} of the tensor does not "
+            f"take; write {plain}"
+        )
+    autograd.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
+    return x
+
+
+def _check_gradients(op: str, x: Tensor, value: Any, instead: str) -> None:
+    """Raise GradError where an assignment to x would break a graph or lose a gradient."""
+    autograd.check_assignable(op, x)
+    if mode.grad_enabled and isinstance(value, Tensor) and value.requires_grad:
+        raise GradError(f"{op}: the value requires a gradient, which would be lost; {instead}")
+
+
+def _check_writeable(op: str, x: Tensor) -> None:
+    if is_numpy(x.data) and not x.data.flags.writeable:
+        raise ArgumentError(f"{op}: the tensor's memory is read-only; assign to a copy")
 
 
 def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:

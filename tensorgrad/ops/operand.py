@@ -146,6 +146,13 @@ def integer_array(op: str, name: str, value: Any) -> Array:
     return array
 
 
+def check_function(op: str, f: Any, instead: str = "") -> None:
+    """Raise ArgumentError unless f can be called; for a tensor, say what to do `instead`."""
+    if not callable(f):
+        hint = f"; {instead}" if instead and isinstance(f, Tensor) else ""
+        raise ArgumentError(f"{op}: f is a {type(f).__name__}, expected a function{hint}")
+
+
 def check_number(op: str, name: str, value: Any) -> None:
     """Raise ArgumentError unless an option is a number, of Python or NumPy."""
     if not isinstance(value, _NUMBERS):

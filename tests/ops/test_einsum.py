@@ -142,7 +142,7 @@ def test_sixteen_bits_are_summed_in_float32() -> None:
 
 def test_autocast_reaches_einsum_and_tensordot() -> None:
     a = Tensor(np.array([[1.0, 2.0]], "float32"), requires_grad=True)
-    with tensorgrad.amp.autocast("bfloat16"):
+    with tensorgrad.autocast("bfloat16"):
         for y in (ops.einsum("ij,kj->ik", a, a), ops.tensordot(a, a, ([1], [1]))):
             assert y.dtype == tensorgrad.dtypes.bfloat16
             y.backward(np.ones((1, 1), y.dtype))

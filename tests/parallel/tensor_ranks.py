@@ -402,11 +402,11 @@ def check_dropout(comm: Comm) -> None:
             close(y.data, plain(x).data, 1e-6)
     random.set_state({"seed": 3, "draw": 0, "stream": 2})
     with Region(comm).own_numbers(), Region(comm).own_numbers():
-        mine = random.uniform((4,)).numpy()
+        mine = random.uniform(size=4).numpy()
     everyone = comm.all_gather(mine)
     assert len({each.tobytes() for each in everyone}) == comm.size
     random.set_state({"seed": 3, "draw": 0, "stream": 2})
-    np.testing.assert_array_equal(everyone[0], random.uniform((4,)).numpy())
+    np.testing.assert_array_equal(everyone[0], random.uniform(size=4).numpy())
 
 
 def check_dropout_inside(comm: Comm) -> None:
