@@ -115,6 +115,9 @@ for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shif
              gradient=False)
         for a, b in [("int8", "int8"), ("int64", "int16"), ("uint8", "int32"), ("uint64", "uint64")]
     ]  # fmt: skip
+    CASES += sized(getattr(ops, op), lambda n: [np.arange(2 * n).reshape(2, n), np.arange(n) % 7],
+                   getattr(np, op), gradient=False)  # fmt: skip
+CASES += sized(ops.invert, lambda n: [np.arange(n)], np.invert, gradient=False)
 CASES += [
     Case(ops.invert, [(BITS > 0) if dtype == "bool" else BITS.astype(dtype)], np.invert,
          gradient=False)

@@ -59,7 +59,8 @@ def case(shapes: list[Any], targets: Any, **options: Any) -> Case:
 
 CASES = [
     case([(4,), (11, 4)], np.array(7)),
-    *(case([(n, 4), (11, 4)], np.arange(n) % 11, chunk=100) for n in SIZES),
+    case([(0, 4), (11, 4)], np.zeros(0, int), reduction="sum"),
+    *(case([(n, 4), (11, 4)], np.arange(n) % 11, chunk=100) for n in SIZES[1:]),
     *(case([(3, n), (11, n)], np.arange(3)) for n in SIZES),
     *(case([(3, 4), (n, 4)], np.zeros(3, int)) for n in SIZES[1:]),
     case([(3, 5, 4), (11, 4)], TARGETS, chunk=4),
