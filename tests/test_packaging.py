@@ -189,7 +189,7 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
 
 # The other project's name where ours is meant: as a requirement with extras, or after `install`.
 WRONG_NAME = re.compile(
-    r"""\btensorgrad\[[^\]\s]|\binstall(\s+-\S+)*\s+["'`]?tensorgrad\b(?!-cupy)"""
+    r"""\btensorgrad\\?\[[^\]\s]|\binstall(\s+-\S+)*\s+["'`]?tensorgrad\b(?!-cupy)"""
 )
 
 
