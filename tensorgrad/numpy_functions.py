@@ -28,7 +28,8 @@ _UFUNCS = {
     "add", "subtract", "multiply", "divide", "negative", "power", "matmul", "maximum", "minimum",
     "exp", "expm1", "log", "log1p", "sqrt", "square", "sin", "cos", "tanh", "sign", "floor", "ceil",
     "isnan", "isinf", "isfinite", "equal", "not_equal", "less", "less_equal", "greater",
-    "greater_equal", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "greater_equal", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and",
+    "bitwise_or", "bitwise_xor", "invert",
 }  # fmt: skip
 
 # Other functions, and how many of the arguments by position mean the same here.
@@ -112,20 +113,7 @@ def call_function(
 def _ufuncs() -> dict[str, Callable[..., Any]]:
     """Return the operation for the name of each universal function."""
     found: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in _UFUNCS}
-    return found | {
-        "absolute": ops.abs,
-        "rint": ops.round,
-        "positive": operator.pos,
-        "invert": operator.invert,
-        "bitwise_and": _commutative(operator.and_),
-        "bitwise_or": _commutative(operator.or_),
-        "bitwise_xor": _commutative(operator.xor),
-    }
-
-
-def _commutative(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return f with a tensor as its first operand: that of an array would call NumPy again."""
-    return lambda a, b: f(a, b) if isinstance(a, Tensor) else f(b, a)
+    return found | {"absolute": ops.abs, "rint": ops.round, "positive": operator.pos}
 
 
 def _plain(value: Any, to_array: Callable[[Tensor], Array]) -> Any:

@@ -95,17 +95,22 @@ def test_functions_of_several_tensors(name: str) -> None:
 
 
 def test_every_name_of_the_tables_was_compared() -> None:
-    universal = set(UFUNCS) | set(POSITIVE)
+    bitwise = {f.__name__ for f in BITWISE} | {"invert"}
+    universal = set(UFUNCS) | set(POSITIVE) | bitwise
     assert universal >= numpy_functions._UFUNCS
     compared = {name for name, _, _ in FUNCTIONS} | set(WITH_TENSORS_INSIDE)
     assert set(numpy_functions._POSITIONAL) <= compared
     assert set(numpy_functions._SYNONYMS) <= compared
 
 
-@pytest.mark.parametrize("f", [operator.and_, operator.or_, operator.xor])
-def test_bitwise_operators_with_an_array_in_front(f: Callable[[Any, Any], Any]) -> None:
-    a, b = np.array([True, True, False, False]), np.array([True, False, True, False])
-    for found in (f(a, Tensor(b)), f(Tensor(a), b), f(np.True_, Tensor(b))):
+BITWISE: list[Callable[[Any, Any], Any]] = [np.bitwise_and, np.bitwise_or, np.bitwise_xor]
+
+
+@pytest.mark.parametrize("f", [*BITWISE, operator.and_, operator.or_, operator.xor])
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
+def test_bitwise_operators_with_an_array_in_front(f: Callable[[Any, Any], Any], dtype: str) -> None:
+    a, b = np.array([1, 1, 0, 6]).astype(dtype), np.array([1, 0, 1, 3]).astype(dtype)
+    for found in (f(a, Tensor(b)), f(Tensor(a), b), f(a[0], Tensor(b))):
         assert isinstance(found, Tensor)
     np.testing.assert_array_equal(f(a, Tensor(b)), f(a, b))
     np.testing.assert_array_equal(np.invert(Tensor(a)), ~a)

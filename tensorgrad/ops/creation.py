@@ -238,7 +238,7 @@ def arange(
         raise DtypeError(f"arange: dtype is bool for {length} numbers, expected at most 2 of them")
     ends = (start, start + (int(length) - 1) * step) if length else ()
     _check_holds("arange", target, ends)
-    wide = int64 if integers else float64
+    wide: Dtype = int64 if integers else float64
     if integers and any(not -(2**63) <= n < 2**63 for n in (start, stop, step)):
         wide = uint64 if target == uint64 and step > 0 else float64
     data = _build(device, lambda xp: xp.arange(start, stop, step, wide).astype(target, copy=False))

@@ -119,7 +119,8 @@ def sigmoid(x: Values) -> Values:
 def sigmoid_derivative(x: Values) -> Values:
     """Return the derivative of `sigmoid`, sigmoid(x) * sigmoid(-x)."""
     t = np.exp(-np.abs(x))
-    y: Values = t / ((1 + t) * (1 + t))
+    t1 = 1 + t
+    y: Values = t / (t1 * t1)
     return y
 
 
@@ -135,8 +136,9 @@ def silu_derivative(x: Values) -> Values:
 
 def tanh_derivative(x: Values) -> Values:
     """Return 1 - tanh(x)^2, as exact where that is close to 0."""
-    y = sigmoid_derivative(x + x)
-    y *= 4
+    t = np.exp(-2.0 * np.abs(x))
+    t1 = 1 + t
+    y: Values = 4.0 * t / (t1 * t1)
     return y
 
 
@@ -170,7 +172,7 @@ def gelu_tanh_slope(x: Values) -> Values:
     inner = square * (_GELU_SCALE * _GELU_CUBE)
     inner += _GELU_SCALE
     inner *= x
-    slope = square
+    slope: Values = square
     slope *= 3 * _GELU_CUBE * _GELU_SCALE
     slope += _GELU_SCALE
     slope *= x

@@ -305,7 +305,7 @@ def test_linear_layers_of_every_small_size(dtype: str, offset: int) -> None:
         size = np.abs(x64) @ np.abs(w64).T + np.abs(b64) + 1
 
         tensors = [Tensor(array, requires_grad=True) for array in (x, w, b, residual)]
-        y = ops.linear(*tensors[:3], residual=tensors[3])
+        y = ops.linear(tensors[0], tensors[1], tensors[2], residual=tensors[3])
         assert near(y.data, pre + residual64, size + np.abs(residual64), eps), sizes
         for tensor in tensors:  # what weight gradients are added to, by the product itself
             tensor.grad = backend.cupy.ones(tensor.shape, wide)
@@ -322,9 +322,10 @@ def test_linear_layers_of_every_small_size(dtype: str, offset: int) -> None:
             pre_here = pre if biased else pre - b64
             slope = dy64 * slope_of_gelu(pre_here)
             tensors = [Tensor(array, requires_grad=True) for array in (x, w, b)[: 2 + biased]]
+            operands: Any = tensors
             with tensorgrad.no_grad():
-                assert near(ops.linear_gelu(*tensors).data, gelu(pre_here), size, eps), sizes
-            y = ops.linear_gelu(*tensors)
+                assert near(ops.linear_gelu(*operands).data, gelu(pre_here), size, eps), sizes
+            y = ops.linear_gelu(*operands)
             assert near(y.data, gelu(pre_here), size, eps), sizes
             y.backward(dy)
             assert near(tensors[0].grad, slope @ w64, steep @ np.abs(w64), eps), sizes
@@ -348,7 +349,7 @@ def test_batches_of_small_sizes(dtype: str, offset: int) -> None:
             shapes = (*left, rows, width), (*right, width, columns)
             a, b = (rng.standard_normal(shape).astype(kind) for shape in shapes)
             tensors = [Tensor(placed(array, offset), requires_grad=True) for array in (a, b)]
-            y = tensorgrad.matmul(*tensors)
+            y = tensorgrad.matmul(tensors[0], tensors[1])
             expected, magnitude = exact(a, b)
             assert near(y.data, expected, magnitude + 1, eps), sizes
             dy = rng.standard_normal(y.shape).astype(kind)

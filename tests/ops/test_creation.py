@@ -244,9 +244,9 @@ def test_no_gpu_is_an_error_that_says_so() -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float32", "float64"])
 def test_ranges_have_numpys_values(dtype: str, device: str) -> None:
-    for numbers in [(2,), (0, 1), (1, 3), (5, 3), (0.5, 1.5), (3, 1, -1), (0, 2, 1)]:
-        got = ops.arange(*numbers, dtype=dtype, device=device)
-        np.testing.assert_array_equal(got.numpy(), np.arange(*numbers, dtype=dtype))
+    for first, end, step in [(0, 2, 1), (1, 3, 1), (5, 3, 1), (0.5, 1.5, 1), (3, 1, -1)]:
+        got = ops.arange(first, end, step, dtype, device)
+        np.testing.assert_array_equal(got.numpy(), np.arange(first, end, step, dtype=dtype))
     for start, stop, num, endpoint in [
         (0, 1, 5, True), (0, 1, 1, True), (0, 1, 0, True), (1, 0, 3, True), (0, 100, 7, False),
         (-2, 2, 5, False), (-2, 2, 6, True), (0, 2**70, 3, True),

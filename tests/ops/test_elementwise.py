@@ -234,8 +234,8 @@ def test_integers_on_a_gpu_follow_numpy(dtype: Any) -> None:
     for ours, numpys in ((ops.square, np.square), (ops.round, np.round), (ops.invert, np.invert)):
         same_as_numpy(ours, numpys, [x], "cuda")
     for number in (-1, 2, 300, 2**63, 2**70, -(2**63) - 1, True):
-        for ours in (ops.add, ops.maximum, ops.less, ops.equal, ops.bitwise_and):
-            same_as_numpy(ours, ZIPPED[ours], [x, number], "cuda")
+        for zipped in (ops.add, ops.maximum, ops.less, ops.equal, ops.bitwise_and):
+            same_as_numpy(zipped, ZIPPED[zipped], [x, number], "cuda")
 
 
 @pytest.mark.parametrize("condition", ALL, ids=str)
@@ -335,7 +335,7 @@ def test_gradients_at_corners(
     x, y = (Tensor(backend.to_device(np.array([value]), device), True) for value in (a, b))
     op(x, y).backward(backend.to_device(np.ones(1), device))
     for tensor, number in zip((x, y), expected, strict=True):
-        np.testing.assert_array_equal(backend.to_numpy(tensor.grad), [number])  # type: ignore[arg-type]
+        np.testing.assert_array_equal(backend.to_numpy(tensor.grad), [number])
 
 
 @pytest.mark.parametrize("narrow", ["float16", "bfloat16"])

@@ -397,4 +397,4 @@ def test_bits_and_masks_inside(device: str) -> None:
         got.sum().backward()
         wide, whole = x.numpy(), ids.numpy()
         kept = (~((whole & 1) == 0) & (wide > 0)) | (whole >> 2 == 1)
-        np.testing.assert_array_equal(backend.to_numpy(x.grad), kept)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(backend.to_numpy(x.grad), kept)

@@ -145,7 +145,7 @@ def test_log_softmax_keeps_its_digits(width: int, dtype: str, device: str) -> No
         powers, total = np.exp(exact), dy.astype("longdouble").sum(-1, keepdims=True)
         slopes = dy - powers * total
         bound = eps * (2 * np.abs(dy) + powers * total * (2 * size + 16))
-        assert (np.abs(backend.to_numpy(t.grad) - slopes) <= bound).all()  # type: ignore[arg-type]
+        assert (np.abs(backend.to_numpy(t.grad) - slopes) <= bound).all()
 
 
 def test_values_of_minus_infinity_have_no_share() -> None:
