@@ -111,6 +111,8 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
                 "concatenate(), or assign value.detach()"
             )
         value = value.data
+    if isinstance(value, np.ndarray):
+        value = np.asarray(value)
     if is_numpy(x.data) and not x.data.flags.writeable:
         raise ArgumentError("assignment: the tensor's memory is read-only; assign to a copy")
     if is_array(value):
@@ -277,6 +279,8 @@ def _plain_part(op: str, part: Any, like: Array) -> Any:
                 "None, ..., integer array or mask"
             )
         part = operator.index(part)
+    if isinstance(part, np.ndarray):
+        part = np.asarray(part)  # without its subclass, which would pass for CuPy's
     if is_array(part) and is_numpy(part) is not is_numpy(like):
         if is_numpy(like):
             same_device(op, ("the tensor", "the index"), (like, part))

@@ -70,6 +70,10 @@ KERNELS: dict[str, Any] = {
         GELU_ERF._gradients_of((True,)).formula,
         _Layout(8, False, (("1",), ("1",))), [float32, float16, float16, float16], 1,
     ),
+    "half_condition": (
+        WHERE._formula,
+        _Layout(8, False, (("1",),) * 3), [float32, bfloat16, bfloat16, bfloat16, bfloat16], 1,
+    ),
     "numbers": (
         WHERE._formula,
         _Layout(4, True, (("1",), ("s",), None)), [float64, float64, bool_, float64, None], 1,
