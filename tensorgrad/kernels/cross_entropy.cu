@@ -17,7 +17,8 @@
 //   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
 // `peaks` are, of each row, the largest logit, and then, of each row, the sum of exponentials of what
-// the logits are below it. `prepared` says that dlogits is already the gradient for dy == 1; with that dy nothing is done.
+// the logits are below it. `prepared` says that dlogits is already the gradient for dy == 1; with that
+// dy nothing is done.
 // logits and dlogits begin at 16-byte boundaries. All results are written with =.
 // Launched by ops/cross_entropy_cuda.py.
 //

@@ -83,11 +83,6 @@ template <typename C> struct Sigmoids {
         rest = x < C(0) ? large : small;
     }
 };
-template <typename C> __device__ inline C sigmoid_derivative(C x) {
-    const Sigmoids<C> s(x);
-    return s.at * s.rest;
-}
-template <typename C> __device__ inline C tanh_derivative(C x) { return C(4) * sigmoid_derivative(x + x); }
 // Beyond +-800 it is 0 and 1 in double too, and inf * 0 would be NaN.
 template <typename C> __device__ inline C silu_derivative(C x) {
     const C bound = minimum(maximum(x, C(-800)), C(800));

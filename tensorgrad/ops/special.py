@@ -116,14 +116,6 @@ def sigmoid(x: Values) -> Values:
     return y
 
 
-def sigmoid_derivative(x: Values) -> Values:
-    """Return the derivative of `sigmoid`, sigmoid(x) * sigmoid(-x)."""
-    t = np.exp(-np.abs(x))
-    t1 = 1 + t
-    y: Values = t / (t1 * t1)
-    return y
-
-
 def silu_derivative(x: Values) -> Values:
     """Return sigmoid(x) * (1 + x * (1 - sigmoid(x)))."""
     x = np.clip(x, -800.0, 800.0)  # where it is 0 and 1, in float64 too; inf * 0 would be NaN
@@ -131,14 +123,6 @@ def silu_derivative(x: Values) -> Values:
     y *= x
     y += 1
     y *= sigmoid(x)
-    return y
-
-
-def tanh_derivative(x: Values) -> Values:
-    """Return 1 - tanh(x)^2, as exact where that is close to 0."""
-    t = np.exp(-2.0 * np.abs(x))
-    t1 = 1 + t
-    y: Values = 4.0 * t / (t1 * t1)
     return y
 
 
