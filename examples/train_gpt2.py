@@ -44,7 +44,7 @@ MODELS = {"small": SMALL, **PRESETS}
 class Settings(TrainSettings):
     """What can be said on the command line."""
 
-    steps: int = option(800, "optimizer steps in all", low=1)
+    steps: int = option(800, "optimizer steps in all", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
     lr: float = option(3e-3, "highest learning rate", low=0)
     data: str = option(
@@ -66,7 +66,7 @@ class Settings(TrainSettings):
     evaluate_every: int = option(200, "steps between two evaluations", low=1)
     evaluation_batches: int = option(20, "batches of validation text to measure with", low=1)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
-    out: str = option("", "folder of the run; runs/gpt2-1, -2, ... if none is given")
+    out: str = option("", "folder of the run; runs/gpt2-1, -2, ... if none is given", free=True)
     cache: str = option("runs/data", "folder where prepared text is kept", free=True)
     prompt: str = option("def ", "what the sample at the end begins with", free=True)
     sample: int = option(200, "tokens of the sample at the end", low=0, free=True)

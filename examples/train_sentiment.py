@@ -102,8 +102,8 @@ class Settings(TrainSettings):
     context: int = option(64, "tokens of a sentence that the model sees", low=1)
     dropout: float = option(0.5, "probability of leaving out an activation", low=0, high=1)
     word_dropout: float = option(0.1, "probability of leaving out a word", low=0, high=1)
-    epochs: int = option(3, "passes through the training sentences", low=1)
-    steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0)
+    epochs: int = option(3, "passes through the training sentences", low=1, grows=True)
+    steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0, grows=True)
     batch: int = option(256, "sentences of a step", low=1)
     lr: float = option(3e-3, "highest learning rate", low=0)
     warmup: int | None = option(
@@ -121,7 +121,9 @@ class Settings(TrainSettings):
         0, "steps between two checkpoints; 0: an epoch", low=0, free=True
     )
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
-    out: str = option("", "folder of the run; runs/sentiment-1, -2, ... if none is given")
+    out: str = option(
+        "", "folder of the run; runs/sentiment-1, -2, ... if none is given", free=True
+    )
     predict: str | None = option(
         None,
         "train no more, but say what the best checkpoint of --resume makes of this",

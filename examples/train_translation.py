@@ -90,8 +90,8 @@ class Settings(TrainSettings):
         "defaults for the options below; none: phrases for --data phrases, else small",
         choices=("", *PRESETS),
     )
-    epochs: int = option(10, "passes through the training pairs", low=1)
-    steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0)
+    epochs: int = option(10, "passes through the training pairs", low=1, grows=True)
+    steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0, grows=True)
     batch: int = option(8192, "tokens of a step, padding included", low=1)
     accumulate: int = option(
         1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
@@ -144,7 +144,9 @@ class Settings(TrainSettings):
     )
     keep: int = option(5, "newest checkpoints to keep, besides the best", low=1, free=True)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
-    out: str = option("", "folder of the run; workdir_vocab{V}_lr{lr}_embd{C} if none is given")
+    out: str = option(
+        "", "folder of the run; workdir_vocab{V}_lr{lr}_embd{C} if none is given", free=True
+    )
 
     def __post_init__(self) -> None:
         check(self)
