@@ -48,9 +48,10 @@ from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, load_best
 from tensorgrad.train import config as run_config
-from tensorgrad.train.command import command, free_folder, report_stop
+from tensorgrad.train.command import command, free_folder, report_stop, resume_run
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.settings import SCHEDULES
 
@@ -321,14 +322,17 @@ def _sha256(text: str) -> str:
 
 def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train, from the beginning or from the newest checkpoint, and say what came of it."""
+    with run_folder(folder):
+        return _train(settings, folder, resuming, device)
+
+
+def _train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outcome:
     began = time.perf_counter()
     run = Run(settings, folder, device)
-    if not (resuming and run.trainer.resume()):
-        if resuming:
-            log.info("%s has no checkpoint yet; beginning at the beginning", folder)
-        if settings.vectors:
-            run.use_vectors(settings.vectors)
-    folder.mkdir(parents=True, exist_ok=True)
+    if resuming:
+        resume_run(run.trainer)
+    if run.trainer.step == 0 and settings.vectors:
+        run.use_vectors(settings.vectors)
     run_config.save(settings, folder)
     run.vocabulary.save(folder / vocabulary_file(settings))
     outcome = run.trainer.run()
