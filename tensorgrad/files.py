@@ -110,10 +110,14 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
     Raises:
         OSError: the folder is missing or read-only, or the disk is full.
     """
-    with named_in_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(4096))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = os.fspath(folder)  # not the temporary file's name
+        raise
 
 
 @contextlib.contextmanager
