@@ -53,6 +53,7 @@ def save_arrays(
             raise DtypeError(
                 f"save: {name} has dtype {array.dtype}, expected one of 16 bits or more"
             )
+    before = "what was there before is unchanged"
     try:
         temporary.touch(exist_ok=False)
         usual = temporary.stat().st_mode
@@ -64,11 +65,10 @@ def save_arrays(
         with temporary.open("rb") as file, named_in_errors(path):
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        before = "it is there but may be lost with the power"
         sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"save: cannot write {path}: {error}; what was there before is unchanged"
-        ) from error
+        raise CheckpointError(f"save: cannot write {path}: {error}; {before}") from error
     finally:
         with suppress(OSError):  # the reason is the error that is on its way, if there is one
             temporary.unlink()
@@ -182,12 +182,14 @@ def _tensor(path: str | os.PathLike[str], file: Any, name: str) -> np.ndarray[An
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    if not Path(path).is_file():
-        raise CheckpointError(f"load: {path} does not exist, expected a safetensors file")
     try:
+        if not Path(path).is_file():
+            raise CheckpointError(f"load: {path} does not exist, expected a safetensors file")
+        with open(path, "rb"):  # says why it cannot be: the library does not
+            pass
         with safe_open(path, framework="np") as file:
             yield file
     except SafetensorError as error:
         raise DamagedError(f"load: {path} is damaged or no safetensors file: {error}") from error
-    except OSError as error:  # says nothing of what is in the file
+    except (OSError, MemoryError) as error:  # says nothing of what is in the file
         raise CheckpointError(f"load: {path} cannot be read: {error}") from error

@@ -203,7 +203,7 @@ class Tokenizer:
         ]
         if lost:
             raise DataError(
-                f"Tokenizer.from_gpt2: {merges_file} has {len(merges):,} merges and none that makes "
+                f"Tokenizer.from_gpt2: {merges_file} has {len(merges):,} merges, none of which makes "
                 f"{lost[0]!r} of {vocab_file}, expected one for each token: it is cut short"
             )
         _complete(inner)
