@@ -166,7 +166,7 @@ def _sum_of(arrays: Mapping[str, np.ndarray[Any, Any]], header: Mapping[str, str
     for name, array in sorted(arrays.items()):
         total = zlib.crc32(f"{name} {array.dtype.name} {array.shape}".encode(), total)
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        total = zlib.crc32(np.ascontiguousarray(little).reshape(-1).view(np.uint8), total)
+        total = zlib.crc32(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data, total)
     return f"{total:08x}"
 
 

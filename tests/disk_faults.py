@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,7 +49,7 @@ from tests.train.tiny_run import make_trainer
 Armed = Callable[[], AbstractContextManager[None]]
 Act = Callable[[Armed], object]
 MOST = 2000  # points, or else it never ends
-# What differs from one try to the next: part of the name of a temporary file, ours and safetensors'.
+# What differs from one try to the next: a part of the names of temporary files, here and there.
 DRAWN = re.compile(r"-[0-9a-f]{8}(?=\.tmp)|(?<=\.tmp)\w{6}$")
 HOW = {"once": ONCE, "from-then-on": FROM_THEN_ON, "kill": KILL}
 
@@ -274,7 +274,7 @@ class RanksResume(Ranks):
 class Metrics(Scenario):
     """The metrics of a resumed run: lines beyond its checkpoint are dropped, others follow."""
 
-    records = [{"step": step, "loss": 1 / (step + 1)} for step in range(8)]
+    records: ClassVar = [{"step": step, "loss": 1 / (step + 1)} for step in range(8)]
 
     def write(self, folder: Path, step: int) -> None:
         """Go on from a step, to the end."""
@@ -473,7 +473,6 @@ def attempt(act: Act, fault: Fault, folder: Path) -> object:
     try:
         return act(lambda: fault.armed(folder))
     except (TensorgradError, OSError) as error:
-        assert str(error), "an error without a text"
         return error
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -276,6 +277,16 @@ def test_other_data_is_refused(
     assert "--checkpoint-every: got 5, expected none" in caplog.records[-1].getMessage()
     assert train_translation.main(resume) == 1
     assert "is of another data: corpus is" in caplog.records[-1].getMessage()
+    (folder / "train.en").write_text("\n".join([*lines, ""]))
+    config = tmp_path / "run" / "config.json"
+    saved = config.read_text()
+    config.write_text(saved.replace('"average": 2', '"average": 1'))
+    assert train_translation.main(resume) == 1
+    assert "--average is 2 there, got 1" in caplog.records[-1].getMessage()
+    config.write_text(saved)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert train_translation.main(resume) == 1
+    assert "came to step 1 but has no checkpoint" in caplog.records[-1].getMessage()
     assert train_translation.main(options) == 1
     assert "holds a run, expected a new folder" in caplog.records[-1].getMessage()
 

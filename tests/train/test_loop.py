@@ -408,7 +408,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
 class Two(Ranks):
     """The first of two ranks, the second of which measures and computes the same."""
 
-    rank, ranks, is_main, processes = 0, 2, True, 2  # type: ignore[assignment]
+    rank, ranks, is_main, processes = 0, 2, True, 2
 
     def __init__(self, stops: bool = False) -> None:
         self.reduced = 0
