@@ -80,14 +80,14 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:  # a folder to write to but not to list, and any folder on Windows
         return
-    try:
-        with named_in_errors(folder):
+    with named_in_errors(folder):
+        try:
             os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NOT_OFFERED:
-            raise
-    finally:
-        os.close(descriptor)
+        except OSError as error:
+            if error.errno not in _NOT_OFFERED:
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def make_folder(folder: str | os.PathLike[str]) -> None:
@@ -134,7 +134,8 @@ def locked(path: str | os.PathLike[str], *, wait: bool) -> Iterator[bool]:
         BlockingIOError: another process has it; the text says which.
         OSError: the file cannot be opened or written.
     """
-    descriptor = _lock(path, wait)
+    with named_in_errors(path):
+        descriptor = _lock(path, wait)
     try:
         if descriptor is not None:
             with named_in_errors(path):
@@ -143,7 +144,8 @@ def locked(path: str | os.PathLike[str], *, wait: bool) -> Iterator[bool]:
         yield descriptor is not None
     finally:
         if descriptor is not None:
-            os.close(descriptor)
+            with named_in_errors(path):
+                os.close(descriptor)
 
 
 def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:

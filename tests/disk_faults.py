@@ -506,6 +506,8 @@ def points(scenario: Scenario, how: int, work: Path) -> Iterator[tuple[Fault, st
             if fault.reached:
                 if how != KILL:
                     scenario.check_result(folder, result)
+                if isinstance(result, Exception):
+                    assert str(folder) in str(result), "an error that names no file"
                 files = frozenset(
                     (DRAWN.sub("", name), content)
                     for name, content in tree(folder).items()

@@ -203,8 +203,8 @@ class Tokenizer:
         ]
         if lost:
             raise DataError(
-                f"Tokenizer.from_gpt2: {merges_file} has {len(merges):,} merges, none of which makes "
-                f"{lost[0]!r} of {vocab_file}, expected one for each token: it is cut short"
+                f"Tokenizer.from_gpt2: {merges_file} has {len(merges):,} merges, none of which "
+                f"makes {lost[0]!r} of {vocab_file}, expected one for each token: it is cut short"
             )
         _complete(inner)
         if END_OF_TEXT in vocabulary:

@@ -63,7 +63,12 @@ def resume_run(trainer: Trainer) -> None:
     if trainer.resume():
         return
     metrics = trainer.folder / "metrics.jsonl"
-    records = read_metrics(metrics) if metrics.exists() else []
+    try:
+        metrics.stat()
+    except FileNotFoundError:
+        records = []
+    else:
+        records = read_metrics(metrics)
     done = max((record["step"] for record in records), default=0)
     if done > 0:
         raise CheckpointError(
