@@ -73,7 +73,8 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
         checkpoint: "best" by validation loss, "last", or "averaged".
         device: "cpu", "cuda", "cuda:N", or "auto": a GPU if there is one.
     Raises:
-        CheckpointError: the folder holds no translation run, or no such checkpoint.
+        CheckpointError: the folder holds no translation run, no such checkpoint, or another
+            tokenizer than the checkpoint's.
         DataError: its tokenizer is missing or damaged.
         DeviceError: there is no such device.
     """

@@ -80,7 +80,6 @@ def load_huggingface(
         config = _config(theirs, vocab_multiple)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"load_huggingface: {folder}/config.json: {error!r}") from error
-    _check_written_together(folder, config)
     model = GPT2(config).to(dtype)
     found = {
         name.removeprefix("transformer."): array
@@ -113,6 +112,7 @@ def load_huggingface(
         if is_table:
             array = np.pad(array, ((0, config.rows - config.vocab_size), (0, 0)))
         found[theirs_name] = array
+    _check_written_together(folder, config)
     model.load_state_dict({name: found[theirs] for theirs, (name, _) in names.items()})
     return model
 

@@ -15,7 +15,7 @@ import pytest
 import sacrebleu
 
 from examples import train_translation, translate
-from tensorgrad.data import phrases
+from tensorgrad.data import Tokenizer, phrases
 from tensorgrad.train import checkpoint
 from tensorgrad.train.log import read_metrics
 from tests.source_tree import ROOT
@@ -238,7 +238,10 @@ def test_a_translator_says_what_is_missing(
     assert "text: it is empty" in message(run, " ")
     assert "beams is 0" in message(run, "ja", "--beams", "0")
     assert "device: got 'tpu'" in message(run, "ja", "--device", "tpu")
-    (tmp_path / "run" / "tokenizer.json").unlink()
+    tokenizer = tmp_path / "run" / "tokenizer.json"
+    Tokenizer.train(["other words"], 260).save(tokenizer)
+    assert "is of another tokenizer: sha256 is" in message(run, "ja")
+    tokenizer.unlink()
     assert "tokenizer.json" in message(run, "ja")
 
 
