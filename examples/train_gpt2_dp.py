@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel import Comm, DataParallel, Zero, world
 from tensorgrad.parallel.data import REDUCTIONS
-from tensorgrad.parallel.launch import say_once
 from tensorgrad.train import config
 from tensorgrad.train.command import MENDABLE, status_and_line
 from tensorgrad.train.config import option
@@ -128,8 +127,7 @@ def run_on_ranks(kind: type[AnySettings], about: str) -> int:
         train(settings, folder, resuming, ranks, comm.select_device(settings.device), comm.size)
     except MENDABLE as error:
         status, line = status_and_line(error)
-        say_once(comm.rank, comm.size, line)
-        comm.abort(status)
+        comm.abort(status, line)
     return 0
 
 

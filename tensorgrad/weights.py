@@ -22,6 +22,13 @@ from tensorgrad.files import named_in_errors, sync_folder
 
 _SUM = "crc32"  # the entry of a file's header that has the sum of all else in it
 
+__all__ = [
+    "ArrayFile",
+    "load_arrays",
+    "load_metadata",
+    "save_arrays",
+]
+
 
 def save_arrays(
     path: str | os.PathLike[str],

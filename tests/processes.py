@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Callable
 
 
 def wait_for(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
@@ -15,3 +17,9 @@ def wait_for(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
     assert process.stderr is not None
     with process.stdout, process.stderr:
         return process.stdout.read(), process.stderr.read()
+
+
+def wait_until(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until a program has come so far, or has ended: however long a busy machine takes."""
+    while not done() and process.poll() is None:
+        time.sleep(0.001)

@@ -35,7 +35,7 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-Settings = TypeVar("Settings", bound=Dataclass)
+_Settings = TypeVar("_Settings", bound=Dataclass)
 
 
 def option(
@@ -105,7 +105,7 @@ def check(settings: Dataclass) -> None:
         raise ArgumentError(f"{_flag(f)}: got {value!r}, expected {expected}")
 
 
-def parser(settings: type[Settings], description: str) -> argparse.ArgumentParser:
+def parser(settings: type[_Settings], description: str) -> argparse.ArgumentParser:
     """Return a parser with an option for every field; it yields only what the user gave."""
     options = argparse.ArgumentParser(
         description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False
@@ -139,7 +139,7 @@ def save(settings: Dataclass, folder: Path) -> None:
         file.write((to_json(kept, 2) + "\n").encode())
 
 
-def load(settings: type[Settings], folder: Path) -> Settings:
+def load(settings: type[_Settings], folder: Path) -> _Settings:
     """Return the settings that a run was started with.
 
     Raises:
@@ -158,7 +158,7 @@ def load(settings: type[Settings], folder: Path) -> Settings:
     return found
 
 
-def resume(saved: Settings, given: Mapping[str, Any], folder: Path) -> Settings:
+def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Settings:
     """Return the saved settings with what the user may change and did.
 
     Raises:
@@ -170,7 +170,7 @@ def resume(saved: Settings, given: Mapping[str, Any], folder: Path) -> Settings:
             f"resume: {folder} was started with other settings: {'; '.join(wrong)}. "
             "Omit these options to resume, or start a new run"
         )
-    changed: Settings = replace(saved, **given)
+    changed: _Settings = replace(saved, **given)
     return changed
 
 
@@ -197,7 +197,7 @@ def contradictions(
         if new == old or (f.metadata["by_ranks"] and not same_ranks):
             continue
         if f.metadata["grows"]:
-            if new > old:
+            if isinstance(old, int) and new > old:
                 continue
             expected = f", expected {old!r} or more"
         elif f.metadata["by_ranks"]:
@@ -207,12 +207,12 @@ def contradictions(
 
 
 def read_command_line(
-    settings: type[Settings],
+    settings: type[_Settings],
     description: str,
-    folder_of: Callable[[Settings], Path],
+    folder_of: Callable[[_Settings], Path],
     arguments: Sequence[str] | None = None,
     complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
-) -> tuple[Settings, Path, bool]:
+) -> tuple[_Settings, Path, bool]:
     """Return the settings, the folder of the run, and whether it goes on from a checkpoint.
 
     What the user gives takes effect or is refused.

@@ -90,6 +90,7 @@ def test_nothing_to_resume_begins_at_the_beginning(tmp_path: Path) -> None:
         ({"generator": {"seed": -1, "draw": 0}}, "seed is -1, expected an integer"),
         ({"generator": 3}, "generator is 3"),
         ({"metrics": None}, "metrics is None"),
+        ({"settings": [1]}, r"settings is \[1\]"),
         ({"model": [1]}, r"model is \[1\], expected settings"),
         ({"scaler": None}, "expected a scale from"),
         ({"optimizer": {"step": -1, "lr": 1.0}}, "step is -1"),
