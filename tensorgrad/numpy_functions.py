@@ -29,7 +29,7 @@ _UFUNCS = {
     "exp", "expm1", "log", "log1p", "sqrt", "square", "sin", "cos", "tanh", "sign", "floor", "ceil",
     "isnan", "isinf", "isfinite", "equal", "not_equal", "less", "less_equal", "greater",
     "greater_equal", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and",
-    "bitwise_or", "bitwise_xor", "invert",
+    "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift",
 }  # fmt: skip
 
 # Other functions, and how many of the arguments by position mean the same here.

@@ -281,6 +281,12 @@ class Tensor:
     def __ixor__(self, other: Any) -> Self:
         return ops.indexing.assign_result(self, "^=", operator.xor, other)
 
+    def __ilshift__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "<<=", operator.lshift, other)
+
+    def __irshift__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, ">>=", operator.rshift, other)
+
     def astype(self, dtype: DtypeLike, copy: bool = True) -> Tensor:
         """Return the values as `dtype`; see `ops.astype`."""
         return ops.astype(self, dtype, copy)

@@ -49,6 +49,16 @@ def test_arithmetic_is_numpys(f: Callable[[Any, Any], Any], dtype: Any) -> None:
             np.testing.assert_allclose(base, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("f", [*BITWISE, operator.ilshift, operator.irshift])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64"])
+def test_operators_of_bits(f: Callable[[Any, Any], Any], dtype: str) -> None:
+    base, other = np.array([6, 3, 0, 127], dtype), np.array([1, 2, 3, 0], dtype)
+    expected = f(base.copy(), other)
+    x = Tensor(base)
+    assert f(x, Tensor(other)) is x
+    np.testing.assert_array_equal(base, expected)
+
+
 @pytest.mark.parametrize("f", BITWISE)
 def test_operators_of_bools(f: Callable[[Any, Any], Any]) -> None:
     a, b = np.array([True, True, False, False]), np.array([True, False, True, False])

@@ -103,7 +103,9 @@ def test_every_name_of_the_tables_was_compared() -> None:
     assert set(numpy_functions._SYNONYMS) <= compared
 
 
-BITWISE: list[Callable[[Any, Any], Any]] = [np.bitwise_and, np.bitwise_or, np.bitwise_xor]
+BITWISE: list[Callable[[Any, Any], Any]] = [
+    np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("f", [*BITWISE, operator.and_, operator.or_, operator.xor])
