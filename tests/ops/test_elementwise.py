@@ -71,15 +71,22 @@ PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((2, 0), (2, 1)),
     *(((2, n), (n,)) for n in SIZES),
 ]
-# Derivatives computed from the value, which is kept in the dtype: 1 - y * y, y + 1, y * y * y.
-CANCELS = {ops.tanh: Ulps(3, "row"), ops.expm1: Ulps(2, "row"), ops.rsqrt: Ulps(4)}
+# Derivatives computed from the value, which is kept in the dtype: 1 - y * y and y + 1 cancel.
+CANCELS: dict[Any, Any] = {
+    ops.tanh: lambda x, dy: [abs(np.tanh(x)), abs(dy) * (1 + np.tanh(x) ** 2)],
+    ops.expm1: lambda x, dy: [abs(np.expm1(x)), abs(dy) * (1 + abs(np.expm1(x)))],
+}
+
+
+def mapped(f: Any, x: Any, reference: Any, domain: Any, gradient: bool) -> Case:
+    bound = Ulps(2, "terms") if f in CANCELS else Ulps(4) if f is ops.rsqrt else None
+    return Case(f, [x], reference, domain, gradients=bound, gradient=gradient,
+                magnitudes=CANCELS.get(f))  # fmt: skip
+
+
 SUMMED = Ulps(2, "terms")  # over the axes that an operand was broadcast along
 CASES = [
-    *(
-        Case(f, [s], ref, domain, gradient=g, gradients=CANCELS.get(f))
-        for f, ref, domain, g in MAPS
-        for s in SHAPES
-    ),
+    *(mapped(f, s, ref, domain, g) for f, ref, domain, g in MAPS for s in SHAPES),
     *(
         Case(f, [*p], ref, domain, gradient=g, gradients=SUMMED, terms=5)
         for f, ref, domain, g in ZIPS
@@ -235,6 +242,8 @@ def test_integers_on_a_gpu_follow_numpy(dtype: Any) -> None:
         same_as_numpy(ours, numpys, [x], "cuda")
     for number in (-1, 2, 300, 2**63, 2**70, -(2**63) - 1, True):
         for zipped in (ops.add, ops.maximum, ops.less, ops.equal, ops.bitwise_and):
+            if dtype == "bool" and abs(number) > 2**62:
+                continue  # some NumPys refuse to compare, where the answer is known
             same_as_numpy(zipped, ZIPPED[zipped], [x, number], "cuda")
 
 
