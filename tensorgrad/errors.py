@@ -10,6 +10,7 @@ __all__ = [
     "ArgumentError",
     "CheckpointError",
     "CommError",
+    "DamagedError",
     "DataError",
     "DeviceError",
     "DtypeError",
