@@ -117,7 +117,7 @@ messages = st.builds(
 greetings = st.builds(
     HELLO.pack,
     wrong_secrets,
-    st.integers(0, 2**32 - 1),
+    st.integers(0, SIZE) | st.integers(0, 2**32 - 1),
     st.integers(0, 2**32 - 1),
     st.binary(max_size=40),
 )

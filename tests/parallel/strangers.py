@@ -67,8 +67,9 @@ def idle_connections(stranger: Stranger) -> None:
 
 
 def wrong_secret(stranger: Stranger) -> None:
-    data = watcher.hello(bytes(watcher.SECRET_BYTES), 1, 1, "stranger")
-    assert is_closed(stranger.say(data + watcher.said(Message.ABORT)))
+    for rank in range(4):  # also those that are not there yet
+        data = watcher.hello(b"?" * watcher.SECRET_BYTES, rank, 1, "stranger")
+        assert is_closed(stranger.say(data + watcher.said(Message.ABORT)))
 
 
 def half_a_greeting(stranger: Stranger) -> None:
@@ -76,7 +77,8 @@ def half_a_greeting(stranger: Stranger) -> None:
 
 
 def greeting_and_close(stranger: Stranger) -> None:
-    stranger.say(watcher.hello(bytes(watcher.SECRET_BYTES), 1, 1, "stranger")).close()
+    for rank in range(4):
+        stranger.say(watcher.hello(b"?" * watcher.SECRET_BYTES, rank, 1, "stranger")).close()
 
 
 def greeting_again(stranger: Stranger) -> None:
