@@ -19,14 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tensorgrad.command import EXPECTED, drop_unwritten_output, status_and_line
 from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel import Comm, DataParallel, Zero, world
 from tensorgrad.parallel.data import REDUCTIONS
 from tensorgrad.parallel.launch import say_once
 from tensorgrad.train import config
-from tensorgrad.train.command import MENDABLE, status_and_line
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.loop import Outcome
 from tensorgrad.train.ranks import Ranks
 from train_gpt2 import Settings, folder_of, train
 
@@ -125,12 +126,16 @@ def run_on_ranks(kind: type[AnySettings], about: str) -> int:
         return 1
     try:
         settings, _ = choose_device(settings)
-        train(settings, folder, resuming, ranks, comm.select_device(settings.device), comm.size)
-    except MENDABLE as error:
+        device = comm.select_device(settings.device)
+        outcome: Outcome = train(settings, folder, resuming, ranks, device, comm.size)
+        return outcome.status
+    except EXPECTED as error:
         status, line = status_and_line(error)
-        say_once(comm.rank, comm.size, line)
+        say_once(comm.rank, comm.size, line or type(error).__name__)
         comm.abort(status)
-    return 0
+        return status
+    finally:
+        drop_unwritten_output()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy."""
 
+import tensorgrad.interrupt  # noqa: F401  first: Ctrl-C during the other imports ends quietly
+
+# isort: split
 from pathlib import Path
 
 from tensorgrad import nn, ops, optim, random

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -29,7 +30,7 @@ from tensorgrad.files import finite
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.checkpoint import Checkpoint, check_same, list_checkpoints
-from tensorgrad.train.interrupt import Interrupts
+from tensorgrad.train.interrupt import STOPS, Interrupts
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import Progress
 from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
@@ -48,6 +49,7 @@ class Outcome:
         skipped: how many steps of this process were skipped for NaN or infinity.
         tokens_per_second: of this process's steps, evaluation and checkpoints left out.
         checkpoint: the newest one.
+        stopped_by: the signal that asked the run to stop before its end, if one did.
     """
 
     step: int
@@ -55,6 +57,12 @@ class Outcome:
     skipped: int
     tokens_per_second: float
     checkpoint: Path | None
+    stopped_by: signal.Signals | None = None
+
+    @property
+    def status(self) -> int:
+        """The exit status of a program that ends so: 0, or 128 + the signal as in a shell."""
+        return 0 if self.stopped_by is None else 128 + self.stopped_by
 
 
 def mean_loss(
@@ -220,25 +228,30 @@ class Trainer:
                 stack.enter_context(closing(batches))  # ends the thread that reads ahead
             if first == 0:
                 self._measure()
-            stop = False
-            while self.step < end and not stop:
+            stopped_by = None
+            while self.step < end and stopped_by is None:
                 self._train_step(self._next(batches))
                 measures = self._due(settings.evaluate_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
-                asked = interrupts.received is not None
+                asked = interrupts.received
                 # Several processes look together, so that all of them stop at the same step.
-                at_once = asked and isinstance(self._ranks, OneProcess)
+                at_once = asked is not None and isinstance(self._ranks, OneProcess)
                 if measures or saves or at_once or self._due(settings.log_every):
-                    stop = self._read(asked)
+                    stopped_by = self._read(asked)
                 if measures:
                     self._measure()
-                if saves or stop:
+                if saves or stopped_by is not None:
                     self._save()
         if shown and settings.plot:
             plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
         finished = self.step >= settings.steps  # a longer run may have been resumed
         return Outcome(
-            self.step, finished, self._skipped, self._progress.tokens_per_second, self._saved
+            self.step,
+            finished,
+            self._skipped,
+            self._progress.tokens_per_second,
+            self._saved,
+            None if finished else stopped_by,
         )
 
     def _begin_alike(self) -> None:
@@ -280,12 +293,13 @@ class Trainer:
         self._pending.append((self.step, optimizer.lr, total, norm))
         self._measured = {}
 
-    def _read(self, wants_stop: bool) -> bool:
-        """Log what the device has measured; return whether any rank was asked to stop."""
+    def _read(self, asked: signal.Signals | None) -> signal.Signals | None:
+        """Log what the device has measured; return by which signal any rank was asked to stop."""
         pending, self._pending = self._pending, []
         losses = [float(loss) / self.settings.accumulate for _, _, loss, _ in pending]
-        *sums, stops = self._ranks.sum([*losses, float(wants_stop)])
-        for (step, rate, _, device_norm), total in zip(pending, sums, strict=True):
+        sums = self._ranks.sum([*losses, *(float(asked is each) for each in STOPS)])
+        counts = sums[len(losses) :]
+        for (step, rate, _, device_norm), total in zip(pending, sums, strict=False):
             loss, norm = total / self._ranks.ranks, float(device_norm)
             self._skipped += not math.isfinite(norm)
             if self._log is not None:
@@ -293,7 +307,7 @@ class Trainer:
                 self._log.write({"step": step, **finite(measured)})
             self._check_finite(step, loss, norm)
             self._progress.update(step, loss, rate, norm)
-        return stops > 0
+        return next((each for each, count in zip(STOPS, counts, strict=True) if count), None)
 
     def _check_finite(self, step: int, loss: float, norm: float) -> None:
         """Act as `nan` says. A scaled norm may overflow now and then: the scaler sees to that."""
