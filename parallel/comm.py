@@ -23,6 +23,7 @@ import numpy as np
 
 from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array
+from tensorgrad.command import open_standard_streams
 from tensorgrad.errors import ArgumentError, CommError, DeviceError
 from tensorgrad.parallel import watch
 from tensorgrad.parallel.agreement import by_rank
@@ -458,4 +459,5 @@ def _nccl_unique_id() -> bytes:
 
 
 if launched_ranks() > 1:  # an error before the first call of world ends all ranks too
+    open_standard_streams()  # before MPI opens sockets
     end_all_ranks_on_error(launched_rank(), launched_ranks(), _abort_before_start, _start_mpi)

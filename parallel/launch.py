@@ -15,20 +15,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
 from tensorgrad import backend, errors
+from tensorgrad.interrupt import INTERRUPTED, during_import
 
 _log = logging.getLogger(__name__)
 
 # MPICH, Intel MPI, Slurm with pmi2; Open MPI; MVAPICH.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
-_INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 _READ = 0.2  # seconds in which the launcher has surely read what a rank wrote
 
 
@@ -114,9 +114,13 @@ def say_once(rank: int, size: int, why: str) -> None:
     It ends the job while the others wait here.
     """
     time.sleep(4 * _READ * min(rank, 4))
-    sys.stdout.flush()
-    sys.stderr.write(f"rank {rank} of {size}: {why.rstrip()}\n")
-    sys.stderr.flush()
+    for stream, text in (
+        (sys.stdout, ""),
+        (sys.stderr, f"rank {rank} of {size}: {why.rstrip()}\n"),
+    ):
+        with suppress(OSError, ValueError):  # when nobody reads it, all must end all the same
+            stream.write(text)
+            stream.flush()
     time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted
 
 
@@ -140,10 +144,12 @@ def end_all_ranks_on_error(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if prepare is not None:
-            threading.Thread(target=prepare, daemon=True).start()
-        lines = traceback.format_exception(kind, error, trace)
+            with suppress(RuntimeError):  # no thread can be started: `abort` takes longer
+                threading.Thread(target=prepare, daemon=True).start()
+        quiet = during_import(error, trace)
+        lines = [] if quiet else traceback.format_exception(kind, error, trace)
         say_once(rank, size, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
-        abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+        abort(INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
         if not issubclass(args.exc_type, SystemExit):  # as Python does: it ends the thread alone

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tensorgrad.errors import CommError
 from tensorgrad.parallel import watcher
 from tensorgrad.parallel.transport import Network
 
@@ -114,7 +115,13 @@ class Watch:
         connection.settimeout(_CONNECT)
         connection.recv(4096)
         connection.settimeout(None)
-        threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
+        except RuntimeError as error:
+            raise CommError(
+                f"world: rank {rank} cannot start the thread that watches over the others "
+                f"({error}); expected a higher limit of processes (ulimit -u) or of memory"
+            ) from error
 
     def leave(self, word: str = "goodbye") -> None:
         """Say that this rank ends on purpose: "goodbye", or "abort" if it ends all others too."""
