@@ -114,11 +114,9 @@ def say_once(rank: int, size: int, why: str) -> None:
     It ends the job while the others wait here.
     """
     time.sleep(4 * _READ * min(rank, 4))
-    for stream, text in (
-        (sys.stdout, ""),
-        (sys.stderr, f"rank {rank} of {size}: {why.rstrip()}\n"),
-    ):
-        with suppress(OSError, ValueError):  # when nobody reads it, all must end all the same
+    line = f"rank {rank} of {size}: {why.rstrip()}\n"
+    for stream, text in ((sys.stdout, ""), (sys.stderr, line)):
+        with suppress(OSError, ValueError):  # when nobody can read it, all end all the same
             stream.write(text)
             stream.flush()
     time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted

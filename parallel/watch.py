@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -196,7 +197,8 @@ class Watch:
             return
         time.sleep(0.2 * min(self._rank, 20))  # the first to say it ends the others meanwhile
         message = f"rank {self._rank}: rank 0 or its host is lost ({error}): all ranks end\n"
-        os.write(2, message.encode())
+        with suppress(OSError):  # when nobody can read it, this rank ends all the same
+            os.write(2, message.encode())
         os._exit(1)
 
 
