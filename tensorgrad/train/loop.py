@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tensorgrad import backend, random
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.files import finite
+from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.checkpoint import Checkpoint, check_same, list_checkpoints
@@ -280,18 +281,28 @@ class Trainer:
             ) from error
 
     def _train_step(self, batch: Batch) -> None:
-        """Do one step; leave its loss and gradient norm on the device, in `_pending`."""
-        settings, optimizer = self.settings, self.optimizer
-        optimizer.zero_grad()
-        parts = _parts(batch, settings.accumulate, self._ranks.ranks)
-        moved = [_moved(part, self._device) for part in parts]
-        total = self._ranks.compute_gradients(self._loss, moved, self.scaler)
-        optimizer.lr = self._schedule(self.step)
-        norm = optimizer.step(settings.clip or math.inf, self.scaler, self._ranks.reduce_norm)
-        self._ranks.after_step()
-        self.step += 1
-        self._pending.append((self.step, optimizer.lr, total, norm))
-        self._measured = {}
+        """Do one step, whole or not at all; leave its loss and gradient norm in `_pending`."""
+        settings, optimizer, before = self.settings, self.optimizer, self.step
+        generator = random.get_state()
+        # Several processes all end with one, and here they may have to wait for each other.
+        whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
+        try:
+            optimizer.zero_grad()
+            parts = _parts(batch, settings.accumulate, self._ranks.ranks)
+            moved = [_moved(part, self._device) for part in parts]
+            total = self._ranks.compute_gradients(self._loss, moved, self.scaler)
+            optimizer.lr = self._schedule(self.step)
+            clip = settings.clip or math.inf
+            with whole:
+                norm = optimizer.step(clip, self.scaler, self._ranks.reduce_norm)
+                self._ranks.after_step()
+                self.step += 1
+                self._pending.append((self.step, optimizer.lr, total, norm))
+                self._measured = {}
+        except BaseException:
+            if self.step == before:
+                random.set_state(generator)
+            raise
 
     def _read(self, asked: signal.Signals | None) -> signal.Signals | None:
         """Log what the device has measured; return by which signal any rank was asked to stop."""
