@@ -11,10 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from opcode import opmap
 from types import FrameType, TracebackType
 from typing import Any
 
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+
+_IMPORT = opmap["IMPORT_NAME"]  # the instruction of a frame that imports
 
 _HANDLED = [
     getattr(signal, name)
@@ -63,7 +66,7 @@ def during_import(error: BaseException | None, trace: TracebackType | None) -> b
     if not isinstance(error, KeyboardInterrupt):
         return False
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
+        if trace.tb_frame.f_code.co_code[trace.tb_lasti] == _IMPORT:
             return True
         trace = trace.tb_next
     return False

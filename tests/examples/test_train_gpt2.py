@@ -174,7 +174,10 @@ def test_16_bits_learn_as_well(options: list[str], tmp_path: Path, dtype: str) -
     assert losses[-1] < losses[0]
 
 
-def test_it_runs_as_a_program_and_stops_when_asked(options: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_runs_as_a_program_and_stops_when_asked(
+    options: list[str], tmp_path: Path, number: signal.Signals
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
         cwd=ROOT,
@@ -186,11 +189,11 @@ def test_it_runs_as_a_program_and_stops_when_asked(options: list[str], tmp_path:
     try:
         while not (metrics.exists() and metrics.stat().st_size):
             assert process.poll() is None, process.communicate()[1]
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 0
+    assert process.returncode == 128 + number
     assert output == ""
     assert f"to go on: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
