@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tensorgrad.command import EXPECTED, drop_unwritten_output, status_and_line
+from tensorgrad.command import drop_unwritten_output, status_and_line
 from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel import Comm, DataParallel, Zero, world
 from tensorgrad.parallel.data import REDUCTIONS
@@ -129,8 +129,11 @@ def run_on_ranks(kind: type[AnySettings], about: str) -> int:
         device = comm.select_device(settings.device)
         outcome: Outcome = train(settings, folder, resuming, ranks, device, comm.size)
         return outcome.status
-    except EXPECTED as error:
-        status, line = status_and_line(error)
+    except BaseException as error:
+        found = status_and_line(error)
+        if found is None:
+            raise
+        status, line = found
         say_once(comm.rank, comm.size, line or type(error).__name__)
         comm.abort(status)
         return status

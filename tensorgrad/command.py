@@ -13,9 +13,8 @@ from typing import ParamSpec
 from tensorgrad.errors import TensorgradError
 from tensorgrad.interrupt import INTERRUPTED
 
-# What is shown as one line: errors that a user can fix, and Ctrl-C.
-EXPECTED = (TensorgradError, OSError, UnicodeError, MemoryError, KeyboardInterrupt)
-
+_FIXABLE = (TensorgradError, OSError, UnicodeError)  # by a user
+_NO_THREADS = "can't start new thread", "ThreadPoolBuildError"  # of Python, of tokenizers
 _BROKEN_PIPE = 141  # what a shell reports for a program whose output nobody reads any more
 
 _log = logging.getLogger(__name__)
@@ -38,8 +37,11 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
                 status = program(*arguments, **options) or 0
             finally:
                 sys.stdout.flush()  # a full disk or a closed pipe may show only now
-        except EXPECTED as error:
-            status, line = status_and_line(error)
+        except BaseException as error:
+            found = status_and_line(error)
+            if found is None:
+                raise
+            status, line = found
             if line:
                 _log.error("%s", line)
         finally:
@@ -49,10 +51,11 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
     return run
 
 
-def status_and_line(error: BaseException) -> tuple[int, str]:
+def status_and_line(error: BaseException) -> tuple[int, str] | None:
     """Return with which exit status and line a program ends that an error has stopped.
 
-    The line is empty where there is nothing to say.
+    The line is empty where there is nothing to say. None stands for an error that a user cannot
+    fix: its traceback is needed.
     """
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "; ".join(getattr(error, "__notes__", ()))
@@ -65,7 +68,12 @@ def status_and_line(error: BaseException) -> tuple[int, str]:
         )
     if isinstance(error, UnicodeEncodeError):
         return 1, f"{error}; expected an output in UTF-8, as with PYTHONIOENCODING=utf-8"
-    return 1, str(error)
+    if any(words in str(error) for words in _NO_THREADS):
+        return 1, (
+            f"no more threads can be started ({error!s:.60}); expected a higher limit of processes "
+            "(ulimit -u) or of memory, or OMP_NUM_THREADS=1 and TOKENIZERS_PARALLELISM=false"
+        )
+    return (1, str(error)) if isinstance(error, _FIXABLE) else None
 
 
 def _allocation(error: MemoryError) -> str:

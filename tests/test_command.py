@@ -30,6 +30,7 @@ def noted(error: BaseException, note: str) -> BaseException:
         (UnicodeEncodeError("ascii", "ü", 0, 1, "no such character"), 1, "no such character"),
         (UnicodeEncodeError("ascii", "ü", 0, 1, "why"), 1, "PYTHONIOENCODING=utf-8"),
         (noted(KeyboardInterrupt(), "--resume continues"), 130, "--resume continues"),
+        (RuntimeError("can't start new thread"), 1, "(ulimit -u)"),
         (MemoryError("Out of memory allocating 5 bytes."), 1, "allocating 5 bytes; expected more"),
     ],
 )
@@ -73,17 +74,23 @@ def test_a_mistake_in_a_program_keeps_its_traceback() -> None:
         program(4)
 
 
+def line_of(error: BaseException) -> str:
+    found = status_and_line(error)
+    assert found is not None
+    return found[1]
+
+
 def test_memory_that_is_used_up_is_said_with_what_was_allocated() -> None:
     try:
         np.empty(2**60, np.int8)
     except MemoryError as error:
-        line = status_and_line(error)[1]
+        line = line_of(error)
     assert "Unable to allocate 1.00 EiB for an array with shape (1152921504606846976,)" in line
     assert "--batch" in line
     try:
         [0] * 2**62  # Python does not say what it was to allocate
     except MemoryError as error:
-        line = status_and_line(error)[1]
+        line = line_of(error)
     assert f"at {__file__}" in line
 
 
