@@ -122,7 +122,7 @@ class Watch:
             raise CommError(
                 f"world: rank {rank} cannot start the thread that watches over the others "
                 f"({error}); expected a higher limit of processes (ulimit -u) or of memory"
-            ) from error
+            ) from None
 
     def leave(self, word: str = "goodbye") -> None:
         """Say that this rank ends on purpose: "goodbye", or "abort" if it ends all others too."""

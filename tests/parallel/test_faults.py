@@ -44,6 +44,12 @@ def run(fault: str, ranks: int = 2, seconds: float = 10) -> subprocess.Completed
             "ValueError: boom",
             1,
         ),
+        (
+            "no_threads",
+            "rank 1 of 2: uncaught CommError",
+            "expected a higher limit of processes",
+            1,
+        ),
         ("all_raise", "rank 0 of 2: uncaught ValueError, all ranks end", "ValueError: boom 0", 1),
         ("thread_raises", "rank 1 of 2: uncaught ValueError", "ValueError: boom", 1),
         ("interrupted", "rank 1 of 2: uncaught KeyboardInterrupt", "KeyboardInterrupt", 130),
