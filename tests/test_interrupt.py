@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
 import pytest
 
 from tensorgrad.interrupt import uninterrupted
+from tests.ranks import run_ranks
+from tests.source_tree import ROOT
 
 
 class Stopped(Exception):
@@ -80,3 +86,54 @@ def test_other_threads_need_no_block() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.getsignal(signal.SIGINT)]
+
+
+PROGRAMS = [
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.py")),
+    "-m tensorgrad.kernels.compile",
+    "-m tensorgrad.kernels.tune",
+    "-m tensorgrad.parallel.merge",
+    "-m tensorgrad.parallel.plan",
+]
+
+
+def interrupting(folder: Path, module: str) -> dict[str, str]:
+    """Return an environment in which the import of a module is stopped by Ctrl-C."""
+    (folder / f"{module}.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
+def test_there_are_programs() -> None:
+    assert len(PROGRAMS) > 10
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_ctrl_c_in_the_imports_ends_a_program_quietly(program: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *program.split()],
+        cwd=ROOT,
+        env=interrupting(tmp_path, "ml_dtypes"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_in_a_program_of_a_user_has_its_traceback(tmp_path: Path) -> None:
+    """It may say where the program was."""
+    code = "import tensorgrad, signal\nsignal.raise_signal(signal.SIGINT)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in done.stderr
+
+
+@pytest.mark.mpi
+def test_ctrl_c_in_the_imports_ends_ranks_in_a_line(tmp_path: Path) -> None:
+    environment = interrupting(tmp_path, "tokenizers")
+    done = run_ranks("examples/train_gpt2_dp.py", 2, env=environment, check=False)
+    assert done.returncode == 130
+    assert done.stderr.startswith("rank 0 of 2: uncaught KeyboardInterrupt, all ranks end\n")
+    assert "Traceback" not in done.stderr
