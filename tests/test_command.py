@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorgrad import backend
 from tensorgrad.command import command, open_standard_streams, printable, status_and_line
 from tensorgrad.errors import ArgumentError
 from tests.source_tree import ROOT
@@ -92,6 +93,16 @@ def test_memory_that_is_used_up_is_said_with_what_was_allocated() -> None:
     except MemoryError as error:
         line = line_of(error)
     assert f"at {__file__}" in line
+
+
+@pytest.mark.gpu
+def test_memory_of_the_gpu_that_is_used_up_is_said_likewise() -> None:
+    try:
+        backend.cupy.empty(2**50, np.int8)
+    except Exception as error:
+        line = line_of(error)
+    assert "Out of memory allocating 1,125,899,906,842,624 bytes" in line
+    assert "--batch" in line
 
 
 def test_streams_that_are_closed_are_opened_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

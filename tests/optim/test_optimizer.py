@@ -11,7 +11,9 @@ import pytest
 
 from tensorgrad import Tensor, autograd, backend, dtypes
 from tensorgrad.errors import ArgumentError, CheckpointError, GradError
+from tensorgrad.kernels import loader
 from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, LossScaler, Optimizer
+from tensorgrad.optim import optimizer as optimizer_module
 from tests.optim import toy
 
 Make = Callable[..., Optimizer]
@@ -326,7 +328,7 @@ def test_ctrl_c_in_a_step_waits_until_all_of_it_is_done(
     expected = run(make, 3, dtype, max_norm=1.0, scaler=scalers[0])
     tensors = toy.parameters(dtype)
     optimizer = make(tensors.items())
-    update, calls = optimizer._update_numpy, []
+    update, calls = optimizer._update_numpy, list[int]()
 
     def interrupted(*arrays: Any, **options: Any) -> None:
         calls.append(len(calls))
@@ -347,6 +349,34 @@ def test_ctrl_c_in_a_step_waits_until_all_of_it_is_done(
     assert scalers[0].state_dict() == scalers[1].state_dict()
 
 
+@pytest.mark.gpu
+def test_ctrl_c_between_the_kernels_of_a_step_waits(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(make, 1, device="cuda:0")
+    tensors = toy.parameters(device="cuda:0")
+    optimizer = make(tensors.items())
+    launched = []
+
+    def load(file: str, name: str) -> Any:
+        kernel = loader.load(file, name)
+
+        def interrupted(*arguments: Any) -> None:
+            launched.append(name)
+            signal.raise_signal(signal.SIGINT)
+            kernel(*arguments)
+
+        return interrupted
+
+    monkeypatch.setattr(optimizer_module, "load", load)
+    toy.set_gradients(tensors, 0)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert len(launched) == 2
+    assert toy.same_bits(everything(expected), everything(optimizer))
+    assert optimizer.numbers() == expected.numbers()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, dtypes.float16])
 def test_a_step_allocates_nothing_once_it_changes_arrays(
     make: Make, dtype: Any, monkeypatch: pytest.MonkeyPatch
@@ -354,10 +384,10 @@ def test_a_step_allocates_nothing_once_it_changes_arrays(
     """So it cannot fail halfway where memory is used up."""
     monkeypatch.setattr(backend, "threads", lambda: 1)
     optimizer = run(make, 1, dtype)
-    workspaces, largest = optimizer._workspaces, []
+    workspaces, largest = optimizer._workspaces, list[int]()
 
     def measured() -> list[Any]:
-        found = workspaces()
+        found: list[Any] = workspaces()
         largest.append(max(array.nbytes for array in found) // 2)
         tracemalloc.reset_peak()
         largest.append(tracemalloc.get_traced_memory()[0])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tensorgrad import random
+from tensorgrad import backend, random
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer
 from tests.train.tiny_run import make_trainer
@@ -24,6 +25,25 @@ def state_of(trainer: Trainer) -> list[Any]:
     scale = None if trainer.scaler is None else trainer.scaler.state_dict()
     numbers = trainer.step, optimizer.numbers(), random.get_state(), scale
     return [*(array.tobytes() for array in arrays), numbers]
+
+
+def test_a_run_needs_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "BLOCK", 500)  # so that work is shared
+    whole = make_trainer(tmp_path / "whole", **OPTIONS)
+    whole.run()
+    expected = state_of(whole)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    backend._pool.cache_clear()
+    trainer = make_trainer(tmp_path / "run", **OPTIONS)
+    try:
+        trainer.run()
+    finally:
+        backend._pool.cache_clear()
+    assert state_of(trainer) == expected
 
 
 def stop_at_once() -> None:
