@@ -79,7 +79,8 @@ def end_quietly_during_imports() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if during_import(error, trace):
+        interactive = hasattr(sys, "ps1")  # there only the import ends
+        if during_import(error, trace) and not interactive:
             sys.exit(INTERRUPTED)
         before(kind, error, trace)
 

@@ -120,6 +120,22 @@ def test_ctrl_c_in_the_imports_ends_a_program_quietly(program: str, tmp_path: Pa
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_ctrl_c_in_an_import_does_not_end_an_interactive_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupting(tmp_path, "interrupted_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        exec("import interrupted_module")
+    error = caught.value
+    with pytest.raises(SystemExit) as end:
+        sys.excepthook(type(error), error, error.__traceback__)
+    assert end.value.code == 130
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    sys.excepthook(type(error), error, error.__traceback__)
+    assert "KeyboardInterrupt" in capsys.readouterr().err
+
+
 def test_ctrl_c_in_a_program_of_a_user_has_its_traceback(tmp_path: Path) -> None:
     """It may say where the program was."""
     code = "import tensorgrad, signal\nsignal.raise_signal(signal.SIGINT)"
