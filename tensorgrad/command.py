@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -38,6 +39,8 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
             finally:
                 sys.stdout.flush()  # a full disk or a closed pipe may show only now
         except BaseException as error:
+            if program.__module__ == "__main__":
+                _end_at_once_on_ctrl_c()
             found = status_and_line(error)
             if found is None:
                 raise
@@ -45,10 +48,18 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
             if line:
                 _log.error("%s", line)
         finally:
+            if program.__module__ == "__main__":
+                _end_at_once_on_ctrl_c()
             drop_unwritten_output()
         return status
 
     return run
+
+
+def _end_at_once_on_ctrl_c() -> None:
+    """Let another Ctrl-C end this process, of which only Python's own end is left."""
+    if callable(signal.getsignal(signal.SIGINT)):  # it is not ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def status_and_line(error: BaseException) -> tuple[int, str] | None:

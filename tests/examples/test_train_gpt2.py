@@ -202,6 +202,30 @@ def test_it_runs_as_a_program_and_stops_when_asked(
     assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
 
 
+def test_a_program_that_is_interrupted_twice_ends_quietly(
+    options: list[str], tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process, process.stderr:
+        checkpoints = tmp_path / "run" / "checkpoints"
+        while not (checkpoint.list_checkpoints(checkpoints)):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        while "SIGINT: finishing the step" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+    assert process.returncode in (130, -signal.SIGINT), errors  # 130 for a shell
+    assert "Traceback" not in errors
+    assert checkpoint.load_latest(checkpoints) is not None
+
+
 def test_a_program_whose_streams_are_closed_writes_into_no_file_of_its_own(
     options: list[str], tmp_path: Path
 ) -> None:
