@@ -18,6 +18,10 @@ from tensorgrad.errors import ArgumentError
 from tests.source_tree import ROOT
 
 
+class PanicException(BaseException):
+    """As Rust's, which tokenizers raises."""
+
+
 def noted(error: BaseException, note: str) -> BaseException:
     error.add_note(note)
     return error
@@ -32,6 +36,7 @@ def noted(error: BaseException, note: str) -> BaseException:
         (UnicodeEncodeError("ascii", "ü", 0, 1, "why"), 1, "PYTHONIOENCODING=utf-8"),
         (noted(KeyboardInterrupt(), "--resume continues"), 130, "--resume continues"),
         (RuntimeError("can't start new thread"), 1, "(ulimit -u)"),
+        (PanicException("ThreadPoolBuildError { kind: ... }"), 1, "TOKENIZERS_PARALLELISM=false"),
         (MemoryError("Out of memory allocating 5 bytes."), 1, "allocating 5 bytes; expected more"),
     ],
 )
