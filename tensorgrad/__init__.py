@@ -1,6 +1,6 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy."""
 
-import tensorgrad.interrupt  # noqa: F401  first: Ctrl-C during the other imports ends quietly
+from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
 
 # isort: split
 from pathlib import Path
