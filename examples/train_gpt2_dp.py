@@ -23,7 +23,6 @@ from tensorgrad.command import drop_unwritten_output, status_and_line
 from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel import Comm, DataParallel, Zero, world
 from tensorgrad.parallel.data import REDUCTIONS
-from tensorgrad.parallel.launch import say_once
 from tensorgrad.train import config
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
@@ -134,8 +133,7 @@ def run_on_ranks(kind: type[AnySettings], about: str) -> int:
         if found is None:
             raise
         status, line = found
-        say_once(comm.rank, comm.size, line or type(error).__name__)
-        comm.abort(status)
+        comm.abort(status, line or type(error).__name__)
         return status
     finally:
         drop_unwritten_output()

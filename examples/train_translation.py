@@ -218,7 +218,7 @@ class Bleu:
             metrics = importlib.import_module("sacrebleu.metrics")
         except ImportError as error:
             raise DataError(
-                "BLEU needs the sacrebleu package: pip install 'tensorgrad[text]'"
+                "BLEU needs the sacrebleu package: pip install 'tensorgrad-cupy[text]'"
             ) from error
         self._metric = metrics.BLEU(lowercase=lowercase)
 

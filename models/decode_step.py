@@ -35,6 +35,10 @@ from tensorgrad.nn import (
 from tensorgrad.ops import decode_cuda
 from tensorgrad.ops.sampling import Sampling, State, extend
 
+__all__ = [
+    "DecodeStep",
+]
+
 # A model that looks like this one is computed as it is here: no layer of a user's own, none shared
 # among ranks, and no method replaced.
 _LAYERS = (

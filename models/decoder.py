@@ -20,6 +20,11 @@ from tensorgrad.nn import evaluating
 from tensorgrad.ops.sampling import Sampling, State, extend
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "Decoder",
+    "Recomputer",
+]
+
 _READ_AT_ONCE = 1 << 16  # tokens
 
 

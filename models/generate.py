@@ -15,6 +15,12 @@ from tensorgrad.models.language_model import LanguageModel, check_tokens, checke
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
+__all__ = [
+    "generate",
+    "generate_batch",
+    "stream",
+]
+
 Tokens = np.ndarray[Any, Any]
 _MOST_TOKENS = 2**31 - 1  # of a sequence: the device counts them in 32 bits
 _LOOK_EVERY = 16  # steps between two looks at whether all sequences have ended

@@ -15,6 +15,12 @@ from tensorgrad.nn import Dropout, Embedding, LayerNorm, ModuleList, Transformer
 from tensorgrad.ops.operand import check_integer, probability
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "GPT2",
+    "PRESETS",
+    "GPT2Config",
+]
+
 
 @dataclass(frozen=True)
 class GPT2Config:

@@ -21,6 +21,11 @@ from tensorgrad.files import replacing
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.weights import load_arrays, save_arrays
 
+__all__ = [
+    "load_huggingface",
+    "save_huggingface",
+]
+
 # Theirs, ours, whether the weight is transposed. `#` stands for the number of the block.
 _NAMES = (
     ("wte.weight", "tokens.weight", False),

@@ -21,6 +21,13 @@ from tensorgrad.nn import (
 from tensorgrad.ops.operand import array_of, tensor_of
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "LanguageModel",
+    "check_tokens",
+    "checked_prompts",
+    "initialize",
+]
+
 Cache = list[KeyValueCache]  # one a block
 
 

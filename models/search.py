@@ -22,6 +22,12 @@ from tensorgrad.nn import evaluating
 from tensorgrad.ops.operand import check_integer, check_number, widened
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "LARGEST_PENALTY",
+    "beam_search",
+    "greedy_search",
+]
+
 Tokens = np.ndarray[Any, Any]
 Prompts = Sequence[Sequence[int] | Tokens] | Tokens
 

@@ -33,6 +33,16 @@ from tensorgrad.nn import (
 from tensorgrad.ops.operand import check_integer, integer_array, probability
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "Classifier",
+    "ClassifierConfig",
+    "MeanClassifier",
+    "MeanConfig",
+    "TransformerClassifier",
+    "TransformerConfig",
+    "class_probabilities",
+]
+
 
 @dataclass(frozen=True)
 class ClassifierConfig:

@@ -24,6 +24,11 @@ from tensorgrad.nn import (
 from tensorgrad.ops.operand import check_integer, probability
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "TransformerLM",
+    "TransformerLMConfig",
+]
+
 
 @dataclass(frozen=True)
 class TransformerLMConfig:

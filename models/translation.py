@@ -26,6 +26,13 @@ from tensorgrad.nn import TransformerBlock
 from tensorgrad.ops.operand import check_integer, check_number, integer_array
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "TranslationConfig",
+    "TranslationModel",
+    "generate",
+    "prefix_mask",
+]
+
 
 @dataclass(frozen=True)
 class TranslationConfig(TransformerLMConfig):

@@ -25,7 +25,7 @@ from tensorgrad.parallel.arguments import (
     overlap,
 )
 from tensorgrad.parallel.handle import Handle
-from tensorgrad.parallel.launch import share_cores
+from tensorgrad.parallel.launch import say, share_cores
 from tensorgrad.parallel.transport import Finish, GpuTransport, Network, Transport
 
 _END = "the end of the program"
@@ -331,11 +331,19 @@ class Comm:
             f"{what}: {differences(facts_of_ranks, self.ranks)}; expected the same on all ranks"
         )
 
-    def abort(self, status: int = 1) -> None:
-        """End all ranks at once, this one included, with an exit status that is not 0."""
+    def abort(self, status: int = 1, why: str = "") -> None:
+        """End all ranks at once, this one included, with an exit status that is not 0.
+
+        Args:
+            status: of the program, above 0.
+            why: written to the standard error before, as `rank 1 of 4: <why>`. Where several ranks
+                fail, one alone writes: the first of them.
+        """
         if self._network is None:
+            if why:
+                say(self.rank, self.size, why)
             raise SystemExit(status)
-        self._network.abort(status)
+        self._network.abort(status, why)
 
     def leave(self) -> None:
         """Wait for the end of all ranks; `world` calls it when the program ends.

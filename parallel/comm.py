@@ -14,6 +14,8 @@ import json
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -33,11 +35,13 @@ from tensorgrad.parallel.launch import (
     launched_rank,
     launched_ranks,
     program_facts,
+    say,
     time_limit,
 )
 from tensorgrad.parallel.messages import Messages, Progress
 from tensorgrad.parallel.over_host import OverHost
 from tensorgrad.parallel.transport import Finish, GpuTransport
+from tensorgrad.parallel.watcher import Message
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +54,13 @@ _FIRST = -1
 _QUEUES = "32"
 
 # Seconds in which a rank that fails before the start waits for the others, to end them.
-_TO_ABORT = 30
+_TO_MEET = 30.0
+
+# Seconds between ranks that fail where nothing lets them agree on which of them says so.
+_STAGGER = 0.8
+
+# Seconds that MPI has for ending all ranks.
+_TO_ABORT = 5.0
 
 # What is added in a wider type and rounded once: NCCL knows no 16-bit integers.
 _WIDE = {dtypes.int16: dtypes.int32, dtypes.uint16: dtypes.uint32}
@@ -112,11 +122,70 @@ def _start_mpi() -> None:
         import mpi4py.MPI  # noqa: F401
 
 
-def _abort_before_start(status: int) -> None:
-    """End all ranks, of which some may wait for this one to start MPI."""
-    with suppress(ImportError), time_limit(_TO_ABORT, show=False):
+class _Beginning:
+    """What ranks tell each other as soon as MPI has started: which of them failed before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: int | None = None
+
+    def first_failed(self, failed: bool) -> int:
+        """Return the first rank that failed, or their number; every rank calls it.
+
+        What this rank says in a second call comes too late.
+        """
         from mpi4py import MPI
 
+        everyone = MPI.COMM_WORLD
+        with self._lock:
+            if self._first is None:
+                mine = everyone.Get_rank() if failed else everyone.Get_size()
+                first = np.array(mine)
+                everyone.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
+                self._first = int(first)
+            return self._first
+
+
+_beginning = _Beginning()
+
+
+def _abort_before_start(status: int, why: str) -> None:
+    """End all ranks, of which some may wait for this one to start MPI.
+
+    The first that fails says why. Where not all come to the start, nobody knows which it is.
+    """
+    rank, size = launched_rank(), launched_ranks()
+    found: list[int] = []
+
+    def meet() -> None:
+        with suppress(ImportError):
+            from mpi4py import MPI
+
+            if MPI.COMM_WORLD.Get_size() == size:  # else it is the MPI of another launcher
+                found.append(_beginning.first_failed(failed=True))
+
+    meeting = threading.Thread(target=meet, daemon=True)
+    with suppress(RuntimeError):  # a process that can start no more threads must end too
+        meeting.start()
+    if rank > 0 and meeting.is_alive():  # no other is before rank 0
+        meeting.join(_TO_MEET)
+    if found and found[0] < rank:
+        time.sleep(_TO_MEET)  # the first ends this one
+    elif found != [rank]:
+        time.sleep(_STAGGER * min(rank, 4))
+    say(rank, size, why)
+    if meeting.is_alive():
+        meeting.join(_TO_MEET)
+    if found:
+        _abort_mpi(status)
+    os._exit(status)
+
+
+def _abort_mpi(status: int) -> None:
+    """End all ranks; this one ends even where MPI cannot reach the others or comes back."""
+    from mpi4py import MPI
+
+    with time_limit(_TO_ABORT, show=False):
         MPI.COMM_WORLD.Abort(status)
     os._exit(status)
 
@@ -133,7 +202,7 @@ def _start() -> tuple[Comm, watch.Watch | None]:
     except ImportError as error:
         raise CommError(
             f"world: {started} ranks were started, but mpi4py cannot be imported ({error}); "
-            "expected `pip install tensorgrad[mpi]` on every host"
+            "run `pip install 'tensorgrad-cupy[mpi]'` on every host"
         ) from error
     if MPI.COMM_WORLD.Get_size() != started:
         library = MPI.Get_library_version().splitlines()[0].rstrip("\0")
@@ -142,9 +211,12 @@ def _start() -> tuple[Comm, watch.Watch | None]:
             f"{MPI.COMM_WORLD.Get_size()}; expected the mpirun that belongs to that MPI"
         )
     everyone = MPI.COMM_WORLD
+    if _beginning.first_failed(failed=False) < started:
+        time.sleep(_TO_MEET)  # that rank ends this one
+        os._exit(1)
     network = _Mpi(everyone, range(started), Progress(), _place_on_host(everyone))
     comm = Comm(network)
-    end_all_ranks_on_error(comm.rank, comm.size, comm.abort)
+    end_all_ranks_on_error(comm.abort)
     network.watch = watch.start(network, network.last)
     atexit.register(comm.leave)
     comm.agree("start", program_facts())
@@ -225,12 +297,18 @@ class _Mpi(Messages):
         if self.watch is not None:
             self.watch.leave()
 
-    def abort(self, status: int) -> None:
+    def abort(self, status: int, why: str) -> None:
         """End all ranks, of other groups too."""
+        if why:
+            rank, size = self._everyone.Get_rank(), self._everyone.Get_size()
+            if self.watch is not None:
+                self.watch.wait_to_speak()
+            else:
+                time.sleep(_STAGGER * min(rank, 4))
+            say(rank, size, why)
         if self.watch is not None:
-            self.watch.leave("abort")
-        self._everyone.Abort(status)
-        os._exit(status)  # MPICH's Abort can come back; nothing of the program may run then
+            self.watch.leave(Message.ABORT)
+        _abort_mpi(status)
 
     @contextmanager
     def _errors(self, op: str) -> Iterator[None]:
@@ -460,4 +538,4 @@ def _nccl_unique_id() -> bytes:
 
 if launched_ranks() > 1:  # an error before the first call of world ends all ranks too
     open_standard_streams()  # before MPI opens sockets
-    end_all_ranks_on_error(launched_rank(), launched_ranks(), _abort_before_start, _start_mpi)
+    end_all_ranks_on_error(_abort_before_start)

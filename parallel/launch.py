@@ -15,9 +15,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import numpy as np
 
@@ -60,8 +61,12 @@ def time_limit(seconds: float, show: bool = True) -> Iterator[None]:
         seconds: above 0.
         show: whether to write then at which line it was.
     """
-    with open(os.devnull, "w") as nowhere:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2 if show else nowhere)
+    with ExitStack() as files:
+        where: int | IO[str] = 2
+        if not show:
+            with suppress(OSError):  # a process that can open no more files must end too
+                where = files.enter_context(open(os.devnull, "w"))
+        faulthandler.dump_traceback_later(seconds, exit=True, file=where)
         try:
             yield
         finally:
@@ -108,12 +113,8 @@ def share_cores(ranks: int, warn: bool) -> None:
         )
 
 
-def say_once(rank: int, size: int, why: str) -> None:
-    """Write why this rank is about to end all; what all ranks meet, the first of them alone says.
-
-    It ends the job while the others wait here.
-    """
-    time.sleep(4 * _READ * min(rank, 4))
+def say(rank: int, size: int, why: str) -> None:
+    """Write to the standard error why this rank is about to end all."""
     line = f"rank {rank} of {size}: {why.rstrip()}\n"
     for stream, text in ((sys.stdout, ""), (sys.stderr, line)):
         with suppress(OSError, ValueError):  # when nobody can read it, all end all the same
@@ -122,32 +123,25 @@ def say_once(rank: int, size: int, why: str) -> None:
     time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted
 
 
-def end_all_ranks_on_error(
-    rank: int,
-    size: int,
-    abort: Callable[[int], None],
-    prepare: Callable[[], None] | None = None,
-) -> None:
+def end_all_ranks_on_error(abort: Callable[[int, str], object]) -> None:
     """From now on an uncaught exception, in any thread, ends the whole job.
 
     Without this the other ranks wait for the lost one in their next collective, for ever.
 
     Args:
-        rank, size: of this rank.
-        abort: ends all ranks with a status.
-        prepare: what `abort` first waits for others in; begun while others show the error.
+        abort: ends all ranks with a status, after one of those that call it has said why.
     """
 
     def report_and_abort(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if prepare is not None:
-            with suppress(RuntimeError):  # no thread can be started: `abort` takes longer
-                threading.Thread(target=prepare, daemon=True).start()
         quiet = during_import(error, trace)
         lines = [] if quiet else traceback.format_exception(kind, error, trace)
-        say_once(rank, size, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
-        abort(INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+        status = INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+        try:
+            abort(status, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
+        except KeyboardInterrupt:  # a second one does not wait for other ranks
+            os._exit(INTERRUPTED)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
         if not issubclass(args.exc_type, SystemExit):  # as Python does: it ends the thread alone

@@ -82,5 +82,5 @@ class Network(Transport, Protocol):
     def leave(self) -> None:
         """Say that this rank ends now as it should."""
 
-    def abort(self, status: int) -> None:
-        """End all ranks at once."""
+    def abort(self, status: int, why: str) -> None:
+        """End all ranks at once, after one of those that fail has said why, if it is not empty."""

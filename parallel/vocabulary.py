@@ -1,10 +1,11 @@
 """Cross entropy of a head whose rows are shared out among ranks.
 
 Rank r has rows r n to (r + 1) n of the V = ranks * n rows of the head, and makes n of the V logits
-of each row of x. Of a chunk of N rows the ranks exchange 4 N numbers: the largest logit, the sum
-of exponentials below it, the logit of the target and the sum of logits of each rank's part. From
-these all ranks compute the same loss, in the order of the ranks, and each the gradient of its own
-logits, at once and in the memory of the logits, as `ops.linear_cross_entropy` does.
+of each row of x. Of a chunk of N rows the ranks exchange 4 N numbers: of each rank's part the
+largest logit, and how far below it the others are: the sum of their exponentials, the target and
+the sum of all. What all logits of a row share takes no part, so it costs no digits. From these all
+ranks compute the same loss, in the order of the ranks, and each the gradient of its own logits, at
+once and in the memory of the logits, as `ops.linear_cross_entropy` does.
 Tests: tests/parallel/test_tensor.py.
 """
 
@@ -95,6 +96,8 @@ def vocabulary_parallel_cross_entropy(
     wants = [mode.grad_enabled and tensor.requires_grad for tensor in (x, weight)]
     losses, gradients = _run(problem, wants)
     loss = losses.sum() if divisor is None else losses.sum() / divisor
+    if divisor is not None and not losses.size:
+        loss = backend.namespace(losses).full_like(loss, np.nan)  # the mean of nothing
     saved = (*arrays[:2], problem, [gradients])
     return record(op, loss, (x, weight), _backward, saved)
 
@@ -180,19 +183,20 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
     places = ids.astype(np.int64, copy=False) - head.first
     here = counted & (places >= 0) & (places < head.own)
     places = xp.where(here, places, 0)
-    # Of each row: the largest logit, the sum of exponentials, the target's logit, the sum.
+    # Of each row: the largest logit, then below it the exponentials, the target, all logits.
     mine = backend.empty((4, len(logits)), wide, like=logits)
     mine.fill(0)
     mine[0] = np.finfo(wide).min
+    mine[2] = -np.inf
 
     def measure(rows: slice) -> None:
         part = own[rows]
-        target = part[xp.arange(len(part)), places[rows]]
-        mine[2, rows] = xp.where(here[rows], target, 0)
-        if smoothing:
-            mine[3, rows] = part.sum(-1)
         xp.maximum(mine[0, rows], part.max(-1), out=mine[0, rows])
         part -= mine[0, rows, None]
+        target = part[xp.arange(len(part)), places[rows]]
+        mine[2, rows] = xp.where(here[rows], target, -np.inf)
+        if smoothing:
+            mine[3, rows] = part.sum(-1)
         xp.exp(part, out=part)
         mine[1, rows] = part.sum(-1)
 
@@ -200,9 +204,16 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
         _by_rows(measure, logits)
     all_ranks = head.comm.all_gather(mine)
     largest = all_ranks[:, 0].max(0)
-    total = (all_ranks[:, 1] * xp.exp(all_ranks[:, 0] - largest)).sum(0)
+    below = all_ranks[:, 0] - largest
+    total = (all_ranks[:, 1] * xp.exp(below)).sum(0)
+    target = xp.where(counted, (all_ranks[:, 2] + below).max(0), 0)
+    loss = xp.log(total) - target_part * target
+    if smoothing:
+        height = len(head.weight)
+        firsts = xp.arange(len(all_ranks), dtype=wide)[:, None] * height
+        heights = xp.clip(head.classes - firsts, 0, height)  # `own` of each rank
+        loss -= each * (all_ranks[:, 3] + heights * below).sum(0)
     logsumexp = xp.log(total) + largest
-    loss = logsumexp - target_part * all_ranks[:, 2].sum(0) - each * all_ranks[:, 3].sum(0)
     if z_loss:
         loss += wide.type(z_loss) * logsumexp * logsumexp
     # On the CPU such an id counts for nothing. `copyto` does not make the host wait for a GPU.
@@ -210,10 +221,10 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
     losses[...] = xp.where(counted, loss, 0)
     if not wanted:
         return
-    scale = xp.ones_like(logsumexp)
+    scale = xp.ones_like(total)
     if problem.divisor is not None and not defers(problem.dtype):
         scale /= problem.divisor
-    slope = scale * xp.exp(mine[0] - logsumexp)
+    slope = scale * xp.exp(mine[0] - largest) / total
     if z_loss:
         slope *= 1 + wide.type(2 * z_loss) * logsumexp
 

@@ -6,16 +6,16 @@ rank looks once a second whether the rank waits, and answers when the watcher as
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
-import select
+import selectors
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -24,6 +24,7 @@ from typing import Any
 from tensorgrad.errors import CommError
 from tensorgrad.parallel import watcher
 from tensorgrad.parallel.transport import Network
+from tensorgrad.parallel.watcher import Message, Word
 
 if sys.platform != "win32":
     import fcntl
@@ -33,7 +34,10 @@ _log = logging.getLogger(__name__)
 TIMEOUT = 600.0  # seconds
 _TICK = 1.0  # seconds between two looks
 _STUCK = 3.0  # seconds after which a rank says that it waits for others
-_CONNECT = 10.0  # seconds
+_CONNECT = 30.0  # seconds in which the watcher must welcome a rank
+_BACKLOG = 1024  # ranks that connect at once
+_AGAIN = 0.2  # seconds between two attempts
+_SPEAK = 30.0  # seconds after which a rank shows its error even if another was to be first
 _PACKAGE = str(Path(__file__).parent)
 # Linux closes the files of a process that ends from the highest number down. So the watcher hears
 # of an end before the launcher, whose files have low numbers and which then kills all other ranks.
@@ -86,9 +90,9 @@ class Watch:
 
     Args:
         rank: this rank.
-        connection: to the watcher.
-        token: proves to it that this rank belongs to the program.
+        connection: to the watcher, which has welcomed this rank.
         last: what this rank does with others.
+        host: the name of the watcher's host.
         process: the watcher, on the rank that has started it.
     Attributes:
         timeout: seconds that this rank waits in a call before all ranks are ended.
@@ -98,24 +102,20 @@ class Watch:
         self,
         rank: int,
         connection: socket.socket,
-        token: str,
         last: LastCall,
+        host: str,
         process: subprocess.Popen[bytes] | None,
     ) -> None:
-        """Greet the watcher, wait for its welcome and start the thread."""
+        """Start the thread."""
         self.timeout = TIMEOUT
-        connection = _with_high_number(connection)
-        self._rank, self._connection, self._last, self._process = rank, connection, last, process
-        self._leaving = False
-        self._said_stuck: int | None = None
+        self._rank, self._connection, self._last = rank, connection, last
+        self._host, self._process = host, process
+        self._sending = threading.Lock()
+        self._leaving = self._failed = False
+        self._answered = threading.Event()  # whether this rank may show its error
+        self._said_waits: tuple[int | None, bool] = None, False
         self._said_late = False
-        _end_with_host(connection)
         os.register_at_fork(after_in_child=connection.close)  # a child's copy would keep it open
-        self._say(token=token, rank=rank, process=os.getpid(), host=socket.gethostname())
-        # Before it runs, it could not tell which of several ranks has ended first.
-        connection.settimeout(_CONNECT)
-        connection.recv(4096)
-        connection.settimeout(None)
         try:
             threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
         except RuntimeError as error:
@@ -124,56 +124,73 @@ class Watch:
                 f"({error}); expected a higher limit of processes (ulimit -u) or of memory"
             ) from None
 
-    def leave(self, word: str = "goodbye") -> None:
-        """Say that this rank ends on purpose: "goodbye", or "abort" if it ends all others too."""
+    def leave(self, how: Message = Message.GOODBYE) -> None:
+        """Say that this rank ends on purpose, or with `Message.ABORT` that it ends all others."""
         if self._leaving:
             return
         self._leaving = True
         try:
-            self._say(word=word)
+            self._say(how)
         except OSError:
             return  # the watcher is gone, and this rank is about to be
-        if word == "goodbye" and self._process is not None:
+        if how is Message.GOODBYE and self._process is not None:
             self._process.wait()
 
-    def _say(self, **said: object) -> None:
-        self._connection.sendall(json.dumps(said).encode() + b"\n")
+    def wait_to_speak(self) -> None:
+        """Wait until the watcher lets this rank show its error; it lets one rank alone.
+
+        The others are ended while they wait here.
+        """
+        if self._leaving:
+            return  # it has said so, and is alone
+        self._failed = True
+        with suppress(OSError):  # without a watcher it speaks at once
+            self._say(Message.FAILED)
+            self._answered.wait(_SPEAK)
+
+    def _say(
+        self, message: Message, number: int | None = None, seconds: float = 0.0, text: str = ""
+    ) -> None:
+        data = watcher.said(message, -1 if number is None else number, seconds, text)
+        with self._sending:
+            self._connection.sendall(data)
 
     def _run(self) -> None:
-        text = b""
-        while not self._leaving:
-            try:
-                readable, _, _ = select.select([self._connection], [], [], self._tick())
-                if readable:
-                    data = self._connection.recv(4096)
-                    if not data:
-                        raise ConnectionError("the watcher has ended")
-                    *lines, text = (text + data).split(b"\n")
-                    for line in lines:
-                        self._obey(json.loads(line)["word"])
-                self._look()
-            except OSError as error:
-                self._end_without_watcher(error)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            while not self._leaving:
+                try:
+                    if selector.select(min(_TICK, self.timeout / 4)):
+                        words = self._connection.recv(4096)
+                        if not words:
+                            raise ConnectionError("the watcher has ended")
+                        for word in words:
+                            self._obey(word)
+                    self._look()
+                except OSError as error:
+                    self._end_without_watcher(error)
+                    return
 
-    def _tick(self) -> float:
-        return min(_TICK, self.timeout / 4)
-
-    def _obey(self, word: str) -> None:
-        if word == "end":
+    def _obey(self, word: int) -> None:
+        if word == Word.END:
             os._exit(1)
-        self._say(word="report", stuck=self._stuck(), text=self._describe())
+        elif word == Word.SPEAK:
+            self._answered.set()
+        elif word == Word.REPORT:
+            self._say(Message.REPORT, self._stuck(), text=self._describe())
 
     def _look(self) -> None:
-        """Say whether this rank waits, when that has changed."""
-        waits = self._last.waits()
-        late = waits is not None and time.monotonic() - waits > self.timeout
-        if late and not self._said_late and waits is not None:
-            self._say(word="late", seconds=time.monotonic() - waits, call=self._last.call)
+        """Say how this rank waits, when that has changed."""
+        since = self._last.waits()
+        waited = 0.0 if since is None else time.monotonic() - since
+        late = waited > self.timeout
+        if late and not self._said_late:
+            self._say(Message.LATE, seconds=waited, text=self._last.call)
         self._said_late = late
-        stuck = self._stuck()
-        if stuck != self._said_stuck:
-            self._say(word="stuck", number=stuck)
-        self._said_stuck = stuck
+        waits = self._stuck(), waited >= _STUCK
+        if waits != self._said_waits:
+            self._say(Message.WAITS, waits[0], seconds=waited if waits[1] else 0.0)
+        self._said_waits = waits
 
     def _stuck(self) -> int | None:
         """Return the number of the call in which this rank has waited for others for long."""
@@ -193,11 +210,15 @@ class Watch:
         return f"{doing}; at {_place()}"
 
     def _end_without_watcher(self, error: OSError) -> None:
-        if self._leaving:
+        if self._leaving or self._failed:
+            self._answered.set()
             return
-        time.sleep(0.2 * min(self._rank, 20))  # the first to say it ends the others meanwhile
-        message = f"rank {self._rank}: rank 0 or its host is lost ({error}): all ranks end\n"
-        with suppress(OSError):  # when nobody can read it, this rank ends all the same
+        time.sleep(0.2 * min(self._rank, 10))  # the first to say it ends the others meanwhile
+        message = (
+            f"rank {self._rank} on {socket.gethostname()}: rank 0 or its host {self._host} is lost "
+            f"({error}): all ranks end\n"
+        )
+        with suppress(OSError):  # when nobody reads it, this rank ends all the same
             os.write(2, message.encode())
         os._exit(1)
 
@@ -209,55 +230,100 @@ def start(network: Network, last: LastCall) -> Watch | None:
         network: of all ranks; every rank calls it.
         last: what this rank does with others.
     """
-    process: subprocess.Popen[bytes] | None = None
-    address: dict[str, Any] = {}
+    host = network.exchange(socket.gethostname())[0]
+    addresses = _addresses_of_rank_0(network, host)
+    secret = secrets.token_bytes(watcher.SECRET_BYTES)
+    process, where = None, ""
     if network.rank == 0:
-        process, address = _start_watcher(network.size, network.local_size == network.size)
-    address = json.loads(network.exchange(json.dumps(address))[0])
-    for host in address["hosts"]:
-        try:
-            connection = socket.create_connection((host, address["port"]), _CONNECT)
-        except OSError as error:
-            _log.debug("watch: %s", error)
-            continue
-        return Watch(network.rank, connection, address["token"], last, process)
-    _log.warning(
-        "rank %d cannot reach rank 0 at %s, port %d: if a rank is lost, others may wait for ever",
-        network.rank,
-        " or ".join(address["hosts"]),
-        address["port"],
-    )
+        listener = _listen(addresses)
+        if listener is not None:
+            where = "{} {}".format(*listener.getsockname()) + f" {secret.hex()}"
+            process = _start_watcher(listener, network.size, secret)
+    where = network.exchange(where)[0]
+    if not where:
+        if network.rank == 0:
+            _log.warning(
+                "other hosts know no address of %s, where rank 0 is (%s): if a rank is lost, "
+                "others may wait for ever",
+                *(host, ", ".join(addresses) or "its name is unknown"),
+            )
+        return None
+    address, port, shown = where.split()
+    try:
+        connection = _connect(network.rank, (address, int(port)), bytes.fromhex(shown))
+    except OSError as error:
+        _log.warning(
+            "rank %d cannot reach rank 0 at %s, port %s (%s): if a rank is lost, others may wait "
+            "for ever",
+            *(network.rank, address, port, error),
+        )
+        return None
+    return Watch(network.rank, connection, last, host, process)
+
+
+def _addresses_of_rank_0(network: Network, host: str) -> list[str]:
+    """Return the IPv4 addresses by which ranks may know the host of rank 0, the likeliest first."""
+    if network.local_size == network.size:
+        return ["127.0.0.1"]
+    try:
+        found = socket.gethostbyname_ex(host)[2]
+    except OSError:
+        found = []
+    known = Counter(each for text in network.exchange(" ".join(found)) for each in text.split())
+    # To itself a host may be 127.0.1.1; what others say is how they reach it.
+    return [address for address, _ in known.most_common() if not address.startswith("127.")]
+
+
+def _listen(addresses: list[str]) -> socket.socket | None:
+    """Listen on the first address that is one of this host, and on no other."""
+    for address in addresses:
+        with suppress(OSError):
+            return socket.create_server((address, 0), backlog=_BACKLOG)
     return None
 
 
-def _start_watcher(size: int, one_host: bool) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-    """Start the process, and return it and where it listens."""
-    listener = socket.create_server(("127.0.0.1" if one_host else "", 0))
-    token = secrets.token_hex(16)
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(watcher.__file__), str(listener.fileno())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(listener.fileno(),),
-        start_new_session=True,  # what is sent to the ranks as a group does not reach it
-    )
+def _start_watcher(listener: socket.socket, size: int, secret: bytes) -> subprocess.Popen[bytes]:
+    """Start the process, and hand the socket over to it."""
+    with listener:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", watcher.__file__, str(listener.fileno()), str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,  # what is sent to the ranks as a group does not reach it
+        )
     assert process.stdin is not None
-    process.stdin.write(json.dumps({"size": size, "token": token}).encode() + b"\n")
-    process.stdin.close()
-    port = listener.getsockname()[1]
-    listener.close()
-    hosts = ["127.0.0.1"] if one_host else _names_of_this_host()
-    return process, {"hosts": hosts, "port": port, "token": token}
+    with process.stdin:
+        process.stdin.write(secret)
+    return process
 
 
-def _names_of_this_host() -> list[str]:
-    """Return under what other hosts may reach this one: its name, then its addresses."""
-    name = socket.gethostname()
-    try:
-        found = socket.gethostbyname_ex(name)[2]
-    except OSError:
-        found = []
-    return [name, *(each for each in found if not each.startswith("127."))]
+def _connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socket:
+    """Return a connection to the watcher, which has welcomed this rank.
+
+    Before the watcher runs, it could not tell which of several ranks has ended first. Where too
+    many others connect at once it may drop one, which then tries again.
+    """
+    until = time.monotonic() + _CONNECT
+    greeting = watcher.hello(secret, rank, os.getpid(), socket.gethostname())
+    while True:
+        try:
+            connection = _with_high_number(socket.create_connection(address, _CONNECT))
+            try:
+                connection.settimeout(_CONNECT)
+                connection.sendall(greeting)
+                if connection.recv(1) != bytes([Word.WELCOME]):
+                    raise ConnectionError("it does not answer")
+                connection.settimeout(None)
+                watcher.end_with_host(connection)
+                return connection
+            except BaseException:
+                connection.close()
+                raise
+        except ConnectionError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_AGAIN)
 
 
 def _with_high_number(connection: socket.socket) -> socket.socket:
@@ -271,14 +337,6 @@ def _with_high_number(connection: socket.socket) -> socket.socket:
         return connection
     connection.close()
     return socket.socket(fileno=number)
-
-
-def _end_with_host(connection: socket.socket) -> None:
-    """Let the connection fail within some 20 s when the other host is gone without a word."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):  # Linux's names
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _place() -> str:

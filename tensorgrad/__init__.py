@@ -1,4 +1,9 @@
-"""A NumPy-style array library with automatic differentiation, on NumPy and CuPy."""
+"""A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
+
+Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors,
+kernels, models, nn, ops, optim, parallel, random, train and weights, and what each of them lists
+in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be imported.
+"""
 
 from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
 
@@ -54,3 +59,9 @@ __all__ += ops.__all__
 if not Path(__file__).with_name("models").is_dir():
     # A checkout or archive without symbolic links: the folders of the root hold these packages.
     __path__.append(str(Path(__file__).parent.parent))
+
+# Importing a submodule makes it an attribute, and this file imports names of its own: those that
+# are not public are removed. The modules stay importable, for the library itself and its tests.
+_public = {*__all__, "autograd", "backend", "dtypes", "errors", "kernels", "ops"}
+for _name in [name for name in globals() if not name.startswith("_") and name not in _public]:
+    del globals()[_name]

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,8 +31,16 @@ from tensorgrad.tensor import Tensor
 if TYPE_CHECKING:
     from tensorgrad.amp import Casts
 
+__all__ = [
+    "backward",
+    "grad",
+    "no_grad",
+    "on_grad_ready",
+    "record",
+    "value_and_grad",
+]
+
 Backward = Callable[[Array, tuple[Any, ...], Sequence[bool]], "Sequence[Array | None]"]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Mode(threading.local):
@@ -180,10 +188,12 @@ def value_and_grad(
     places are counted from the last positional argument.
 
     Raises:
-        GradError: f returns no scalar, or gradients are nested (second derivatives).
-        ArgumentError: there is no such positional argument.
-        DtypeError: such an argument is no tensor, array or number, or holds no floats.
+        ArgumentError: f is not a function (the gradients of a tensor are those of `backward`).
+        GradError: when called, f returns no scalar, or gradients are nested (second derivatives).
+        ArgumentError: when called, there is no such positional argument.
+        DtypeError: when called, such an argument is no tensor, array or number, or holds no floats.
     """
+    _check_differentiable("value_and_grad", f)
     single = isinstance(argnums, int | np.integer)
     wanted: Any = (argnums,) if single else argnums
 
@@ -217,6 +227,13 @@ def value_and_grad(
     return with_grad
 
 
+def _check_differentiable(op: str, f: Any) -> None:
+    """Raise ArgumentError unless f is a function."""
+    ops.operand.check_function(
+        op, f, f"{op}(f) returns a new function; for the gradients of a tensor call its backward()"
+    )
+
+
 def _argument(place: Any, count: int) -> int:
     """Return the place of a positional argument, counted from the first."""
     if not isinstance(place, int | np.integer) or not -count <= place < count:
@@ -227,7 +244,14 @@ def _argument(place: Any, count: int) -> int:
 
 
 def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
-    """Return the function that computes the gradient of f; see `value_and_grad`."""
+    """Return the function that computes the gradient of f; see `value_and_grad`.
+
+        dx = tensorgrad.grad(lambda x: (x * x).sum())(x)
+
+    Raises:
+        ArgumentError: f is not a function; call `loss.backward()` for the gradients of a tensor.
+    """
+    _check_differentiable("grad", f)
     both = value_and_grad(f, argnums)
 
     @wraps(f)
@@ -486,14 +510,19 @@ def assign(tensor: Tensor, key: Any, value: Any) -> None:
     Raises:
         GradError: the tensor is part of a graph (and gradients are enabled).
     """
+    check_assignable("assignment", tensor)
+    tensor.data[key] = value
+    mark_assigned(tensor.data)
+
+
+def check_assignable(op: str, tensor: Tensor) -> None:
+    """Raise GradError where the tensor is part of a graph (and gradients are enabled)."""
     if tensor.requires_grad and mode.grad_enabled:
         kind = "is the result of an op" if tensor.node is not None else "requires a gradient"
         raise GradError(
-            f"assignment: the tensor of shape {tensor.shape} {kind}; assign to a copy, "
+            f"{op}: the tensor of shape {tensor.shape} {kind}; assign to a copy, "
             "use where(), or assign under no_grad()"
         )
-    tensor.data[key] = value
-    mark_assigned(tensor.data)
 
 
 def mark_assigned(array: Array) -> None:

@@ -27,6 +27,24 @@ try:
 except ImportError:
     cupy = None
 
+__all__ = [
+    "Array",
+    "Shape",
+    "asarray_like",
+    "contiguous",
+    "device_of",
+    "empty",
+    "empty_like",
+    "gpu_count",
+    "is_array",
+    "is_numpy",
+    "limit_threads",
+    "namespace",
+    "to_device",
+    "to_numpy",
+    "use_device",
+]
+
 Array = Any  # numpy.ndarray | cupy.ndarray
 Shape = tuple[int, ...]
 

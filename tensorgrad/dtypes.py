@@ -12,6 +12,31 @@ import numpy as np
 
 from tensorgrad.errors import DtypeError
 
+__all__ = [
+    "ALL",
+    "FLOATS",
+    "INTEGERS",
+    "Dtype",
+    "DtypeLike",
+    "as_dtype",
+    "bfloat16",
+    "bool_",
+    "c_name",
+    "compute_dtype",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "is_float",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
+
 Dtype = np.dtype
 DtypeLike = str | type | np.dtype
 
@@ -65,6 +90,11 @@ def as_dtype(dtype: DtypeLike) -> Dtype:
     if found not in _C_NAMES:
         raise DtypeError(f"dtype: got {found}, expected one of {', '.join(_BY_NAME)}")
     return found
+
+
+def is_known(dtype: Dtype) -> bool:
+    """Whether the library computes with this dtype: real numbers and bool, nothing else."""
+    return dtype in _C_NAMES
 
 
 def is_float(dtype: Dtype) -> bool:

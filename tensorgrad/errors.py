@@ -6,6 +6,21 @@ catches a wrong shape.
 
 from __future__ import annotations
 
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "CommError",
+    "DataError",
+    "DeviceError",
+    "DtypeError",
+    "GradError",
+    "KernelError",
+    "OutOfRangeError",
+    "ShapeError",
+    "TensorgradError",
+    "TrainingError",
+]
+
 
 class TensorgradError(Exception):
     """Base of every error that tensorgrad raises on purpose."""

@@ -12,6 +12,7 @@ from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import float64, is_float
 from tensorgrad.errors import ArgumentError, GradError
+from tensorgrad.ops.operand import check_function
 from tensorgrad.tensor import Tensor
 
 
@@ -22,10 +23,10 @@ def gradcheck(
     tolerance: float = 2e-6,
     directions: int = 3,
     seed: int = 0,
-) -> None:
-    """Raise unless the gradients of f agree with central differences along random directions.
+) -> bool:
+    """Return True, or raise where a gradient of f differs from central differences.
 
-    For L = sum of w * f(x) with random weights w in [-1, 1], and a random direction v, it
+    For L = sum of w * f(x) with random weights w in [-1, 1], and random directions v, it
     compares sum of dL/dx * v with (L(x + eps v) - L(x - eps v)) / (2 eps), in float64. One
     direction costs two calls of f however many elements x has; a wrong element of the gradient
     shows in every direction.
@@ -40,10 +41,14 @@ def gradcheck(
         directions: how many to try for each input.
         seed: of the weights and directions.
 
+    Returns:
+        True, so that `assert gradcheck(f, inputs)` reads as in PyTorch; it never returns False.
+
     Raises:
         GradError: the gradient of an input is missing or wrong; names it and both numbers.
-        ArgumentError: no input holds floats.
+        ArgumentError: f is not a function, or no input holds floats.
     """
+    check_function("gradcheck", f)
     arrays = [x.data if isinstance(x, Tensor) else x for x in inputs]
     arrays = [a.astype(float64) if is_float(a.dtype) else a for a in arrays]
     if not any(is_float(a.dtype) for a in arrays):
@@ -58,6 +63,7 @@ def gradcheck(
     for y, weight in zip(outputs, weights, strict=True):
         if y.requires_grad:
             y.backward(weight, retain_graph=True)
+    size = _weighted_sum(f, arrays, weights, abs)
     for i, leaf in enumerate(leaves):
         if not leaf.requires_grad or not leaf.size:
             continue
@@ -75,11 +81,13 @@ def gradcheck(
             analytic = float((leaf.grad * direction).sum())
             length = float((leaf.grad * leaf.grad).sum()) ** 0.5
             scale = abs(numeric) + length + 1e-3
-            if not abs(numeric - analytic) <= tolerance * scale:  # NaN fails too
+            rounding = size * 2.0**-50 / eps  # of the two sums
+            if not abs(numeric - analytic) <= tolerance * scale + rounding:  # NaN fails too
                 raise GradError(
                     f"gradcheck: the gradient of input {i} along a direction is {analytic:.9g}, "
                     f"expected {numeric:.9g} (by differences)"
                 )
+    return True
 
 
 def _outputs(y: Any) -> list[Tensor]:
@@ -87,9 +95,12 @@ def _outputs(y: Any) -> list[Tensor]:
 
 
 def _weighted_sum(
-    f: Callable[..., Any], arrays: Sequence[Array], weights: Sequence[Array | None]
+    f: Callable[..., Any],
+    arrays: Sequence[Array],
+    weights: Sequence[Array | None],
+    of: Callable[[Array], Array] = lambda term: term,
 ) -> float:
     with no_grad():
         outputs = _outputs(f(*map(Tensor, arrays)))
     pairs = zip(outputs, weights, strict=True)
-    return sum(float((y.data * weight).sum()) for y, weight in pairs if weight is not None)
+    return sum(float(of(y.data * weight).sum()) for y, weight in pairs if weight is not None)

@@ -1,7 +1,10 @@
 """Random tensors from one seeded generator, with equal bits on all devices.
 
     tensorgrad.random.seed(0)
-    x = tensorgrad.random.normal((2, 3), device="cuda")
+    x = tensorgrad.random.normal(size=(2, 3), device="cuda")
+
+Where numpy.random.Generator has the function, names and order of the arguments are NumPy's
+(`loc, scale, size`; `low, high, size`); parameters of a distribution are numbers.
 
 A generator is a seed, a stream and a count of draws. Each call takes one draw number, however
 large its result, so what a call returns depends on the calls before it, but not on their shapes.
@@ -32,7 +35,8 @@ from tensorgrad.dtypes import (
     uint64,
 )
 from tensorgrad.errors import ArgumentError, DtypeError
-from tensorgrad.ops.operand import axis_index, float_tensor, shape_of
+from tensorgrad.ops.indexing import take
+from tensorgrad.ops.operand import axis_index, check_integer, float_tensor, shape_of, tensor_of
 from tensorgrad.ops.reduce import argmax
 from tensorgrad.philox import Key
 from tensorgrad.tensor import Tensor
@@ -114,45 +118,61 @@ class Generator:
 
     def normal(
         self,
-        shape: Shapes = (),
-        mean: float = 0.0,
-        std: float = 1.0,
+        loc: float = 0.0,
+        scale: float = 1.0,
+        size: Shapes | None = None,
         dtype: DtypeLike = float32,
         device: str = "cpu",
     ) -> Tensor:
-        """Return numbers from the normal distribution with this mean and standard deviation.
+        """Return numbers from the normal distribution.
+
+        Args:
+            loc: the mean.
+            scale: the standard deviation.
+            size: the shape; default (), one number.
+            dtype: a float dtype.
+            device: "cpu", "cuda" or "cuda:N".
 
         Raises:
-            ArgumentError: std is negative, or mean or std is not finite.
+            ArgumentError: scale is negative, or loc or scale is not a finite number.
             DtypeError: dtype is not a float.
         """
-        if not (math.isfinite(mean) and 0 <= std < math.inf):
+        _check_parameters("normal", loc=loc, scale=scale)
+        if not (math.isfinite(loc) and 0 <= scale < math.inf):
             raise ArgumentError(
-                f"normal: mean is {mean} and std {std}, expected finite numbers and std >= 0"
+                f"normal: loc is {loc} and scale {scale}, expected finite numbers and scale >= 0"
             )
-        y = _empty("normal", shape, _float_dtype("normal", dtype), device)
-        philox.fill_normal(y, self.next_key(), mean, std)
+        y = _empty("normal", size, _float_dtype("normal", dtype), device)
+        philox.fill_normal(y, self.next_key(), loc, scale)
         return Tensor(y)
 
     def uniform(
         self,
-        shape: Shapes = (),
         low: float = 0.0,
         high: float = 1.0,
+        size: Shapes | None = None,
         dtype: DtypeLike = float32,
         device: str = "cpu",
     ) -> Tensor:
         """Return numbers from the uniform distribution over [low, high).
 
+        Args:
+            low: the least number.
+            high: the limit above.
+            size: the shape; default (), one number.
+            dtype: a float dtype.
+            device: "cpu", "cuda" or "cuda:N".
+
         Raises:
-            ArgumentError: low is not less than high, or high - low is not finite.
+            ArgumentError: low is not less than high, or high - low is not a finite number.
             DtypeError: dtype is not a float.
         """
+        _check_parameters("uniform", low=low, high=high)
         if not 0 < high - low < math.inf:
             raise ArgumentError(
                 f"uniform: low is {low} and high {high}, expected finite low < high"
             )
-        y = _empty("uniform", shape, _float_dtype("uniform", dtype), device)
+        y = _empty("uniform", size, _float_dtype("uniform", dtype), device)
         philox.fill_uniform(y, self.next_key(), low, high)
         return Tensor(y)
 
@@ -160,19 +180,30 @@ class Generator:
         self,
         low: int,
         high: int | None = None,
-        shape: Shapes = (),
+        size: Shapes | None = None,
         dtype: DtypeLike = int64,
         device: str = "cpu",
     ) -> Tensor:
         """Return integers from [low, high), or [0, low) without high, equally likely.
 
+        Args:
+            low: the least integer, or the limit above where `high` is None.
+            high: the limit above, which is not returned.
+            size: the shape; default (), one integer.
+            dtype: an integer dtype.
+            device: "cpu", "cuda" or "cuda:N".
+
         Raises:
-            ArgumentError: low is not less than high, or dtype does not hold them.
+            ArgumentError: low is not less than high, one of them is not an integer, or dtype does
+                not hold them.
             DtypeError: dtype is not an integer dtype.
         """
         target = as_dtype(dtype)
         if target not in INTEGERS:
             raise DtypeError(f"integers: dtype is {target}, expected an integer dtype")
+        check_integer("integers", "low", low)
+        if high is not None:
+            check_integer("integers", "high", high)
         low, high = (0, low) if high is None else (low, high)
         low, high = operator.index(low), operator.index(high)
         limits = np.iinfo(target)
@@ -181,39 +212,55 @@ class Generator:
                 f"integers: low is {low} and high {high}, expected {limits.min} <= low < high "
                 f"<= {int(limits.max) + 1} for {target}"
             )
-        y = _empty("integers", shape, target, device)
+        y = _empty("integers", size, target, device)
         philox.fill_integers(y, self.next_key(), low, high)
         return Tensor(y)
 
-    def bernoulli(self, probability: float, shape: Shapes = (), device: str = "cpu") -> Tensor:
+    def bernoulli(
+        self, probability: float, size: Shapes | None = None, device: str = "cpu"
+    ) -> Tensor:
         """Return bools that are True with this probability (rounded to 1 / 2^32).
 
+        Args:
+            probability: from 0 to 1.
+            size: the shape; default (), one bool.
+            device: "cpu", "cuda" or "cuda:N".
+
         Raises:
-            ArgumentError: probability is outside [0, 1].
+            ArgumentError: probability is not a number in [0, 1].
         """
+        _check_parameters("bernoulli", probability=probability)
         if not 0 <= probability <= 1:
             raise ArgumentError(f"bernoulli: probability is {probability}, expected 0 to 1")
-        y = _empty("bernoulli", shape, bool_, device)
+        y = _empty("bernoulli", size, bool_, device)
         philox.fill_bernoulli(y, self.next_key(), probability)
         return Tensor(y)
 
-    def permutation(self, x: int | Tensor, device: str = "cpu") -> Tensor:
-        """Return 0, ..., x - 1 in random order (int64), or a tensor with its rows in random order.
+    def permutation(self, x: Any, axis: int = 0, device: str = "cpu") -> Tensor:
+        """Return 0, ..., x - 1 in random order (int64), or the slices of an array in random order.
 
         Args:
-            x: how many numbers, or a tensor whose first axis is shuffled as a whole.
-            device: where the numbers shall be; a tensor stays where it is.
+            x: how many numbers, or a tensor or array, which stays on its device.
+            axis: the axis of x that is shuffled as a whole.
+            device: where the numbers are placed: "cpu", "cuda" or "cuda:N".
 
         Raises:
-            ArgumentError: x is negative or a tensor without axes.
+            ArgumentError: x is negative, or has no such axis.
+            DtypeError: x is neither an integer, a tensor nor an array.
         """
-        if isinstance(x, Tensor):
-            if x.ndim == 0:
+        if isinstance(x, Tensor) or backend.is_array(x):
+            tensor = tensor_of("permutation", "x", x)
+            if tensor.ndim == 0:
                 raise ArgumentError("permutation: x has no axes, expected at least one")
-            return x[self.permutation(x.shape[0], x.device)]
-        if operator.index(x) < 0:
+            axis = axis_index("permutation", axis, tensor.ndim)
+            return take(tensor, self.permutation(tensor.shape[axis], device=tensor.device), axis)
+        if not isinstance(x, (int, np.integer)):
+            raise DtypeError(
+                f"permutation: x is a {type(x).__name__}, expected an integer, tensor or array"
+            )
+        if x < 0:
             raise ArgumentError(f"permutation: x is {x}, expected 0 or more")
-        words = _empty("permutation", x, uint64, device)
+        words = _empty("permutation", int(x), uint64, device)
         philox.fill_words(words, self.next_key())
         order = backend.namespace(words).argsort(words, kind="stable")
         return Tensor(order.astype(int64, copy=False))
@@ -248,11 +295,20 @@ def seed(seed: int) -> None:
     default.set_state({"seed": seed, "draw": 0})
 
 
-def _empty(op: str, shape: Shapes, dtype: Dtype, device: str) -> Array:
+def _empty(op: str, size: Shapes | None, dtype: Dtype, device: str) -> Array:
     """Return an uninitialised array on a device named "cpu", "cuda" or "cuda:N"."""
     xp = np if backend.gpu_index(device) is None else backend.cupy
-    y: Array = xp.empty(shape_of(op, shape), dtype)
+    y: Array = xp.empty(() if size is None else shape_of(op, size, "size"), dtype)
     return y
+
+
+def _check_parameters(op: str, **parameters: Any) -> None:
+    """Raise ArgumentError unless the parameters of a distribution are numbers."""
+    for name, value in parameters.items():
+        if not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ArgumentError(
+                f"{op}: {name} is {value!r}, expected a number; give the shape as size=..."
+            )
 
 
 def _float_dtype(op: str, dtype: DtypeLike) -> Dtype:

@@ -18,6 +18,7 @@ from tensorgrad.amp import Casts
 from tensorgrad.autograd import Edge, Node, mode
 from tensorgrad.backend import Array
 from tensorgrad.errors import GradError
+from tensorgrad.ops.operand import check_function
 from tensorgrad.tensor import Tensor
 
 
@@ -47,11 +48,14 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             random generator. It may contain checkpointed functions.
 
     Raises:
+        ArgumentError: f is not a function.
         GradError: when called, f returns something else than a tensor; in backward, it does
             not give the same again.
 
     Source: Chen et al. 2016, arXiv:1604.06174.
     """
+
+    check_function("checkpoint", f, "give it the function first: checkpoint(f)(x)")
 
     @wraps(f, updated=())
     def run(*args: Any, **kwargs: Any) -> Tensor:

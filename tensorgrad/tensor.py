@@ -5,8 +5,9 @@ Every operator and method is one line that calls the op of the same name in `ten
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -41,7 +42,6 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "data", "grad", "hooks", "node", "requires_grad")
-    __array_priority__ = 1000  # so that `array + tensor` calls Tensor.__radd__
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Node | None = None) -> None:
         if requires_grad and node is None and not is_float(data.dtype):
@@ -109,6 +109,14 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        return numpy_functions.call_ufunc(ufunc, method, operands, options)
+
+    def __array_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        return numpy_functions.call_function(function, arguments, options)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         return interop.to_dlpack(self.data, **kwargs)
@@ -212,25 +220,66 @@ class Tensor:
         return ops.greater_equal(self, other)
 
     def __and__(self, other: Any) -> Tensor:
-        return ops.logical_and(self, other)
+        return ops.bitwise_and(self, other)
 
     def __rand__(self, other: Any) -> Tensor:
-        return ops.logical_and(other, self)
+        return ops.bitwise_and(other, self)
 
     def __or__(self, other: Any) -> Tensor:
-        return ops.logical_or(self, other)
+        return ops.bitwise_or(self, other)
 
     def __ror__(self, other: Any) -> Tensor:
-        return ops.logical_or(other, self)
+        return ops.bitwise_or(other, self)
 
     def __xor__(self, other: Any) -> Tensor:
-        return ops.logical_xor(self, other)
+        return ops.bitwise_xor(self, other)
 
     def __rxor__(self, other: Any) -> Tensor:
-        return ops.logical_xor(other, self)
+        return ops.bitwise_xor(other, self)
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return ops.left_shift(self, other)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return ops.left_shift(other, self)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return ops.right_shift(self, other)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return ops.right_shift(other, self)
 
     def __invert__(self) -> Tensor:
-        return ops.logical_not(self)
+        return ops.invert(self)
+
+    # Augmented assignment changes the memory of the tensor, as in NumPy; see ops.indexing.
+
+    def __iadd__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "+=", operator.add, other)
+
+    def __isub__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "-=", operator.sub, other)
+
+    def __imul__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "*=", operator.mul, other)
+
+    def __itruediv__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "/=", operator.truediv, other)
+
+    def __ipow__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "**=", operator.pow, other)
+
+    def __imatmul__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "@=", operator.matmul, other)
+
+    def __iand__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "&=", operator.and_, other)
+
+    def __ior__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "|=", operator.or_, other)
+
+    def __ixor__(self, other: Any) -> Self:
+        return ops.indexing.assign_result(self, "^=", operator.xor, other)
 
     def astype(self, dtype: DtypeLike, copy: bool = True) -> Tensor:
         """Return the values as `dtype`; see `ops.astype`."""
@@ -333,4 +382,4 @@ class Tensor:
         return ops.squeeze(self, axis)
 
 
-from tensorgrad import autograd, interop, ops  # noqa: E402  last: they import Tensor from here
+from tensorgrad import autograd, interop, numpy_functions, ops  # noqa: E402  last: they import Tensor from here

@@ -19,6 +19,13 @@ from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.files import sync_folder
 
+__all__ = [
+    "ArrayFile",
+    "load_arrays",
+    "load_metadata",
+    "save_arrays",
+]
+
 
 def save_arrays(
     path: str | os.PathLike[str],

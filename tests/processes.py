@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -23,6 +24,12 @@ def wait_for(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
     assert process.stderr is not None
     with process.stdout, process.stderr:
         return process.stdout.read(), process.stderr.read()
+
+
+def wait_until(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until a program has come so far, or has ended: however long a busy machine takes."""
+    while not done() and process.poll() is None:
+        time.sleep(0.001)
 
 
 @contextmanager

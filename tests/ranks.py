@@ -36,9 +36,9 @@ def mpirun() -> tuple[str, ...] | None:
 def missing() -> str | None:
     """Return why ranks cannot be started here, or None."""
     if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed (pip install tensorgrad[mpi])"
+        return "mpi4py is not installed (pip install -e '.[mpi]')"
     if mpirun() is None:
-        return "there is no mpirun (pip install tensorgrad[mpi])"
+        return "there is no mpirun (pip install -e '.[mpi]')"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import weakref
@@ -243,6 +244,18 @@ def test_grad_and_value_and_grad() -> None:
         assert tensorgrad.grad(f)(x, y).item() == 12.0
     assert x.grad is None
     assert not x.requires_grad
+
+
+@pytest.mark.parametrize("name", ["grad", "value_and_grad", "checkpoint", "fuse"])
+def test_what_takes_a_function_refuses_a_tensor(name: str) -> None:
+    takes_function: Any = getattr(tensorgrad, name)
+    loss = leaf(2.0) * 3
+    hint = "call its backward()" if "grad" in name else f"{name}(f)(x)"
+    with pytest.raises(ArgumentError, match=f"{name}: f is a Tensor, expected a function; .*"
+                       f"{re.escape(hint)}"):  # fmt: skip
+        takes_function(loss)
+    with pytest.raises(ArgumentError, match=f"{name}: f is a float, expected a function$"):
+        takes_function(1.0)
 
 
 def test_places_of_arguments() -> None:

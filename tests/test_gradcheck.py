@@ -26,7 +26,7 @@ def test_right_gradients_pass() -> None:
     x, weight = rng.standard_normal((3, 4)), rng.standard_normal((5, 4)).astype("float32")
     gradcheck(lambda x, w: ops.tanh(ops.linear(x, w)), [Tensor(x), weight])
     gradcheck(lambda x: (ops.sin(x), x * 3), [x])
-    gradcheck(squared_with(2.0), [np.array(1.5)])
+    assert gradcheck(squared_with(2.0), [np.array(1.5)]) is True
     gradcheck(ops.take, [x, np.array([0, 2, 2])])
     gradcheck(lambda x: ops.topk(x, 2), [x])
 
@@ -55,6 +55,11 @@ def test_missing_gradients_are_named() -> None:
         gradcheck(lambda x, y: x * y.detach(), [np.ones(2), np.ones(2)])
     with pytest.raises(ArgumentError, match="gradcheck: inputs hold no floats"):
         gradcheck(lambda x: x, [np.ones(2, int)])
+
+
+def test_a_function_comes_first() -> None:
+    with pytest.raises(ArgumentError, match="gradcheck: f is a Tensor, expected a function"):
+        gradcheck(Tensor(np.ones(2)), [np.ones(2)])  # type: ignore[arg-type]
 
 
 def test_inputs_stay_as_they_are() -> None:

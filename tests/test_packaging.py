@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -179,9 +180,44 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
         if line.startswith("Requires-Dist:") and "extra ==" not in line
     ]
     assert sorted(always) == ["ml-dtypes", "numpy", "safetensors", "tokenizers", "tqdm"]
+    assert wheel.name.startswith(f"tensorgrad_cupy-{tensorgrad.__version__}-")
+    assert "\nName: tensorgrad-cupy\n" in metadata
     assert f"\nVersion: {tensorgrad.__version__}\n" in metadata
     for extra in ("cuda13", "cuda12", "mpi", "text", "plot", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
+
+
+# The other project's name where ours is meant: as a requirement with extras, or after `install`.
+WRONG_NAME = re.compile(
+    r"""\btensorgrad\\?\[[^\]\s]|\binstall(\s+-\S+)*\s+["'`]?tensorgrad\b(?!-cupy)"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("pip install -U 'tensor" "grad'", True),
+        ("pip install tensor" "grad", True),
+        ('needs "tensor' 'grad[mpi,plot]"', True),
+        ('pip install "tensorgrad-cupy[mpi]"', False),
+        ("pip install -e '.[mpi]'", False),
+        ("import tensorgrad", False),
+    ],
+)  # fmt: skip
+def test_the_wrong_name_is_told_from_ours(text: str, wrong: bool) -> None:
+    assert bool(WRONG_NAME.search(text)) is wrong
+
+
+def test_nobody_is_told_to_install_another_project(checkout: Path) -> None:
+    texts = [path for path in checkout.rglob("*") if path.is_file() and path.suffix != ".png"]
+    assert len(texts) > 300
+    wrong = [
+        f"{path.relative_to(checkout)}:{number}: {line.strip()}"
+        for path in texts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if WRONG_NAME.search(line)
+    ]
+    assert wrong == []
 
 
 def test_an_sdist_holds_everything_and_builds_the_same_wheel(

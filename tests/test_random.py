@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -42,9 +43,9 @@ def share_above(values: Array, expected: Callable[[float], float], points: Any) 
 
 def test_exact_values() -> None:
     draws = Generator(12345)
-    assert draws.normal(3, dtype="float64").tolist() == NORMAL
-    assert draws.normal(3).tolist() == NORMAL_32
-    assert draws.uniform(3).tolist() == UNIFORM
+    assert draws.normal(size=3, dtype="float64").tolist() == NORMAL
+    assert draws.normal(size=3).tolist() == NORMAL_32
+    assert draws.uniform(size=3).tolist() == UNIFORM
     assert draws.integers(-5, 1000, 4).tolist() == INTEGERS_FOUND
     assert draws.bernoulli(0.5, 8).tolist() == BERNOULLI
     assert draws.permutation(8).tolist() == PERMUTATION
@@ -63,7 +64,7 @@ def test_bits_are_numpys_philox() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_normal_distribution(dtype: Any) -> None:
-    z = Generator(1).normal(MANY, dtype=dtype).numpy().astype(float64)
+    z = Generator(1).normal(size=MANY, dtype=dtype).numpy().astype(float64)
     assert abs(z.mean()) < 4 / math.sqrt(MANY)
     assert abs(z.var() - 1) < 4 * math.sqrt(2 / MANY)
     assert abs((z**3).mean()) < 4 * math.sqrt(15 / MANY)
@@ -94,7 +95,7 @@ def test_logarithm() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_uniform_distribution(dtype: Any) -> None:
-    u = Generator(2).uniform(MANY, -1, 3, dtype=dtype).numpy().astype(float64)
+    u = Generator(2).uniform(-1, 3, size=MANY, dtype=dtype).numpy().astype(float64)
     assert u.min() >= -1
     assert u.max() < 3
     assert abs(u.mean() - 1) < 4 * 4 / math.sqrt(12 * MANY) + 4 * 2.0 ** -BITS[dtype]
@@ -106,10 +107,10 @@ def test_uniform_distribution(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_uniform_stays_below_its_upper_bound(dtype: Any) -> None:
     for low, high in ((0.0, 1.0), (-2.0, -1.0), (1000.0, 1001.0), (0.1, 0.3)):
-        u = Generator(3).uniform(MANY, low, high, dtype=dtype).numpy().astype(float64)
+        u = Generator(3).uniform(low, high, size=MANY, dtype=dtype).numpy().astype(float64)
         assert u.max() < high
         assert u.min() >= np.array(low).astype(dtype).astype(float64)
-    u = Generator(3).uniform(10, 1, 1 + 1e-12, dtype=dtype).numpy()  # nothing lies between
+    u = Generator(3).uniform(1, 1 + 1e-12, size=10, dtype=dtype).numpy()  # nothing lies between
     assert dtype == float64 or (u == 1).all()
 
 
@@ -163,6 +164,32 @@ def test_permutation() -> None:
     np.testing.assert_array_equal(x.grad, np.ones((6, 2)))
 
 
+def test_permutation_shuffles_along_an_axis() -> None:
+    x = np.arange(24).reshape(2, 3, 4)
+    order = Generator(5).permutation(3).numpy()
+    for axis in (1, -2):
+        np.testing.assert_array_equal(Generator(5).permutation(x, axis).numpy(), x[:, order])
+    np.testing.assert_array_equal(Generator(5).permutation(np.arange(3)).numpy(), order)
+
+
+@pytest.mark.parametrize("name", ["normal", "uniform", "integers", "permutation"])
+def test_names_and_order_of_arguments_are_numpys(name: str) -> None:
+    numpys = inspect.signature(getattr(np.random.Generator, name)).parameters
+    ours = inspect.signature(getattr(Generator, name)).parameters
+    names = [each for each in numpys if each != "endpoint"]
+    assert list(ours)[: len(names)] == names
+    for each in names:
+        if each != "dtype":
+            assert ours[each].default == numpys[each].default
+
+
+def test_parameters_come_before_the_shape() -> None:
+    assert Generator(1).normal(3, 4).shape == ()
+    assert Generator(1).normal(100, 1e-3, 5).numpy() == pytest.approx(100, abs=0.1)
+    assert Generator(1).uniform(7, 8, (2, 2)).numpy() == pytest.approx(7.5, abs=0.5)
+    assert Generator(1).integers(3, 4, (2, 2)).tolist() == [[3, 3], [3, 3]]
+
+
 @pytest.mark.parametrize("axis", [0, -1])
 def test_categorical(axis: int) -> None:
     probabilities = np.array([0.5, 0.3, 0.0, 0.2])
@@ -189,51 +216,51 @@ def test_draws_streams_and_seeds_are_independent() -> None:
 
 def test_each_call_takes_one_draw() -> None:
     one, two = Generator(9), Generator(9)
-    one.normal((100, 100)), one.uniform(0), one.permutation(5)
+    one.normal(size=(100, 100)), one.uniform(size=0), one.permutation(5)
     for _ in range(3):
         two.bernoulli(0.5)
     assert one.get_state() == two.get_state() == {"seed": 9, "draw": 3, "stream": 0}
-    assert one.normal(4).tolist() == two.normal(4).tolist()
+    assert one.normal(size=4).tolist() == two.normal(size=4).tolist()
 
 
 def test_a_part_does_not_depend_on_the_size_or_the_threads(monkeypatch: Any) -> None:
-    whole = Generator(10).normal(300_001).numpy()
-    np.testing.assert_array_equal(Generator(10).normal(1000).numpy(), whole[:1000])
-    np.testing.assert_array_equal(Generator(10).normal((3, 11)).numpy().ravel(), whole[:33])
+    whole = Generator(10).normal(size=300_001).numpy()
+    np.testing.assert_array_equal(Generator(10).normal(size=1000).numpy(), whole[:1000])
+    np.testing.assert_array_equal(Generator(10).normal(size=(3, 11)).numpy().ravel(), whole[:33])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    np.testing.assert_array_equal(Generator(10).normal(300_001).numpy(), whole)
+    np.testing.assert_array_equal(Generator(10).normal(size=300_001).numpy(), whole)
 
 
 def test_shorter_types_are_rounded() -> None:
-    exact = Generator(11).normal(1000, 0.5, 2, dtype=float64).numpy()
+    exact = Generator(11).normal(0.5, 2, size=1000, dtype=float64).numpy()
     for dtype in (float32, float16, bfloat16):
-        found = Generator(11).normal(1000, 0.5, 2, dtype=dtype).numpy()
+        found = Generator(11).normal(0.5, 2, size=1000, dtype=dtype).numpy()
         np.testing.assert_array_equal(found, exact.astype(float32).astype(dtype))
 
 
 def test_state_goes_through_json_and_back() -> None:
     draws = Generator(2**64 - 1, stream=5)
-    draws.normal(3)
+    draws.normal(size=3)
     state = json.loads(json.dumps(draws.get_state()))
-    expected = draws.normal(3).tolist()
+    expected = draws.normal(size=3).tolist()
     other = Generator()
     other.set_state(state)
-    assert other.normal(3).tolist() == expected
+    assert other.normal(size=3).tolist() == expected
 
 
 def test_the_default_generator() -> None:
     before = random.get_state()
     try:
         tensorgrad.random.seed(3)
-        first = (random.normal(2).tolist(), random.uniform(2).tolist())
+        first = (random.normal(size=2).tolist(), random.uniform(size=2).tolist())
         state = random.get_state()
-        next_one = random.integers(100, shape=5).tolist()
+        next_one = random.integers(100, size=5).tolist()
         random.seed(3)
-        assert (random.normal(2).tolist(), random.uniform(2).tolist()) == first
+        assert (random.normal(size=2).tolist(), random.uniform(size=2).tolist()) == first
         random.set_state(state)
-        assert random.integers(100, shape=5).tolist() == next_one
+        assert random.integers(100, size=5).tolist() == next_one
         random.seed(4)
-        assert random.normal(2).tolist() != first[0]
+        assert random.normal(size=2).tolist() != first[0]
     finally:
         random.set_state(before)
 
@@ -241,9 +268,9 @@ def test_the_default_generator() -> None:
 def test_shapes_and_empty_arrays() -> None:
     draws = Generator(0)
     assert draws.normal().shape == ()
-    assert draws.uniform(3).shape == (3,)
-    assert draws.normal((0, 3)).shape == (0, 3)
-    assert draws.integers(5, shape=(2, 3)).shape == (2, 3)
+    assert draws.uniform(size=3).shape == (3,)
+    assert draws.normal(size=(0, 3)).shape == (0, 3)
+    assert draws.integers(5, size=(2, 3)).shape == (2, 3)
     assert draws.categorical(Tensor(np.zeros((0, 3)))).shape == (0,)
 
 
@@ -269,18 +296,18 @@ def test_dropout_and_checkpoint_draw_from_the_default_generator() -> None:
 
 def test_bad_arguments() -> None:
     draws = Generator(0)
-    with pytest.raises(ArgumentError, match=r"normal: mean is 0\.0 and std -1, expected finite"):
-        draws.normal(3, std=-1)
-    with pytest.raises(ArgumentError, match="normal: mean is nan"):
-        draws.normal(3, math.nan)
+    with pytest.raises(ArgumentError, match=r"normal: loc is 0\.0 and scale -1, expected finite"):
+        draws.normal(scale=-1)
+    with pytest.raises(ArgumentError, match="normal: loc is nan"):
+        draws.normal(math.nan)
     with pytest.raises(DtypeError, match="normal: dtype is int64, expected a float dtype"):
-        draws.normal(3, dtype="int64")
+        draws.normal(size=3, dtype="int64")
     with pytest.raises(ArgumentError, match="uniform: low is 1 and high 1, expected finite low <"):
-        draws.uniform(3, 1, 1)
+        draws.uniform(1, 1)
     with pytest.raises(ArgumentError, match="uniform: low is 0 and high inf"):
-        draws.uniform(3, 0, math.inf)
+        draws.uniform(0, math.inf)
     with pytest.raises(DtypeError, match="uniform: dtype is bool, expected a float dtype"):
-        draws.uniform(3, dtype="bool")
+        draws.uniform(size=3, dtype="bool")
     with pytest.raises(ArgumentError, match="integers: low is 3 and high 3, expected -9223372036"):
         draws.integers(3, 3)
     with pytest.raises(
@@ -300,8 +327,17 @@ def test_bad_arguments() -> None:
         draws.categorical(Tensor(np.arange(3)))
     with pytest.raises(ArgumentError, match="categorical: axis is 1, expected -1 to 0"):
         draws.categorical(Tensor(np.ones(3)), 1)
-    with pytest.raises(ShapeError, match="normal: shape is"):
-        draws.normal(-1)
+    with pytest.raises(ArgumentError, match="permutation: axis is 1, expected -1 to 0"):
+        draws.permutation(np.arange(3), 1)
+    with pytest.raises(DtypeError, match="permutation: x is a float, expected an integer, tensor"):
+        draws.permutation(3.5)
+    with pytest.raises(ArgumentError, match=r"integers: low is 1\.5, expected an integer"):
+        draws.integers(1.5)  # type: ignore[arg-type]
+    for draw in (draws.normal, draws.uniform):
+        with pytest.raises(ShapeError, match=r"size is .*-1.*, expected 0 or more"):
+            draw(size=-1)
+        with pytest.raises(ArgumentError, match=r"is \(2, 3\), expected a number; .* as size="):
+            draw((2, 3))  # type: ignore[arg-type]
     for seed in (-1, 2**64, 0.5):
         with pytest.raises(ArgumentError, match=r"random: seed is .*, expected an integer from 0"):
             Generator(seed)  # type: ignore[arg-type]
@@ -315,14 +351,14 @@ def test_bad_arguments() -> None:
 def test_devices_agree_in_every_bit(shape: Any) -> None:
     def results(device: str) -> list[Tensor]:
         draws = Generator(2**63 + 5, stream=2)
-        found = [draws.normal(shape, 0.3, 1.7, dtype, device) for dtype in FLOATS]
-        found += [draws.uniform(shape, -0.3, 1.1, dtype, device) for dtype in FLOATS]
+        found = [draws.normal(0.3, 1.7, shape, dtype, device) for dtype in FLOATS]
+        found += [draws.uniform(-0.3, 1.1, shape, dtype, device) for dtype in FLOATS]
         for dtype in INTEGERS:
             limits = np.iinfo(dtype)
             found += [draws.integers(limits.min, int(limits.max) + 1, shape, dtype, device),
                       draws.integers(3, 77, shape, dtype, device)]  # fmt: skip
         found += [draws.bernoulli(p, shape, device) for p in (0.0, 0.3, 1.0)]
-        found += [draws.permutation(math.prod(shape), device)]
+        found += [draws.permutation(math.prod(shape), device=device)]
         if shape:
             logits = np.random.default_rng(0).standard_normal(shape)
             for kind in FLOATS:
@@ -340,10 +376,10 @@ def test_devices_agree_in_every_bit(shape: Any) -> None:
 
 @pytest.mark.gpu
 def test_the_tails_agree_too() -> None:
-    found = Generator(1).normal(2**26, dtype=float64, device="cuda")
+    found = Generator(1).normal(size=2**26, dtype=float64, device="cuda")
     z = found.numpy()
     assert np.abs(z).max() > 5.2
-    np.testing.assert_array_equal(Generator(1).normal(2**26, dtype=float64).numpy(), z)
+    np.testing.assert_array_equal(Generator(1).normal(size=2**26, dtype=float64).numpy(), z)
 
 
 @pytest.mark.gpu

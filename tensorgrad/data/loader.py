@@ -22,7 +22,7 @@ from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 from tensorgrad.ops.operand import check_integer, check_seed, integer_array
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 _ROUNDS = 12  # fewer leave a trace in epochs of ten windows
@@ -167,14 +167,14 @@ class TokenLoader:
         return x, y
 
 
-def read_ahead(batch_of: Callable[[int], Item], start_step: int = 0) -> Iterator[Item]:
+def read_ahead(batch_of: Callable[[int], _Item], start_step: int = 0) -> Iterator[_Item]:
     """Yield batch_of(start_step), batch_of(start_step + 1), ... without end, made in a thread.
 
     It is two batches ahead. Closing the iterator, or letting go of it, ends the thread; what goes
     wrong in the thread is raised here. Where the system allows no thread, nothing is read ahead.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="read_ahead")
-    ahead: deque[Future[Item]] = deque()
+    ahead: deque[Future[_Item]] = deque()
     try:
         with suppress(RuntimeError):  # no thread can be started, as under a limit (ulimit -u)
             ahead.append(pool.submit(batch_of, start_step))

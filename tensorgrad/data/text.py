@@ -318,7 +318,7 @@ def load_dataset(op: str, source: str, path: str, config: str, split: str | None
     except ImportError as error:
         raise DataError(
             f"{op}: source has {source!r}, which needs the datasets package: "
-            "pip install 'tensorgrad[text]'"
+            "pip install 'tensorgrad-cupy[text]'"
         ) from error
     try:
         return datasets.load_dataset(path, config or None, split=split)

@@ -12,11 +12,12 @@
 //                           thread copies its share of the next row over what it has just used
 //   cross_entropy_forward   any row, a block each. For the gradient the logits are read again, from
 //                           the L2 cache if it holds them
-//   cross_entropy_backward  the gradient, from the logits and z: 2 * sizeof(T) bytes an element
+//   cross_entropy_backward  the gradient, from the logits and `peaks`: 2 * sizeof(T) bytes an element
 //   cross_entropy_total     the sum of the losses, in a fixed order
 //   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
-// `prepared` says that dlogits is already the gradient for dy == 1; with that dy nothing is done.
+// `peaks` are, of each row, the largest logit, and then, of each row, the sum of exponentials of what
+// the logits are below it. `prepared` says that dlogits is already the gradient for dy == 1; with that dy nothing is done.
 // logits and dlogits begin at 16-byte boundaries. All results are written with =.
 // Launched by ops/cross_entropy_cuda.py.
 //
@@ -43,10 +44,12 @@ struct Targets {
 
     __device__ bool counts(long long id) const { return !(ignores && id == ignored); }
 
-    // plain: the sum of the logits where `each` is not 0, else 0.
+    // below: the sum of what the logits are below the peak where `each` is not 0, else 0. What the
+    // logits share takes no part but in z, so it costs no digits.
     template <typename C>
-    __device__ C loss(C lse, C at_target, C plain) const {
-        return lse - C(target) * at_target - C(each) * plain + C(z_loss) * lse * lse;
+    __device__ C loss(C peak, C total, C at_target, C below) const {
+        const C part = log(total), lse = peak + part;
+        return part - C(target) * (at_target - peak) - C(each) * below + C(z_loss) * lse * lse;
     }
 };
 
@@ -68,12 +71,11 @@ struct Scale {
 // The gradient of a row is exp(x - peak) * rise - floor, and drop less at the target.
 template <typename T, typename C = Compute<T>>
 struct Slopes {
-    C lse, peak, rise, floor, drop;
+    C peak, rise, floor, drop;
 
-    __device__ Slopes(Peak<C> whole, const Targets& targets, C scale)
-        : lse(whole.shift() + log(whole.total)), peak(whole.shift()),
-          rise(scale * (1 + 2 * C(targets.z_loss) * lse) / whole.total), floor(C(targets.each) * scale),
-          drop(C(targets.target) * scale) {}
+    __device__ Slopes(C peak, C total, const Targets& targets, C scale)
+        : peak(peak), rise(scale * (1 + 2 * C(targets.z_loss) * (peak + log(total))) / total),
+          floor(C(targets.each) * scale), drop(C(targets.target) * scale) {}
 
     __device__ C operator()(C x) const { return exp_less<T>(x, peak) * rise - floor; }
 };
@@ -173,20 +175,22 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, 
         next = min(r + stride, last);
         next_id = targets.ids[next];
         next_share.fetch(logits + next * width, classes);
-        C plain = 0;
-        if (smooth)
-            #pragma unroll
-            for (int j = 0; j < N; ++j)
-                if (Own::column(j) < classes) plain += values[j];
         asm volatile("" :: "r"(int(at_target != 0)));   // read before a thread writes over it
         Peak<C> own = {-infinity<C>(), 0};
         own.template absorb<T>(values);
         own = warp_reduce(own, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); }, blockDim.x);
-        if (smooth) plain = warp_reduce(plain, [](C a, C b) { return a + b; }, blockDim.x);
+        const C peak = own.shift();
+        C below = 0;
+        if (smooth) {
+            #pragma unroll
+            for (int j = 0; j < N; ++j)
+                if (Own::column(j) < classes) below += values[j] - peak;
+            below = warp_sum(below, blockDim.x);
+        }
         if (r >= rows) continue;
-        const Slopes<T> slopes(own, targets, weight);
+        const Slopes<T> slopes(peak, own.total, targets, weight);
         if (losses != nullptr && threadIdx.x == 0)
-            losses[r] = counts ? targets.loss(slopes.lse, at_target, plain) : C(0);
+            losses[r] = counts ? targets.loss(peak, own.total, at_target, below) : C(0);
         if (dlogits == nullptr) continue;
         T* dx = dlogits + r * width;
         if (!counts) {
@@ -271,27 +275,38 @@ struct Target {
     }
 };
 
-template <typename T, typename C>
-__device__ inline void absorb_vector(Peak<C>& own, C& plain, const Words& bits, bool smooth) {
-    C values[VECTOR<T>];
-    unpack<T>(bits, values);
-    own.template absorb<T>(values);
-    if (!smooth) return;
-    #pragma unroll
-    for (C value : values) plain += value;
-}
+// What a block finds out about a row: the peak and, where `smooth`, the sum of what the logits are
+// below it. That is taken from the first logit, if finite: while logits come, their peak is not known.
+template <typename T, typename C = Compute<T>>
+struct Found {
+    Peak<C> all = {-infinity<C>(), 0};
+    C base, below = 0;
+    bool smooth;
 
-// Take in the own one of the others, then join what the threads of the block have found.
-template <typename T, typename C>
-__device__ inline void finish(Peak<C>& own, C& plain, const Row<T>& row, T other, bool smooth) {
-    if (threadIdx.x < row.others()) {
-        const C value[1] = {to_compute(other)};
-        own.template absorb<T>(value);
-        if (smooth) plain += value[0];
+    __device__ Found(bool smooth, T first) : base(to_compute(first)), smooth(smooth) {
+        if (!(abs(base) < infinity<C>())) base = 0;
     }
-    own = block_reduce(own, Peak<C>{-infinity<C>(), 0}, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); });
-    if (smooth) plain = block_sum(plain);
-}
+    template <int N> __device__ void absorb(const C (&values)[N]) {
+        all.template absorb<T>(values);
+        if (!smooth) return;
+        #pragma unroll
+        for (C value : values) below += value - base;
+    }
+    __device__ void absorb(const Words& bits) {
+        C values[VECTOR<T>];
+        unpack<T>(bits, values);
+        absorb(values);
+    }
+    // Take in the own one of the others, then join what the threads of the block have found.
+    __device__ void finish(const Row<T>& row, T other) {
+        if (threadIdx.x < row.others()) {
+            const C value[1] = {to_compute(other)};
+            absorb(value);
+        }
+        all = block_reduce(all, Peak<C>{-infinity<C>(), 0}, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); });
+        if (smooth) below = block_sum(below) + C(row.classes) * (base - all.shift());
+    }
+};
 
 template <typename T, typename C>
 __device__ inline void store_gradient(T* place, const Words& bits, const Slopes<T>& slopes) {
@@ -315,7 +330,7 @@ __device__ inline void finish_gradient(T* dx, const Row<T>& row, T other, const 
 
 template <typename T>
 __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
-cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ logsumexp, T* dlogits,
+cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ peaks, T* dlogits,
                       const T* logits, const Targets targets, const Scale<Compute<T>> scale, int width,
                       int classes) {
     using C = Compute<T>;
@@ -323,7 +338,7 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
     const long long r = blockIdx.x, id = targets.ids[r];
     T* dx = dlogits + r * width;
     if (!targets.counts(id)) {
-        if (threadIdx.x == 0) losses[r] = logsumexp[r] = 0;
+        if (threadIdx.x == 0) losses[r] = 0;
         if (dlogits != nullptr) clear(dx, 0, width);
         return;
     }
@@ -331,10 +346,8 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
     const Target<T> target(id, row);
     const C at_target = target.known ? to_compute(row.x[target.place]) : not_a_number<C>();
     const T other = row.own_other();
-    const bool smooth = targets.each != 0;
     const C weight = scale(r);
-    Peak<C> own = {-infinity<C>(), 0};
-    C plain = 0;
+    Found<T> found(targets.each != 0, row.x[0]);
     for (int base = threadIdx.x; base < row.vectors; base += UNROLL * blockDim.x) {
         Words xs[UNROLL];
         #pragma unroll
@@ -344,13 +357,15 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
         }
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (base + u * blockDim.x < row.vectors) absorb_vector<T>(own, plain, xs[u], smooth);
+            if (base + u * blockDim.x < row.vectors) found.absorb(xs[u]);
     }
-    finish(own, plain, row, other, smooth);
-    const Slopes<T> slopes(own, targets, weight);
+    found.finish(row, other);
+    const C peak = found.all.shift(), total = found.all.total;
+    const Slopes<T> slopes(peak, total, targets, weight);
     if (target.mine) {
-        losses[r] = targets.loss(slopes.lse, at_target, plain);
-        logsumexp[r] = slopes.lse;
+        losses[r] = targets.loss(peak, total, at_target, found.below);
+        peaks[r] = peak;
+        peaks[gridDim.x + r] = total;
     }
     if (dlogits == nullptr) return;
     #pragma unroll 2
@@ -363,7 +378,7 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
 // copies need no barrier. What else the next row needs waits in registers.
 template <typename T>
 __global__ void __launch_bounds__(1024)
-cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ logsumexp, T* dlogits,
+cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ peaks, T* dlogits,
                      const T* logits, const Targets targets, const Scale<Compute<T>> scale, long long rows,
                      int width, int classes) {
     using C = Compute<T>;
@@ -372,7 +387,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ l
     const bool smooth = targets.each != 0;
     long long id = targets.ids[blockIdx.x];
     Row<T> row(logits + blockIdx.x * (long long)width, classes);
-    T other = row.own_other();
+    T other = row.own_other(), first = smooth ? row.x[0] : T(0.f);
     if (targets.counts(id))
         for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
             copy_async(staged + v, row.vector(v), true);
@@ -381,7 +396,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ l
         const long long next = min(r + gridDim.x, rows - 1);
         const Row<T> next_row(logits + next * width, classes);
         const long long next_id = targets.ids[next];
-        const T next_other = next_row.own_other();
+        const T next_other = next_row.own_other(), next_first = smooth ? next_row.x[0] : T(0.f);
         const int next_vectors = r + gridDim.x < rows && targets.counts(next_id) ? next_row.vectors : 0;
         const bool counts = targets.counts(id);
         const int vectors = counts ? row.vectors : 0;
@@ -389,19 +404,20 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ l
         const C weight = scale(r);
         T* dx = dlogits + r * width;
         wait_for_batches<0>();
-        Peak<C> own = {-infinity<C>(), 0};
-        C plain = 0;
+        Found<T> found(smooth, first);
         #pragma unroll 2
-        for (int v = threadIdx.x; v < vectors; v += blockDim.x) absorb_vector<T>(own, plain, staged[v], smooth);
+        for (int v = threadIdx.x; v < vectors; v += blockDim.x) found.absorb(staged[v]);
         C at_target = not_a_number<C>();
         if (counts && target.known && target.mine)
             at_target = to_compute(!row.in_vector(target.place) ? other :
                 reinterpret_cast<const T*>(staged)[target.place - row.head]);
-        if (counts) finish(own, plain, row, other, smooth);
-        const Slopes<T> slopes(own, targets, weight);
+        if (counts) found.finish(row, other);
+        const C peak = found.all.shift(), total = found.all.total;
+        const Slopes<T> slopes(peak, total, targets, weight);
         if (target.mine) {
-            losses[r] = counts ? targets.loss(slopes.lse, at_target, plain) : C(0);
-            logsumexp[r] = slopes.lse;
+            losses[r] = counts ? targets.loss(peak, total, at_target, found.below) : C(0);
+            peaks[r] = peak;
+            peaks[rows + r] = total;
         }
         #pragma unroll 2
         for (int v = threadIdx.x; v < max(vectors, next_vectors); v += blockDim.x) {
@@ -414,16 +430,16 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ l
         row = next_row;
         id = next_id;
         other = next_other;
+        first = next_first;
     }
 }
 
-// Computed as forward does, but for p = exp(x - logsumexp).
+// Computed as forward does.
 template <typename T>
 __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
 cross_entropy_backward(T* dlogits, const T* logits, const Targets targets,
-                       const Compute<T>* __restrict__ logsumexp, const Scale<Compute<T>> scale, int prepared,
+                       const Compute<T>* __restrict__ peaks, const Scale<Compute<T>> scale, int prepared,
                        long long rows, int width) {
-    using C = Compute<T>;
     if (prepared && scale.is_one()) return;
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
         const T* x = logits + r * width;
@@ -433,17 +449,15 @@ cross_entropy_backward(T* dlogits, const T* logits, const Targets targets,
             clear(dx, 0, width);
             continue;
         }
-        const C lse = logsumexp[r], weight = scale(r), rise = weight * (1 + 2 * C(targets.z_loss) * lse);
-        const C even = C(targets.each) * weight;
-        const auto gradient = [=](T value) { return exp_for<T>(to_compute(value) - lse) * rise - even; };
+        const Slopes<T> slopes(peaks[r], peaks[rows + r], targets, scale(r));
         for_places(x, width, true, [&](int place, auto n) {
             auto out = load<n>(x + place);
             #pragma unroll
-            for (T& value : out.values) value = from_compute<T>(gradient(value));
+            for (T& value : out.values) value = from_compute<T>(slopes(to_compute(value)));
             store(dx + place, out);
         });
         __syncthreads();
         if (threadIdx.x == 0 && 0 <= target && target < width)
-            dx[target] = from_compute<T>(gradient(x[target]) - C(targets.target) * weight);
+            dx[target] = from_compute<T>(slopes(to_compute(x[target])) - slopes.drop);
     }
 }

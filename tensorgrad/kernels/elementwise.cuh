@@ -25,9 +25,30 @@ template <typename A, typename B> __device__ inline bool either(A a, B b) { retu
 template <typename A, typename B> __device__ inline bool differ(A a, B b) { return bool(a) != bool(b); }
 template <typename A> __device__ inline bool inverted(A a) { return !bool(a); }
 
+// Of integers themselves, all of whose digits double may not hold.
+template <typename C> constexpr bool IS_WHOLE = C(0.5) == C(0);
+template <typename C> __device__ inline C floor_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return floor(x); }
+template <typename C> __device__ inline C ceil_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return ceil(x); }
+template <typename C> __device__ inline C rint_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return rint(x); }
+
+template <typename A> __device__ inline long long int64(A a) { return (long long)a; }
+template <typename C> __device__ inline C bitwise_and(C a, C b) { return a & b; }
+template <typename C> __device__ inline C bitwise_or(C a, C b) { return a | b; }
+template <typename C> __device__ inline C bitwise_xor(C a, C b) { return a ^ b; }
+template <typename C> __device__ inline C invert(C a) { return ~a; }
+template <> __device__ inline bool invert(bool a) { return !a; }
+// By as many bits as there are or more, or by less than none, all are shifted out, as in NumPy.
+template <typename C> __device__ inline bool within(C b) { return b >= C(0) && b < C(8 * sizeof(C)); }
+template <typename C> __device__ inline C left_shift(C a, C b) { return within(b) ? C(a << b) : C(0); }
+template <typename C> __device__ inline C right_shift(C a, C b) {
+    return within(b) ? C(a >> b) : a < C(0) ? C(-1) : C(0);
+}
+
+template <typename C> __device__ inline C square(C x) { return x * x; }
 __device__ inline float power(float a, float b) { return b == 2.f ? a * a : pow(a, b); }
 __device__ inline double power(double a, double b) { return b == 2. ? a * a : pow(a, b); }
-template <typename C> __device__ inline C power(C a, C b) {   // integers, b >= 0
+template <typename C> __device__ inline C power(C a, C b) {   // integers
+    if (b < C(0)) return a == C(1) ? C(1) : a + C(1) != C(0) ? C(0) : b & 1 ? C(-1) : C(1);
     C result = 1;
     for (; b > 0; b >>= 1, a *= a)
         if (b & 1) result *= a;
@@ -45,15 +66,47 @@ template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 
 }
 template <typename C> __device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
 
+// sigmoid(x) and sigmoid(-x), which 1 - sigmoid(x) is without its digits.
+template <typename C> struct Sigmoids {
+    C at, rest;
+    __device__ explicit Sigmoids(C x) {
+        C small, large;   // of the two
+        if constexpr (ROUGH) {
+            small = fast_exp2(-LOG2_E * absolute(x));
+            large = fast_reciprocal(1.f + small);
+        } else {
+            small = exp(-absolute(x));
+            large = C(1) / (C(1) + small);
+        }
+        small *= large;
+        at = x < C(0) ? small : large;
+        rest = x < C(0) ? large : small;
+    }
+};
+template <typename C> __device__ inline C sigmoid_derivative(C x) {
+    const Sigmoids<C> s(x);
+    return s.at * s.rest;
+}
+template <typename C> __device__ inline C tanh_derivative(C x) { return C(4) * sigmoid_derivative(x + x); }
+// Beyond +-800 it is 0 and 1 in double too, and inf * 0 would be NaN.
+template <typename C> __device__ inline C silu_derivative(C x) {
+    const C bound = minimum(maximum(x, C(-800)), C(800));
+    const Sigmoids<C> s(bound);
+    return s.at * (C(1) + bound * s.rest);
+}
+
 // (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
 template <typename C> __device__ inline C gelu_share(C x) {
     const C scale = C(1.5957691216057308), cube = C(0.044715);   // 2 sqrt(2 / pi)
     return sigmoid(x * (scale + scale * cube * x * x));
 }
 template <typename C> __device__ inline C gelu_tanh(C x) { return x * gelu_share(x); }
+// Beyond +-30 it is 0 and 1 in double too, and inf * 0 would be NaN.
 template <typename C> __device__ inline C gelu_tanh_slope(C x) {
-    const C scale = C(1.5957691216057308), cube = C(0.044715), share = gelu_share(x);
-    return share + x * share * (C(1) - share) * (scale + C(3) * cube * scale * x * x);
+    const C scale = C(1.5957691216057308), cube = C(0.044715);
+    const C bound = minimum(maximum(x, C(-30)), C(30)), square = bound * bound;
+    const Sigmoids<C> s(bound * (scale + scale * cube * square));
+    return s.at * (C(1) + bound * s.rest * (scale + C(3) * cube * scale * square));
 }
 
 template <typename C> __device__ inline C normal_density(C x) {

@@ -341,13 +341,13 @@ def _gpu_target() -> str:
 def nvrtc() -> Any:
     """Return CuPy's binding of NVRTC once it is known to work."""
     if backend.cupy is None:
-        raise KernelError("kernels: CuPy is missing, expected tensorgrad[cuda13] to be installed")
+        raise KernelError("kernels: CuPy is missing; pip install 'tensorgrad-cupy[cuda13]'")
     nvrtc = backend.cupy.cuda.nvrtc
     try:
         nvrtc.getVersion()
     except RuntimeError as error:  # the library is loaded by the first call
         raise KernelError(
-            "kernels: NVRTC is missing, expected tensorgrad[cuda13] or a CUDA toolkit"
+            "kernels: NVRTC is missing; pip install 'tensorgrad-cupy[cuda13]', or a CUDA toolkit"
         ) from error
     return nvrtc
 

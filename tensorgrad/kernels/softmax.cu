@@ -24,17 +24,17 @@
 template <typename T, bool MASKED>
 struct Normalized {
     using C = Compute<T>;
-    C shift, scale;
+    C shift, scale;   // of the logarithm: what else is subtracted
     bool logarithm;
 
-    __device__ Normalized(C peak, C total, bool logarithm) : logarithm(logarithm) {
+    __device__ Normalized(C peak, C total, bool logarithm) : shift(peak), logarithm(logarithm) {
         const bool nothing = MASKED && total == 0;   // allowed in this row: zeros, where else NaN
-        shift = peak + (logarithm ? log(total) : C(0));
         if (nothing) shift = 0;
-        scale = nothing ? C(0) : C(1) / total;
+        scale = nothing ? C(0) : logarithm ? log(total) : C(1) / total;
     }
+    // The peak is subtracted alone, which is exact near it: it may be much larger than the logarithm.
     __device__ C operator()(C score) const {
-        return logarithm ? score - shift : exp_for<T>(score - shift) * scale;
+        return logarithm ? score - shift - scale : exp_for<T>(score - shift) * scale;
     }
 };
 

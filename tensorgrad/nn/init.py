@@ -18,6 +18,19 @@ from tensorgrad.autograd import assign, no_grad
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "constant_",
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "normal_",
+    "on",
+    "ones_",
+    "uniform_",
+    "xavier_normal_",
+    "xavier_uniform_",
+    "zeros_",
+]
+
 
 class _Place(threading.local):
     """Where this thread fills tensors; None: where they are."""
@@ -67,13 +80,13 @@ def ones_(tensor: Tensor) -> Tensor:
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill from the normal distribution with this mean and standard deviation."""
     device = _place.device or tensor.device
-    return _fill(tensor, random.normal(tensor.shape, mean, std, tensor.dtype, device).data)
+    return _fill(tensor, random.normal(mean, std, tensor.shape, tensor.dtype, device).data)
 
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fill from the uniform distribution over [low, high)."""
     device = _place.device or tensor.device
-    return _fill(tensor, random.uniform(tensor.shape, low, high, tensor.dtype, device).data)
+    return _fill(tensor, random.uniform(low, high, tensor.shape, tensor.dtype, device).data)
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorgrad import ops
 from tensorgrad.nn import init
-from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.nn.module import Module, Parameter, check_input
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.tensor import Tensor
 
@@ -38,7 +38,8 @@ class Linear(Module):
             init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Any) -> Tensor:
-        """Return (..., outputs) for x of shape (..., inputs)."""
+        """Return (..., outputs) for x (..., inputs), of the layer's dtype or a narrower one."""
+        check_input(self, x, self.weight)
         return ops.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -50,6 +51,8 @@ class Linear(Module):
 def add_linear(layer: Module, x: Any, residual: Any = None) -> Tensor:
     """Return layer(x) + residual, the sum taken by the matrix product where the layer is Linear."""
     if type(layer) is Linear:
+        check_input(layer, x, layer.weight)
+        check_input(layer, residual, layer.weight, "residual")
         return ops.linear(x, layer.weight, layer.bias, residual=residual)
     y: Tensor = layer(x) if residual is None else residual + layer(x)
     return y

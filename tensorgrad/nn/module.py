@@ -2,7 +2,12 @@
 
 There is no registration and no `__init__` to call: the parameters of a module are those of its
 attributes that are a `Parameter`, and its children those that are a `Module`, in the order in
-which they were first assigned. Names join the attributes with dots: "blocks.0.norm1.weight".
+which they were first assigned; nothing else but None can be assigned over them. Names join the
+attributes with dots: "blocks.0.norm1.weight".
+
+The layers of this package compute in the dtype of their parameters. They take narrower floats, and
+what autocast makes narrower, but raise for wider ones: float64 from NumPy would turn all that
+follows into float64. The functions of `tensorgrad.ops` promote as NumPy does.
 """
 
 from __future__ import annotations
@@ -10,20 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import assign, no_grad
+from tensorgrad.autograd import assign, mode, no_grad
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, is_float
+from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.tensor import Tensor
 
 _MOST_NAMES = 20  # in one error message
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 
 
 class Parameter(Tensor):
@@ -63,6 +68,23 @@ class Module:
 
     training = True
     forward: Callable[..., Any]
+
+    if not TYPE_CHECKING:  # type checkers would let any attribute be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute; a parameter, module or buffer stays one, or becomes None.
+
+            Raises:
+                DtypeError: something else would take its place, and training would lose it.
+            """
+            kind = None if value is None else self._kind_of(name)
+            if kind is not None and not isinstance(value, kind):
+                hint = f"; for values: {name}[...] = value, under no_grad()"
+                raise DtypeError(
+                    f"{type(self).__name__}: {name} is set to a {type(value).__name__}, expected "
+                    f"a {kind.__name__} or None{'' if kind is Module else hint}"
+                )
+            super().__setattr__(name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return `forward(...)`."""
@@ -142,7 +164,8 @@ class Module:
 
         Raises:
             CheckpointError: names are missing or unexpected (when strict), or a value has another
-                shape or kind of dtype; the message lists up to 20 of each kind.
+                shape or kind of dtype, or integers that the dtype does not hold; the message lists
+                up to 20 of each kind.
         """
         if not isinstance(state, Mapping):
             kind = type(state).__name__
@@ -234,6 +257,14 @@ class Module:
         lines = "\n  ".join([f"{type(self).__name__}({self.extra_repr()}", *children])
         return f"{lines}\n)"
 
+    def _kind_of(self, name: str) -> type | None:
+        """Return what an attribute has to stay: a parameter, a module, a buffer; None if free."""
+        old = vars(self).get(name)
+        for kind in (Parameter, Module):
+            if isinstance(old, kind):
+                return kind
+        return Tensor if name in vars(self).get("_buffers", ()) else None
+
     def _members(self, kind: type) -> Iterator[tuple[str, Any]]:
         """Yield the attributes of one kind; fail where some hide in a list."""
         for name, value in vars(self).items():
@@ -263,11 +294,6 @@ class Module:
                 buffer = vars(module).get(key)
                 if buffer is None:  # deleted, or set aside
                     continue
-                if not isinstance(buffer, Tensor):
-                    raise ArgumentError(
-                        f"{type(module).__name__}: the buffer {key} is a {type(buffer).__name__}, "
-                        "expected a Tensor"
-                    )
                 yield _join(name, key), buffer, persistent
 
     def _state(self) -> list[tuple[list[str], Tensor]]:
@@ -292,6 +318,19 @@ def evaluating(model: Module) -> Iterator[None]:
             module.training = training
 
 
+def check_input(layer: Module, x: Any, weight: Tensor, name: str = "x") -> None:
+    """Raise DtypeError where x is wider than the weights: the layer, and all after it, would be."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is weight.data.dtype or dtype is None or not is_float(dtype):
+        return
+    narrowed = mode.autocast is not None and dtype != float64  # products take it in 16 bits
+    if dtype.itemsize > weight.dtype.itemsize and not narrowed:
+        raise DtypeError(
+            f"{type(layer).__name__}: {name} has dtype {dtype}, expected {weight.dtype} as the "
+            f'layer; convert it, {name}.astype("{weight.dtype}"), or the layer, .to("{dtype}")'
+        )
+
+
 def _holds_modules(value: Any) -> bool:
     """Whether a list or the like has a module or a parameter in it, at any depth."""
     inside = value.values() if isinstance(value, dict) else value
@@ -302,7 +341,7 @@ def _holds_modules(value: Any) -> bool:
     )
 
 
-def _once(named: Iterable[tuple[str, AnyTensor]]) -> Iterator[tuple[str, AnyTensor]]:
+def _once(named: Iterable[tuple[str, _AnyTensor]]) -> Iterator[tuple[str, _AnyTensor]]:
     seen: set[int] = set()
     for name, tensor in named:
         if id(tensor) not in seen:
@@ -335,8 +374,10 @@ def _array_of(value: Any) -> Array:
 
 
 def _fits(array: Array, tensor: Tensor) -> bool:
-    alike = is_float(array.dtype) == is_float(tensor.dtype)
-    return array.shape == tensor.shape and alike and array.dtype.kind not in "cOSUMm"
+    alike = is_float(array.dtype) == is_float(tensor.dtype) and array.dtype.kind not in "cOSUMm"
+    if not alike or array.shape != tensor.shape:
+        return False
+    return is_float(array.dtype) or bool((array.astype(tensor.dtype) == array).all())
 
 
 def _equal(one: Array, other: Array) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import ops
-from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.nn.module import Module, Parameter, check_input
 from tensorgrad.ops.operand import check_integer, check_range
 from tensorgrad.tensor import Tensor
 
@@ -33,11 +33,14 @@ class LayerNorm(Module):
         self.eps = eps
 
     def forward(self, x: Any) -> Tensor:
-        """Return the shape of x, (..., width)."""
+        """Return the shape of x, (..., width), of the layer's dtype or a narrower one."""
+        check_input(self, x, self.weight)
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its normalisation, computed together; without one, x itself."""
+        check_input(self, x, self.weight)
+        check_input(self, residual, self.weight, "residual")
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -64,11 +67,14 @@ class RMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: Any) -> Tensor:
-        """Return the shape of x, (..., width)."""
+        """Return the shape of x, (..., width), of the layer's dtype or a narrower one."""
+        check_input(self, x, self.weight)
         return ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its normalisation, computed together; without one, x itself."""
+        check_input(self, x, self.weight)
+        check_input(self, residual, self.weight, "residual")
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def extra_repr(self) -> str:

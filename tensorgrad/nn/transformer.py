@@ -9,7 +9,7 @@ from tensorgrad import ops
 from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.linear import Linear, add_linear
-from tensorgrad.nn.module import Module
+from tensorgrad.nn.module import Module, check_input
 from tensorgrad.nn.norm import LayerNorm, RMSNorm
 from tensorgrad.tensor import Tensor
 
@@ -44,6 +44,8 @@ class FeedForward(Module):
         up, down = self.up, self.down
         fused = type(up) is Linear and type(down) is Linear  # not what a user has put there
         if fused and not self.dropout.drops:
+            check_input(self, x, up.weight)
+            check_input(self, residual, down.weight, "residual")
             return ops.feed_forward(
                 x, up.weight, up.bias, down.weight, down.bias, residual, self.approximate
             )
@@ -75,6 +77,7 @@ class SwiGLU(Module):
         """Return (..., width) for x of that shape; a residual is added."""
         gate, up = self.gate, self.up
         if type(gate) is Linear and type(up) is Linear:  # not what a user has put there
+            check_input(self, x, gate.weight)
             hidden = ops.gated_linear(x, gate.weight, up.weight, gate.bias, up.bias)
         else:
             hidden = ops.swiglu(gate(x), up(x))

@@ -23,15 +23,15 @@ __all__ = [
     "swiglu",
 ]
 
-RELU = Row("relu", "x", "maximum(x, 0)", "where(y > 0, dy, 0)")
+RELU = Row("relu", "x", "maximum(x, 0)", "where(y <= 0, 0, dy)")
 
 
 def relu(x: Any) -> Tensor:
-    """Return max(x, 0); the gradient at 0 is 0."""
+    """Return max(x, 0); the gradient at 0 is 0, and that of NaN passes."""
     return RELU(x)
 
 
-SIGMOID = Row("sigmoid", "x", "sigmoid(x)", "dy * y * (1 - y)")
+SIGMOID = Row("sigmoid", "x", "sigmoid(x)", "dy * sigmoid_derivative(x)")
 
 
 def sigmoid(x: Any) -> Tensor:
@@ -39,7 +39,7 @@ def sigmoid(x: Any) -> Tensor:
     return SIGMOID(x)
 
 
-SILU = Row("silu", "x", "x * sigmoid(x)", "dy * sigmoid(x) * (1 + x - x * sigmoid(x))")
+SILU = Row("silu", "x", "x * sigmoid(x)", "dy * silu_derivative(x)")
 
 
 def silu(x: Any) -> Tensor:
@@ -59,7 +59,12 @@ def softplus(x: Any) -> Tensor:
 
 
 GELU_TANH = Row("gelu", "x", "gelu_tanh(x)", "dy * gelu_tanh_slope(x)")
-GELU_ERF = Row("gelu", "x", "x * normal_share(x)", "dy * (normal_share(x) + x * normal_density(x))")
+GELU_ERF = Row(
+    "gelu",
+    "x",
+    "x * normal_share(x)",
+    "dy * (normal_share(x) + minimum(maximum(x, -40), 40) * normal_density(x))",  # inf * 0 is NaN
+)
 
 
 def gelu(x: Any, approximate: str = "tanh") -> Tensor:

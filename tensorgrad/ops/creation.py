@@ -6,6 +6,7 @@ bool, and arrays keep theirs. `device` is "cpu", "cuda" or "cuda:N".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,17 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import DtypeLike, as_dtype, bool_, compute_dtype, float32, float64, int64
+from tensorgrad.dtypes import (
+    Dtype,
+    DtypeLike,
+    as_dtype,
+    bool_,
+    compute_dtype,
+    float32,
+    float64,
+    int64,
+    uint64,
+)
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.operand import check_integer, check_number, integer_array, shape_of, tensor_of
@@ -40,6 +51,7 @@ __all__ = [
 ]
 
 Shapes = int | Sequence[int]
+_MOST = 2**60  # elements: more is a mistake, whatever the memory
 
 
 def tensor(
@@ -202,17 +214,33 @@ def arange(
     The dtype is int64 where all are integers, else float32.
 
     Raises:
-        ArgumentError: step is 0.
+        ArgumentError: step is 0, a number is not finite, there are 2^60 or more of them, or
+            the dtype does not hold all of them.
+        DtypeError: more than two of bool.
     """
     if stop is None:
         start, stop = 0, start
-    for name, number in (("start", start), ("stop", stop), ("step", step)):
+    named = {"start": start, "stop": stop, "step": step}
+    for name, number in named.items():
         check_number("arange", name, number)
+        if not isinstance(number, int) and not math.isfinite(number):
+            raise ArgumentError(f"arange: {name} is {number}, expected a finite number")
     if step == 0:
         raise ArgumentError("arange: step is 0, expected another number")
-    integers = all(isinstance(n, (int, np.integer)) for n in (start, stop, step))
+    integers = all(isinstance(n, (int, np.integer)) for n in named.values())
     target = as_dtype(dtype) if dtype is not None else int64 if integers else float32
-    wide = int64 if integers else float64
+    kind: Any = int if integers else float
+    start, stop, step = (_number("arange", name, number, kind) for name, number in named.items())
+    length = max(0, -((start - stop) // step) if integers else np.ceil((stop - start) / step))
+    if length >= _MOST:
+        raise ArgumentError(f"arange: stop is {stop}, expected fewer than 2^60 numbers up to there")
+    if target == bool_ and length > 2:
+        raise DtypeError(f"arange: dtype is bool for {length} numbers, expected at most 2 of them")
+    ends = (start, start + (int(length) - 1) * step) if length else ()
+    _check_holds("arange", target, ends)
+    wide: Dtype = int64 if integers else float64
+    if integers and any(not -(2**63) <= n < 2**63 for n in (start, stop, step)):
+        wide = uint64 if target == uint64 and step > 0 else float64
     data = _build(device, lambda xp: xp.arange(start, stop, step, wide).astype(target, copy=False))
     return Tensor(data, requires_grad)
 
@@ -228,15 +256,43 @@ def linspace(
 ) -> Tensor:
     """Return `num` evenly spaced numbers from start to stop, or to just before it.
 
+    Those of an integer dtype are rounded down.
+
     Raises:
-        ArgumentError: num is negative.
+        ArgumentError: num is negative, or the dtype does not hold the numbers.
     """
     check_number("linspace", "start", start)
     check_number("linspace", "stop", stop)
     check_integer("linspace", "num", num, 0)
     target = as_dtype(dtype)
-    data = _build(device, lambda xp: xp.linspace(start, stop, num, endpoint).astype(target))
-    return Tensor(data, requires_grad)
+    first, last = (_number("linspace", n, v, float) for n, v in (("start", start), ("stop", stop)))
+    _check_holds("linspace", target, (first, last) if num else ())
+
+    def make(xp: Any) -> Array:
+        y = xp.linspace(first, last, num, endpoint)
+        return (xp.floor(y) if target.kind in "iu" else y).astype(target)
+
+    return Tensor(_build(device, make), requires_grad)
+
+
+def _number(op: str, name: str, value: Any, kind: Any) -> Any:
+    """Return a number as a Python int or float."""
+    try:
+        return kind(value)
+    except OverflowError as error:
+        raise ArgumentError(f"{op}: {name} is {value}, expected a float64") from error
+
+
+def _check_holds(op: str, dtype: Dtype, numbers: Sequence[float]) -> None:
+    """Raise ArgumentError unless a dtype of integers holds all numbers, rounded down."""
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        for number in numbers:
+            if not int(limits.min) <= number < int(limits.max) + 1:
+                raise ArgumentError(
+                    f"{op}: got {number}, expected numbers from {limits.min} to {limits.max} "
+                    f"for {dtype}"
+                )
 
 
 def eye(

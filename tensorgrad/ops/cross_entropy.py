@@ -8,6 +8,7 @@ Tests: tests/ops/test_cross_entropy.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,8 +49,8 @@ def cross_entropy(
         ignore_index: examples with this target count for nothing; None: every example counts.
         label_smoothing: in [0, 1].
         reduction: "mean" over the examples that count, "sum", or "none": one loss an example.
-            The mean of no examples is 0 with gradient 0 (PyTorch: NaN), so that a batch of
-            padding does no harm.
+            The mean of examples that are all ignored is 0 with gradient 0 (PyTorch: NaN), so that
+            a batch of padding does no harm; that of no examples is NaN.
         z_loss: from 0; keeps the logarithm of the sum of exponentials near 0, and with it logits
             from drifting to where 16 bits are coarse. 1e-4 is usual.
 
@@ -84,7 +85,9 @@ def cross_entropy(
     vocabulary = logits.shape[-1]
     counted = counted_targets(op, targets, ignore_index, vocabulary)
     rows = logits.data.reshape(-1, vocabulary)
-    share = 1 / max(int(counted.sum()), 1) if reduction == "mean" else 1.0
+    share = 1.0
+    if reduction == "mean":
+        share = 1 / max(int(counted.sum()), 1) if counted.size else math.nan
     later = defers(rows.dtype)
     losses = np.empty(len(rows), compute_dtype(rows.dtype))
     dlogits = np.empty(rows.shape, rows.dtype) if wanted else None
@@ -176,14 +179,14 @@ def rows_numpy(
             powers = dlogits[piece, :classes]
         else:
             powers = np.empty(rows.shape, wide)
-        wanted = rows[place] * wide.type(target_part)
-        if each:
-            wanted += rows.sum(-1) * wide.type(each)
         largest = rows.max(-1)
         np.subtract(rows, largest[:, None], out=powers)
+        wanted = powers[place] * wide.type(target_part)  # below the largest: no digits are lost
+        if each:
+            wanted += powers.sum(-1) * wide.type(each)
         total = np.exp(powers, out=powers).sum(-1)
+        losses[piece] = np.log(total) - wanted
         logsumexp = np.log(total) + largest
-        losses[piece] = logsumexp - wanted
         if options.z_loss:
             losses[piece] += wide.type(options.z_loss) * logsumexp * logsumexp
         if dlogits is None:

@@ -43,19 +43,19 @@ def forward(
     dtype = compute_dtype(rows.dtype)
     count = count_targets(ids, options) if reduction == "mean" else None
     losses = backend.empty((len(ids),), dtype, like=rows)
-    logsumexp = backend.empty_like(losses)
+    peaks = backend.empty((2, len(ids)), dtype, like=rows)
     ahead = differentiate and reduction != "none"
     dlogits = backend.empty_like(rows) if ahead else None
-    rows_forward(losses, logsumexp, dlogits, rows, ids, options, Scale(None, count))
+    rows_forward(losses, peaks, dlogits, rows, ids, options, Scale(None, count))
     loss = losses.reshape(targets.shape) if reduction == "none" else total(losses, count)
     # A retained graph may come back with another dy: then dlogits is as computed for the last.
     prepared = [ahead]
-    return loss, (rows, ids, logsumexp, count, dlogits, prepared, options, logits.shape)
+    return loss, (rows, ids, peaks, count, dlogits, prepared, options, logits.shape)
 
 
 def backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
     """Return the gradient of the logits."""
-    rows, ids, logsumexp, count, dlogits, prepared, options, shape = saved
+    rows, ids, peaks, count, dlogits, prepared, options, shape = saved
     scale = Scale(backend.contiguous(dy).reshape(-1), count)
     if dlogits is None:
         dlogits = backend.empty_like(rows)
@@ -66,7 +66,7 @@ def backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[
         load(_FILE, f"cross_entropy_backward<{c_name(rows.dtype)}>")(
             (min(height, 16 * _limits(rows.device.id).multiprocessors),),
             _block(rows, 512, 4),
-            (dlogits, rows, _targets(ids, options, width), logsumexp, scale.pack(),
+            (dlogits, rows, _targets(ids, options, width), peaks, scale.pack(),
              np.int32(prepared[0]), np.int64(height), np.int32(width)),
         )  # fmt: skip
     prepared[0] = False
@@ -111,7 +111,7 @@ def count_targets(ids: Array, options: Options) -> Array:
 
 
 def total(losses: Array, count: Array | None) -> Array:
-    """Return the sum of the losses, divided by a count that is not None."""
+    """Return the sum of the losses, divided by a count that is not None: NaN of no losses."""
     kernel = load(_FILE, f"cross_entropy_total<{c_name(losses.dtype)}>")
     if len(losses) > _ALONE:
         share = -(-len(losses) // 128)
@@ -119,6 +119,9 @@ def total(losses: Array, count: Array | None) -> Array:
         kernel((128,), (1024,), (sums, losses, _NULL, np.int64(len(losses)), np.int64(share)))
         losses = sums
     loss = backend.empty((), losses.dtype, like=losses)
+    if count is not None and not len(losses):
+        loss.fill(np.nan)
+        return loss
     size = np.int64(len(losses))
     kernel((1,), (1024,), (loss, losses, _pointer(count), size, size))
     return loss
@@ -126,7 +129,7 @@ def total(losses: Array, count: Array | None) -> Array:
 
 def rows_forward(
     losses: Array,
-    logsumexp: Array,
+    peaks: Array,
     dlogits: Array | None,
     logits: Array,
     ids: Array,
@@ -140,7 +143,8 @@ def rows_forward(
 
     Args:
         losses: (N,).
-        logsumexp: (N,), what `backward` reads; not written for rows that are short.
+        peaks: (2, N), what `backward` reads: of each row the largest logit, and the sum of
+            exponentials of what the others are below it; not written for rows that are short.
         dlogits: (N, width), may be `logits`.
         logits: (N, width), C order, at a 16-byte boundary.
         ids: from `flat_ids`.
@@ -164,7 +168,7 @@ def rows_forward(
         load(_FILE, f"cross_entropy_staged<{dtype}>")(
             (min(height, blocks * limits.multiprocessors),),
             (1024 if blocks == 1 else 768 // blocks // 32 * 32,),
-            (losses, logsumexp, dlogits, logits, wanted, scale.pack(), np.int64(height),
+            (losses, peaks, dlogits, logits, wanted, scale.pack(), np.int64(height),
              np.int32(width), np.int32(classes)),
             row_bytes,
         )  # fmt: skip
@@ -172,7 +176,7 @@ def rows_forward(
     load(_FILE, f"cross_entropy_forward<{dtype}>")(
         (height,),
         _block(logits, 512, 4),
-        (losses, logsumexp, _pointer(dlogits), logits, wanted, scale.pack(), np.int32(width),
+        (losses, peaks, _pointer(dlogits), logits, wanted, scale.pack(), np.int32(width),
          np.int32(classes)),
     )  # fmt: skip
 

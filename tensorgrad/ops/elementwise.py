@@ -3,8 +3,9 @@
 Operands broadcast as in NumPy; the result has the dtype that NumPy promotes to; 16-bit floats
 are computed in float32 and rounded once. `x`, `a`, `b` may be tensors, arrays or Python numbers.
 Gradients at kinks: abs and sign give 0 at 0, clip passes the gradient at its bounds, maximum and
-minimum share it equally where the operands are equal. Ops without a gradient (comparisons,
-rounding, sign) return tensors that no gradient flows through. Tests: tests/ops/test_elementwise.py.
+minimum share it equally where the operands are equal and give it to both beside NaN. Ops without a
+gradient (comparisons, rounding, sign, bits) return tensors that no gradient flows through.
+Tests: tests/ops/test_elementwise.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from tensorgrad.tensor import Tensor
 __all__ = [
     "abs",
     "add",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
     "ceil",
     "clip",
     "cos",
@@ -29,9 +33,11 @@ __all__ = [
     "floor",
     "greater",
     "greater_equal",
+    "invert",
     "isfinite",
     "isinf",
     "isnan",
+    "left_shift",
     "less",
     "less_equal",
     "log",
@@ -47,6 +53,7 @@ __all__ = [
     "not_equal",
     "power",
     "reciprocal",
+    "right_shift",
     "round",
     "rsqrt",
     "sign",
@@ -90,7 +97,7 @@ def exp(x: Any) -> Tensor:
     return EXP(x)
 
 
-EXPM1 = Row("expm1", "x", "expm1(x)", "dy * (y + 1)")
+EXPM1 = Row("expm1", "x", "expm1(x)", "dy * exp(x)")
 
 
 def expm1(x: Any) -> Tensor:
@@ -114,7 +121,7 @@ def log1p(x: Any) -> Tensor:
     return LOG1P(x)
 
 
-SQRT = Row("sqrt", "x", "sqrt(x)", "dy * 0.5 / y")
+SQRT = Row("sqrt", "x", "sqrt(x)", "dy * 0.5 / sqrt(x)")
 
 
 def sqrt(x: Any) -> Tensor:
@@ -122,7 +129,7 @@ def sqrt(x: Any) -> Tensor:
     return SQRT(x)
 
 
-RSQRT = Row("rsqrt", "x", "1 / sqrt(x)", "dy * -0.5 * y * y * y")
+RSQRT = Row("rsqrt", "x", "1 / sqrt(x)", "dy * -0.5 / sqrt(x) / x")
 
 
 def rsqrt(x: Any) -> Tensor:
@@ -130,7 +137,7 @@ def rsqrt(x: Any) -> Tensor:
     return RSQRT(x)
 
 
-RECIPROCAL = Row("reciprocal", "x", "1 / x", "-dy * y * y")
+RECIPROCAL = Row("reciprocal", "x", "1 / x", "-dy / x / x")
 
 
 def reciprocal(x: Any) -> Tensor:
@@ -138,11 +145,11 @@ def reciprocal(x: Any) -> Tensor:
     return RECIPROCAL(x)
 
 
-SQUARE = Row("square", "x", "x * x", "dy * 2 * x")
+SQUARE = Row("square", "x", "square(x)", "dy * 2 * x")
 
 
 def square(x: Any) -> Tensor:
-    """Return x * x."""
+    """Return x * x (of bool, as int8)."""
     return SQUARE(x)
 
 
@@ -162,7 +169,7 @@ def cos(x: Any) -> Tensor:
     return COS(x)
 
 
-TANH = Row("tanh", "x", "tanh(x)", "dy * (1 - y * y)")
+TANH = Row("tanh", "x", "tanh(x)", "dy * tanh_derivative(x)")
 
 
 def tanh(x: Any) -> Tensor:
@@ -178,7 +185,7 @@ def erf(x: Any) -> Tensor:
     return ERF(x)
 
 
-FLOOR = Row("floor", "x", "floor(x)", "")
+FLOOR = Row("floor", "x", "floor_of(x)", "")
 
 
 def floor(x: Any) -> Tensor:
@@ -186,7 +193,7 @@ def floor(x: Any) -> Tensor:
     return FLOOR(x)
 
 
-CEIL = Row("ceil", "x", "ceil(x)", "")
+CEIL = Row("ceil", "x", "ceil_of(x)", "")
 
 
 def ceil(x: Any) -> Tensor:
@@ -194,7 +201,7 @@ def ceil(x: Any) -> Tensor:
     return CEIL(x)
 
 
-ROUND = Row("round", "x", "rint(x)", "")
+ROUND = Row("round", "x", "rint_of(x)", "")
 
 
 def round(x: Any) -> Tensor:
@@ -234,6 +241,18 @@ def logical_not(x: Any) -> Tensor:
     return LOGICAL_NOT(x)
 
 
+INVERT = Row("invert", "x", "invert(x)", "")
+
+
+def invert(x: Any) -> Tensor:
+    """Return the integer with all bits inverted, -x - 1 where it has a sign; of bool, not x.
+
+    Raises:
+        DtypeError: x holds floats.
+    """
+    return INVERT(x)
+
+
 ADD = Row("add", "a b", "a + b", "dy", "dy")
 
 
@@ -258,7 +277,7 @@ def multiply(a: Any, b: Any) -> Tensor:
     return MULTIPLY(a, b)
 
 
-DIVIDE = Row("divide", "a b", "a / b", "dy / b", "-dy * y / b")
+DIVIDE = Row("divide", "a b", "a / b", "dy / b", "-dy * (a / b) / b")
 
 
 def divide(a: Any, b: Any) -> Tensor:
@@ -270,15 +289,20 @@ POWER = Row(
     "power",
     "a b",
     "power(a, b)",
-    "dy * b * power(a, where(b == 0, 1, number(b) - 1))",
-    "where(a > 0, dy * y * log(where(a > 0, number(a), 1)), 0)",
+    "dy * b * power(a, where(b == 0, 0, number(b) - 1))",
+    "dy * y * log(where(a <= 0, 1, number(a)))",
 )
 
 
 def power(a: Any, b: Any) -> Tensor:
     """Return a to the power of b, a tensor or a number.
 
-    The gradient for b is y log(a), and 0 where a <= 0.
+    The gradient for a is 0 where b is 0. That for b is y log(a); where a <= 0 it is 0, and NaN
+    where y is not finite.
+
+    Raises:
+        ArgumentError: an integer to a negative integer power; on the GPU, where the values are not
+            inspected, it is rounded toward 0.
     """
     return POWER(a, b)
 
@@ -287,8 +311,8 @@ MAXIMUM = Row(
     "maximum",
     "a b",
     "maximum(a, b)",
-    "where(a == b, dy * 0.5, where(y == a, dy, 0))",
-    "where(a == b, dy * 0.5, where(y == b, dy, 0))",
+    "where(a == b, dy * 0.5, where(a < b, 0, dy))",
+    "where(a == b, dy * 0.5, where(b < a, 0, dy))",
 )
 
 
@@ -297,7 +321,13 @@ def maximum(a: Any, b: Any) -> Tensor:
     return MAXIMUM(a, b)
 
 
-MINIMUM = Row("minimum", "a b", "minimum(a, b)", *MAXIMUM.gradients)
+MINIMUM = Row(
+    "minimum",
+    "a b",
+    "minimum(a, b)",
+    "where(a == b, dy * 0.5, where(a > b, 0, dy))",
+    "where(a == b, dy * 0.5, where(b > a, 0, dy))",
+)
 
 
 def minimum(a: Any, b: Any) -> Tensor:
@@ -375,6 +405,66 @@ LOGICAL_XOR = Row("logical_xor", "a b", "differ(a, b)", "", "")
 def logical_xor(a: Any, b: Any) -> Tensor:
     """Return whether exactly one of a and b is true (not 0)."""
     return LOGICAL_XOR(a, b)
+
+
+BITWISE_AND = Row("bitwise_and", "a b", "bitwise_and(a, b)", "", "")
+
+
+def bitwise_and(a: Any, b: Any) -> Tensor:
+    """Return the bits that are 1 in both integers; of bool, whether both are true.
+
+    Raises:
+        DtypeError: an operand holds floats.
+    """
+    return BITWISE_AND(a, b)
+
+
+BITWISE_OR = Row("bitwise_or", "a b", "bitwise_or(a, b)", "", "")
+
+
+def bitwise_or(a: Any, b: Any) -> Tensor:
+    """Return the bits that are 1 in either integer; of bool, whether a or b is true.
+
+    Raises:
+        DtypeError: an operand holds floats.
+    """
+    return BITWISE_OR(a, b)
+
+
+BITWISE_XOR = Row("bitwise_xor", "a b", "bitwise_xor(a, b)", "", "")
+
+
+def bitwise_xor(a: Any, b: Any) -> Tensor:
+    """Return the bits in which two integers differ; of bool, whether exactly one is true.
+
+    Raises:
+        DtypeError: an operand holds floats.
+    """
+    return BITWISE_XOR(a, b)
+
+
+LEFT_SHIFT = Row("left_shift", "a b", "left_shift(a, b)", "", "")
+
+
+def left_shift(a: Any, b: Any) -> Tensor:
+    """Return the integer a times 2**b, without the bits that its dtype has no place for.
+
+    Raises:
+        DtypeError: an operand holds floats.
+    """
+    return LEFT_SHIFT(a, b)
+
+
+RIGHT_SHIFT = Row("right_shift", "a b", "right_shift(a, b)", "", "")
+
+
+def right_shift(a: Any, b: Any) -> Tensor:
+    """Return the integer a divided by 2**b, rounded down.
+
+    Raises:
+        DtypeError: an operand holds floats.
+    """
+    return RIGHT_SHIFT(a, b)
 
 
 WHERE = Row("where", "c a b", "where(c, a, b)", "", "where(c, dy, 0)", "where(c, 0, dy)")

@@ -18,6 +18,7 @@ import numpy as np
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.ops.expression import Formula
+from tensorgrad.ops.operand import check_function
 from tensorgrad.ops.row import Row
 from tensorgrad.ops.trace import Symbol, Trace
 from tensorgrad.tensor import Tensor
@@ -54,11 +55,13 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         A function with the arguments of f.
 
     Raises:
+        ArgumentError: f is not a function.
         ArgumentError: when called, f uses something else than elementwise ops, or arrays that are
             none of its arguments, or asks whether an element is true.
         DtypeError: when called, an argument is no tensor, array or number, f returns something
             else than one tensor, or casts to integers.
     """
+    check_function("fuse", f, "give it the function first: fuse(f)(x)")
     rows: dict[Any, tuple[Row, list[int]]] = {}
 
     @wraps(f, updated=())

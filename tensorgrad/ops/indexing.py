@@ -10,16 +10,18 @@ there it wraps around, as it does in CuPy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tensorgrad import autograd, backend
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.dtypes import compute_dtype
+from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.ops.convert import converted
 from tensorgrad.ops.indexing_cuda import add_rows_cuda
 from tensorgrad.ops.operand import array_of, axis_index, integer_array, tensor_of
 from tensorgrad.partial import Part
@@ -31,6 +33,7 @@ __all__ = [
     "take_along_axis",
 ]
 
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements
 
 
@@ -103,15 +106,11 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast.
     """
     key = _plain_key("assignment", key, x.data)
-    if isinstance(value, Tensor):
-        if value.requires_grad and mode.grad_enabled:
-            raise GradError(
-                "assignment: the value requires a gradient, which would be lost; use where() or "
-                "concatenate(), or assign value.detach()"
-            )
-        value = value.data
-    if is_numpy(x.data) and not x.data.flags.writeable:
-        raise ArgumentError("assignment: the tensor's memory is read-only; assign to a copy")
+    _check_gradients(
+        "assignment", x, value, "use where() or concatenate(), or assign value.detach()"
+    )
+    value = value.data if isinstance(value, Tensor) else value
+    _check_writeable("assignment", x)
     if is_array(value):
         same_device("assignment", ("the tensor", "the value"), (x.data, value))
     try:
@@ -120,6 +119,58 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
         raise _explained("assignment", x.data.shape, key, error) from error
+
+
+def assign_result(
+    x: _AnyTensor, symbol: str, operation: Callable[[Any, Any], Tensor], other: Any
+) -> _AnyTensor:
+    """Carry out an augmented assignment such as x += other, in the memory of x; return x.
+
+    As in NumPy: views of that memory see it, the result is computed from the old elements even
+    where `other` overlaps them, and is then rounded to the dtype of x. No gradient flows through.
+
+    Args:
+        x: a tensor outside any graph, or any tensor under `no_grad()`.
+        symbol: such as "+=", for errors.
+        operation: computes the new elements from x and `other`.
+        other: a number, array or tensor.
+
+    Raises:
+        GradError: x takes part in a graph, or the gradient of `other` would be lost.
+        ArgumentError: the memory is read-only.
+        ShapeError: the result has another shape than x.
+        DtypeError: the result has another kind of dtype (floats in integers, integers in bool).
+        DeviceError: `other` is an array on another device.
+    """
+    plain = f"a = a {symbol[:-1]} b"
+    _check_gradients(symbol, x, other, f"write {plain}, or use b.detach()")
+    _check_writeable(symbol, x)
+    with autograd.no_grad():
+        y = operation(x, other)
+    if y.shape != x.shape:
+        raise ShapeError(
+            f"{symbol}: the result has shape {y.shape}, expected {x.shape} as the tensor; "
+            f"write {plain}"
+        )
+    if not (is_float(x.dtype) or np.can_cast(y.dtype, x.dtype, "same_kind")):
+        raise DtypeError(
+            f"{symbol}: the result has dtype {y.dtype}, which {x.dtype} of the tensor does not "
+            f"take; write {plain}"
+        )
+    autograd.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
+    return x
+
+
+def _check_gradients(op: str, x: Tensor, value: Any, instead: str) -> None:
+    """Raise GradError where an assignment to x would break a graph or lose a gradient."""
+    autograd.check_assignable(op, x)
+    if mode.grad_enabled and isinstance(value, Tensor) and value.requires_grad:
+        raise GradError(f"{op}: the value requires a gradient, which would be lost; {instead}")
+
+
+def _check_writeable(op: str, x: Tensor) -> None:
+    if is_numpy(x.data) and not x.data.flags.writeable:
+        raise ArgumentError(f"{op}: the tensor's memory is read-only; assign to a copy")
 
 
 def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
@@ -255,20 +306,32 @@ def _add_back(shape: Shape, rows: Array, dy: Array) -> Array:
 
 
 def _plain_key(op: str, key: Any, like: Array) -> Any:
-    """Return an index with its tensors and lists turned into arrays on the device of `like`."""
+    """Return an index whose sequences and tensors are arrays on the device of `like`."""
     if isinstance(key, tuple):
-        return tuple([_plain_key(op, part, like) for part in key])
-    if isinstance(key, Tensor):
-        key = key.data
-    elif isinstance(key, list):
-        plain = [part.data if isinstance(part, Tensor) else part for part in key]
-        key = array_of(op, "the index", plain)
-        key = key.astype(np.int64) if key.size == 0 else key
-    if is_array(key) and is_numpy(key) is not is_numpy(like):
+        return tuple([_plain_part(op, part, like) for part in key])
+    return _plain_part(op, key, like)
+
+
+def _plain_part(op: str, part: Any, like: Array) -> Any:
+    """Return what indexes one axis or more."""
+    if isinstance(part, Tensor):
+        part = part.data
+    elif isinstance(part, Sequence) and not isinstance(part, (str, bytes)):
+        plain = [value.data if isinstance(value, Tensor) else value for value in part]
+        part = array_of(op, "the index", plain)
+        part = part.astype(np.int64) if part.size == 0 else part
+    elif not (is_array(part) or type(part) in _BASIC or isinstance(part, (bool, np.bool_))):
+        if not hasattr(part, "__index__"):
+            raise DtypeError(
+                f"{op}: the index is a {type(part).__name__}, expected an integer, slice, "
+                "None, ..., integer array or mask"
+            )
+        part = operator.index(part)
+    if is_array(part) and is_numpy(part) is not is_numpy(like):
         if is_numpy(like):
-            same_device(op, ("the tensor", "the index"), (like, key))
-        return backend.asarray_like(key, like)
-    return key
+            same_device(op, ("the tensor", "the index"), (like, part))
+        return backend.asarray_like(part, like)
+    return part
 
 
 _BASIC = frozenset((int, slice, type(None), type(...), np.int64, np.int32, np.uint8))
@@ -281,7 +344,7 @@ def _is_basic(key: Any) -> bool:
 
 def _index_array(op: str, indices: Any, like: Array) -> Array:
     """Return indices as an integer array on the device of the array they index."""
-    return _plain_key(op, integer_array(op, "indices", indices), like)
+    return _plain_part(op, integer_array(op, "indices", indices), like)
 
 
 def _check_range(op: str, indices: Array, axis: int, size: int) -> None:
@@ -298,16 +361,8 @@ def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
     """Return the error that says which part of the key does not fit which axis."""
     parts = list(key) if isinstance(key, tuple) else [key]
     for part in parts:
-        if is_array(part):
-            if part.dtype.kind not in "iub":
-                return DtypeError(
-                    f"{op}: the index has dtype {part.dtype}, expected integers or bool"
-                )
-        elif not _is_basic(part) and not isinstance(part, (bool, np.bool_)):
-            return DtypeError(
-                f"{op}: the index is a {type(part).__name__}, expected an integer, slice, "
-                "None, ..., integer array or mask"
-            )
+        if is_array(part) and part.dtype.kind not in "iub":
+            return DtypeError(f"{op}: the index has dtype {part.dtype}, expected integers or bool")
     used = sum([_axes_used(part) for part in parts])
     if used > len(shape):
         return ShapeError(

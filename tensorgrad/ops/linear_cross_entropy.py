@@ -111,6 +111,8 @@ def linear_cross_entropy(
         loss = losses.reshape(targets.shape)
     elif is_numpy(losses):
         loss = losses.sum() if count is None else losses.sum() / count
+        if count is not None and not losses.size:
+            loss = np.asarray(np.nan, losses.dtype)  # the mean of nothing
     else:
         loss = cross_entropy_cuda.total(losses, count)
     saved = (*arrays, problem, count, [gradients] if early else [])
@@ -240,9 +242,9 @@ def _losses(
     if scale.dy is not None and scale.dy.size > 1:
         scale = Scale(scale.dy[piece], scale.divisor)
     if problem.counted is None:
-        logsumexp = backend.empty_like(losses[piece])
+        peaks = backend.empty((2, len(ids)), losses.dtype, like=losses)
         cross_entropy_cuda.rows_forward(
-            losses[piece], logsumexp, dlogits, logits, ids, options, scale, classes
+            losses[piece], peaks, dlogits, logits, ids, options, scale, classes
         )
         return
     factor = _factor(scale, losses.dtype)

@@ -26,9 +26,10 @@ def refusal(p: Problem) -> str | None:
         return "a residual alone, not one that is added after GELU or beside y itself"
     if p.gelu_of is not None and (gelu != "slope of gelu" or p.add or p.bias is not None):
         return "the slope of GELU alone"
-    wide_bias = p.bias is not None and p.bias.dtype != p.y.dtype
-    if wide_bias and p.y.size and p.width and not isinstance(_plan_of(p), cublaslt.Plan):
-        return "a bias of the dtype of y for these sizes"
+    if gelu and p.columns == 1:  # proposed by the library, refused by its call
+        return "more than one column for GELU"
+    if p.y.size and p.width and isinstance(_plan_of(p)[0], str):
+        return "sizes, strides and dtypes that the library has a way for"
     return None
 
 
@@ -44,20 +45,21 @@ def multiply(p: Problem) -> None:
     if not p.width:  # one term that is 0: what follows the product happens all the same
         zeros = backend.cupy.zeros(max(p.rows, p.columns), p.a.array.dtype)
         p = p._replace(width=1, a=Operand(zeros, 0, 1, 1), b=Operand(zeros, 0, p.columns, 1))
-    plan = _plan_of(p)
+    plan, in_place = _plan_of(p)
     if isinstance(plan, str):
         raise KernelError(plan)
-    if plan is None:
+    if not in_place:
         a, b = _readable(p.a, p.rows, p.width), _readable(p.b, p.width, p.columns)
-        multiply(p._replace(a=a, b=b))
-        return
+        p = p._replace(a=a, b=b)
     _run(plan, p)
 
 
 def planned(p: Problem) -> Callable[[Problem], None]:
     """Return `multiply` for problems of this signature."""
-    plan = _plan_of(p) if p.width and p.y.size else None
-    return partial(_run, plan) if isinstance(plan, cublaslt.Plan) else multiply
+    if not (p.width and p.y.size):
+        return multiply
+    plan, in_place = _plan_of(p)
+    return multiply if isinstance(plan, str) or not in_place else partial(_run, plan)
 
 
 def _run(plan: cublaslt.Plan, p: Problem) -> None:
@@ -71,26 +73,37 @@ def _run(plan: cublaslt.Plan, p: Problem) -> None:
     )  # fmt: skip
 
 
-def _plan_of(p: Problem) -> cublaslt.Plan | str | None:
-    """Return how to multiply, what is wrong, or None if an operand must be copied for it."""
+def _plan_of(p: Problem) -> tuple[cublaslt.Plan | str, bool]:
+    """Return how to multiply or what is wrong, and whether the operands are read in place."""
     a, b = p.a, p.b
-    places = a.array.data.ptr | b.array.data.ptr | p.y.data.ptr | 256
-    return _plan(
-        p.batch, p.rows, p.width, p.columns, a[1:], b[1:], a.array.dtype, p.y.dtype,
+    places = p.y.data.ptr | 256
+    for array in (p.bias, p.before_gelu, p.residual, p.gelu_of):
+        if array is not None:
+            places |= array.data.ptr
+    steps = []
+    for operand, rows, columns in ((a, p.rows, p.width), (b, p.width, p.columns)):
+        if _layout(*operand[1:], rows, columns) is None:
+            steps.append(_copied(operand, rows, columns))
+        else:
+            steps.append(operand[1:])
+            places |= operand.array.data.ptr
+    plan = _plan(
+        p.batch, p.rows, p.width, p.columns, *steps, a.array.dtype, p.y.dtype,
         places & -places, None if p.bias is None else p.bias.dtype, _gelu(p),
         backend.cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
+    return plan, steps == [a[1:], b[1:]]
 
 
 @cache  # what the library keeps for a plan is some hundred bytes
 def _plan(
     batch: int, rows: int, width: int, columns: int, a: Steps, b: Steps, dtype: Dtype,
     y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: str, device: int,
-) -> cublaslt.Plan | str | None:  # fmt: skip
+) -> cublaslt.Plan | str:  # fmt: skip
     """See `_plan_of`."""
     a_layout, b_layout = _layout(*a, rows, width), _layout(*b, width, columns)
-    if a_layout is None or b_layout is None:
-        return None
+    assert a_layout is not None, "copied"
+    assert b_layout is not None, "copied"
     product = cublaslt.Product(
         _matrix(dtype, batch, width, columns, b[0], *b_layout),
         _matrix(dtype, batch, rows, width, a[0], *a_layout),
@@ -123,11 +136,16 @@ def _layout(step: int, row: int, column: int, rows: int, columns: int) -> tuple[
     return None
 
 
+def _copied(operand: Operand, rows: int, columns: int) -> Steps:
+    """Return the steps of a copy in C order."""
+    return (rows * columns if operand.batch else 0), columns, 1
+
+
 def _readable(operand: Operand, rows: int, columns: int) -> Operand:
     """Return the operand, copied where cuBLAS cannot read it."""
     if _layout(*operand[1:], rows, columns) is not None:
         return operand
-    array, step = operand.array, rows * columns
+    array = operand.array
     if operand.batch == 0:  # one matrix for all
-        array, step = array[(0,) * (array.ndim - 2)], 0
-    return Operand(backend.contiguous(array), step, columns, 1)
+        array = array[(0,) * (array.ndim - 2)]
+    return Operand(backend.contiguous(array), *_copied(operand, rows, columns))

@@ -6,6 +6,7 @@ None, and `multiply(problem)` computes y, which has elements. `KERNELS` lists th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels.tuned import tuned
 from tensorgrad.ops import matmul_cublas, matmul_sm90, matmul_tiled
 from tensorgrad.ops.matmul_problem import Problem, problem
@@ -42,6 +43,7 @@ KERNELS = {
 }
 DEFAULT = "cublas"  # where tuned.json has no entry
 _MOST_CHOSEN = 4096
+_log = logging.getLogger(__name__)
 
 _chosen: dict[tuple[Any, ...], Multiply] = {}  # by signature
 
@@ -90,11 +92,8 @@ def run(p: Problem, kernel: str | None = None) -> None:
         signature = p.signature()
         multiply = _chosen.get(signature)
         if multiply is None:
-            chosen = _fastest(p)
-            multiply = chosen.multiply if chosen.planned is None else chosen.planned(p)
-            if len(_chosen) == _MOST_CHOSEN:  # as where each batch has a length of its own
-                _chosen.clear()
-            _chosen[signature] = multiply
+            _choose(signature, p)
+            return
     elif kernel not in KERNELS:
         names = ", ".join(map(repr, KERNELS))
         raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None or one of {names}")
@@ -102,6 +101,25 @@ def run(p: Problem, kernel: str | None = None) -> None:
         multiply = _willing(kernel, p).multiply
     if p.y.size:
         multiply(p)
+
+
+def _choose(signature: tuple[Any, ...], p: Problem) -> None:
+    """Compute y by the kernel that was the fastest, and keep to it."""
+    chosen = _fastest(p)
+    multiply = chosen.multiply if chosen.planned is None else chosen.planned(p)
+    try:
+        if p.y.size:
+            multiply(p)
+    except KernelError as error:
+        if chosen is not KERNELS[DEFAULT]:
+            raise
+        # Some of what the library proposes it refuses when called, before it has done anything.
+        _log.info("matmul: the tiled kernel takes what cuBLASLt refused: %s", error)
+        multiply = _willing("tiled", p).multiply
+        multiply(p)
+    if len(_chosen) == _MOST_CHOSEN:  # as where each batch has a length of its own
+        _chosen.clear()
+    _chosen[signature] = multiply
 
 
 def _willing(kernel: str, p: Problem) -> Kernel:

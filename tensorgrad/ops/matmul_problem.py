@@ -43,19 +43,18 @@ class Problem(NamedTuple):
     def signature(self) -> tuple[Any, ...]:
         """Return all that decides which kernel is fit and fast: equal where only addresses differ.
 
-        Of those of operands and result it has what they are multiples of, up to 256 bytes, of the
-        others by how much they miss one of 16 bytes.
+        Of addresses it has what they are multiples of, up to 256 bytes.
         """
         a, b, y, bias = self.a, self.b, self.y, self.bias
         places = a.array.data.ptr | b.array.data.ptr | y.data.ptr | 256
         beside = [
-            None if array is None else array.data.ptr & 15
-            for array in (self.before_gelu, self.residual, self.gelu_of)
+            None if array is None else (place := array.data.ptr | 256) & -place
+            for array in (bias, self.before_gelu, self.residual, self.gelu_of)
         ]
         return (
             self.batch, self.rows, self.width, self.columns, a[1:], b[1:], a.array.dtype, y.dtype,
             places & -places, *beside, self.add, self.gelu,
-            None if bias is None else (bias.dtype, bias.data.ptr & 7),
+            None if bias is None else bias.dtype,
             backend.cupy.cuda.runtime.getDevice(),
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, compute_dtype, float32, is_float
+from tensorgrad.dtypes import Dtype, compute_dtype, float32, is_float, is_known
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.tensor import Tensor
 
@@ -22,10 +22,11 @@ def tensor_of(op: str, name: str, value: Any) -> Tensor:
     """Return the operand as a tensor; an array is wrapped, a Python number becomes 0-d."""
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, np.ndarray):
-        return Tensor(np.asarray(value))  # without its subclass, which would pass for CuPy's
     if backend.is_array(value):
-        return Tensor(value)
+        if not is_known(value.dtype):
+            raise DtypeError(f"{op}: {name} has dtype {value.dtype}, expected real numbers")
+        # without a subclass of NumPy's, which would pass for CuPy's
+        return Tensor(np.asarray(value) if isinstance(value, np.ndarray) else value)
     if isinstance(value, (bool, int, float, np.generic)):
         return Tensor(np.asarray(value, float32 if type(value) is float else None))
     raise DtypeError(
@@ -143,6 +144,13 @@ def integer_array(op: str, name: str, value: Any) -> Array:
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{op}: {name} has dtype {array.dtype}, expected integers")
     return array
+
+
+def check_function(op: str, f: Any, instead: str = "") -> None:
+    """Raise ArgumentError unless f can be called; for a tensor, say what to do `instead`."""
+    if not callable(f):
+        hint = f"; {instead}" if instead and isinstance(f, Tensor) else ""
+        raise ArgumentError(f"{op}: f is a {type(f).__name__}, expected a function{hint}")
 
 
 def check_number(op: str, name: str, value: Any) -> None:

@@ -221,7 +221,7 @@ def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) without overflow; -inf of nothing.
 
-    The gradient is softmax(x), and 0 where the result is infinite.
+    The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
     """
     x, axes = _operand("logsumexp", x, axis)
     array = _as_float(x.data)
@@ -230,11 +230,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return record("logsumexp", y, (x,), _logsumexp_backward, (array, wide, axes))
 
 
-LOGSUMEXP_GRADIENT = Row(
-    "logsumexp_gradient",
-    "dy x value",
-    "where(is_inf(value), 0, dy * exp(x - where(is_inf(value), 0, value)))",
-)
+LOGSUMEXP_GRADIENT = Row("logsumexp_gradient", "dy x value", "dy * exp(x - value)")
 
 
 def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
@@ -438,7 +434,7 @@ def _var_numpy(x: Array, axes: Axes, keepdims: bool, divisor: float) -> Array:
 def _logsumexp_numpy(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
     peak = x.max(axes, keepdims=True)
     shift = np.where(np.isfinite(peak), peak, 0)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # log(0); beside an infinite peak
         y = np.log(np.exp(x - shift).sum(axes, keepdims=True)) + shift
     return y if keepdims else y.squeeze(axes)
 

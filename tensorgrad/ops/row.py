@@ -11,6 +11,7 @@ gradient expressions name, and only that is saved. `fuse` makes rows of whole fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
-from tensorgrad.dtypes import Dtype, compute_dtype, int64
+from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.ops.expression import Expressions, Formula
 from tensorgrad.ops.row_cuda import launch
@@ -140,14 +141,17 @@ class Row:
                 y = self._value(*arrays)
             else:
                 y = self._forward(arrays)
-        except (ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
             self._explain(arrays, error)
             raise
-        if type(y) is not _NDARRAY and not backend.is_array(y):
+        if type(y) is not _NDARRAY:
             if type(y) is Symbol:
                 y.trace.refuse_parameters(self.name, self.operands, inputs)
                 return Tensor(y)
-            y = np.asarray(y)  # 0-d results come as scalars
+            if not backend.is_array(y):
+                y = np.asarray(y)  # 0-d results come as scalars
+            elif type(first) is _NDARRAY:  # CuPy answered for NumPy's operand
+                self._explain(arrays, TypeError("operands are on two devices"))
         if not self._differentiable:
             return Tensor(y)
         saved = self._keep(*arrays, y) if self._saved else ()
@@ -159,11 +163,13 @@ class Row:
                 if backend.is_array(array):
                     return self._forward_cuda(arrays)
                 if type(array) is Symbol:
-                    dtype = _result_dtype(self._value, *[_kind(a) for a in arrays])
+                    kinds = [_kind(a) for a in arrays]
+                    dtype = _result_dtype(self._value, self._leading, *kinds)
                     return array.trace.apply(
                         self.name, self.operands, self.text, self.gradients, arrays, dtype
                     )
-        dtype = self._dtype or _result_dtype(self._value, *[_kind(a) for a in arrays])
+        kinds = [_kind(array) for array in arrays]
+        dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
         if self._widened is not None:
             arrays = _computable(arrays, self._widened)
         return evaluate(lambda *a: (self._value(*a),), arrays, [dtype], self._block)[0]
@@ -236,12 +242,19 @@ class Row:
         try:
             dtype, compute = self._types[tuple(kinds)]
         except KeyError:
-            dtype = self._dtype or _result_dtype(self._value, *kinds)
+            dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
             compute = self._compute or _compute_type(dtype, arrays)
             self._types[tuple(kinds)] = dtype, compute
         shape = given[0].shape if alike else np.broadcast_shapes(*[a.shape for a in given])
         y = backend.empty(shape, dtype, like=given[0])
-        launch(self._formula, arrays, [y], compute)
+        try:
+            launch(self._formula, arrays, [y], compute)
+        except OverflowError:
+            if dtype != bool_:
+                raise
+            # Compared with numbers that the integers do not reach: infinities are as far.
+            far = [math.copysign(math.inf, a) if type(a) is int else a for a in arrays]
+            launch(self._formula, far, [y], float64)
         return y
 
     def _explain(self, arrays: list[Any], error: Exception) -> None:
@@ -313,16 +326,23 @@ def _kind(array: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _result_dtype(function: Callable[..., Array], *kinds: Any) -> Dtype:
-    """Return the dtype that NumPy promotes to; a 16-bit float where all float operands are."""
+def _result_dtype(function: Callable[..., Array], conditions: int, *kinds: Any) -> Dtype:
+    """Return the dtype that NumPy promotes to; a 16-bit float where all float operands are.
+
+    The first operands may be conditions, which have no part in it.
+    """
     examples = [kind(1) if kind in _SCALARS else np.ones(1, compute_dtype(kind)) for kind in kinds]
     with np.errstate(all="ignore"):
         dtype = np.asarray(function(*examples)).dtype
+    kinds = kinds[conditions:]
     halves = [kind for kind in kinds if kind not in _SCALARS and compute_dtype(kind) != kind]
     if dtype != np.float32 or not halves:
         return dtype
     arrays = [kind for kind in kinds if kind not in _SCALARS and kind != np.bool_]
-    return np.result_type(*arrays) if arrays else dtype
+    try:
+        return np.result_type(*arrays) if arrays else dtype
+    except TypeError:  # of bfloat16 beside float16 or int16 NumPy's ufuncs make float32
+        return dtype
 
 
 def _compute_type(dtype: Dtype, arrays: list[Any]) -> Dtype:

@@ -21,32 +21,35 @@ _ERF_TAYLOR = [
     2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1))
     for n in range(17, -1, -1)
 ]
-# x * exp(x^2) * erfc(x) for 1 <= x <= 6.5 as a polynomial of u = 2.2909... * t - 0.01818...,
-# t = (x - 2.5) / (x + 2.5), which runs over [-1, 1]: interpolated at the 19 Chebyshev points
+# x * exp(x^2) * erfc(x) for 1 <= x <= 27.5, where erfc underflows, as a polynomial of
+# u = 1.5849... * t - 0.32075..., t = (x - 2.5) / (x + 2.5), which runs over [-1, 1]: interpolated
+# at the 21 Chebyshev points
 _ERFC_POLYNOMIAL = [
-    8.034967907120344e-14,
-    2.0752135186950225e-13,
-    -1.618817348150087e-12,
-    -9.043291038215617e-12,
-    1.772803962514295e-11,
-    2.659136427999542e-10,
-    3.149276611428524e-11,
-    -7.2427687453121605e-09,
-    -8.266943695289146e-09,
-    2.1754831697608373e-07,
-    2.0936021011566927e-07,
-    -7.91058079715431e-06,
-    1.1353943785082017e-05,
-    0.00029252778773838445,
-    -0.0025672806659497957,
-    0.011567126103750344,
-    -0.03277859591950336,
-    0.05322468588968628,
-    0.5279945374195303,
+    1.4756382738292506e-12,
+    -2.3584241685963065e-11,
+    -5.118545041705333e-11,
+    2.871763047543469e-10,
+    8.227710008659648e-10,
+    -2.2372941366045047e-09,
+    -1.0240367644633848e-08,
+    1.6740191803069427e-08,
+    1.2028148186453867e-07,
+    -1.7087890218781025e-07,
+    -1.4524904057797915e-06,
+    3.0296892220328056e-06,
+    1.7319807673508482e-05,
+    -7.630787935971998e-05,
+    -9.722071649451366e-05,
+    0.0018422609174446587,
+    -0.00831764276886486,
+    0.02290001241289514,
+    -0.042026684310127,
+    0.043448024432760315,
+    0.5461260092804002,
 ]
 _HALVES = (float16, bfloat16)
 _NUMBERS = (bool, int, float)  # each holds those before it
-_GELU_SCALE = math.sqrt(2 / math.pi)
+_GELU_SCALE = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
 
 
@@ -59,30 +62,47 @@ def where(c: Any, a: Any, b: Any) -> Any:
     """Return a where the condition holds, else b; of Python numbers a number, of the wider type."""
     if type(c) is bool and type(a) in _NUMBERS and type(b) in _NUMBERS:
         return max(type(a), type(b), key=_NUMBERS.index)(a if c else b)
-    return np.where(c, a, b)
+    try:
+        return np.where(c, a, b)
+    except TypeError:  # it does not promote bfloat16 and wide integers as NumPy's ufuncs do
+        return np.where(c, number(a), number(b))
+
+
+def rint(x: Any) -> Any:
+    """Return the nearest integer, of integers themselves."""
+    return +x if np.asarray(x).dtype.kind in "iu" else np.rint(x)
 
 
 def erf(x: Values) -> Values:
     """Return the error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
-    size = np.minimum(np.abs(x * 1.0), 6.5)  # abs alone leaves the least integer negative
+    size, near, far = _erf_parts(x)
+    return np.copysign(np.where(size < 1, near, 1 - far), x)
+
+
+def _erf_parts(x: Values) -> tuple[Values, Values, Values]:
+    """Return |x|, erf(|x|) that holds up to 1, and erfc(|x|) that holds from there on."""
+    size = np.minimum(np.abs(x * 1.0), 27.5)  # abs alone leaves the least integer negative
     square = size * size
-    t = (np.maximum(size, 1.0) - 2.5) / (np.maximum(size, 1.0) + 2.5)
     near = _polynomial(_ERF_TAYLOR, np.minimum(square, 1.0)) * size
-    far = _polynomial(_ERFC_POLYNOMIAL, 2.290909090909091 * t + -0.01818181818181818)
-    far = 1 - far * np.exp(-square) / np.maximum(size, 1.0)
-    return np.copysign(np.where(size < 1, near, far), x)
+    t = np.maximum(size, 1.0)
+    far = (t - 2.5) / (t + 2.5)
+    far = _polynomial(_ERFC_POLYNOMIAL, 1.5849056603773586 * far + -0.32075471698113206)
+    far *= np.exp(-square)
+    far /= t
+    return size, near, far
 
 
 def normal_share(x: Values) -> Values:
-    """Return the share of the normal distribution below x."""
-    y = erf(x * 0.7071067811865476)
-    y += 1
+    """Return the share of the normal distribution below x, as exact where that is close to 0."""
+    size, near, far = _erf_parts(x * 0.7071067811865476)
+    y: Values = np.where(size < 1, 1 + np.copysign(near, x), np.where(x < 0, far, 2 - far))
     y *= 0.5
     return y
 
 
 def normal_density(x: Values) -> Values:
     """Return the density of the normal distribution."""
+    x = np.minimum(np.abs(x), 40.0)  # where it is 0; the square of more may overflow
     y: Values = np.exp(-0.5 * x * x) * 0.3989422804014327
     return y
 
@@ -96,6 +116,32 @@ def sigmoid(x: Values) -> Values:
     return y
 
 
+def sigmoid_derivative(x: Values) -> Values:
+    """Return the derivative of `sigmoid`, sigmoid(x) * sigmoid(-x)."""
+    t = np.exp(-np.abs(x))
+    t1 = 1 + t
+    y: Values = t / (t1 * t1)
+    return y
+
+
+def silu_derivative(x: Values) -> Values:
+    """Return sigmoid(x) * (1 + x * (1 - sigmoid(x)))."""
+    x = np.clip(x, -800.0, 800.0)  # where it is 0 and 1, in float64 too; inf * 0 would be NaN
+    y = sigmoid(-x)  # 1 - sigmoid(x) would lose digits
+    y *= x
+    y += 1
+    y *= sigmoid(x)
+    return y
+
+
+def tanh_derivative(x: Values) -> Values:
+    """Return 1 - tanh(x)^2, as exact where that is close to 0."""
+    t = np.exp(-2.0 * np.abs(x))
+    t1 = 1 + t
+    y: Values = 4.0 * t / (t1 * t1)
+    return y
+
+
 def softplus(x: Values) -> Values:
     """Return log(1 + exp(x)) without overflow."""
     y: Values = np.maximum(x, 0.0)
@@ -104,35 +150,36 @@ def softplus(x: Values) -> Values:
 
 
 def gelu_tanh(x: Values) -> Values:
-    """Return x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
-    t = _gelu_inner_tanh(x)
+    """Return x/2 * (1 + tanh(u)), u = sqrt(2/pi) * (x + 0.044715 x^3).
+
+    (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
+    """
+    with np.errstate(over="ignore"):  # as in `sigmoid`
+        t = x * x
+        t *= -_GELU_SCALE * _GELU_CUBE
+        t -= _GELU_SCALE
+        t *= x
+        t = np.exp(t)
     t += 1
-    t *= x
-    t *= 0.5
-    return t
+    y: Values = x / t
+    return y
 
 
 def gelu_tanh_slope(x: Values) -> Values:
-    """Return the derivative of `gelu_tanh`."""
-    t = _gelu_inner_tanh(x)
-    slope = x * x
+    """Return the derivative of `gelu_tanh`, s + x * (1 - s) * s * 2u', s = sigmoid(2 u)."""
+    x = np.clip(x, -30.0, 30.0)  # where it is 0 and 1, in float64 too; inf * 0 would be NaN
+    square = x * x
+    inner = square * (_GELU_SCALE * _GELU_CUBE)
+    inner += _GELU_SCALE
+    inner *= x
+    slope: Values = square
     slope *= 3 * _GELU_CUBE * _GELU_SCALE
     slope += _GELU_SCALE
     slope *= x
-    slope *= 1 - t * t
-    slope += t
+    slope *= sigmoid(-inner)  # 1 - s would lose digits
     slope += 1
-    slope *= 0.5
+    slope *= sigmoid(inner)
     return slope
-
-
-def _gelu_inner_tanh(x: Values) -> Values:
-    t = x * x
-    t *= _GELU_CUBE * _GELU_SCALE
-    t += _GELU_SCALE
-    t *= x
-    y: Values = np.tanh(t)
-    return y
 
 
 def _polynomial(coefficients: list[float], x: Values) -> Values:

@@ -21,7 +21,10 @@ from tensorgrad.tensor import Tensor
 _SCALARS = frozenset((bool, int, float))
 _ALLOWED = "elementwise ops: arithmetic, comparisons, where, clip, activations, casts to floats"
 
-
+_BITWISE = {  # what they are of bool
+    "bitwise_and": "both", "bitwise_or": "either", "bitwise_xor": "differ", "invert": "inverted",
+    "left_shift": "", "right_shift": "",
+}  # fmt: skip
 _NUMBERS = {"b": bool, "i": int, "f": float}  # what Python numbers make is one, too
 
 
@@ -82,6 +85,8 @@ class Trace:
         place = self.expressions.parse(value, table)
         if op == "add" and kind in (bool, bool_):  # True + True is True, where 1 + 1 would be 2
             place = self.expressions.node("!=", place, self.expressions.number(0))
+        if op in _BITWISE:
+            place = self._bits(op, list(table.values()), kind)
         y = Symbol(self, place, kind)
         self.kinds.append(kind)
         if not mode.grad_enabled:
@@ -156,6 +161,13 @@ class Trace:
         ops = [f for f in inside if f.f_globals.get("__name__", "").startswith("tensorgrad.")]
         name = ops[-1].f_code.co_name if ops else what
         raise ArgumentError(f"fuse: {self.name} uses {name}, expected {_ALLOWED}")
+
+    def _bits(self, op: str, places: list[int], kind: Any) -> int:
+        """Return the expression of an op on bits, whose operands may be held as floats."""
+        node = self.expressions.node
+        if kind in (bool, bool_):
+            return node(_BITWISE[op], *places)
+        return node("number", node(op, *[node("int64", place) for place in places]))
 
     def _place(self, name: str, operand: Any) -> int:
         """Return the expression of an operand."""

@@ -35,7 +35,7 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-Settings = TypeVar("Settings", bound=Dataclass)
+_Settings = TypeVar("_Settings", bound=Dataclass)
 
 
 def option(
@@ -100,7 +100,7 @@ def check(settings: Dataclass) -> None:
         raise ArgumentError(f"{_flag(f)}: got {value!r}, expected {expected}")
 
 
-def parser(settings: type[Settings], description: str) -> argparse.ArgumentParser:
+def parser(settings: type[_Settings], description: str) -> argparse.ArgumentParser:
     """Return a parser with an option for every field; it yields only what the user gave."""
     options = argparse.ArgumentParser(
         description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False
@@ -134,7 +134,7 @@ def save(settings: Dataclass, folder: Path) -> None:
         file.write((to_json(kept, 2) + "\n").encode())
 
 
-def load(settings: type[Settings], folder: Path) -> Settings:
+def load(settings: type[_Settings], folder: Path) -> _Settings:
     """Return the settings that a run was started with.
 
     Raises:
@@ -153,7 +153,7 @@ def load(settings: type[Settings], folder: Path) -> Settings:
     return found
 
 
-def resume(saved: Settings, given: Mapping[str, Any], folder: Path) -> Settings:
+def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Settings:
     """Return the saved settings with what the user may change and did.
 
     Raises:
@@ -170,17 +170,17 @@ def resume(saved: Settings, given: Mapping[str, Any], folder: Path) -> Settings:
             f"resume: {folder} was started with other settings: {'; '.join(wrong)}. "
             "Leave these options out to go on, or start a new run"
         )
-    changed: Settings = replace(saved, **{k: v for k, v in given.items() if k in free})
+    changed: _Settings = replace(saved, **{k: v for k, v in given.items() if k in free})
     return changed
 
 
 def read_command_line(
-    settings: type[Settings],
+    settings: type[_Settings],
     description: str,
-    folder_of: Callable[[Settings], Path],
+    folder_of: Callable[[_Settings], Path],
     arguments: Sequence[str] | None = None,
     complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
-) -> tuple[Settings, Path, bool]:
+) -> tuple[_Settings, Path, bool]:
     """Return the settings, the folder of the run, and whether it goes on from a checkpoint.
 
     What the user gives takes effect or is refused.

@@ -25,10 +25,10 @@ class HasDevice(Protocol):
         """As in TrainSettings."""
 
 
-Settings = TypeVar("Settings", bound=HasDevice)
+_Settings = TypeVar("_Settings", bound=HasDevice)
 
 
-def choose_device(settings: Settings) -> tuple[Settings, str]:
+def choose_device(settings: _Settings) -> tuple[_Settings, str]:
     """Return settings that the device can follow, and the device; a GPU becomes the current one.
 
     A GPU without bfloat16 gets float16 or float32, and a message.

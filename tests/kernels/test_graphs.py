@@ -6,13 +6,13 @@ Capture fails where anything copies between host and device or waits for the dev
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tensorgrad import Tensor, backend, dtypes, ops, optim
+from tests.capture import Capture
 from tests.optim import toy
 
 pytestmark = pytest.mark.gpu
@@ -23,31 +23,6 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "adam": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.1),
     "adamw": lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.1),
 }
-
-
-class Capture:
-    """Runs `step` once, captures it once, and launches it when called."""
-
-    def __init__(self, step: Callable[[], Any]) -> None:
-        cupy = backend.cupy
-        self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.pool = cupy.cuda.MemoryPool()  # of its own: what the graph uses must not be reused
-        cupy.cuda.runtime.deviceSynchronize()
-        with ExitStack() as stack:
-            stack.enter_context(cupy.cuda.using_allocator(self.pool.malloc))
-            stack.enter_context(self.stream)
-            step()
-            self.stream.begin_capture()
-            try:
-                self.result = step()
-            finally:
-                self.graph = self.stream.end_capture()
-        self.stream.synchronize()
-
-    def __call__(self) -> None:
-        backend.cupy.cuda.runtime.deviceSynchronize()
-        self.graph.launch(self.stream)
-        self.stream.synchronize()
 
 
 def everything(optimizer: optim.Optimizer) -> list[Any]:

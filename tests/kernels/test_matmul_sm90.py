@@ -15,8 +15,8 @@ from tensorgrad.ops import matmul_cuda, matmul_sm90
 from tensorgrad.ops.matmul_problem import Problem, problem
 from tensorgrad.ops.matmul_sm90 import Plan
 from tensorgrad.ops.special import gelu_tanh, gelu_tanh_slope
+from tests.opcheck import Ulps, assert_within
 
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-21}
 LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
 LARGE, SMALL = Plan(256, 2, 0), Plan(128, 1, 0)
 SIZES = [(1, 8, 8), (8, 16, 8), (127, 64, 264), (129, 72, 128), (300, 200, 520), (513, 1000, 776)]
@@ -53,10 +53,7 @@ def guarded(shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
 
 
 def assert_close(got: Any, expected: Any, terms: int) -> None:
-    y = backend.to_numpy(got).astype("float64")
-    scale = np.abs(expected).max()
-    tolerance = EPSILON[str(got.dtype)] + 2e-7 * terms**0.5
-    np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance * scale / 4)
+    assert_within(backend.to_numpy(got), expected, Ulps(2, "row"), terms=terms)
 
 
 def run(p: Problem, plan: Plan | None = None) -> Any:
@@ -171,6 +168,26 @@ def test_what_follows(dtype: str, plan: Plan) -> None:
         pre, pre_gpu = residual * 2, residual_gpu * residual_gpu.dtype.type(2)
         p = problem(x_gpu, v_gpu, new(), gelu_of=pre_gpu)
         assert_close(run(p, plan), x @ v * gelu_tanh_slope(pre), width)
+
+
+@pytest.mark.gpu
+@hopper
+@pytest.mark.parametrize("kernel", ["wgmma", "cublas", "tiled"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_slope_of_gelu_far_from_zero(dtype: str, kernel: str) -> None:
+    far = np.geomspace(12, 6e4, 60)
+    near = np.linspace(-5, 5, 264 - 2 * len(far))
+    values = np.random.default_rng(0).permutation(np.concatenate([far, -far, near]))
+    pre = backend.cupy.asarray(np.tile(values, (130, 1)).astype(dtype))
+    a, b = backend.cupy.zeros((130, 8), dtype), backend.cupy.ones((8, 264), dtype)
+    a[:, 0] = 1
+    p = problem(a, b, backend.cupy.full_like(pre, np.nan), gelu_of=pre)
+    if matmul_cuda.KERNELS[kernel].refusal(p) is not None:
+        pytest.skip(f"{kernel} does not do this product")
+    matmul_cuda.run(p, kernel)
+    expected = gelu_tanh_slope(backend.to_numpy(pre).astype("float64"))
+    bound = 2.0**-9 if dtype == "float16" else 2.0**-6
+    np.testing.assert_allclose(backend.to_numpy(p.y).astype("float64"), expected, 0, bound)
 
 
 @pytest.mark.gpu

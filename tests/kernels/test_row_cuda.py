@@ -7,14 +7,47 @@ from typing import Any
 import pytest
 
 from tensorgrad import ops
-from tensorgrad.dtypes import bfloat16, bool_, float16, float32, float64, int64
+from tensorgrad.dtypes import (
+    bfloat16,
+    bool_,
+    compute_dtype,
+    float16,
+    float32,
+    float64,
+    int8,
+    int64,
+    uint64,
+)
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as kernel_check
 from tensorgrad.kernels.loader import OPTIONS, Source
 from tensorgrad.ops.activation import GELU_ERF
 from tensorgrad.ops.elementwise import POWER, WHERE
+from tensorgrad.ops.expression import Expressions, Formula
 from tensorgrad.ops.fuse import _row
 from tensorgrad.ops.row_cuda import _kernel_name, _Layout, _plan, source
+
+
+def several(name: str, parameters: str, *texts: str) -> Formula:
+    """Return one formula of several expressions."""
+    expressions = Expressions()
+    table = {parameter: expressions.name(parameter) for parameter in parameters.split()}
+    places = [expressions.parse(text, table) for text in texts]
+    return Formula(name, list(table), expressions, places)
+
+
+SLOPES = several(
+    "slopes", "x", "sigmoid_derivative(x)", "silu_derivative(x)", "tanh_derivative(x)",
+    "gelu_tanh_slope(x)", "floor_of(x)", "ceil_of(x)", "rint_of(x)", "square(x)",
+)  # fmt: skip
+LOGIC = several(
+    "logic", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)"
+)
+BITS = several(
+    "bits", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)",
+    "left_shift(a, b)", "right_shift(a, b)", "floor_of(a)", "ceil_of(a)", "rint_of(a)",
+    "square(a)", "power(a, b)",
+)  # fmt: skip
 
 
 def mixed(x: Any, bias: Any, ids: Any) -> Any:
@@ -22,6 +55,12 @@ def mixed(x: Any, bias: Any, ids: Any) -> Any:
     return ops.where(z > 0, ops.softplus(z), float("-inf")).astype("float32")
 
 
+def masked(x: Any, ids: Any) -> Any:
+    odd = ~((ids & 1) == 0) & (x > 0)
+    return ops.where(odd | (ids >> 2 == 1), x, 0) + (ids << 1) * ops.round(ids)
+
+
+MASKED = _row(masked, [float16, int64], {})[0]
 FUSED = _row(mixed, [bfloat16, bfloat16, int64], {})[0]
 ROWS = (6, 8)
 BROADCAST, _ = _plan(ROWS, ((ROWS, (16, 2), 2), ((8,), (2,), 2), ((6, 1), (8, 8), 8)), 8)
@@ -34,6 +73,20 @@ KERNELS: dict[str, Any] = {
     "numbers": (
         WHERE._formula,
         _Layout(4, True, (("1",), ("s",), None)), [float64, float64, bool_, float64, None], 1,
+    ),
+    **{
+        f"slopes_{dtype}": (SLOPES, _Layout(4, False, (("1",),)), [compute_dtype(dtype),
+                            *[dtype] * (len(SLOPES.results) + 1)], len(SLOPES.results))
+        for dtype in (bfloat16, float32, float64)
+    },
+    **{
+        f"bits_{dtype}": (formula, _Layout(1, False, (("1",), ("1",))), [dtype,
+                          *[dtype] * (len(formula.results) + 2)], len(formula.results))
+        for formula, dtype in ((LOGIC, bool_), (BITS, int8), (BITS, int64), (BITS, uint64))
+    },
+    "masked": (
+        MASKED._formula,
+        _Layout(1, False, (("1",), ("1",))), [float64, float64, float16, int64], 1,
     ),
     "two": (
         POWER._gradients_of((True, True)).formula,

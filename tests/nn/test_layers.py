@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn, ops, random
+from tensorgrad import Tensor, autocast, nn, ops, random
+from tensorgrad.dtypes import bfloat16, float32, float64
 from tensorgrad.errors import (
     ArgumentError,
     DeviceError,
@@ -47,6 +48,65 @@ def test_norms_use_their_parameters() -> None:
         np.testing.assert_allclose(layer(x).numpy(), op(x, eps=0.1).numpy(), rtol=1e-6)
         layer.weight.data[:] = 2
         np.testing.assert_allclose(layer(x).numpy(), 2 * op(x, eps=0.1).numpy(), rtol=1e-6)
+
+
+LAYERS: dict[str, Callable[[], Any]] = {
+    "Linear": lambda: nn.Linear(8, 8),
+    "LayerNorm": lambda: nn.LayerNorm(8),
+    "RMSNorm": lambda: nn.RMSNorm(8),
+    "FeedForward": lambda: nn.FeedForward(8),
+    "SwiGLU": lambda: nn.SwiGLU(8),
+    "MultiHeadAttention": lambda: nn.MultiHeadAttention(8, 2),
+    "TransformerBlock": lambda: nn.TransformerBlock(8, 2),
+}
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_wider_floats_than_a_layers_are_refused(name: str) -> None:
+    layer, x = LAYERS[name](), RNG.standard_normal((2, 3, 8))  # float64, as NumPy makes it
+    for given in (x, Tensor(x)):
+        with pytest.raises(
+            DtypeError,
+            match=r"x has dtype float64, expected float32 as the layer; convert it, x\.asty",
+        ):
+            layer(given)
+    y = layer(x.astype("float32"))
+    assert y.dtype == float32
+    wide = layer.to("float64")(x)
+    assert wide.dtype == float64
+    np.testing.assert_allclose(y, wide, rtol=1e-5, atol=1e-6)
+    assert layer(x.astype("float32")).dtype in (float32, float64)  # norms keep a narrower one
+    layer.to("bfloat16")
+    assert layer(x.astype(bfloat16)).dtype == bfloat16
+    with pytest.raises(DtypeError, match="x has dtype float32, expected bfloat16 as the layer"):
+        layer(x.astype("float32"))
+
+
+def test_wider_residuals_are_refused() -> None:
+    x, wide = tensor(2, 8), RNG.standard_normal((2, 8))
+    for layer in (nn.LayerNorm(8), nn.RMSNorm(8)):
+        with pytest.raises(DtypeError, match="residual has dtype float64, expected float32"):
+            layer.add(x, wide)
+    for branch in (nn.FeedForward(8), nn.SwiGLU(8), nn.FeedForward(8, dropout=0.5)):
+        with pytest.raises(DtypeError, match="residual has dtype float64, expected float32"):
+            branch(x, residual=wide)
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_autocast_decides_what_products_take(name: str) -> None:
+    layer, x = LAYERS[name](), RNG.standard_normal((2, 3, 8)).astype("float32")
+    with autocast("bfloat16"):
+        layer(x)
+        layer(x.astype(bfloat16))
+        layer.to("bfloat16")(x)  # which products narrow
+        with pytest.raises(DtypeError, match="x has dtype float64, expected bfloat16"):
+            layer(x.astype(float64))  # which they do not
+
+
+def test_functions_promote_as_numpy_does() -> None:
+    x, layer = RNG.standard_normal((2, 8)), nn.Linear(8, 8)
+    assert nn.functional.linear(x, layer.weight, layer.bias).dtype == float64
+    assert (layer.weight * x[0]).dtype == float64
 
 
 def test_embedding_starts_standard_normal() -> None:

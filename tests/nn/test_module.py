@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn
+from tensorgrad import Tensor, nn, no_grad
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, CheckpointError, DeviceError, DtypeError
 
@@ -61,10 +61,54 @@ def test_a_shared_parameter_collects_both_gradients() -> None:
     np.testing.assert_array_equal(model.first.weight.grad, [0, 2, 4])
 
 
-def test_assigning_something_else_replaces_a_parameter() -> None:
-    model = Outer()
-    model.bias = None  # type: ignore[assignment]
+def test_parameters_and_modules_can_be_replaced_set_to_none_and_deleted() -> None:
+    model: Any = Outer()
+    model.bias = None
     assert [n for n, _ in model.named_parameters()] == ["first.weight"]
+    model.bias = nn.Parameter(np.ones(1))
+    model.second = nn.Sequential()
+    assert [n for n, _ in model.named_modules()] == ["", "first", "second"]
+    del model.bias, model.second
+    model.bias, model.second = 1, np.ones(2)
+    assert [n for n, _ in model.named_parameters()] == ["first.weight"]
+    layers: Any = nn.ModuleList([Inner(2)])
+    layers[0] = Inner(3)
+    assert layers[0].weight.size == 3
+
+
+@pytest.mark.parametrize(
+    "value", [np.ones(1), Tensor(np.ones(1), requires_grad=True), 1.0, Inner(1)], ids=str
+)
+def test_a_parameter_is_not_lost_to_another_value(value: Any) -> None:
+    model: Any = Outer()
+    bias = model.bias
+    with pytest.raises(
+        DtypeError,
+        match=r"Outer: bias is set to a \w+, expected a Parameter or None; for values: bias\[",
+    ):
+        model.bias = value
+    assert model.bias is bias
+    with no_grad():
+        model.bias[...] = np.ones(1)
+        model.bias += 1
+    assert model.bias is bias
+    assert bias.tolist() == [2]
+
+
+@pytest.mark.parametrize("value", [np.ones(1), nn.Parameter(np.ones(1)), abs], ids=str)
+def test_a_module_is_not_lost_to_another_value(value: Any) -> None:
+    model: Any = Outer()
+    first = model.first
+    with pytest.raises(
+        DtypeError, match=r"Outer: first is set to a \w+, expected a Module or None$"
+    ):
+        model.first = value
+    assert model.first is first
+    layers: Any = nn.ModuleList([Inner(2)])
+    with pytest.raises(DtypeError, match=r"ModuleList: (0 is set to|got) a"):
+        layers[0] = value
+    with pytest.raises(DtypeError, match="ModuleList: 0 is set to a"):
+        setattr(layers, "0", value)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +214,12 @@ def test_buffers_are_tensors_or_gone() -> None:
     assert "mean" not in module.to("float64").state_dict()
     del module.mean
     assert "mean" not in module.state_dict()
-    module.mean = np.ones(2)
-    with pytest.raises(ArgumentError, match="Inner: the buffer mean is a ndarray, expected a Te"):
-        module.state_dict()
+    for value in (Tensor(np.ones(2)), None):
+        module.mean = value
+        with pytest.raises(
+            DtypeError, match="Inner: mean is set to a ndarray, expected a Tensor or"
+        ):
+            module.mean = np.ones(2)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +230,7 @@ def test_buffers_are_tensors_or_gone() -> None:
         ({3: np.ones(1)}, "unexpected: 3"),
         ({"weight": np.ones(2), "seen": np.ones(2, complex)}, "seen is complex128"),
         ({"weight": np.ones(2), "seen": np.array(["1", "2"])}, "seen is <U1"),
+        ({"weight": np.ones(2), "seen": np.array([1, 2**63], "uint64")}, "seen is uint64"),
         ({"weight": [[1.0], [1.0, 2.0]], "seen": np.ones(2, int)}, "weight is object"),
     ],
 )

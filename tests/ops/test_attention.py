@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,16 @@ from tensorgrad import Tensor, backend, ops, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
-from tests.opcheck import Case, check
+from tests.opcheck import Case, Ulps, check
 from tests.ops.test_dropout import keep_mask
 
 RNG = np.random.default_rng(11)
+BOUND = Ulps(2, "terms")
 
 
-def reference(
+def weights_of(
     q: Any,
     k: Any,
-    v: Any,
     mask: Any = None,
     causal: bool = False,
     scale: float | None = None,
@@ -30,10 +32,9 @@ def reference(
     window: int | None = None,
     keep: Any = 1,
 ) -> Any:
-    heads, tq, width = q.shape[1:]
-    tk = k.shape[2]
-    k, v = (np.repeat(a, heads // a.shape[1], axis=1) for a in (k, v))
-    scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(width) if scale is None else scale)
+    """Return what each query weighs each value with."""
+    tq, tk = q.shape[2], k.shape[2]
+    scores = q @ repeated(k, q).swapaxes(-1, -2) * scale_of(q, scale)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if causal:
@@ -48,70 +49,125 @@ def reference(
     if dropout:
         random.seed(3)
         weights *= keep_mask(weights.shape, dropout, like=q) / (1 - dropout)
-    return weights * keep @ v
+    return weights * keep
+
+
+def scale_of(q: Any, scale: float | None) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def repeated(k: Any, q: Any) -> Any:
+    """Return one head of keys or values for each head of queries."""
+    return np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+
+
+def reference(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    return weights_of(q, k, **options) @ repeated(v, q)
+
+
+def magnitudes(q: Any, k: Any, v: Any, dy: Any, **options: Any) -> list[Any]:
+    """Return the sums of the absolute values of the terms of y, dq, dk and dv."""
+    weights, scale = weights_of(q, k, **options), scale_of(q, options.get("scale"))
+    undropped = weights_of(q, k, **{**options, "dropout": 0, "keep": 1})
+    q, dy = abs(q), abs(dy)
+    y = weights @ abs(repeated(v, q))
+    dweights = weights * (dy @ abs(repeated(v, q)).swapaxes(-1, -2))
+    dscores = (dweights + undropped * (dy * y).sum(-1, keepdims=True)) * scale
+    dk, dv = dscores.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ dy
+    groups = (*k.shape[:2], q.shape[1] // k.shape[1], *k.shape[2:])
+    return [y, dscores @ abs(repeated(k, q)), *(a.reshape(groups).sum(2) for a in (dk, dv))]
+
+
+def unpacked(qkv: Any, heads: int) -> Any:
+    """Return (B, T, heads * D) as (B, heads, T, D)."""
+    return qkv.reshape(*qkv.shape[:2], heads, qkv.shape[2] // heads).swapaxes(1, 2)
+
+
+def packed(heads: Any) -> Any:
+    """Return (B, heads, T, D) as (B, T, heads * D)."""
+    batch, count, length, width = heads.shape
+    return heads.swapaxes(1, 2).reshape(batch, length, count * width)
 
 
 def packed_reference(qkv: Any, heads: int, kv_heads: int, **options: Any) -> Any:
-    batch, length, channels = qkv.shape
-    width = channels // (heads + 2 * kv_heads)
-    each = qkv.reshape(batch, length, heads + 2 * kv_heads, width)
-    each = each.swapaxes(1, 2)
-    q, k, v = np.split(each, [heads, heads + kv_heads], axis=1)
-    return reference(q, k, v, **options).swapaxes(1, 2).reshape(batch, length, heads * width)
+    each = np.split(unpacked(qkv, heads + 2 * kv_heads), [heads, heads + kv_heads], axis=1)
+    return packed(reference(*each, **options))
 
 
-def on_device(options: dict[str, Any], like: Tensor) -> dict[str, Any]:
-    """Return the options with the mask where the tensor is."""
-    mask = options.get("mask")
-    return options if mask is None else {**options, "mask": Tensor(mask).to(like.device)}
+def packed_magnitudes(qkv: Any, dy: Any, heads: int, kv_heads: int, **options: Any) -> list[Any]:
+    each = np.split(unpacked(qkv, heads + 2 * kv_heads), [heads, heads + kv_heads], axis=1)
+    y, *grads = magnitudes(each[0], each[1], each[2], unpacked(dy, heads), **options)
+    return [packed(y), packed(np.concatenate(grads, 1))]
+
+
+def placed(options: dict[str, Any]) -> Callable[[Tensor], dict[str, Any]]:
+    """Return what gives the options with the mask where a tensor is, copied there once."""
+
+    @cache
+    def on_device(device: str) -> dict[str, Any]:
+        mask = options.get("mask")
+        return options if mask is None else {**options, "mask": Tensor(mask).to(device)}
+
+    return lambda like: on_device(like.device)
 
 
 def case(
     q: tuple[int, int, int, int], kv_heads: int = 0, tk: int | None = None, **options: Any
 ) -> Case:
     batch, heads, tq, width = q
+    on_device = placed(options)
     kv = (batch, kv_heads or heads, tq if tk is None else tk, width)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         random.seed(3)
-        y: Tensor = ops.attention(q, k, v, **on_device(options, q))
+        y: Tensor = ops.attention(q, k, v, **on_device(q))
         return y
 
     return Case(
         function,
         [q, kv, kv],
         lambda q, k, v: reference(q, k, v, **options),
+        values=BOUND,
+        magnitudes=lambda *arrays: magnitudes(*arrays, **options),
         terms=max(1, tq, kv[2]) * width,
         name="attention-" + "-".join(options),
     )
 
 
 def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **options: Any) -> Case:
+    on_device = placed(options)
     return Case(
-        lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **on_device(options, qkv)),
+        lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **on_device(qkv)),
         [shape],
         lambda qkv: packed_reference(qkv, heads, kv_heads, **options),
+        values=BOUND,
+        magnitudes=lambda qkv, dy: packed_magnitudes(qkv, dy, heads, kv_heads, **options),
         terms=shape[1] * 8,
         name="attention_packed-" + "-".join(options),
     )
 
 
-def varlen_reference(
-    q: Any, k: Any, v: Any, lengths: Any, k_lengths: Any = None, dropout: float = 0, **options: Any
-) -> Any:
-    """Return the dense reference of each sequence, cut from the padded ones for dropout's sake."""
+def sequences(
+    function: Any, q: Any, arrays: Any, lengths: Any, k_lengths: Any, dropout: float, options: Any
+) -> list[Any]:
+    """Return what a dense function gives for each sequence, joined.
+
+    Arrays as long as the queries stand before and after those as long as the keys: q, k, v, dy.
+    Dropout is cut from that of padded sequences.
+    """
     k_lengths = lengths if k_lengths is None else k_lengths
     shape = len(lengths), q.shape[1], max(lengths), max(k_lengths)
     random.seed(3)
     keep = keep_mask(shape, dropout, like=q) / (1 - dropout) if dropout else np.ones(shape)
-    y, row, key = [], 0, 0
+    found, row, key = [], 0, 0
     for s, (tq, tk) in enumerate(zip(lengths, k_lengths, strict=True)):
-        each = q[row : row + tq], k[key : key + tk], v[key : key + tk]
+        rows, keys = slice(row, row + tq), slice(key, key + tk)
+        each = [a[keys if i in (1, 2) else rows] for i, a in enumerate(arrays)]
         heads = (a.swapaxes(0, 1)[None] for a in each)
         own: dict[str, Any] = {**options, "keep": keep[s : s + 1, :, :tq, :tk]}
-        y.append(reference(*heads, **own)[0].swapaxes(0, 1))
+        found.append([a[0].swapaxes(0, 1) for a in function(*heads, **own)])
         row, key = row + tq, key + tk
-    return np.concatenate(y)
+    return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
 
 def varlen_case(
@@ -121,8 +177,8 @@ def varlen_case(
     k_lengths: list[int] | None = None,
     **options: Any,
 ) -> Case:
-    starts = np.cumsum([0, *lengths])
-    k_starts = None if k_lengths is None else np.cumsum([0, *k_lengths])
+    starts = [0, *np.cumsum(lengths).tolist()]
+    k_starts = None if k_lengths is None else [0, *np.cumsum(k_lengths).tolist()]
     rows, keys = sum(lengths), sum(lengths if k_lengths is None else k_lengths)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -130,10 +186,15 @@ def varlen_case(
         return ops.attention_varlen(q, k, v, starts, k_starts, **options)
 
     kv = (keys, heads[1], width)
+    dense = {name: value for name, value in options.items() if name != "dropout"}
+    how = lengths, k_lengths, options.get("dropout", 0.0), dense
     return Case(
         function,
         [(rows, heads[0], width), kv, kv],
-        lambda q, k, v: varlen_reference(q, k, v, lengths, k_lengths, **options),
+        lambda *qkv: sequences(lambda *a, **o: [reference(*a, **o)], qkv[0], qkv, *how)[0],
+        values=BOUND,
+        captured=False,  # lengths of the host are checked and copied
+        magnitudes=lambda *arrays: sequences(magnitudes, arrays[0], arrays, *how),
         terms=max(lengths) * width,
         name="attention_varlen-" + "-".join(options),
     )
@@ -154,6 +215,7 @@ CASES = [
     case((1, 2, 129, 33), causal=True),
     case((1, 1, 300, 8), causal=True),
     case((1, 1, 1, 1)),
+    *(case((1, 1, n, 8), causal=True) for n in (1023, 1025)),
     case((2, 6, 33, 8), kv_heads=2, causal=True),
     case((1, 4, 257, 16), kv_heads=1, causal=True),
     case((2, 3, 1, 4), tk=17, causal=True),
@@ -183,6 +245,9 @@ CASES = [
     case((1, 2, 200, 8), tk=70, window=200),
     case((2, 6, 31, 4), kv_heads=2, tk=33, mask=PADDING, causal=True, window=9, dropout=0.2),
     varlen_case([5, 1, 0, 70, 3], (2, 2), 4),
+    *(varlen_case([n], (2, 2), 4) for n in (31, 33)),
+    varlen_case([1023], (1, 1), 8, causal=True),
+    varlen_case([1025], (1, 1), 8, causal=True),
     varlen_case([5, 1, 0, 70, 3], (4, 2), 8, causal=True),
     varlen_case([65, 2, 130], (4, 1), 8, causal=True, window=33),
     varlen_case([65, 2, 0, 4], (2, 2), 8, k_lengths=[3, 0, 5, 129], causal=True),
@@ -190,6 +255,7 @@ CASES = [
     varlen_case([33, 2], (3, 3), 64, k_lengths=[48, 17], dropout=0.4, scale=0.2),
     varlen_case([0], (2, 2), 8),
     packed_case((2, 5, 3 * 12), 3, 3),
+    *(packed_case((1, n, 3 * 8), 1, 1, causal=True) for n in (31, 1023, 1025)),
     packed_case((2, 130, 3 * 12), 3, 3, causal=True, window=64),
     packed_case((1, 130, 4 * 128), 2, 1, causal=True),
     packed_case((2, 129, 3 * 12), 3, 3, causal=True),

@@ -8,11 +8,12 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tensorgrad
 from tensorgrad import ops
-from tests.opcheck import Case
+from tests.opcheck import SIZES, Case
 
 HERE = Path(__file__).parent
 
@@ -32,15 +33,39 @@ def begins_with(name: str, op: str) -> bool:
     return name.startswith(op) and not (name[len(op) :][:1].isalnum() or name[len(op) :][:1] == "_")
 
 
-COVERED = [(case.function, case.name) for case in cases()]
+ALL_CASES = list(cases())
+# What lays out an array anew without a look at its elements, or fills one.
+ANY_LENGTH = {
+    "arange", "asarray", "broadcast_to", "empty", "empty_like", "expand_dims", "eye", "full",
+    "full_like", "linspace", "moveaxis", "ones", "ones_like", "ravel", "reshape", "split",
+    "squeeze", "swapaxes", "tensor", "to", "transpose", "zeros", "zeros_like",
+}  # fmt: skip
+# Those that have no result, or none with a gradient, for nothing at all.
+NEEDS_ELEMENTS = {
+    "argmax", "argmin", "cross_entropy", "one_hot", "searchsorted", "take", "topk",
+}  # fmt: skip
+
+
+def cases_of(op: str) -> list[Case]:
+    function = getattr(ops, op)
+    return [c for c in ALL_CASES if c.function is function or begins_with(c.name, op)]
 
 
 @pytest.mark.parametrize("op", ops.__all__)
 def test_has_a_case(op: str) -> None:
-    function = getattr(ops, op)
-    assert any(f is function or begins_with(name, op) for f, name in COVERED), (
-        f"{op} has no Case: add one to CASES in tests/ops/test_*.py"
-    )
+    assert cases_of(op), f"{op} has no Case: add one to CASES in tests/ops/test_*.py"
+
+
+@pytest.mark.parametrize("op", sorted(set(ops.__all__) - ANY_LENGTH))
+def test_has_cases_of_odd_lengths_and_of_none(op: str) -> None:
+    lengths = {
+        length
+        for case in cases_of(op)
+        for given in case.inputs
+        for length in (given.shape if isinstance(given, np.ndarray) else given)
+    }
+    wanted = set(SIZES) - ({0} if op in NEEDS_ELEMENTS else set())
+    assert wanted - lengths == set(), f"{op} has no Case of these lengths; see opcheck.sized"
 
 
 @pytest.mark.parametrize("module", modules())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from tensorgrad.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check
+
+INF, NAN = math.inf, math.nan
 
 
 def made(name: str, ours: Any, numpys: Any, shape: tuple[int, ...] = (3, 4)) -> Case:
@@ -59,6 +62,10 @@ CASES = [
     Case(lambda x: ops.tensor(x), [(3, 4)], lambda x: x, gradient=False, name="tensor"),
     Case(lambda x: ops.asarray(x), [(3, 4)], lambda x: x, name="asarray"),
     Case(lambda x: ops.asarray(x, "float64", x.device), [(3, 4)], lambda x: x, name="asarray"),
+    *(Case(lambda i: ops.one_hot(i, 4), [np.arange(n) % 4], lambda i: np.eye(4)[i],
+           gradient=False, name="one_hot") for n in SIZES),
+    *(Case(op, [(3, n)], reference) for op, reference in ((ops.tril, np.tril), (ops.triu, np.triu))
+      for n in SIZES),
     *(Case(lambda x, k=k: ops.tril(x, k), [shape], lambda x, k=k: np.tril(x, k), name=f"tril {k}")
       for shape in [(3, 3), (2, 5, 3), (2, 4), (0, 3)] for k in (-2, 0, 1)),
     *(Case(lambda x, k=k: ops.triu(x, k), [shape], lambda x, k=k: np.triu(x, k), name=f"triu {k}")
@@ -199,6 +206,22 @@ HALVES: Any = (2, 1.5)
         (lambda: ops.zeros(1, device="gpu"), DeviceError, "device: got 'gpu', expected 'cpu', 'cu"),
         (lambda: ops.full(2, [1, 2]), ShapeError, r"full: value has shape \(2,\), expected one nu"),
         (lambda: ops.arange(1, 2, 0), ArgumentError, "arange: step is 0, expected another number"),
+        (lambda: ops.arange(INF, 2), ArgumentError, "arange: start is inf, expected a finite numb"),
+        (lambda: ops.arange(INF), ArgumentError, "arange: stop is inf, expected a finite number"),
+        (lambda: ops.arange(0, NAN, 2), ArgumentError, "arange: stop is nan, expected a finite"),
+        (lambda: ops.arange(0, 1, 1e-300), ArgumentError, "arange: stop is 1.0, expected fewer th"),
+        (lambda: ops.arange(-1e308, 1e308, 1e-9), ArgumentError, "than 2.60 numbers up to"),
+        (lambda: ops.arange(10**18 * 2), ArgumentError, "arange: stop is 2000000000000000000, exp"),
+        (lambda: ops.arange(10**400, 10**400 + 3), ArgumentError, "arange: got 1000000"),
+        (lambda: ops.arange(10**400, 1.5), ArgumentError, "arange: start is 1000.*expected a floa"),
+        (lambda: ops.arange(2**63, 2**63 + 2), ArgumentError, "arange: got 9223372036854775808, e"),
+        (lambda: ops.arange(300, dtype="int8"), ArgumentError, "arange: got 299, expected numbers"),
+        (lambda: ops.arange(-1, 5, 2, "uint8"), ArgumentError, "arange: got -1, expected numbers"),
+        (lambda: ops.arange(3e9, 3e9 + 2, dtype="int32"), ArgumentError, "arange: got 3000000000."),
+        (lambda: ops.arange(3, dtype=bool), DtypeError, "arange: dtype is bool for 3 numbers, exp"),
+        (lambda: ops.linspace(0, 300, 4, dtype="int8"), ArgumentError, "linspace: got 300.0, expe"),
+        (lambda: ops.linspace(0, INF, 4, dtype="int8"), ArgumentError, "linspace: got inf, expect"),
+        (lambda: ops.linspace(0, 10**400), ArgumentError, "linspace: stop is 1000.*expected a flo"),
         (lambda: ops.linspace(0, 1, -1), ArgumentError, "linspace: num is -1, expected 0 or more"),
         (lambda: ops.tril(np.ones(3)), ShapeError, r"tril: x has shape \(3,\), expected two axes"),
         (lambda: ops.triu(np.ones(3)), ShapeError, r"triu: x has shape \(3,\), expected two axes"),
@@ -217,3 +240,23 @@ def test_no_gpu_is_an_error_that_says_so() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(DeviceError, match=r"device: got 'cuda', but .*; expected 'cpu'"):
         ops.zeros(1, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float32", "float64"])
+def test_ranges_have_numpys_values(dtype: str, device: str) -> None:
+    for first, end, step in [(0, 2, 1), (1, 3, 1), (5, 3, 1), (0.5, 1.5, 1), (3, 1, -1)]:
+        got = ops.arange(first, end, step, dtype, device)
+        np.testing.assert_array_equal(got.numpy(), np.arange(first, end, step, dtype=dtype))
+    for start, stop, num, endpoint in [
+        (0, 1, 5, True), (0, 1, 1, True), (0, 1, 0, True), (1, 0, 3, True), (0, 100, 7, False),
+        (-2, 2, 5, False), (-2, 2, 6, True), (0, 2**70, 3, True),
+    ]:  # fmt: skip
+        if (dtype.startswith("uint") and start < 0) or ("int" in dtype and stop > 100):
+            continue
+        got = ops.linspace(start, stop, num, endpoint, dtype, device)
+        expected = np.linspace(float(start), float(stop), num, endpoint, dtype=dtype)
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
+    assert ops.arange(2**63, 2**63 + 3, dtype="uint64", device=device).tolist() == [
+        2**63, 2**63 + 1, 2**63 + 2,
+    ]  # fmt: skip

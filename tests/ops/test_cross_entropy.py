@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops
+import tensorgrad
+from tensorgrad import Tensor, backend, ops
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check
 
 RNG = np.random.default_rng(5)
+
+
+def one_hot(targets: Any, vocabulary: int) -> Any:
+    return np.arange(vocabulary) == np.asarray(targets)[..., None]
 
 
 def reference(
@@ -28,11 +33,13 @@ def reference(
     logsumexp = np.log(np.exp(logits - largest).sum(-1, keepdims=True)) + largest
     log_probabilities = logits - logsumexp
     counted = np.full(targets.shape, True) if ignore_index is None else targets != ignore_index
-    wanted = np.eye(vocabulary)[np.where(counted, targets, 0)] * (1 - label_smoothing)
+    wanted = one_hot(np.where(counted, targets, 0), vocabulary) * (1 - label_smoothing)
     losses = -((wanted + label_smoothing / vocabulary) * log_probabilities).sum(-1)
     losses = (losses + z_loss * logsumexp[..., 0] ** 2) * counted
     if reduction == "none":
         return losses
+    if reduction == "mean" and not targets.size:
+        return np.float64(np.nan)
     return losses.sum() / (max(counted.sum(), 1) if reduction == "mean" else 1)
 
 
@@ -52,7 +59,8 @@ def case(shape: tuple[int, ...], targets: Any = None, **options: Any) -> Case:
 
 SOME_IGNORED = np.array([[3, -100, 0], [-100, -100, 10]])
 CASES = [
-    *(case(s) for s in ((4,), (3, 1), (2, 3, 5), (33, 31), (65, 1025), (0, 4))),
+    *(case(s) for s in ((4,), (2, 3, 5), (33, 31), (65, 1025), (0, 4))),
+    *(case((3, n)) for n in SIZES[1:]),
     *(case((2, 3, 11), SOME_IGNORED, reduction=r) for r in ("mean", "sum", "none")),
     *(
         case((2, 3, 11), SOME_IGNORED, reduction=r, label_smoothing=s)
@@ -90,6 +98,65 @@ def test_large_logits_do_not_overflow() -> None:
     np.testing.assert_array_equal(logits.grad, [[0, 0, 0]])
 
 
+def gradient_reference(logits: Any, targets: Any, smoothing: float, z_loss: float) -> Any:
+    """Return that of the sum of the losses."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    total = powers.sum(-1, keepdims=True)
+    z = np.log(total) + logits.max(-1, keepdims=True)
+    wanted = one_hot(targets, logits.shape[-1]) * (1 - smoothing) + smoothing / logits.shape[-1]
+    return powers / total * (1 + 2 * z_loss * z) - wanted
+
+
+@pytest.mark.parametrize("width", [5, 40, 256, 300, 1025, 65000])  # one for each kernel
+@pytest.mark.parametrize("offset", [0, 2**14, -(2**16)])
+def test_what_logits_share_costs_no_digits(offset: int, width: int, device: str) -> None:
+    rng = np.random.default_rng(width)
+    exact = np.round(rng.standard_normal((3, width)) * 32) / 8 + offset  # in float32 too
+    exact[:, 0] = exact.max(-1)
+    targets = rng.integers(0, width, 3)
+    dy = np.array([1, 2, 0.5], "float32")
+    ids = Tensor(backend.to_device(targets, device))
+    for smoothing, z_loss in ((0.0, 0.0), (0.1, 0.0), (1.0, 1e-4)):
+        x = Tensor(backend.to_device(exact.astype("float32"), device), requires_grad=True)
+        expected = reference(exact, targets, None, smoothing, "none", z_loss)
+        slopes = gradient_reference(exact, targets, smoothing, z_loss)
+        # z is rounded where the logits are large, which z_loss wants to see.
+        bound = 2e-6 * (1 + z_loss * (abs(offset) + 20) ** 2)
+        for reduction in ("none", "sum"):
+            loss = ops.cross_entropy(x, ids, None, smoothing, reduction, z_loss)
+            with tensorgrad.no_grad():
+                alone = ops.cross_entropy(x, ids, None, smoothing, reduction, z_loss)
+            for got in (loss, alone):
+                wanted = expected if reduction == "none" else expected.sum()
+                np.testing.assert_allclose(got.numpy(), wanted, 0, bound * 3 + 4e-7 * width**0.5)
+            x.grad = None
+            each = backend.to_device(dy if reduction == "none" else dy[1:2].reshape(()), device)
+            loss.backward(each)
+            scale = dy[:, None] if reduction == "none" else dy[1]
+            np.testing.assert_allclose(backend.to_numpy(x.grad), slopes * scale, 0, bound)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_mean_of_nothing_is_nan(dtype: str, device: str) -> None:
+    x = Tensor(backend.to_device(np.zeros((0, 4), dtype), device), requires_grad=True)
+    weight = Tensor(backend.to_device(np.ones((7, 4), dtype), device), requires_grad=True)
+    ids = Tensor(backend.to_device(np.zeros(0, "int64"), device))
+    for function in (
+        ops.cross_entropy,
+        lambda x, t, **o: ops.linear_cross_entropy(x, weight, t, **o),
+    ):
+        for reduction, expected in (("mean", np.nan), ("sum", 0)):
+            x.grad = weight.grad = None
+            loss = function(x, ids, reduction=reduction)
+            np.testing.assert_equal(loss.item(), expected)
+            loss.backward()
+            assert x.grad is not None
+            assert x.grad.shape == (0, 4)
+            assert weight.grad is None or not weight.grad.any()
+        none = function(x, ids, reduction="none")
+        assert none.shape == (0,)
+
+
 def test_ignored_examples_may_hold_anything() -> None:
     logits = Tensor(np.array([[0.0, 0.0], [np.nan, 1.0]]), requires_grad=True)
     loss = ops.cross_entropy(logits, np.array([1, -100]))
@@ -98,7 +165,7 @@ def test_ignored_examples_may_hold_anything() -> None:
     np.testing.assert_array_equal(logits.grad, [[0.5, -0.5], [0, 0]])
 
 
-def test_nothing_to_learn_from_is_a_loss_of_zero() -> None:
+def test_padding_alone_is_a_loss_of_zero() -> None:
     logits = Tensor(np.ones((2, 3)), requires_grad=True)
     loss = ops.cross_entropy(logits, np.array([-100, -100]))
     loss.backward()

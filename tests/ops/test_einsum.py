@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tensorgrad
 from tensorgrad import Tensor, ops
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, Ulps, check
 
 
 def einsum(subscripts: str, *shapes: tuple[int, ...]) -> Case:
@@ -20,6 +20,7 @@ def einsum(subscripts: str, *shapes: tuple[int, ...]) -> Case:
         lambda *x: ops.einsum(subscripts, *x),
         shapes,
         lambda *x: np.einsum(subscripts, *x),
+        values=Ulps(2, "row"),  # of three factors the product of two is kept in the dtype
         terms=64,
         name=f"einsum({subscripts})",
     )
@@ -78,6 +79,11 @@ CASES = [
     tensordot(([0, 2], [1, 0]), (2, 3, 4), (4, 2)),
     tensordot((-1, 0), (2, 3), (3,)),
     tensordot(2, (2, 3), (2, 3)),
+    *(einsum("ij,jk->ik", (3, n), (n, 2)) for n in SIZES),
+    *(einsum("bi,bj->bij", (2, n), (2, 3)) for n in SIZES),
+    *(tensordot(1, (3, n), (n, 2)) for n in SIZES),
+    *(Case(ops.outer, [(3,), (n,)], np.outer, terms=n) for n in SIZES),
+    *(Case(ops.dot, [(n,), (n,)], np.dot, terms=n) for n in SIZES),
     Case(ops.outer, [(3,), (5,)], np.outer),
     Case(ops.outer, [(2, 3), (2,)], np.outer, terms=2),
     Case(ops.outer, [(), (2,)], np.outer),
@@ -136,7 +142,7 @@ def test_sixteen_bits_are_summed_in_float32() -> None:
 
 def test_autocast_reaches_einsum_and_tensordot() -> None:
     a = Tensor(np.array([[1.0, 2.0]], "float32"), requires_grad=True)
-    with tensorgrad.amp.autocast("bfloat16"):
+    with tensorgrad.autocast("bfloat16"):
         for y in (ops.einsum("ij,kj->ik", a, a), ops.tensordot(a, a, ([1], [1]))):
             assert y.dtype == tensorgrad.dtypes.bfloat16
             y.backward(np.ones((1, 1), y.dtype))

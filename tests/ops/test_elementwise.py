@@ -12,13 +12,15 @@ import pytest
 
 import tensorgrad
 from tensorgrad import Tensor, backend, ops
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.dtypes import ALL, bfloat16
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.ops.row import _compute_type
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, Ulps, check, sized
 
 ANY = (-3.0, 3.0)
 POSITIVE = (0.3, 3.0)
-SHAPES: list[tuple[int, ...]] = [(), (1,), (3, 5), (33, 31), (0, 4)]
+INF, NAN = math.inf, math.nan
+SHAPES: list[tuple[int, ...]] = [(), (3, 5), (33, 31), *((2, n) for n in SIZES)]
 MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (ops.negative, np.negative, ANY, True),
     (ops.abs, np.abs, POSITIVE, True),
@@ -67,10 +69,22 @@ PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((3, 1), (1, 5)),
     ((), (2, 3)),
     ((2, 0), (2, 1)),
+    *(((2, n), (n,)) for n in SIZES),
 ]
+# Derivatives computed from the value, which is kept in the dtype: 1 - y * y, y + 1, y * y * y.
+CANCELS = {ops.tanh: Ulps(3, "row"), ops.expm1: Ulps(2, "row"), ops.rsqrt: Ulps(4)}
+SUMMED = Ulps(2, "terms")  # over the axes that an operand was broadcast along
 CASES = [
-    *(Case(f, [s], ref, domain, gradient=g) for f, ref, domain, g in MAPS for s in SHAPES),
-    *(Case(f, [*p], ref, domain, gradient=g) for f, ref, domain, g in ZIPS for p in PAIRS),
+    *(
+        Case(f, [s], ref, domain, gradient=g, gradients=CANCELS.get(f))
+        for f, ref, domain, g in MAPS
+        for s in SHAPES
+    ),
+    *(
+        Case(f, [*p], ref, domain, gradient=g, gradients=SUMMED, terms=5)
+        for f, ref, domain, g in ZIPS
+        for p in PAIRS
+    ),
     Case(ops.where, [np.arange(15).reshape(3, 5) % 2 == 0, (3, 5), (5,)], np.where),
     Case(ops.where, [np.array([True, False]), (1, 2), (3, 1)], np.where),
     *(
@@ -78,12 +92,14 @@ CASES = [
             lambda a, b, c=c: ops.where(c, a, b),
             [*p],
             lambda a, b, c=c: np.where(c, a, b),
+            gradients=SUMMED,
+            terms=5,
             name=f"where-{c}",
         )
         for c in (True, False)
         for p in PAIRS
     ),
-    Case(ops.clip, [(4, 7), (7,), (4, 1)], lambda x, a, b: np.clip(x, a, b)),
+    *sized(ops.clip, lambda n: [(4, n), (n,), (4, 1)], np.clip, gradients=SUMMED, terms=1025),
     Case(lambda x: ops.clip(x, -0.5, 0.5), [(4, 7)], lambda x: np.clip(x, -0.5, 0.5), name="clip"),
     Case(lambda x: ops.clip(x, low=0.1), [(4, 7)], lambda x: np.maximum(x, 0.1), name="clip"),
     Case(lambda x: ops.clip(x, high=0.1), [(4, 7)], lambda x: np.minimum(x, 0.1), name="clip"),
@@ -92,6 +108,21 @@ CASES = [
     Case(ops.add, [(257, 129), (257, 129)], np.add, name="add-large"),
     Case(ops.exp, [(65, 1023)], np.exp, name="exp-large"),
 ]
+BITS = np.array([0, 1, -1, 5, 127, -128, 64, 3])
+for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
+    CASES += [
+        Case(getattr(ops, op), [BITS.astype(a), BITS[::-1].astype(b)], getattr(np, op),
+             gradient=False)
+        for a, b in [("int8", "int8"), ("int64", "int16"), ("uint8", "int32"), ("uint64", "uint64")]
+    ]  # fmt: skip
+    CASES += sized(getattr(ops, op), lambda n: [np.arange(2 * n).reshape(2, n), np.arange(n) % 7],
+                   getattr(np, op), gradient=False)  # fmt: skip
+CASES += sized(ops.invert, lambda n: [np.arange(n)], np.invert, gradient=False)
+CASES += [
+    Case(ops.invert, [(BITS > 0) if dtype == "bool" else BITS.astype(dtype)], np.invert,
+         gradient=False)
+    for dtype in ("bool", "int8", "uint16", "int64", "uint64")
+]  # fmt: skip
 BINARY_OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.pow,
     operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
@@ -126,6 +157,132 @@ def test_promotion_is_numpys(a: str, b: str) -> None:
     assert ops.multiply(Tensor(x), 0.5).dtype == np.multiply(x, 0.5).dtype
 
 
+MAPPED = {f: reference for f, reference, *_ in MAPS} | {ops.round: np.round, ops.invert: np.invert}
+ZIPPED = {f: reference for f, reference, *_ in ZIPS} | {
+    getattr(ops, name): getattr(np, name)
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
+}
+WITHOUT_NUMPY = (ops.erf, ops.rsqrt, ops.reciprocal)  # or with another meaning for integers
+NUMBERS: list[Any] = [
+    -1, 0, 2, 255, -129, 300, 2**31, 2**63, 2**64, -(2**63) - 1, 2**1100, True, 1.5, -0.5, 1e40,
+]  # fmt: skip
+
+
+def sample(dtype: Any, size: int) -> np.ndarray[Any, Any]:
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.resize(np.array([0, 1, limits.max, limits.min, 3], dtype), size)
+    return np.resize(np.array([0, 1, 2.5, -3, 7]).astype(dtype), size)
+
+
+def same_as_numpy(ours: Any, numpys: Any, operands: list[Any], device: str = "cpu") -> None:
+    """Compare value and dtype, or that both refuse."""
+    moved = [
+        Tensor(backend.to_device(o, device)) if isinstance(o, np.ndarray) else o for o in operands
+    ]
+    what = f"{ours.__name__} of {[getattr(o, 'dtype', o) for o in operands]!s:.99}"
+    try:
+        expected = np.asarray(numpys(*operands))
+    except (TypeError, ValueError, OverflowError):
+        with pytest.raises(TensorgradError):
+            ours(*moved)
+        return
+    got = ours(*moved)
+    assert got.dtype == expected.dtype, what
+    if got.dtype.kind in "iub":
+        np.testing.assert_array_equal(got.numpy(), expected, what)
+    else:
+        tolerance = {2: 0.02, 4: 1e-5, 8: 1e-12}[got.dtype.itemsize]
+        np.testing.assert_allclose(
+            got.numpy().astype("float64"), expected.astype("float64"), tolerance, err_msg=what
+        )
+
+
+# The large arrays are computed block by block, for which the dtype is worked out beforehand.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's too, of divisions by 0 and others
+@pytest.mark.parametrize("size", [5, 40_000])
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_all_dtypes_follow_numpy(dtype: Any, size: int) -> None:
+    x = sample(dtype, size)
+    for ours, numpys in MAPPED.items():
+        if ours not in WITHOUT_NUMPY:
+            same_as_numpy(ours, numpys, [x])
+    for other in ALL:
+        y = sample(other, size)[::-1]
+        for ours, numpys in ZIPPED.items():
+            same_as_numpy(ours, numpys, [x, y])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("size", [5, 40_000])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "uint64", "float32"])
+def test_python_numbers_follow_numpy(dtype: Any, size: int) -> None:
+    x = sample(dtype, size)
+    for number in NUMBERS:
+        for ours, numpys in ZIPPED.items():
+            same_as_numpy(ours, numpys, [x, number])
+            same_as_numpy(ours, numpys, [number, x])
+        same_as_numpy(ops.where, np.where, [x > 1, x, number])
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64"])
+def test_integers_on_a_gpu_follow_numpy(dtype: Any) -> None:
+    x = sample(dtype, 5)
+    for ours, numpys in ((ops.square, np.square), (ops.round, np.round), (ops.invert, np.invert)):
+        same_as_numpy(ours, numpys, [x], "cuda")
+    for number in (-1, 2, 300, 2**63, 2**70, -(2**63) - 1, True):
+        for zipped in (ops.add, ops.maximum, ops.less, ops.equal, ops.bitwise_and):
+            same_as_numpy(zipped, ZIPPED[zipped], [x, number], "cuda")
+
+
+@pytest.mark.parametrize("condition", ALL, ids=str)
+def test_the_condition_has_no_part_in_promotion(condition: Any, device: str) -> None:
+    pairs: Any = itertools.product(ALL, ALL)
+    if device != "cpu":  # where each takes a kernel of its own
+        pairs = [("float16", "float16"), (bfloat16, bfloat16), (bfloat16, "float32")]
+    pairs = [tuple(map(np.dtype, pair)) for pair in pairs]
+    for size in (4, 40_000):
+        c = np.resize(np.array([1, 0, 0, 1]).astype(condition), size)
+        for a, b in pairs:
+            x, y = np.ones(size, a), np.zeros(size, b)
+            try:
+                expected = np.result_type(a, b)
+            except TypeError:  # bfloat16 has no common dtype with these; NumPy's ufuncs find one
+                expected = np.add(x, y).dtype
+            got = ops.where(*[Tensor(backend.to_device(array, device)) for array in (c, x, y)])
+            assert got.dtype == expected, (condition, a, b)
+            np.testing.assert_array_equal(got.numpy(), c.astype(bool))
+
+
+def test_where_of_sixteen_bits_passes_gradients(device: str) -> None:
+    for dtype in ("float16", "bfloat16"):
+        c, x, y = ops.tensor([1.0, 0.0]), *(ops.ones(2, dtype, requires_grad=True) for _ in "ab")
+        c, x, y = (Tensor(backend.to_device(t.data, device), t.requires_grad) for t in (c, x, y))
+        ops.where(c, x, y).sum().backward()
+        assert (x.grad.dtype, y.grad.dtype) == (x.dtype, y.dtype)  # type: ignore[union-attr]
+        assert (x.grad.tolist(), y.grad.tolist()) == ([1, 0], [0, 1])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("op", [operator.and_, operator.or_, operator.xor])
+def test_bits_by_operators(op: Any, device: str) -> None:
+    x = np.array([6, -3, 0, 127])
+    t = Tensor(backend.to_device(x, device))
+    for got, expected in ((op(t, 5), op(x, 5)), (op(5, t), op(5, x)), (op(t, x > 0), op(x, x > 0)),
+                          (~t, ~x), (t << 2, x << 2), (2 << (t & 3), 2 << (x & 3)),
+                          (t >> 1, x >> 1), (64 >> (t & 3), 64 >> (x & 3)),
+                          (op(t > 0, t < 9), op(x > 0, x < 9)), (~(t > 0), ~(x > 0))):  # fmt: skip
+        if not (device != "cpu" and isinstance(got, np.ndarray)):
+            assert got.dtype == expected.dtype
+            np.testing.assert_array_equal(got.numpy(), expected)
+    with pytest.raises(DtypeError, match=r"bitwise_\w+: a has dtype float32, b has dtype int64"):
+        op(Tensor(np.ones(4, "float32")), Tensor(x))
+    with pytest.raises(DtypeError, match="invert: x has dtype bfloat16"):
+        ~ops.ones(2, "bfloat16")
+
+
 def test_bfloat16_promotion() -> None:
     x = Tensor(np.ones(3, tensorgrad.dtypes.bfloat16))
     assert (x + x).dtype == tensorgrad.dtypes.bfloat16
@@ -150,6 +307,7 @@ def test_special_values() -> None:
     np.testing.assert_array_equal(ops.erf(Tensor(x)).numpy(), [np.nan, 1, -1, 0, 0])
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of a negative number's root
 @pytest.mark.parametrize(
     ("op", "a", "b", "expected"),
     [
@@ -158,12 +316,26 @@ def test_special_values() -> None:
         (ops.power, 0.0, 2.0, (0.0, 0.0)),
         (ops.power, 0.0, 0.0, (0.0, 0.0)),
         (ops.power, -2.0, 3.0, (12.0, 0.0)),
+        (ops.power, INF, 0.0, (0.0, INF)),
+        (ops.power, -INF, 0.0, (0.0, 0.0)),
+        (ops.power, INF, 2.0, (INF, INF)),
+        (ops.power, 0.0, NAN, (NAN, NAN)),
+        (ops.power, -1.0, NAN, (NAN, NAN)),
+        (ops.power, -2.0, 0.5, (NAN, NAN)),
+        (ops.power, NAN, 0.0, (0.0, NAN)),
+        (ops.maximum, NAN, 1.0, (1.0, 1.0)),
+        (ops.minimum, 1.0, NAN, (1.0, 1.0)),
+        (ops.maximum, 1.0, INF, (0.0, 1.0)),
+        (ops.divide, 1.0, INF, (0.0, 0.0)),
     ],
 )
-def test_gradients_at_corners(op: Any, a: float, b: float, expected: tuple[float, float]) -> None:
-    x, y = Tensor(np.array(a), True), Tensor(np.array(b), True)
-    op(x, y).backward()
-    assert (float(x.grad), float(y.grad)) == expected  # type: ignore[arg-type]
+def test_gradients_at_corners(
+    op: Any, a: float, b: float, expected: tuple[float, float], device: str
+) -> None:
+    x, y = (Tensor(backend.to_device(np.array([value]), device), True) for value in (a, b))
+    op(x, y).backward(backend.to_device(np.ones(1), device))
+    for tensor, number in zip((x, y), expected, strict=True):
+        np.testing.assert_array_equal(backend.to_numpy(tensor.grad), [number])
 
 
 @pytest.mark.parametrize("narrow", ["float16", "bfloat16"])

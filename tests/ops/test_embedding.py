@@ -7,7 +7,7 @@ import pytest
 
 from tensorgrad import Tensor, ops
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import Case, check, sized
 
 RNG = np.random.default_rng(3)
 CASES = [
@@ -15,6 +15,8 @@ CASES = [
     Case(ops.embedding, [(5, 31), np.array([4, 4, 4, 0], "uint16")], lambda w, i: w[i], terms=4),
     Case(ops.embedding, [(1, 1), np.zeros((2, 33), "int32")], lambda w, i: w[i], terms=66),
     Case(ops.embedding, [(9, 1023), RNG.integers(0, 9, 129)], lambda w, i: w[i], terms=129),
+    *sized(ops.embedding, lambda n: [(9, n), RNG.integers(0, 9, 12)], lambda w, i: w[i], terms=12),
+    *sized(ops.embedding, lambda n: [(9, 3), RNG.integers(0, 9, n)], lambda w, i: w[i], terms=1025),
     Case(ops.embedding, [(5, 3), np.array(2)], lambda w, i: w[i]),
     Case(ops.embedding, [(5, 3), np.zeros((0, 2), "int64")], lambda w, i: w[i]),
     Case(ops.embedding, [(0, 3), np.zeros(0, "int64")], lambda w, i: w[i]),

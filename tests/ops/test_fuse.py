@@ -16,7 +16,7 @@ from tensorgrad.ops import row_cuda
 from tensorgrad.ops.expression import Formula
 from tensorgrad.ops.fuse import _row
 from tensorgrad.ops.trace import Trace
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, Ulps, check
 
 fuse = ops.fuse
 
@@ -48,20 +48,25 @@ def mixed_numpy(x: Any, bias: Any, double: bool = False) -> Any:
     return np.where(z > 0.1, np.tanh(z) * 3, np.exp(-z)) - np.clip(x * sigmoid(x) * bias, -0.5, 0.5)
 
 
-SHAPES: list[tuple[int, ...]] = [(), (1,), (33, 31), (3, 5, 1025), (2, 200, 400), (0, 4)]
+SHAPES: list[tuple[int, ...]] = [(), (33, 31), (2, 200, 400), (0, 4), *((3, n) for n in SIZES)]
+ROW = Ulps(2, "row")  # derivatives and differences that cross zero
 CASES = [
-    *(Case(gated, [s, s], lambda g, u: g * sigmoid(g) * u, name="fuse-gated") for s in SHAPES),
-    Case(gated, [(4, 5, 6), (5, 1)], lambda g, u: g * sigmoid(g) * u, name="fuse-columns"),
-    Case(gated, [(3, 1, 1024), (5, 1)], lambda g, u: g * sigmoid(g) * u, name="fuse-outer"),
-    Case(mixed, [(7, 33, 64), (64,)], mixed_numpy, slack=3, name="fuse-bias"),
-    Case(mixed, [(300, 1000), (1000,)], mixed_numpy, slack=3, name="fuse-blocks"),
+    *(Case(gated, [s, s], lambda g, u: g * sigmoid(g) * u, gradients=ROW,
+             name="fuse-gated") for s in SHAPES),
+    Case(gated, [(4, 5, 6), (5, 1)], lambda g, u: g * sigmoid(g) * u,
+         gradients=Ulps(3, "terms"), terms=24, name="fuse-columns"),
+    Case(gated, [(3, 1, 1024), (5, 1)], lambda g, u: g * sigmoid(g) * u,
+         gradients=Ulps(3, "terms"), terms=3072, name="fuse-outer"),
+    Case(mixed, [(7, 33, 64), (64,)], mixed_numpy, values=ROW, terms=231, name="fuse-bias"),
+    Case(mixed, [(300, 1000), (1000,)], mixed_numpy, values=ROW, terms=300, name="fuse-blocks"),
     Case(
         lambda x, b: mixed(x, b, double=True), [(9, 17), (9, 1)],
-        lambda x, b: mixed_numpy(x, b, True), slack=3, name="fuse-constant",
+        lambda x, b: mixed_numpy(x, b, True), values=ROW,
+        terms=17, axis=None, name="fuse-constant",
     ),
     Case(
         lambda x: powers(x, 3), [(65, 129)],
-        lambda x: (x**2 + 1.5) ** 0.5 * 3 / np.maximum(x, 3), slack=2, name="fuse-number",
+        lambda x: (x**2 + 1.5) ** 0.5 * 3 / np.maximum(x, 3), gradients=ROW, name="fuse-number",
     ),
     Case(
         fuse(lambda x, mask: ops.where(mask, x, 0.0) * mask),
@@ -376,3 +381,20 @@ def test_layouts_that_kernels_are_made_for(
     layout, _ = row_cuda._plan(shape, tuple((s, t, 8) for s, t in operands), 2)
     assert layout.vector == vector
     assert list(layout.strides) == strides
+
+
+def test_bits_and_masks_inside(device: str) -> None:
+    def masked(x: Tensor, ids: Tensor) -> Tensor:
+        odd = ~((ids & 1) == 0) & (x > 0)
+        return ops.where(odd | (ids >> 2 == 1), x, 0) + (ids << 1 ^ 3) * ops.round(ids) + ~ids
+
+    rng = np.random.default_rng(0)
+    for shape in ((5,), (300, 200)):
+        x = Tensor(backend.to_device(rng.standard_normal(shape).astype("float32"), device), True)
+        ids = Tensor(backend.to_device(rng.integers(-9, 9, shape).astype("int16"), device))
+        got, expected = tensorgrad.fuse(masked)(x, ids), masked(x, ids)
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-6, atol=1e-5)
+        got.sum().backward()
+        wide, whole = x.numpy(), ids.numpy()
+        kept = (~((whole & 1) == 0) & (wide > 0)) | (whole >> 2 == 1)
+        np.testing.assert_array_equal(backend.to_numpy(x.grad), kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ import tensorgrad
 from tensorgrad import Tensor, amp, backend, ops
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, Ulps, check
 
 bfloat16 = tensorgrad.dtypes.bfloat16
-SIZES = [(7,), (31, 33), (2, 3, 7), (40, 64), (2, 24, 72)]  # the last ones of whole vectors
+ROWS = [(7,), (31, 33), (2, 3, 7), (40, 64), (2, 24, 72)]  # the last ones of whole vectors
 
 
 def linear(x: Any, weight: Any, bias: Any = 0, residual: Any = 0) -> Any:
@@ -23,6 +24,10 @@ def linear(x: Any, weight: Any, bias: Any = 0, residual: Any = 0) -> Any:
 
 def gelu(x: Any) -> Any:
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def linear_gelu(x: Any, weight: Any, bias: Any = 0) -> Any:
+    return gelu(linear(x, weight, bias))
 
 
 def feed_forward(x: Any, up: Any, b: Any, down: Any, c: Any, residual: Any = 0) -> Any:
@@ -38,43 +43,130 @@ def with_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> 
     return ops.linear(x, weight, bias, residual=residual)
 
 
+def share(x: Any) -> Any:
+    """Return the logistic function, which is gelu(x) / x for tanh's gelu up to a factor in x."""
+    return 1 / (1 + np.exp(-x))
+
+
+class Terms:
+    """Sums of the absolute values of the terms of fused layers and of their gradients.
+
+    The pre-activations h = x W^T + b are kept in the dtype, so an error of h counts too: by the
+    derivative of the activation in a value, by the second derivative in a gradient.
+    """
+
+    @staticmethod
+    def linear(x: Any, weight: Any, *rest: Any) -> list[Any]:
+        *added, dy = rest
+        y = linear(abs(x), abs(weight), *map(abs, added))
+        dx, dweight, dbias = products(abs(dy), x, weight)
+        return [y, dx, dweight, *[dbias, abs(dy)][: len(added)]]
+
+    @staticmethod
+    def linear_gelu(x: Any, weight: Any, *rest: Any) -> list[Any]:
+        *bias, dy = rest
+        h, size = linear(x, weight, *bias), linear(abs(x), abs(weight), *map(abs, bias))
+        value, slope = of_gelu(h, size)
+        dx, dweight, dbias = products(abs(dy) * slope, x, weight)
+        return [value, dx, dweight, *[dbias][: len(bias)]]
+
+    @staticmethod
+    def feed_forward(x: Any, up: Any, b: Any, down: Any, c: Any, *rest: Any) -> list[Any]:
+        *residual, dy = rest
+        h, size = linear(x, up, b), linear(abs(x), abs(up), abs(b))
+        inner, slope = of_gelu(h, size)
+        y = linear(inner, abs(down), abs(c), *map(abs, residual))
+        dinner, ddown, dc = products(abs(dy), inner, down)
+        dx, dup, db = products(dinner * slope, x, up)
+        return [y, dx, dup, db, ddown, dc, *[abs(dy)][: len(residual)]]
+
+    @staticmethod
+    def plain_feed_forward(x: Any, up: Any, down: Any, dy: Any) -> list[Any]:
+        y, dx, dup, _, ddown, _ = Terms.feed_forward(x, up, np.zeros(len(up)), down,
+                                                     np.zeros(len(down)), dy)  # fmt: skip
+        return [y, dx, dup, ddown]
+
+    @staticmethod
+    def gated_linear(x: Any, gate: Any, up: Any, *rest: Any) -> list[Any]:
+        *biases, dy = rest
+        b, c = biases or (0.0, 0.0)
+        opened, size = linear(x, gate, b), linear(abs(x), abs(gate), np.abs(b))
+        u = linear(abs(x), abs(up), np.abs(c))
+        part = share(opened)
+        first = part + abs(opened) * part * (1 - part)
+        s = first * size + abs(opened * part)
+        slope = first + 2 * part * (1 - part) * size
+        one, dgate, db = products(abs(dy) * u * slope, x, gate)
+        two, dup, dc = products(abs(dy) * s, x, up)
+        return [s * u, one + two, dgate, dup, *[db, dc][: len(biases)]]
+
+
+def of_gelu(h: Any, size: Any) -> tuple[Any, Any]:
+    """Return what errors of gelu(h) and of its derivative are relative to; `size` is that of h.
+
+    An eighth stands for 1 + tanh(...), which cancels far below zero.
+    """
+    density, below = np.exp(-h * h / 2) / math.sqrt(2 * math.pi), share(1.702 * h)
+    slope = below + abs(h) * density
+    value = slope * size + abs(gelu(h)) + abs(h) / 8
+    return value, slope + density * abs(2 - h * h) * size + 1 / 8
+
+
+def products(dh: Any, x: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Return the sums of absolute values of dx, dweight and dbias for those of dh."""
+    count = math.prod(x.shape[:-1])
+    rows, x_rows = dh.reshape(count, dh.shape[-1]), abs(x).reshape(count, x.shape[-1])
+    return dh @ abs(weight), rows.T @ x_rows, rows.sum(0)
+
+
+def plain(inputs: list[Any], terms: int) -> Case:
+    """Return a case of ops.linear; sizes that no kernel takes whole add to a rounded product."""
+    residual = len(inputs) == 4
+    return Case(with_residual if residual else ops.linear, inputs, linear, terms=terms,
+                values=Ulps(1.5, "terms"), magnitudes=Terms.linear,
+                name="linear-residual" if residual else "linear")  # fmt: skip
+
+
+def fused(op: Any, inputs: list[Any], reference: Any, terms: int) -> Case:
+    return Case(op, inputs, reference, values=Ulps(2, "terms"), terms=terms,
+                magnitudes=getattr(Terms, reference.__name__))  # fmt: skip
+
+
+def plain_feed_forward(x: Any, up: Any, down: Any) -> Any:
+    return feed_forward(x, up, 0, down, 0)
+
+
 CASES = [
-    Case(ops.linear, [(7,), (5, 7), (5,)], linear, terms=8),
-    Case(ops.linear, [(31, 33), (65, 33), (65,)], linear, terms=65),
-    Case(ops.linear, [(2, 3, 7), (5, 7), (5,)], linear, terms=8),
-    Case(ops.linear, [(2, 3, 7), (5, 7)], linear, terms=8),
-    Case(ops.linear, [(2, 24, 72), (136, 72), (136,)], linear, terms=136),
-    Case(ops.linear, [(0, 7), (5, 7), (5,)], linear, terms=8),
-    Case(ops.linear, [(3, 0), (5, 0), (5,)], linear, terms=8),
-    Case(ops.linear, [(3, 7), (0, 7), (0,)], linear, terms=8),
-    *(
-        Case(with_residual, [x, (n, x[-1]), (n,), (*x[:-1], n)], linear, terms=n,
-             name="linear-residual")
-        for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
-    ),
-    *(
-        Case(ops.linear_gelu, [x, (n, x[-1]), (n,)], lambda *a: gelu(linear(*a)), terms=n, slack=2)
-        for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
-    ),
-    Case(ops.linear_gelu, [(3, 8), (16, 8)], lambda *a: gelu(linear(*a)), terms=16),
-    *(
-        Case(ops.feed_forward, [x, (n, x[-1]), (n,), (x[-1], n), (x[-1],), x], feed_forward,
-             terms=n, slack=8)
-        for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
-    ),
-    *(
-        Case(ops.gated_linear, [x, (n, x[-1]), (n, x[-1]), (n,), (n,)], gated_linear,
-             terms=2 * n, slack=8)
-        for x, n in zip(SIZES, (5, 65, 5, 136, 264), strict=True)
-    ),
-    Case(ops.gated_linear, [(2, 3, 8), (16, 8), (16, 8)], gated_linear, terms=32, slack=8),
-    Case(ops.gated_linear, [(0, 8), (16, 8), (16, 8)], gated_linear, terms=32),
-    Case(
-        lambda x, up, down: ops.feed_forward(x, up, None, down, None),
-        [(3, 8), (16, 8), (24, 16)], lambda x, up, down: feed_forward(x, up, 0, down, 0),
-        terms=24, slack=8, name="feed_forward-plain",
-    ),
+    plain([(7,), (5, 7), (5,)], 8),
+    plain([(31, 33), (65, 33), (65,)], 65),
+    plain([(2, 3, 7), (5, 7), (5,)], 8),
+    plain([(2, 3, 7), (5, 7)], 8),
+    plain([(2, 24, 72), (136, 72), (136,)], 136),
+    plain([(3, 0), (5, 0), (5,)], 8),
+    plain([(3, 7), (0, 7), (0,)], 8),
+    fused(ops.linear_gelu, [(3, 8), (16, 8)], linear_gelu, 16),
+    fused(ops.gated_linear, [(2, 3, 8), (16, 8), (16, 8)], gated_linear, 32),
+    fused(ops.gated_linear, [(0, 8), (16, 8), (16, 8)], gated_linear, 32),
+    fused(lambda x, up, down: ops.feed_forward(x, up, None, down, None),
+          [(3, 8), (16, 8), (24, 16)], plain_feed_forward, 24),
 ]  # fmt: skip
+CASES[-1].name = "feed_forward-plain"
+for rows, n in zip(ROWS, (5, 65, 5, 136, 264), strict=True):
+    k = rows[-1]
+    CASES += [
+        plain([rows, (n, k), (n,), (*rows[:-1], n)], n),
+        fused(ops.linear_gelu, [rows, (n, k), (n,)], linear_gelu, n),
+        fused(ops.feed_forward, [rows, (n, k), (n,), (k, n), (k,), rows], feed_forward, n),
+        fused(ops.gated_linear, [rows, (n, k), (n, k), (n,), (n,)], gated_linear, n),
+    ]  # fmt: skip
+for size in SIZES:
+    for m, n, k in ((size, 5, 7), (3, size, 7), (3, 5, size)):
+        CASES += [
+            plain([(m, k), (n, k), (n,)], 1025),
+            fused(ops.linear_gelu, [(m, k), (n, k), (n,)], linear_gelu, 1025),
+            fused(ops.feed_forward, [(m, k), (n, k), (n,), (k, n), (k,)], feed_forward, 1025),
+            fused(ops.gated_linear, [(m, k), (n, k), (n, k), (n,), (n,)], gated_linear, 1025),
+        ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -11,7 +11,7 @@ import pytest
 from tensorgrad import Tensor, backend, no_grad, ops
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, Ulps, check
 from tests.ops.test_cross_entropy import reference
 
 RNG = np.random.default_rng(6)
@@ -30,16 +30,42 @@ def case(shapes: list[Any], targets: Any, **options: Any) -> Case:
         logits = x @ weight.T + bias
         return reference(logits[..., : options.get("vocab_size")], targets, **definition)
 
+    def magnitudes(x: Any, weight: Any, targets: Any, *rest: Any) -> list[Any]:
+        """Return the sums of absolute values; the logits are kept in the dtype of the inputs."""
+        *bias, dy = rest
+        logits = (x @ weight.T + sum(bias))[..., : options.get("vocab_size")]
+        vocabulary, smoothing = logits.shape[-1], options.get("label_smoothing", 0)
+        counted, reduction = targets != -100, options.get("reduction", "mean")
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+        p, q = powers / powers.sum(-1, keepdims=True), np.eye(vocabulary)[targets * counted]
+        q = q * (1 - smoothing) + smoothing / vocabulary
+        spread = (p * abs(logits)).sum(-1, keepdims=True)
+        z = 1 + 2 * options.get("z_loss", 0) * (spread + 9)
+        y = ((z * p + q) * abs(logits)).sum(-1) * counted
+        part = counted / max(counted.sum(), 1) if reduction == "mean" else counted
+        dlogits = (z * p * (1 + abs(logits) + spread) + q) * (part * abs(dy))[..., None]
+        whole = np.zeros((*targets.shape, len(weight)))
+        whole[..., :vocabulary] = dlogits
+        rows = whole.reshape(-1, len(weight))
+        dweight = rows.T @ abs(x).reshape(len(rows), x.shape[-1])
+        value = y if reduction == "none" else (y * part).sum()
+        return [value, whole @ abs(weight), dweight, None, *[rows.sum(0)][: len(bias)]]
+
     named = "-".join(f"{k}={v}" for k, v in options.items())
-    return Case(function, [x, weight, targets, *bias], expected, terms=64,
+    return Case(function, [x, weight, targets, *bias], expected, terms=4 * max(64, *x, *weight),
+                values=Ulps(2, "terms", stored=True), magnitudes=magnitudes,
                 name=f"linear_cross_entropy-{named}")  # fmt: skip
 
 
 CASES = [
     case([(4,), (11, 4)], np.array(7)),
+    case([(0, 4), (11, 4)], np.zeros(0, int), reduction="sum"),
+    *(case([(n, 4), (11, 4)], np.arange(n) % 11, chunk=100) for n in SIZES[1:]),
+    *(case([(3, n), (11, n)], np.arange(3)) for n in SIZES),
+    *(case([(3, 4), (n, 4)], np.zeros(3, int)) for n in SIZES[1:]),
     case([(3, 5, 4), (11, 4)], TARGETS, chunk=4),
     case([(3, 5, 4), (11, 4), (11,)], TARGETS, chunk=15),
-    case([(0, 4), (11, 4), (11,)], np.zeros(0, "int64")),
+    case([(0, 4), (11, 4), (11,)], np.zeros(0, "int64"), reduction="sum"),
     *(
         case([(3, 5, 4), (11, 4), (11,)], SOME_IGNORED, chunk=c, reduction=r, z_loss=0.01,
              label_smoothing=0.1)

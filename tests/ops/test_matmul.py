@@ -11,7 +11,7 @@ import pytest
 import tensorgrad
 from tensorgrad import Tensor, amp, ops
 from tensorgrad.errors import DtypeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check
 
 bfloat16 = tensorgrad.dtypes.bfloat16
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
@@ -33,11 +33,14 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((2, 4, 3), (3, 0)),
     ((0, 4, 3), (3, 2)),
     ((0, 4, 3), (1, 3, 2)),
+    *(((n, 3), (3, 5)) for n in SIZES),
+    *(((5, n), (n, 3)) for n in SIZES),
+    *(((5, 3), (3, n)) for n in SIZES),
 ]
 
 
 CASES = [
-    *(Case(ops.matmul, [*shapes], np.matmul, terms=65) for shapes in SHAPES),
+    *(Case(ops.matmul, [*shapes], np.matmul, terms=1025) for shapes in SHAPES),
     Case(lambda x: ops.matmul(x, x), [(3, 3)], lambda x: x @ x, terms=6, name="matmul-same"),
 ]
 

@@ -12,7 +12,7 @@ import pytest
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, Ulps, check, sized
 
 Array = np.ndarray[Any, Any]
 
@@ -71,7 +71,8 @@ def case(op: Any, reference: Any, options: dict[str, Any], gradient: bool,
         [shape],
         lambda x: reference(x, **extra),
         gradient=gradient,
-        terms=math.prod(shape),
+        values=Ulps(4),
+        terms=4 * math.prod(shape),
         domain=(0.8, 1.2) if op is ops.prod else None,
         name="-".join([op.__name__, *map(str, (*options.values(), axis))]),
     )
@@ -85,9 +86,17 @@ CASES = [
     and not ("ddof" in options and shape == (3, 1))
 ]
 CASES += [case(*row, (3, 4), 1, keepdims=True) for row in OPS]
+CASES += [case(*row, (3, n), 1) for row in OPS for n in SIZES[2:]]
+CASES += [case(*row, (0, 3), 1) for row in OPS]  # no rows; for empty rows see below
 CASES += [
     Case(lambda x: ops.cumsum(x, 0), [(7, 3)], lambda x: np.cumsum(x, 0), terms=7, name="cumsum"),
-    Case(lambda x: ops.cumsum(x, -1), [(2, 9)], lambda x: np.cumsum(x, 1), terms=9, name="cumsum"),
+    *sized(
+        lambda x: ops.cumsum(x, -1),
+        lambda n: [(2, n)],
+        lambda x: np.cumsum(x, 1),
+        terms=1025,
+        name="cumsum",
+    ),
     Case(ops.cumsum, [(3, 4)], np.cumsum, terms=12),
     Case(ops.cumsum, [()], np.cumsum, terms=1),
     Case(lambda x: ops.cumsum(x, 1), [(0, 4)], lambda x: np.cumsum(x, 1), name="cumsum"),
@@ -205,9 +214,20 @@ def test_gradients_at_corners(device: str) -> None:
     assert gradient(ops.norm, [0, 0], device) == [0, 0]
     assert gradient(lambda x: ops.norm(x, ord=1), [-2, 0, 3], device) == [-1, 0, 1]
     assert gradient(lambda x: ops.norm(x, ord=math.inf), [-2, 1, 2], device) == [-0.5, 0, 0.5]
-    assert gradient(ops.logsumexp, [-math.inf, -math.inf], device) == [0, 0]
     assert gradient(ops.logsumexp, [-math.inf, 1], device) == [0, 1]
     assert gradient(ops.mean, [[1, 2]], device) == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradient_of_an_infinite_logsumexp_is_nan(dtype: Any, device: str) -> None:
+    inf = math.inf
+    rows = np.array([[-inf] * 3, [inf, 300, -inf], [inf, inf, 1], [-inf, 300, -inf], [3e4] * 3])
+    x = Tensor(backend.to_device(rows.astype(dtype), device), requires_grad=True)
+    ops.logsumexp(x, 1).backward(backend.to_device(np.ones(5, dtype), device))
+    nan, third = math.nan, 1 / 3
+    expected: Any = [[nan] * 3, [nan, 0, 0], [nan, nan, 0], [0, 1, 0], [third] * 3]
+    got = backend.to_numpy(x.grad).astype("float64")
+    np.testing.assert_allclose(got, expected, rtol=0.01)
 
 
 def test_variance_of_large_numbers_does_not_cancel(device: str) -> None:

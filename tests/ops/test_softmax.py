@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor, backend, ops
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tests.opcheck import Case, check
-
-SHAPES: list[tuple[int, ...]] = [(7,), (1, 1), (33, 31), (2, 3, 1023), (5, 1025), (0, 4), (3, 0)]
+from tests.opcheck import Case, Ulps, check, sized
 
 
 def softmax(x: Any, axis: int = -1) -> Any:
@@ -47,43 +46,67 @@ def added(shape: tuple[int, ...]) -> Any:
     return np.random.default_rng(3).standard_normal(shape)
 
 
+def bounded(case: Case, scale: float = 1.0) -> Case:
+    """Bound gradients by what they subtract: dy and, over the row, the sum of dy weighted."""
+
+    def magnitudes(*arrays: Any) -> list[Any]:
+        y, dy = case.reference(*arrays[:-1]), abs(arrays[-1])
+        if case.name.startswith("log_softmax"):  # exp(y) of a y that is kept in the dtype
+            dx = dy + np.exp(y) * (1 + abs(y)) * dy.sum(case.axis, keepdims=True)
+        else:
+            dx = scale * y * (dy + (y * dy).sum(case.axis, keepdims=True))
+        return [abs(y), dx, *[None] * (len(case.inputs) - 1)]
+
+    return replace(case, values=Ulps(4), gradients=Ulps(2, "terms"), magnitudes=magnitudes)
+
+
 CASES = [
-    *(Case(ops.softmax, [s], softmax, terms=s[-1]) for s in SHAPES),
-    *(Case(ops.log_softmax, [s], log_softmax, terms=s[-1]) for s in SHAPES),
+    *(bounded(case) for case in sized(ops.softmax, lambda n: [(3, n)], softmax, terms=1025)),
     *(
-        Case(lambda x, a=a: ops.softmax(x, a), [(5, 33, 4)], lambda x, a=a: softmax(x, a),
-             terms=33, name=f"softmax-axis{a}")
+        bounded(Case(ops.softmax, [s], softmax, terms=s[-1], name="softmax"))
+        for s in ((7,), (1, 1), (2, 3, 1023), (0, 4))
+    ),
+    *(
+        bounded(case)
+        for case in sized(
+            ops.log_softmax, lambda n: [(3, n)], log_softmax, terms=1025, name="log_softmax"
+        )
+    ),
+    *(
+        bounded(Case(lambda x, a=a: ops.softmax(x, a), [(5, 33, 4)], lambda x, a=a: softmax(x, a),
+                     terms=33, axis=a, name=f"softmax-axis{a}"))
         for a in (0, 1, -3)
     ),
-    Case(
+    bounded(Case(
         lambda x: ops.log_softmax(x, 0), [(65, 3)], lambda x: log_softmax(x, 0),
-        terms=65, name="log_softmax-axis0",
-    ),
-    Case(
+        terms=65, axis=0, name="log_softmax-axis0",
+    )),
+    bounded(Case(
         lambda x: ops.softmax(x, scale=0.25), [(3, 33)], lambda x: softmax(0.25 * x),
         terms=33, name="softmax-scale",
-    ),
+    ), 0.25),
     *(
-        Case(lambda x: ops.softmax(x, scale=0.5, causal=True), [s], lambda x: causal(x, 0.5),
-             terms=s[-1], name="softmax-causal")
+        bounded(Case(lambda x: ops.softmax(x, scale=0.5, causal=True), [s],
+                     lambda x: causal(x, 0.5), terms=s[-1], name="softmax-causal"), 0.5)
         for s in ((4, 4), (2, 3, 7, 40), (2, 9, 5), (1, 300, 264))
     ),
     *(
-        Case(lambda x, m: ops.softmax(x, scale=0.5, mask=m), [(2, 3, 5, w), bits(shape)],
-             lambda x, m: masked(x, m, 0.5), terms=w, name=f"softmax-bool-{shape}")
+        bounded(Case(lambda x, m: ops.softmax(x, scale=0.5, mask=m), [(2, 3, 5, w), bits(shape)],
+                     lambda x, m: masked(x, m, 0.5), terms=w, name=f"softmax-bool-{shape}"), 0.5)
         for w in (8, 33, 264, 300)
         for shape in ((2, 3, 5, w), (2, 1, 1, w), (5, 1), (3, 1, w))
     ),
     *(
         Case(lambda x, m: ops.softmax(x, mask=m.data), [(2, 3, 5, w), added(shape)],
-             lambda x, m: masked(x, m), terms=w, gradient=False, name=f"softmax-added-{shape}")
+             lambda x, m: masked(x, m), values=Ulps(4), terms=w, gradient=False,
+             name=f"softmax-added-{shape}")
         for w in (8, 33, 264, 300)
         for shape in ((1, 3, 1, w), (5, w), ())
     ),
-    Case(
+    bounded(Case(
         lambda x, m: ops.softmax(x, 1, mask=m), [(4, 9, 3), bits((9, 1))],
-        lambda x, m: masked(x, m, axis=1), terms=9, name="softmax-bool-axis1",
-    ),
+        lambda x, m: masked(x, m, axis=1), terms=9, axis=1, name="softmax-bool-axis1",
+    )),
 ]  # fmt: skip
 
 
@@ -100,6 +123,29 @@ def test_large_values_do_not_overflow(dtype: str) -> None:
     np.testing.assert_array_equal(y.numpy(), x.numpy() - x.numpy()[:, :1])
     y.backward(np.array([[1, 0, 0]], dtype))
     np.testing.assert_array_equal(x.grad, [[0, 0, 0]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [7, 64, 1024, 5000, 70_001])  # each kernel
+def test_log_softmax_keeps_its_digits(width: int, dtype: str, device: str) -> None:
+    """Also where the logits are large or share an offset, and in the gradient."""
+    rng = np.random.default_rng(width)
+    eps = float(np.finfo(dtype).eps)
+    for scale, offset in ((30, 0), (1, 4096), (100, -4096)):
+        x = (rng.standard_normal((4, width)) * scale + offset).astype(dtype)
+        dy = rng.uniform(0.5, 1, x.shape).astype(dtype)
+        t = Tensor(backend.to_device(x, device), requires_grad=True)
+        y = ops.log_softmax(t)
+        y.backward(backend.to_device(dy, device))
+        wide = x.astype("longdouble")
+        exact = wide - wide.max(-1, keepdims=True)
+        exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+        size = np.abs(exact)
+        assert (np.abs(y.numpy() - exact) <= eps * (2 * size + 8)).all()
+        powers, total = np.exp(exact), dy.astype("longdouble").sum(-1, keepdims=True)
+        slopes = dy - powers * total
+        bound = eps * (2 * np.abs(dy) + powers * total * (2 * size + 16))
+        assert (np.abs(backend.to_numpy(t.grad) - slopes) <= bound).all()
 
 
 def test_values_of_minus_infinity_have_no_share() -> None:

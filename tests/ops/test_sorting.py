@@ -12,16 +12,27 @@ from hypothesis import strategies as st
 from tensorgrad import Tensor, ops
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
-from tests.opcheck import Case, check
+from tests.opcheck import SIZES, Case, check, sized
 
 
 def reversed_sort(x: Any, axis: int) -> Any:
     return np.flip(np.sort(x, axis), axis)
 
 
+def apart(*shape: int) -> Any:
+    """Return different numbers in any order: numeric differences must not change the order."""
+    size = int(np.prod(shape))
+    return (np.random.default_rng(size).permutation(size) / 64 - 8).reshape(shape)
+
+
 TIES = np.array([[3, 1, 2, 1], [2, 2, 2, 2], [0, 5, 0, 5]])
 CASES = [
-    *(Case(ops.sort, [s], np.sort) for s in [(1,), (33,), (4, 31), (2, 3, 4), (0, 3), (3, 0)]),
+    *sized(ops.sort, lambda n: [apart(3, n)], np.sort),
+    *(Case(ops.sort, [s], np.sort) for s in [(1,), (33,), (2, 3, 4), (0, 3)]),
+    *sized(lambda x: ops.argsort(x), lambda n: [np.arange(3 * n).reshape(3, n) * 7 % 11],
+           lambda x: np.argsort(x, kind="stable"), gradient=False, name="argsort"),
+    *sized(lambda x: ops.topk(x, 1)[0], lambda n: [apart(3, n)],
+           lambda x: reversed_sort(x, -1)[:, :1], sizes=SIZES[1:], name="topk"),
     Case(lambda x: ops.sort(x, 0), [(5, 3)], lambda x: np.sort(x, 0), name="sort-axis0"),
     Case(lambda x: ops.sort(x, None), [(5, 3)], lambda x: np.sort(x, None), name="sort-flat"),
     Case(lambda x: ops.sort(x, None), [()], lambda x: np.sort(x, None), name="sort-0d"),
@@ -43,7 +54,8 @@ CASES = [
     *(Case(lambda s, v, side=side: ops.searchsorted(s, v, side), [np.array([1, 2, 2, 5]), values],
            lambda s, v, side=side: np.searchsorted(s, v, side),
            gradient=False, name=f"searchsorted-{side}")
-      for side in ("left", "right") for values in (TIES, np.array(2), np.zeros((0, 2), int))),
+      for side in ("left", "right")
+      for values in (TIES, np.array(2), *(np.arange(n) % 7 for n in SIZES))),
     Case(ops.searchsorted, [np.array([-1.0, 0.5, 0.5, 2.0]), np.array([[0.5, 7.0], [-3.0, 1.0]])],
          np.searchsorted, gradient=False),
 ]  # fmt: skip

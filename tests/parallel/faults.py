@@ -127,8 +127,8 @@ def main_rank_killed(world: Comm) -> None:
 
 
 def hangs(world: Comm) -> None:
-    parallel.world(timeout=2)
     world.all_reduce(np.ones(3))
+    parallel.world(timeout=5)
     if world.rank == 1:
         time.sleep(1000)
     if world.rank == 2:

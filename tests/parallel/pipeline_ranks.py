@@ -28,7 +28,7 @@ from tensorgrad.optim import AdamW, Optimizer
 from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.pipeline import Pipeline
-from tensorgrad.parallel.schedule import idle_share, most_remembered
+from tensorgrad.parallel.schedule import most_remembered, one_f_one_b, timeline
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
@@ -308,30 +308,44 @@ def check_generation(comm: Comm, folder: Path) -> None:
 
 
 def check_overlap(comm: Comm, folder: Path) -> None:
-    """Stages work at the same time: slow blocks take what the schedule's formula says."""
-    seconds = {}
-    for name in ("model-parallel", "1f1b"):
-        random.seed(7)
-        model = GPT2(gpt2(comm.size))
-        for number in range(comm.size):
-            model.blocks[number] = Slow(model.blocks[number])
-        ranks = Pipeline(comm, name)
-        ranks.prepare(model, TrainSettings(**SETTINGS).optimizer)
-        parts = [next(batches(number)) for number in range(8)]
+    """Stages work at the same time: each stays in a block until the other is in the one beside it.
 
-        def loss(x: Any, y: Any, model: LanguageModel = model) -> Tensor:
-            return model.forward(Tensor(x), Tensor(y))
+    So the step comes to its end only if what the schedule puts beside each other is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    micro = 8
+    spans = timeline([one_f_one_b(2, micro, stage) for stage in range(2)], backward=1)
+    begins = [[span.begin for action, span in spans.items() if action.part == s] for s in range(2)]
+    moments: Iterator[float] | None = None
+    others = set(begins[1 - comm.rank])
 
-        times = []
-        for _ in range(3):
-            comm.barrier()
-            began = time.perf_counter()
-            ranks.compute_gradients(loss, parts)
-            comm.barrier()
-            times.append(time.perf_counter() - began)
-        seconds[name] = min(times)
-    ideal = (1 - idle_share("1f1b", comm.size, 8)) * comm.size  # 1.78 on 2, 2.91 on 4
-    assert seconds["model-parallel"] / seconds["1f1b"] > 0.8 * ideal, seconds
+    def meet() -> None:
+        if moments is None:
+            return
+        moment = next(moments)
+        if moment in others:
+            (folder / f"{comm.rank} at {moment}").touch()
+            end = time.monotonic() + 60
+            while not (folder / f"{1 - comm.rank} at {moment}").exists():
+                assert time.monotonic() < end, f"stage {comm.rank} is alone at {moment}"
+                time.sleep(0.001)
+
+    random.seed(7)
+    model = GPT2(gpt2(comm.size))
+    for number in range(comm.size):
+        model.blocks[number] = Meeting(model.blocks[number], meet)
+    ranks = Pipeline(comm, "1f1b")
+    ranks.prepare(model, TrainSettings(**SETTINGS).optimizer)
+
+    def loss(x: Any, y: Any) -> Tensor:
+        return model.forward(Tensor(x), Tensor(y))
+
+    parts = [next(batches(number)) for number in range(micro)]
+    ranks.compute_gradients(loss, parts)  # at first stages tell each other what they will send
+    moments = iter(sorted(begins[comm.rank]))
+    ranks.compute_gradients(loss, parts)
+    assert next(moments, None) is None
+    assert len(list(folder.iterdir())) == 2 * (2 * micro - 2)  # all but the first and last of each
 
 
 def check_memory(comm: Comm, folder: Path) -> None:
@@ -360,30 +374,21 @@ def check_memory(comm: Comm, folder: Path) -> None:
     assert peaks["1f1b", 16] < 1.2 * remembered / 16 * peaks["gpipe", 16], peaks
 
 
-class Slow(Module):
-    """A block that takes 20 ms forward and 40 ms backward, and lends its core meanwhile.
+class Meeting(Module):
+    """A block that meets another at the begin of its forward and of its backward."""
 
-    It does not sleep: a virtual machine whose cores are idle may wake up many milliseconds late.
-    """
-
-    def __init__(self, block: Module) -> None:
-        self.block = block
+    def __init__(self, block: Module, meet: Callable[[], None]) -> None:
+        self.block, self.meet = block, meet
 
     def forward(self, x: Any, cache: Any = None) -> Tensor:
-        spend(0.02)
+        self.meet()
         y = self.block(x)
 
         def backward(dy: Any, saved: Any, needs: Any) -> tuple[Any]:
-            spend(0.04)
+            self.meet()
             return (dy,)
 
-        return record("slow", y.data, (y,), backward, ())
-
-
-def spend(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        time.sleep(0)
+        return record("meeting", y.data, (y,), backward, ())
 
 
 CHECKS = (check_schedules, check_resume, check_errors, check_memory)
@@ -395,7 +400,7 @@ CHECKS_ON_TWO = (
     check_generation,
     check_overlap,
 )
-OF_THE_HOST = (check_memory, check_overlap)  # they count its memory, and take its time
+OF_THE_HOST = (check_memory, check_overlap)  # they count its memory, and what it does
 
 
 def checks(ranks: int, device: str) -> list[Callable[[Comm, Path], None]]:

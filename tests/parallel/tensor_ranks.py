@@ -260,7 +260,9 @@ def check_cross_entropy(comm: Comm) -> None:
             close(other, one, tolerance)
     empty = Tensor(np.zeros((0, C)), True)
     head = Tensor(weights[mine].copy(), True)
-    vocabulary_parallel_cross_entropy(empty, head, np.zeros(0, int), comm).backward()
+    loss = vocabulary_parallel_cross_entropy(empty, head, np.zeros(0, int), comm)
+    loss.backward()
+    assert np.isnan(loss.item())
     assert not grad(head).any()
     ignored = np.full((B, T), -100)
     x = Tensor(draw((B, T, C)) * np.inf, True)
@@ -280,6 +282,33 @@ def check_cross_entropy(comm: Comm) -> None:
         vocabulary_parallel_cross_entropy(x, head, np.full((B, T), 16), comm)
     with pytest.raises(ShapeError, match=r"expected \(n, 16\)"):
         vocabulary_parallel_cross_entropy(x, np.ones((3, 4)), ignored, comm)
+
+
+def check_shared_offset(comm: Comm) -> None:
+    """What all logits share costs no digits: here products are exact in float32 too."""
+    rows = 16 // comm.size
+    mine = slice(comm.rank * rows, (comm.rank + 1) * rows)
+    x = np.round(draw((B, T, C)) * 2) / 2
+    weights = np.round(draw((16, C), 1) * 2) / 2
+    x[..., 0], weights[:, 0] = 1, 2.0**15
+    targets = np.random.default_rng(2).integers(0, 13, (B, T))
+    for smoothing in (0.0, 0.1):
+        found = []
+        for dtype, many in (("float64", False), ("float32", True), ("float32", False)):
+            a = Tensor(x.astype(dtype), True)
+            head = Tensor(weights.astype(dtype)[mine if many else slice(None)], True)
+            options: dict[str, Any] = {"vocab_size": 13, "label_smoothing": smoothing}
+            if many:
+                b = all_reduce_gradient(a, comm)
+                loss = vocabulary_parallel_cross_entropy(b, head, targets, comm, **options)
+            else:
+                loss = ops.linear_cross_entropy(a, head, targets, **options)
+            loss.backward()
+            slopes = grad(head) if many else grad(head)[mine]
+            found.append((loss.data, slopes, grad(a)[..., 1:]))
+        for got in found[1:]:
+            for one, other in zip(got, found[0], strict=True):
+                close(one, other, 2e-6)
 
 
 def small_gpt2(**changes: Any) -> GPT2:
@@ -373,11 +402,11 @@ def check_dropout(comm: Comm) -> None:
             close(y.data, plain(x).data, 1e-6)
     random.set_state({"seed": 3, "draw": 0, "stream": 2})
     with Region(comm).own_numbers(), Region(comm).own_numbers():
-        mine = random.uniform((4,)).numpy()
+        mine = random.uniform(size=4).numpy()
     everyone = comm.all_gather(mine)
     assert len({each.tobytes() for each in everyone}) == comm.size
     random.set_state({"seed": 3, "draw": 0, "stream": 2})
-    np.testing.assert_array_equal(everyone[0], random.uniform((4,)).numpy())
+    np.testing.assert_array_equal(everyone[0], random.uniform(size=4).numpy())
 
 
 def check_dropout_inside(comm: Comm) -> None:

@@ -84,7 +84,9 @@ def test_launchers_are_known_by_their_variables(
 def test_ranks_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(CommError, match=r"2 ranks were started, but mpi4py .*tensorgrad\[mpi\]"):
+    with pytest.raises(
+        CommError, match=r"2 ranks were started, but mpi4py .*tensorgrad-cupy\[mpi\]"
+    ):
         comm._start.__wrapped__()[0]
 
 

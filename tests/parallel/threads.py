@@ -20,7 +20,7 @@ class Board:
 
     def __init__(self, size: int) -> None:
         self.values: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=30)
+        self.barrier = threading.Barrier(size, timeout=120)
 
 
 class ThreadNetwork:

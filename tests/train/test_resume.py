@@ -8,19 +8,24 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
-from tests.processes import wait_for
+from tests.processes import wait_for, wait_until
 from tests.source_tree import ROOT
 
 KILLS = 20
 CHAINS = 2  # runs that are killed at the same time: most of it is starting again
-LONGEST_LIFE = 0.2  # seconds; longer where the machine is so busy that runs die before they save
-STEPS = 200
-OPTIONS = ["--steps", str(STEPS), "--checkpoint-every", "4", "--evaluate-every", "30", "--no-plot"]
+MOST_SAVED = 4  # checkpoints that are written before a kill
+LONGEST = 0.05  # seconds between the last of them and the kill
+STEPS, EVERY = 200, 4
+OPTIONS = [
+    *("--steps", str(STEPS), "--checkpoint-every", str(EVERY)),
+    *("--evaluate-every", "30", "--no-plot"),
+]
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen[str]:
@@ -46,28 +51,38 @@ def end_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files}
 
 
+def last_step(folder: Path) -> int:
+    """Return the step of the last checkpoint, 0 where there is none."""
+    names = [path.name for path in list_checkpoints(folder / "checkpoints")]
+    return int(names[0].removeprefix("step-")) if names else 0
+
+
+def has_saved(folder: Path, step: int) -> bool:
+    return last_step(folder) >= step
+
+
 def kill_and_resume(folder: Path) -> list[Path]:
     """Kill a run at random moments and go on with it each time; return the runs that came to end.
 
     A fast machine may finish before the last kill, and begins again.
     """
     moments = random.Random(folder.name)
-    kills, finished, resumed_at, longest = 0, list[Path](), set[str](), LONGEST_LIFE
+    kills, finished, resumed_at = 0, list[Path](), set[int]()
     while kills < KILLS // CHAINS:
         run = folder / f"{len(finished)}"
         while True:
             process = start(run, "--resume")
             if kills < KILLS // CHAINS:
-                time.sleep(moments.uniform(0, longest))
+                step = last_step(run) + EVERY * moments.randint(0, MOST_SAVED)
+                wait_until(partial(has_saved, run, step), process)
+                time.sleep(moments.uniform(0, LONGEST))
                 process.kill()
             output, errors = wait_for(process, 120)
             if process.returncode == 0:
                 break
             assert process.returncode == -9, errors
             kills += 1
-            saved = {path.name for path in list_checkpoints(run / "checkpoints")[:1]}
-            longest *= 1 if saved - resumed_at else 1.5
-            resumed_at |= saved
+            resumed_at.add(last_step(run))
         assert output == "finished\n"
         finished.append(run)
     assert len(resumed_at) > KILLS / CHAINS / 4  # it was killed while it got on

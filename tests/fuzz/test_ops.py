@@ -1,0 +1,305 @@
+"""Ops on random shapes, axes, options and dtypes against NumPy in float64.
+
+The first test draws whole cases and gives them to `opcheck.check`: values, gradients, layouts of
+memory, equal bits, and the GPU where there is one. The second looks at values that are not finite
+or next to the limits of their dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorgrad import Tensor, ops
+from tensorgrad.dtypes import FLOATS, float64
+from tensorgrad.errors import TensorgradError
+from tests.fuzz.cases import cases
+from tests.opcheck import Case, Ulps, assert_within, check
+from tests.ops import (
+    test_activation,
+    test_attention,
+    test_cross_entropy,
+    test_einsum,
+    test_elementwise,
+    test_indexing,
+    test_linear,
+    test_linear_cross_entropy,
+    test_norm,
+    test_reduce,
+    test_softmax,
+)
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+LENGTHS = st.integers(0, 9)
+SOME = st.integers(1, 9)
+KINKS = {ops.abs, ops.relu, ops.maximum, ops.minimum, ops.max, ops.min, ops.clip, ops.sort}
+
+
+def shape(draw: Draw, least: int = 0, most: int = 4, lengths: Any = LENGTHS) -> tuple[int, ...]:
+    return tuple(draw(st.lists(lengths, min_size=least, max_size=most)))
+
+
+def narrowed(draw: Draw, whole: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape that broadcasts to another one."""
+    kept = whole[draw(st.integers(0, len(whole))) :]
+    return tuple(1 if draw(st.booleans()) and draw(st.booleans()) else n for n in kept)
+
+
+def apart(draw: Draw, which: int, shape: tuple[int, ...]) -> Any:
+    """Return different numbers, none of them 0 or beside one of another operand."""
+    size, rng = math.prod(shape), np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    return ((rng.permutation(size) - size // 2) / 64 + (which + 1) / 512).reshape(shape)
+
+
+def given_shapes(draw: Draw, op: Any, *shapes: tuple[int, ...]) -> list[Any]:
+    """Return inputs of these shapes; where the op has kinks, numbers that keep away from them."""
+    if op not in KINKS:
+        return list(shapes)
+    return [apart(draw, i, each) for i, each in enumerate(shapes)]
+
+
+def map_case(draw: Draw) -> Case:
+    f, reference, domain, gradient = draw(st.sampled_from(test_elementwise.MAPS))
+    bound = test_elementwise.CANCELS.get(f)
+    return Case(f, given_shapes(draw, f, shape(draw)), reference, domain, gradient=gradient,
+                gradients=bound)  # fmt: skip
+
+
+def activation_case(draw: Draw) -> Case:
+    f, reference = draw(st.sampled_from(test_activation.FUNCTIONS))
+    return Case(f, given_shapes(draw, f, shape(draw)), reference, values=Ulps(3, "row"), terms=16)
+
+
+def zip_case(draw: Draw) -> Case:
+    f, reference, domain, gradient = draw(st.sampled_from(test_elementwise.ZIPS))
+    whole = shape(draw)
+    shapes = [whole, narrowed(draw, whole)]
+    if draw(st.booleans()):
+        shapes.reverse()
+    return Case(f, given_shapes(draw, f, *shapes), reference, domain, gradient=gradient,
+                gradients=test_elementwise.SUMMED, terms=4 * math.prod(whole) + 1)  # fmt: skip
+
+
+def where_case(draw: Draw) -> Case:
+    whole = shape(draw)
+    condition = np.asarray(np.random.default_rng(0).random(narrowed(draw, whole)) < 0.5)
+    return Case(ops.where, [condition, whole, narrowed(draw, whole)], np.where,
+                gradients=test_elementwise.SUMMED, terms=4 * math.prod(whole) + 1)  # fmt: skip
+
+
+def reduce_case(draw: Draw) -> Case:
+    row = draw(st.sampled_from([row for row in test_reduce.OPS if "ddof" not in row[2]]))
+    lengths = shape(draw, least=1, lengths=SOME)
+    axes = range(-len(lengths), len(lengths))
+    axis = draw(st.none() | st.sampled_from(axes))
+    if draw(st.booleans()) and row[0] not in (ops.argmax, ops.argmin):
+        axis = tuple(draw(st.lists(st.integers(0, len(lengths) - 1), unique=True)))
+    op, reference, options, gradient = row
+    case = test_reduce.case(op, reference, options, gradient, lengths, axis, draw(st.booleans()))
+    if row[0] in (ops.prod, ops.max, ops.min, ops.norm, ops.std, ops.var):
+        one = row[0] in (ops.std, ops.var, ops.norm)  # of equal numbers, 0 of which has a kink
+        if one and math.prod(lengths[a] for a in np.atleast_1d(
+            range(len(lengths)) if axis is None else axis)) < 2:  # fmt: skip
+            return reduce_case(draw)
+    if row[0] in KINKS or row[2].get("ord") == math.inf:
+        return replace(case, inputs=[apart(draw, 0, lengths)])
+    return case
+
+
+def softmax_case(draw: Draw) -> Case:
+    lengths = shape(draw, least=1)
+    axis = draw(st.integers(-len(lengths), len(lengths) - 1))
+    op, reference, name = draw(st.sampled_from([
+        (ops.softmax, test_softmax.softmax, "softmax"),
+        (ops.log_softmax, test_softmax.log_softmax, "log_softmax"),
+    ]))  # fmt: skip
+    return test_softmax.bounded(
+        Case(lambda x: op(x, axis), [lengths], lambda x: reference(x, axis), name=name, axis=axis,
+             terms=max(1, lengths[axis]))
+    )  # fmt: skip
+
+
+def norm_case(draw: Draw) -> Case:
+    x = shape(draw, least=1)
+    last = x[-1:]
+    case: Case = draw(st.sampled_from([
+        test_norm.bounded(ops.layer_norm, [x, last, last], test_norm.layer_norm),
+        test_norm.bounded(ops.rms_norm, [x, last], test_norm.rms_norm),
+        test_norm.bounded(ops.add_layer_norm, [x, x, last, last], test_norm.add_layer_norm),
+        test_norm.bounded(ops.add_rms_norm, [x, x, last], test_norm.add_rms_norm),
+    ]))  # fmt: skip
+    return replace(case, values=Ulps(3, "terms"))  # rows of nearly equal numbers
+
+
+def matmul_case(draw: Draw) -> Case:
+    rows, inner, columns = (draw(LENGTHS) for _ in range(3))
+    batch = shape(draw, most=2)
+    a, b = (*narrowed(draw, batch), rows, inner), (*narrowed(draw, batch), inner, columns)
+
+    def magnitudes(a: Any, b: Any, dy: Any) -> list[Any]:
+        a, b, dy = abs(a), abs(b), abs(dy)
+        sums = []
+        for like, terms in ((a, dy @ b.swapaxes(-1, -2)), (b, a.swapaxes(-1, -2) @ dy)):
+            lead = terms.ndim - like.ndim
+            terms = terms.sum(tuple(range(lead)))
+            axes = [i for i, n in enumerate(like.shape) if n != terms.shape[i]]
+            sums.append(terms.sum(tuple(axes), keepdims=True))
+        return [a @ b, *sums]
+
+    return Case(ops.matmul, [a, b], np.matmul, values=Ulps(1.5, "terms"), magnitudes=magnitudes,
+                terms=max(1, rows, inner, columns) * math.prod(batch) + 1)  # fmt: skip
+
+
+def linear_case(draw: Draw) -> Case:
+    rows, (k, n) = shape(draw, most=2), (draw(LENGTHS), draw(LENGTHS))
+    size = max(1, math.prod(rows), k, n)
+    case: Case = draw(st.sampled_from([
+        test_linear.plain([(*rows, k), (n, k), (n,)], size),
+        test_linear.fused(ops.linear_gelu, [(*rows, k), (n, k), (n,)], test_linear.linear_gelu,
+                          4 * size),
+        test_linear.fused(ops.gated_linear, [(*rows, k), (n, k), (n, k), (n,), (n,)],
+                          test_linear.gated_linear, 4 * size),
+    ]))  # fmt: skip
+    return case
+
+
+def einsum_case(draw: Draw) -> Case:
+    letters = st.text("abcd", max_size=3)
+    first, second = draw(letters), draw(letters)
+    seen = sorted({*first, *second})
+    out = "".join(draw(st.lists(st.sampled_from(seen), unique=True))) if seen else ""
+    lengths = {letter: draw(SOME) for letter in "abcd"}
+    shapes = [tuple(lengths[letter] for letter in term) for term in (first, second)]
+    case = test_einsum.einsum(f"{first},{second}->{out}", *shapes)
+    return replace(
+        case, dtypes=[float64], terms=1 << 12
+    )  # sums that cancel have no bound in 16 bits
+
+
+def view_case(draw: Draw) -> Case:
+    lengths = shape(draw, least=1, lengths=SOME)
+    axis = draw(st.integers(-len(lengths), len(lengths) - 1))
+    count = draw(st.integers(0, 3))
+    order = draw(st.permutations(range(len(lengths))))
+    f, g = draw(st.sampled_from([
+        (lambda x: ops.transpose(x, order), lambda x: np.transpose(x, order)),
+        (lambda x: ops.flip(x, axis), lambda x: np.flip(x, axis)),
+        (lambda x: ops.roll(x, count, axis), lambda x: np.roll(x, count, axis)),
+        (lambda x: ops.repeat(x, count, axis), lambda x: np.repeat(x, count, axis)),
+        (lambda x: ops.tile(x, count), lambda x: np.tile(x, count)),
+        (lambda x: ops.pad(x, count), lambda x: np.pad(x, count)),
+        (lambda x: ops.cumsum(x, axis), lambda x: np.cumsum(x, axis)),
+        (lambda x: ops.expand_dims(x, axis), lambda x: np.expand_dims(x, axis)),
+        (lambda x: ops.moveaxis(x, axis, 0), lambda x: np.moveaxis(x, axis, 0)),
+        (lambda x: ops.concatenate([x, x], axis), lambda x: np.concatenate([x, x], axis)),
+        (lambda x: ops.stack([x, x], axis), lambda x: np.stack([x, x], axis)),
+        (lambda x: ops.tril(x, count - 1) if x.ndim > 1 else x + 0,
+         lambda x: np.tril(x, count - 1) if x.ndim > 1 else x + 0),
+    ]))  # fmt: skip
+    return Case(f, [lengths], g, gradients=Ulps(2, "row"), terms=64, captured=False, name="view")
+
+
+def index_case(draw: Draw) -> Case:
+    lengths = shape(draw, least=1, lengths=SOME)
+    key: list[Any] = []
+    for length in lengths[: draw(st.integers(0, len(lengths)))]:
+        if draw(st.booleans()) and draw(st.booleans()):
+            key.append(None)
+        place = st.integers(-length, length - 1)
+        key.append(draw(st.one_of(
+            place, st.slices(length), st.lists(place, min_size=2, max_size=2),
+            st.just(np.arange(length) % 2 == 0) if length == 4 else place,
+        )))  # fmt: skip
+    return replace(test_indexing.pick(tuple(key), lengths), gradients=Ulps(2, "row"), terms=64)
+
+
+def sort_case(draw: Draw) -> Case:
+    lengths = shape(draw, least=1, lengths=SOME)
+    axis = draw(st.integers(-len(lengths), len(lengths) - 1))
+    return Case(lambda x: ops.sort(x, axis), [apart(draw, 0, lengths)],
+                lambda x: np.sort(x, axis), name="sort")  # fmt: skip
+
+
+def loss_case(draw: Draw) -> Case:
+    rows, vocabulary, width = shape(draw, most=2), draw(st.integers(2, 9)), draw(SOME)
+    targets = np.random.default_rng(draw(st.integers(0, 99))).integers(0, vocabulary, rows)
+    options: dict[str, Any] = {
+        "label_smoothing": draw(st.sampled_from([0.0, 0.1])),
+        "z_loss": draw(st.sampled_from([0.0, 0.01])),
+        "reduction": draw(st.sampled_from(["mean", "sum", "none"])),
+    }
+    if math.prod(rows) == 0 and options["reduction"] == "mean":
+        options["reduction"] = "sum"
+    if draw(st.booleans()):
+        return test_linear_cross_entropy.case(
+            [(*rows, width), (vocabulary, width)], targets, chunk=draw(SOME), **options
+        )
+    case = test_cross_entropy.case((*rows, vocabulary), targets, **options)
+    return replace(case, gradients=Ulps(4, "row"), axis=None, terms=16 * case.terms + 64)
+
+
+def attention_case(draw: Draw) -> Case:
+    batch, kv_heads, tq, tk, width = (draw(SOME) for _ in range(5))
+    heads = kv_heads * draw(st.integers(1, 3))
+    options: dict[str, Any] = {}
+    if draw(st.booleans()):
+        options["causal"] = True
+    if draw(st.booleans()):
+        options["window"] = draw(SOME)
+    if draw(st.booleans()):
+        options["scale"] = draw(st.floats(0.1, 0.5))
+    case = test_attention.case((batch, heads, tq, width), kv_heads, tk, **options)
+    return replace(case, terms=4 * case.terms)
+
+
+FAMILIES = [
+    map_case, activation_case, zip_case, where_case, reduce_case, softmax_case, norm_case,
+    matmul_case, linear_case, einsum_case, view_case, index_case, sort_case, loss_case,
+    attention_case,
+]  # fmt: skip
+
+
+@cases(1000)
+@given(data=st.data())
+def test_any_case_agrees_with_numpy(data: Any) -> None:
+    case = data.draw(st.sampled_from(FAMILIES))(data.draw)
+    if len(case.dtypes) > 1:
+        case = replace(case, dtypes=[float64, data.draw(st.sampled_from(FLOATS[1:]))])
+    check(case, seed=data.draw(st.integers(0, 1 << 32)))
+
+
+SPECIAL = [
+    0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1e-3, 30.0, -30.0, 88.0, 700.0, -700.0, 1e4, 6e4, 1e5,
+    1e30, -1e30, 3e38, 1e300, -1e300, 1e-40, 1e-300, math.inf, -math.inf, math.nan,
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the reference
+@cases(1000)
+@given(
+    op=st.sampled_from([(f, g, 1) for f, g, *_ in test_elementwise.MAPS]
+                       + [(f, g, 2) for f, g, *_ in test_elementwise.ZIPS]),
+    values=st.lists(st.sampled_from(SPECIAL), min_size=4, max_size=8),
+    dtype=st.sampled_from(FLOATS),
+)  # fmt: skip
+def test_special_values_are_numpys(op: Any, values: list[float], dtype: Any) -> None:
+    """Values next to the limits give what NumPy gives in float64, rounded to the dtype."""
+    f, reference, count = op
+    with np.errstate(all="ignore"):
+        x = np.array(values).astype(dtype)
+        inputs = [x, x[::-1].copy()][:count]
+        expected = np.asarray(reference(*[a.astype(float64) for a in inputs]))
+        try:
+            y = f(*map(Tensor, inputs)).numpy()
+        except TensorgradError:
+            return
+        exact = expected.astype(float64) if expected.dtype != bool else expected
+        assert_within(y, exact, Ulps(4, "element"), f"{f.__name__} of {inputs}", terms=0)
+        assert y.dtype in (dtype, bool), f"{f.__name__} of {dtype} gives {y.dtype}"

@@ -1,0 +1,211 @@
+"""Any bytes at the socket of the watcher: strangers change nothing, and no rank can break it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorgrad.parallel import watcher
+from tensorgrad.parallel.watcher import HELLO, SAID, SECRET_BYTES, Message, Watcher, Word
+from tests.fuzz.cases import cases
+
+SECRET = bytes(range(100, 100 + SECRET_BYTES))
+SIZE = 3
+MOST = 4  # strangers at once: few, so that there are more of them in many cases
+
+
+class System:
+    """What the watcher asks of the system, which only notes it."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.killed: list[int] = []
+
+    def write(self, _: int, data: bytes) -> None:
+        self.lines.append(data)
+
+    def kill(self, process: int, _: int) -> None:
+        self.killed.append(process)
+
+
+system = System()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def harmless() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watcher, "os", system)
+        patch.setattr(watcher, "_STRANGERS", MOST)
+        yield
+
+
+class Program:
+    """A watcher and the ranks that have joined."""
+
+    def __init__(self) -> None:
+        system.lines.clear()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = listener.getsockname()
+        self.watcher = Watcher(listener, SIZE, SECRET)
+        self.connections: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        self.connections.append(socket.create_connection(self.address))
+        self.step()
+        return self.connections[-1]
+
+    def join(self, number: int) -> socket.socket:
+        rank = self.connect()
+        rank.sendall(hello(number))
+        rank.setblocking(False)
+        for _ in range(100):  # what comes over the loopback comes at once, or nearly so
+            self.watcher.step(0.1)
+            if heard(rank) == [Word.WELCOME]:
+                return rank
+        raise AssertionError(f"rank {number} is not welcome")
+
+    def step(self) -> None:
+        """Let the watcher do what there is to be done."""
+        for _ in range(3):
+            self.watcher.step(0)
+        assert len(self.watcher._strangers) <= MOST
+        for stranger in self.watcher._strangers:
+            assert len(stranger.data) < HELLO.size
+
+    def close(self) -> None:
+        for connection in self.connections:
+            reset(connection)  # else the system remembers each for a minute
+        self.watcher.close()
+        assert system.killed == []
+
+
+def reset(connection: socket.socket) -> None:
+    if connection.fileno() >= 0:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+
+def hello(number: int, secret: bytes = SECRET) -> bytes:
+    return watcher.hello(secret, number, 2**22 + number, "nowhere")
+
+
+def heard(rank: socket.socket) -> list[Word]:
+    try:
+        return [Word(word) for word in rank.recv(100)]
+    except BlockingIOError:
+        return []
+
+
+# What a stranger sends: anything, or what ranks send but for the secret.
+wrong_secrets = st.one_of(
+    st.binary(min_size=SECRET_BYTES, max_size=SECRET_BYTES),
+    st.integers(0, SECRET_BYTES - 1).map(lambda n: SECRET[:n] + b"\0" + SECRET[n + 1 :]),
+)
+messages = st.builds(
+    SAID.pack,
+    st.sampled_from(Message) | st.integers(0, 255),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(width=64),
+    st.binary(max_size=40) | st.text(max_size=20).map(str.encode),
+)
+greetings = st.builds(
+    HELLO.pack,
+    wrong_secrets,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.binary(max_size=40),
+)
+chunks = st.one_of(
+    st.binary(max_size=2 * HELLO.size),
+    messages,
+    greetings,
+    st.builds(lambda data, n: data[:n], greetings, st.integers(0, HELLO.size)),
+    st.sampled_from([b"[" * 5000 + b"\n", b'{"token": ' * 500, b"x" * 100_000]),
+)
+acts = st.one_of(
+    st.tuples(st.just("say"), st.integers(0, 7), chunks),
+    st.tuples(st.just("connect"), st.just(0), st.just(b"")),
+    st.tuples(st.just("close"), st.integers(0, 7), st.just(b"")),
+    st.tuples(st.just("reset"), st.integers(0, 7), st.just(b"")),
+)
+
+
+def act(program: Program, strangers: list[socket.socket], how: str, who: int, data: bytes) -> None:
+    if how == "connect" or not strangers:
+        strangers.append(program.connect())
+    stranger = strangers[who % len(strangers)]
+    if how == "say":
+        say(stranger, data)
+    elif how == "close":
+        stranger.close()
+    elif how == "reset":
+        reset(stranger)
+
+
+def say(connection: socket.socket, data: bytes) -> None:
+    with suppress(OSError):  # one of both sides has closed it, or it is full
+        connection.setblocking(False)
+        connection.send(data)
+
+
+@cases(1000)
+@given(st.lists(acts, max_size=12))
+def test_strangers_change_nothing(script: list[tuple[str, int, bytes]]) -> None:
+    program = Program()
+    try:
+        ranks = [program.join(number) for number in range(SIZE - 1)]
+        strangers: list[socket.socket] = []
+        for how, who, data in script:
+            act(program, strangers, how, who, data)
+            program.step()
+        ranks.append(program.join(SIZE - 1))
+        assert program.watcher._listener is None
+        assert program.watcher._strangers == []
+        assert sorted(program.watcher._ranks) == list(range(SIZE))
+        assert [heard(rank) for rank in ranks] == [[]] * SIZE
+        assert system.lines == []
+    finally:
+        program.close()
+
+
+@cases(1000)
+@given(
+    st.lists(st.tuples(st.integers(0, SIZE - 1), messages | st.binary(max_size=3000)), max_size=8)
+)
+def test_no_rank_breaks_the_watcher(script: list[tuple[int, bytes]]) -> None:
+    """Whatever ranks say, the watcher continues, or ends them all and says once why."""
+    program = Program()
+    try:
+        ranks = [program.join(number) for number in range(SIZE)]
+        for who, data in script:
+            say(ranks[who], data)
+            program.step()
+        for rank in ranks:
+            rank.close()
+        program.step()
+        assert program.watcher._ranks == {}
+        assert len(system.lines) <= 1
+        assert all(b": all ranks end\n" in line for line in system.lines)
+    finally:
+        program.close()
+
+
+def test_who_shows_the_secret_changes_something() -> None:
+    """What the other tests look for can be seen."""
+    program = Program()
+    try:
+        stranger = program.join(1)
+        say(stranger, watcher.said(Message.LATE, seconds=700, text="barrier"))
+        program.step()
+        assert heard(stranger) == [Word.REPORT]
+        reset(stranger)
+        program.step()
+        assert b"rank 1 of 3" in system.lines[0]
+    finally:
+        program.close()

@@ -1,0 +1,96 @@
+"""What the package exports: the documented names and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import tensorgrad
+from tensorgrad import errors
+from tests.source_tree import library
+
+SOURCES = {source.module: source for source in library()}
+# The root's docstring lists them; those of models are imported from the modules themselves.
+DOCUMENTED = set(
+    re.findall(r"\w+", (tensorgrad.__doc__ or "").partition("submodules:")[2].partition("each")[0])
+) - {"and", "what"}
+PUBLIC = ["tensorgrad", "tensorgrad.nn.init", "tensorgrad.nn.functional"]
+PUBLIC += [f"tensorgrad.{name}" for name in sorted(DOCUMENTED)]
+PUBLIC += sorted(name for name in SOURCES if name.startswith("tensorgrad.models."))
+
+
+def python(script: str) -> Any:
+    command = [sys.executable, "-W", "error", "-c", f"import json\n{script}"]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def defined(module: str) -> set[str]:
+    """Name the classes and functions of a module."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return {node.name for node in SOURCES[module].tree.body if isinstance(node, kinds)}
+
+
+def from_elsewhere(module: str) -> set[str]:
+    """Name what a module imports from other libraries, anywhere outside its functions."""
+    return {
+        (alias.asname or alias.name).partition(".")[0]
+        for statement in SOURCES[module].tree.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if not (getattr(node, "module", None) or alias.name).startswith("tensorgrad")
+    }
+
+
+def test_the_documented_submodules_exist() -> None:
+    assert {"autograd", "nn", "errors", "weights", "models"} <= DOCUMENTED
+    assert {f"tensorgrad.{name}" for name in DOCUMENTED} <= set(SOURCES)
+
+
+def test_the_root_shows_the_public_names_alone() -> None:
+    shown = python("import tensorgrad; print(json.dumps(dir(tensorgrad)))")
+    names = {name for name in shown if not name.startswith("_")}
+    later = {"data", "models", "parallel", "train", "weights"}
+    assert names == {*tensorgrad.__all__, *DOCUMENTED} - later
+    assert len(set(tensorgrad.__all__)) == len(tensorgrad.__all__)
+
+
+def test_inner_modules_can_still_be_imported() -> None:
+    script = (
+        "import tensorgrad, tensorgrad.philox\nfrom tensorgrad import amp, partial, recompute\n"
+    )
+    assert python(f"{script}print(json.dumps(hasattr(tensorgrad, 'Path')))") is False
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_a_star_import_brings_what_the_library_defines(module: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"from {module} import *", names)
+    assert set(names) & from_elsewhere(module) == set()
+    if defined(module):
+        assert set(names) - {"__builtins__"} == set(importlib.import_module(module).__all__)
+
+
+def test_type_variables_are_private() -> None:
+    variables = [
+        f"{source}: {node.targets[0].id}"
+        for source in SOURCES.values()
+        for node in source.tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) in ("TypeVar", "ParamSpec")
+    ]
+    assert len(variables) > 2
+    assert [name for name in variables if ": _" not in name] == []
+
+
+def test_every_error_is_public() -> None:
+    assert set(errors.__all__) == defined("tensorgrad.errors")
