@@ -12,6 +12,7 @@ makes one of what several ranks have written. Without a prompt it asks for one a
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
 import sys
@@ -31,7 +32,13 @@ from tensorgrad.models.generate import generate_batch, stream
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import load_huggingface
 from tensorgrad.ops.sampling import Sampling
-from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
+from tensorgrad.train.checkpoint import (
+    Checkpoint,
+    check_same,
+    load_best,
+    load_checkpoint,
+    load_latest,
+)
 from tensorgrad.weights import load_arrays, load_metadata
 
 log = logging.getLogger("generate")
@@ -56,17 +63,16 @@ def load(
         found = load_best(folder) if which == "best" else load_latest(folder)
         if found is None:
             raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
-        return _model(found), Tokenizer.load(tokenizer or checkpoint / "tokenizer.json")
+        return _model(found), _tokenizer(found, tokenizer or checkpoint / "tokenizer.json")
     if (checkpoint / "state.json").is_file():
-        run = checkpoint.parent.parent
-        return _model(load_checkpoint(checkpoint)), Tokenizer.load(
-            tokenizer or run / "tokenizer.json"
-        )
+        run, found = checkpoint.parent.parent, load_checkpoint(checkpoint)
+        return _model(found), _tokenizer(found, tokenizer or run / "tokenizer.json")
     if (checkpoint / "model.safetensors").is_file():
         return load_huggingface(checkpoint), _published_tokenizer(checkpoint, tokenizer)
     if checkpoint.is_file():
-        beside = checkpoint.parent / "tokenizer.json"
-        return _merged(checkpoint), Tokenizer.load(tokenizer or beside)
+        beside = tokenizer or checkpoint.parent / "tokenizer.json"
+        state = {"tokenizer": _header(checkpoint, "tokenizer")}
+        return _merged(checkpoint), _tokenizer(Checkpoint(checkpoint, state), beside)
     what = "has none of these" if checkpoint.is_dir() else "is no folder"
     raise CheckpointError(
         f"load: --checkpoint {checkpoint} {what}, expected one with checkpoints/ (a run of "
@@ -81,14 +87,31 @@ def _model(checkpoint: Checkpoint) -> GPT2:
 
 
 def _merged(path: Path) -> GPT2:
-    try:
-        config = json.loads(load_metadata(path).get("model", ""))
-    except json.JSONDecodeError as error:
+    config = _header(path, "model")
+    if not config:
         raise CheckpointError(
             f"load: {path} does not say of which model it is, expected a file of "
             "tensorgrad.parallel.merge"
-        ) from error
+        )
     return _gpt2(path, config, load_arrays(path))
+
+
+def _header(path: Path, name: str) -> dict[str, Any]:
+    """Return what the header of a merged file says about a thing; nothing where it does not."""
+    try:
+        said = json.loads(load_metadata(path).get(name, ""))
+    except json.JSONDecodeError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
+    """Return a tokenizer; fail where it is not the one that the model was trained with."""
+    tokenizer = Tokenizer.load(path)
+    if checkpoint.state.get("tokenizer"):
+        found = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+        check_same(checkpoint, "tokenizer", {"sha256": found})
+    return tokenizer
 
 
 def _gpt2(path: Path, config: dict[str, Any], arrays: dict[str, Array]) -> GPT2:

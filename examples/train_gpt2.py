@@ -26,9 +26,10 @@ from tensorgrad.models.generate import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
-from tensorgrad.train.command import free_folder, report_stop
+from tensorgrad.train.command import free_folder, report_stop, resume_run
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
@@ -45,7 +46,7 @@ MODELS = {"small": SMALL, **PRESETS}
 class Settings(TrainSettings):
     """What can be said on the command line."""
 
-    steps: int = option(800, "optimizer steps in all", low=1)
+    steps: int = option(800, "optimizer steps in all", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
     lr: float = option(3e-3, "highest learning rate", low=0)
     data: str = option(
@@ -67,7 +68,7 @@ class Settings(TrainSettings):
     evaluate_every: int = option(200, "steps between two evaluations", low=1)
     evaluation_batches: int = option(20, "batches of validation text to measure with", low=1)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
-    out: str = option("", "folder of the run; runs/gpt2-1, -2, ... if none is given")
+    out: str = option("", "folder of the run; runs/gpt2-1, -2, ... if none is given", free=True)
     cache: str = option("runs/data", "folder where prepared text is kept", free=True)
     prompt: str = option("def ", "what the sample at the end begins with", free=True)
     sample: int = option(200, "tokens of the sample at the end", low=0, free=True)
@@ -198,13 +199,19 @@ def train(
     processes: int = 1,
 ) -> Outcome:
     """Train, from the beginning or from the newest checkpoint, and show what came of it."""
+    with run_folder(folder, ranks.is_main):
+        return _train(settings, folder, resuming, ranks, device, processes)
+
+
+def _train(
+    settings: Settings, folder: Path, resuming: bool, ranks: Ranks, device: str, processes: int
+) -> Outcome:
     began = time.perf_counter()
     corpus = prepare_corpus(settings)
     trainer = make_trainer(settings, folder, corpus, device, ranks)
-    if resuming and not trainer.resume():
-        log.info("%s has no checkpoint yet; beginning at the beginning", folder)
+    if resuming:
+        resume_run(trainer)
     if ranks.is_main:
-        folder.mkdir(parents=True, exist_ok=True)
         config.save(settings, folder)
         corpus.tokenizer.save(folder / "tokenizer.json")
         parameters = settings.model(corpus.tokenizer.vocab_size).parameters

@@ -34,6 +34,7 @@ class PipelineSettings(ParallelSettings):  # type: ignore[misc]  # mypy does not
         4,
         "parts of a batch that pass from stage to stage, so that all stages work at a time",
         low=1,
+        by_ranks=True,
         flag="--micro-batches",
     )
     stages: int | None = option(

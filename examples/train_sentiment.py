@@ -49,9 +49,10 @@ from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, load_best
 from tensorgrad.train import config as run_config
-from tensorgrad.train.command import free_folder, report_stop
+from tensorgrad.train.command import free_folder, report_stop, resume_run
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.settings import SCHEDULES
 
@@ -103,8 +104,8 @@ class Settings(TrainSettings):
     context: int = option(64, "tokens of a sentence that the model sees", low=1)
     dropout: float = option(0.5, "probability of leaving out an activation", low=0, high=1)
     word_dropout: float = option(0.1, "probability of leaving out a word", low=0, high=1)
-    epochs: int = option(3, "passes through the training sentences", low=1)
-    steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0)
+    epochs: int = option(3, "passes through the training sentences", low=1, grows=True)
+    steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0, grows=True)
     batch: int = option(256, "sentences of a step", low=1)
     lr: float = option(3e-3, "highest learning rate", low=0)
     warmup: int | None = option(
@@ -122,7 +123,9 @@ class Settings(TrainSettings):
         0, "steps between two checkpoints; 0: an epoch", low=0, free=True
     )
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
-    out: str = option("", "folder of the run; runs/sentiment-1, -2, ... if none is given")
+    out: str = option(
+        "", "folder of the run; runs/sentiment-1, -2, ... if none is given", free=True
+    )
     predict: str | None = option(
         None,
         "train no more, but say what the best checkpoint of --resume makes of this",
@@ -320,14 +323,17 @@ def _sha256(text: str) -> str:
 
 def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train, from the beginning or from the newest checkpoint, and say what came of it."""
+    with run_folder(folder):
+        return _train(settings, folder, resuming, device)
+
+
+def _train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outcome:
     began = time.perf_counter()
     run = Run(settings, folder, device)
-    if not (resuming and run.trainer.resume()):
-        if resuming:
-            log.info("%s has no checkpoint yet; beginning at the beginning", folder)
-        if settings.vectors:
-            run.use_vectors(settings.vectors)
-    folder.mkdir(parents=True, exist_ok=True)
+    if resuming:
+        resume_run(run.trainer)
+    if run.trainer.step == 0 and settings.vectors:
+        run.use_vectors(settings.vectors)
     run_config.save(settings, folder)
     run.vocabulary.save(folder / vocabulary_file(settings))
     outcome = run.trainer.run()

@@ -48,9 +48,10 @@ from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, average_checkpoints
 from tensorgrad.train import config as run_config
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
-from tensorgrad.train.command import report_stop
+from tensorgrad.train.command import report_stop, resume_run
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.folder import run_folder
 from tensorgrad.weights import save_arrays
 
 log = logging.getLogger("train_translation")
@@ -91,8 +92,8 @@ class Settings(TrainSettings):
         "defaults for the options below; none: phrases for --data phrases, else small",
         choices=("", *PRESETS),
     )
-    epochs: int = option(10, "passes through the training pairs", low=1)
-    steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0)
+    epochs: int = option(10, "passes through the training pairs", low=1, grows=True)
+    steps: int = option(0, "optimizer steps in all; 0: those of --epochs", low=0, grows=True)
     batch: int = option(8192, "tokens of a step, padding included", low=1)
     accumulate: int = option(
         1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
@@ -145,7 +146,9 @@ class Settings(TrainSettings):
     )
     keep: int = option(5, "newest checkpoints to keep, besides the best", low=1, free=True)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
-    out: str = option("", "folder of the run; workdir_vocab{V}_lr{lr}_embd{C} if none is given")
+    out: str = option(
+        "", "folder of the run; workdir_vocab{V}_lr{lr}_embd{C} if none is given", free=True
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -380,12 +383,16 @@ def read_corpus(settings: Settings) -> PairCorpus:
 
 def train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train, from the beginning or from the newest checkpoint, and say what came of it."""
+    with run_folder(folder):
+        return _train(settings, folder, resuming, device)
+
+
+def _train(settings: Settings, folder: Path, resuming: bool, device: str) -> Outcome:
     began = time.perf_counter()
     run = Run(settings, folder, device, resuming)
-    if resuming and not run.trainer.resume():
-        log.info("%s has no checkpoint yet; beginning at the beginning", folder)
+    if resuming:
+        resume_run(run.trainer)
     resumed = run.trainer.step
-    folder.mkdir(parents=True, exist_ok=True)
     run_config.save(settings, folder)
     run.tokenizer.save(folder / "tokenizer.json")
     log.info(

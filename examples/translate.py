@@ -9,6 +9,7 @@ Without a text it reads lines: from a terminal one at a time, from a file many t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import logging
 import sys
@@ -23,6 +24,7 @@ from tensorgrad.data.text import standard_input
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.train import load_best, load_latest
+from tensorgrad.train.checkpoint import check_same
 from tensorgrad.weights import load_arrays
 
 log = logging.getLogger("translate")
@@ -72,7 +74,8 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
         checkpoint: "best" by validation loss, "last", or "averaged".
         device: "cpu", "cuda", "cuda:N", or "auto": a GPU if there is one.
     Raises:
-        CheckpointError: the folder holds no translation run, or no such checkpoint.
+        CheckpointError: the folder holds no translation run, no such checkpoint, or another
+            tokenizer than the checkpoint's.
         DataError: its tokenizer is missing or damaged.
         DeviceError: there is no such device.
     """
@@ -95,6 +98,8 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
     model.load_state_dict(arrays)
     model.to(device)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    sha256 = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+    check_same(found, "tokenizer", {"sha256": sha256})
     return Translator(model, tokenizer, data["source"], data["target"], data["lowercase"])
 
 

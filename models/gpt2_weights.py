@@ -19,7 +19,7 @@ from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import CheckpointError
 from tensorgrad.files import replacing
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.weights import load_arrays, save_arrays
+from tensorgrad.weights import load_arrays, load_metadata, save_arrays
 
 __all__ = [
     "load_huggingface",
@@ -52,6 +52,7 @@ _SIZES = {
     "n_head": "heads",
     "n_embd": "width",
 }
+_WRITTEN_WITH = "config"  # the entry of the header of weights that has the sizes
 _FIXED = {
     "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
@@ -116,6 +117,7 @@ def load_huggingface(
         if is_table:
             array = np.pad(array, ((0, config.rows - config.vocab_size), (0, 0)))
         found[theirs_name] = array
+    _check_written_together(folder, config)
     model.load_state_dict({name: found[theirs] for theirs, (name, _) in names.items()})
     return model
 
@@ -123,11 +125,15 @@ def load_huggingface(
 def save_huggingface(model: GPT2, folder: str | os.PathLike[str]) -> None:
     """Write config.json and model.safetensors, which transformers' `GPT2LMHeadModel` loads.
 
+    model.safetensors says which sizes it was written with, so that one beside another config.json
+    (a kill came between the two) is an error of `load_huggingface`.
+
     Args:
         model: a GPT-2; rows beyond its vocabulary are left out.
         folder: created if missing.
     Raises:
-        CheckpointError: a file cannot be written; a model that was there is unchanged.
+        CheckpointError: a file cannot be written. A model that was there is unchanged, unless what
+            failed was to rename the new config.json, the last thing that is done.
     """
     folder, config = Path(folder), model.config
     state = {name: to_numpy(tensor.data) for name, tensor in model.state_dict().items()}
@@ -137,16 +143,34 @@ def save_huggingface(model: GPT2, folder: str | os.PathLike[str]) -> None:
         for theirs, (name, transposed) in _names(config.layers).items()
     }
     values = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **_FIXED}
-    values |= {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
+    values |= _sizes(config)
     values |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "config.json") as file:
             file.write((json.dumps(values, indent=2) + "\n").encode())
             file.flush()  # if there is no room, let nothing be replaced
-            save_arrays(folder / "model.safetensors", arrays, {"format": "pt"})
+            os.fsync(file.fileno())
+            header = {"format": "pt", _WRITTEN_WITH: json.dumps(_sizes(config))}
+            save_arrays(folder / "model.safetensors", arrays, header)
     except OSError as error:
         raise CheckpointError(f"save_huggingface: cannot write {folder}: {error}") from error
+
+
+def _sizes(config: GPT2Config) -> dict[str, int]:
+    """Return the sizes of a model under their names."""
+    return {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
+
+
+def _check_written_together(folder: Path, config: GPT2Config) -> None:
+    """Raise CheckpointError where the weights say that they were written with other sizes."""
+    said = load_metadata(folder / "model.safetensors").get(_WRITTEN_WITH)
+    expected = json.dumps(_sizes(config))
+    if said not in (None, expected):
+        raise CheckpointError(
+            f"load_huggingface: {folder}/config.json has {expected}, expected {said}, with which "
+            "model.safetensors was written"
+        )
 
 
 def _names(layers: int) -> dict[str, tuple[str, bool]]:

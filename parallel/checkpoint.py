@@ -27,7 +27,7 @@ from tensorgrad import backend
 from tensorgrad.autograd import mark_assigned
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import ArgumentError, CheckpointError, ShapeError
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.collectives import Comm
@@ -125,7 +125,7 @@ class Shards:
         names = [f"{piece.placement.name}@{i}" for i, (piece, _) in enumerate(self._written)]
         pieces = {name: each[0].to_json() for name, each in zip(names, self._written, strict=True)}
         arrays = {name: each[1] for name, each in zip(names, self._written, strict=True)}
-        save_arrays(path, arrays, {_PIECES: json.dumps(pieces)})
+        save_arrays(path, arrays, {_PIECES: json.dumps(pieces)}, with_sum=False)
         return path.name, files.sums_of(path)
 
     def _check(
@@ -274,8 +274,8 @@ def load_latest(folder: Path, comm: Comm) -> Checkpoint | None:
         CheckpointError: there are checkpoints, and all are damaged.
         CommError: the ranks see different checkpoints: the folder is not shared by all hosts.
     """
-    names = [path.name for path in files.list_checkpoints(folder)]
-    comm.agree("load", {"the list of checkpoints": names})
+    everyone = _on_all(comm, lambda: [path.name for path in files.list_checkpoints(folder)])
+    comm.agree("load", {"the list of checkpoints": everyone[comm.rank]})
 
     def load(path: Path) -> Checkpoint:
         found: list[Checkpoint] = []
@@ -293,6 +293,11 @@ class ShardedRanks(Ranks):
 
     _world: Comm  # all that write
     _placements: Mapping[str, Placement] | None = None  # as of `pieces_of`
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together."""
+        return self._world.size
 
     def save(
         self,
@@ -361,18 +366,21 @@ def read_piece(target: Piece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
 
 
 def _on_all(comm: Comm, act: Callable[[], Json]) -> list[Json]:
-    """Do something on every rank and return all results, or raise the errors of all on all."""
-    result, problem = None, ""
+    """Do something on every rank and return all results, or raise the errors of all on all.
+
+    They are one DamagedError only where all are: what one rank alone could not read may be whole.
+    """
+    result, problem, damaged = None, "", True
     try:
         result = act()
     except (CheckpointError, OSError) as error:
-        problem = str(error)
-    everyone = comm.all_gather_objects([result, problem])
-    problems = {problem: rank for rank, (_, problem) in reversed(list(enumerate(everyone)))}
-    problems.pop("", None)
+        problem, damaged = str(error), isinstance(error, DamagedError)
+    everyone = comm.all_gather_objects([result, problem, damaged])
+    problems = dict.fromkeys(problem for _, problem, _ in everyone if problem)
     if problems:
-        raise CheckpointError("; ".join(problems))
-    return [result for result, _ in everyone]
+        kind = DamagedError if all(damaged for *_, damaged in everyone) else CheckpointError
+        raise kind("; ".join(problems))
+    return [result for result, *_ in everyone]
 
 
 def _on_main(comm: Comm, act: Callable[[], str]) -> str:

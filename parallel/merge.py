@@ -3,7 +3,8 @@
     python -m tensorgrad.parallel.merge runs/gpt2-1/checkpoints/step-00000500 model.safetensors
 
 The file has the parameters and buffers of the whole model under their names, whole, and in its
-header the step and the model's sizes; the checkpoint stays as it is. The folder of a run, or of its
+header the step, the model's sizes, the tokenizer's digest and a CRC-32 of it all, which whoever
+loads it compares; the checkpoint stays as it is. The folder of a run, or of its
 checkpoints, stands for its newest checkpoint that is whole.
 
     model = GPT2(PRESETS["gpt2-124M"])
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from tensorgrad.command import command, printable
 from tensorgrad.errors import CheckpointError
+from tensorgrad.files import check_writable
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.train.checkpoint import Checkpoint, load_checkpoint, load_latest
@@ -50,8 +52,9 @@ def merge(checkpoint: Checkpoint, out: Path) -> int:
     if not arrays:
         raise CheckpointError(f"merge: {checkpoint.path} has no arrays of a model, expected some")
     header = {"step": str(checkpoint.step)}
-    if "model" in checkpoint.state:
-        header["model"] = json.dumps(checkpoint.state["model"])
+    for name in ("model", "tokenizer"):
+        if name in checkpoint.state:
+            header[name] = json.dumps(checkpoint.state[name])
     save_arrays(out, arrays, header)
     return len(arrays)
 
@@ -71,6 +74,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise CheckpointError(f"merge: {path} has no checkpoint, expected one or more")
 
 
+def _check_out(out: Path) -> None:
+    """Raise CheckpointError where a file cannot be written, before much is read."""
+    try:
+        check_writable(out.parent)
+    except OSError as error:
+        raise CheckpointError(f"merge: cannot write {out}: {error}") from error
+
+
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
@@ -80,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
     parser.add_argument("out", type=Path, help="the safetensors file to write")
     given = parser.parse_args(arguments)
+    _check_out(given.out)
     checkpoint = open_checkpoint(given.checkpoint)
     count = merge(checkpoint, given.out)
     print(printable(f"{given.out}: {count} arrays of {checkpoint.path}"))

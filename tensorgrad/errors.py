@@ -59,7 +59,11 @@ class DataError(TensorgradError, ValueError):
 
 
 class CheckpointError(TensorgradError, RuntimeError):
-    """A checkpoint is damaged or belongs to another model or run."""
+    """A checkpoint cannot be written or read, is damaged, or belongs to another model or run."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is not what was written: a file of it is missing or has other content."""
 
 
 class TrainingError(TensorgradError, ArithmeticError):

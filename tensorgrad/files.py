@@ -1,17 +1,27 @@
-"""Files that are old and whole or new and whole, whatever happens in between; and JSON."""
+"""Files that are old and whole or new and whole, whatever happens in between; locks; and JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import platform
 import secrets
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+
+if sys.platform != "win32":
+    import fcntl
+
+# What says that a file system cannot do something, not that it failed to.
+_NOT_OFFERED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 
 
 @contextlib.contextmanager
@@ -27,33 +37,139 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Yields:
         The open temporary file.
     Raises:
-        OSError: the disk is full, or the folder is missing or not writable.
+        OSError: the disk is full, or the folder is missing or not writable. `path` is then
+            unchanged, unless the error is of the folder's own `fsync`, the last thing that is done.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
     file = temporary.open("xb", buffering=1 << 20)
     try:
         yield file
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
+        with named_in_errors(path):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):  # closing flushes, and fails again on a full disk
             file.close()
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the reason is the error that is on its way
+            temporary.unlink()
         raise
     sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors of the system say which file they are of: calls on an open one do not know."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Make the names in a folder durable, where the system lets a folder be opened."""
-    with contextlib.suppress(OSError):
+    """Make the names in a folder durable, where the system can sync a folder.
+
+    Raises:
+        OSError: it can, and failed to.
+    """
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder to write to but not to list, and any folder on Windows
+        return
+    with named_in_errors(folder):
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NOT_OFFERED:
+                raise
         finally:
             os.close(descriptor)
+
+
+def make_folder(folder: str | os.PathLike[str]) -> None:
+    """Create a folder and its missing parents, and make all their names durable.
+
+    Raises:
+        OSError: one of them cannot be made, or is a file.
+    """
+    folder = Path(folder)
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Write a few bytes to the disk of a folder, and leave none of them there.
+
+    Raises:
+        OSError: the folder is missing or read-only, or the disk is full.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = os.fspath(folder)  # not the temporary file's name
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str], *, wait: bool) -> Iterator[bool]:
+    """Hold the lock on a file while the block runs; it ends with the process that holds it.
+
+    Args:
+        path: the file, created if missing and left there; never a symbolic link, which could lead
+            to a file of another user. It says which process has the lock.
+        wait: whether to wait until no other process has it.
+    Yields:
+        True; False where the file system has no locks.
+    Raises:
+        BlockingIOError: another process has it; the text says which.
+        OSError: the file cannot be opened or written.
+    """
+    with named_in_errors(path):
+        descriptor = _lock(path, wait)
+    try:
+        if descriptor is not None:
+            with named_in_errors(path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            with named_in_errors(path):
+                os.close(descriptor)
+
+
+def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:
+    """Return the open file whose lock this process has; None where there are no locks."""
+    if sys.platform == "win32":
+        return None
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise BlockingIOError(error.errno, f"{holder} has the lock", os.fspath(path)) from error
+        except FileNotFoundError:  # removed while this process waited
+            pass
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in _NOT_OFFERED:  # some network file systems
+                return None
+            raise
+        os.close(descriptor)
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +17,10 @@ from safetensors.numpy import save_file
 
 from tensorgrad.backend import Array, Shape, contiguous, to_numpy
 from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
-from tensorgrad.files import sync_folder
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DtypeError
+from tensorgrad.files import named_in_errors, sync_folder
+
+_SUM = "crc32"  # the entry of a file's header that has the sum of all else in it
 
 __all__ = [
     "ArrayFile",
@@ -31,6 +34,8 @@ def save_arrays(
     path: str | os.PathLike[str],
     arrays: Mapping[str, Array],
     metadata: Mapping[str, str] | None = None,
+    *,
+    with_sum: bool = True,
 ) -> None:
     """Write arrays to a safetensors file; the file under `path` is replaced once all is written.
 
@@ -38,12 +43,15 @@ def save_arrays(
         path: the file; its folder must exist.
         arrays: any shape, any dtype that safetensors knows and `load_arrays` reads, on any device.
         metadata: text for the file's header.
+        with_sum: whether the header gets a CRC-32 of everything in the file, which `load_arrays`
+            compares; not needed where another file has one.
     Raises:
         ArgumentError: a name is no text, or one that no file can be read with.
         DtypeError: a dtype is one that `load_arrays` does not read.
         CheckpointError: the file cannot be written (a full disk); one that was there is unchanged.
     """
-    _check_names(arrays, {} if metadata is None else metadata)
+    header = dict(metadata or {})
+    _check_names(arrays, header)
     path = Path(path)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
     host = {name: contiguous(to_numpy(array)) for name, array in arrays.items()}
@@ -52,38 +60,53 @@ def save_arrays(
             raise DtypeError(
                 f"save: {name} has dtype {array.dtype}, expected one of 16 bits or more"
             )
+    before = "what was there before is unchanged"
     try:
         temporary.touch(exist_ok=False)
         usual = temporary.stat().st_mode
+        if with_sum:
+            header[_SUM] = _sum_of(host, header)
         # An empty header in a file without arrays would be written in a form that cannot be read.
-        save_file(host, temporary, dict(metadata) if metadata else None)
+        save_file(host, temporary, header or None)
         temporary.chmod(usual)  # safetensors makes a file that its owner alone can read
-        with temporary.open("rb") as file:
+        with temporary.open("rb") as file, named_in_errors(path):
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        before = "it is there but may be lost with the power"
         sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"save: cannot write {path}: {error}; what was there before is unchanged"
-        ) from error
+        raise CheckpointError(f"save: cannot write {path}: {error}; {before}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the reason is the error that is on its way, if there is one
+            temporary.unlink()
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return every array of a safetensors file.
+    """Return every array of a safetensors file, compared with its sum where the header has one.
 
     Raises:
-        CheckpointError: the file is missing, truncated or no safetensors file.
+        DamagedError: the file is truncated, no safetensors file, or not what `save_arrays` wrote.
+        CheckpointError: it is missing, or the system cannot read it.
     """
     with _opened(path) as file:
-        return {name: _tensor(path, file, name) for name in file.keys()}  # noqa: SIM118  no dict
+        arrays = {name: _tensor(path, file, name) for name in file.keys()}  # noqa: SIM118  no dict
+        header = file.metadata() or {}
+    expected = header.pop(_SUM, None)
+    if expected is not None and expected != _sum_of(arrays, header):
+        raise DamagedError(f"load: {path} has another CRC-32 than when it was written")
+    return arrays
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the text in the header of a safetensors file; see `load_arrays`."""
+    """Return the text in the header of a safetensors file that `save_arrays` was given.
+
+    Raises:
+        CheckpointError: as for `load_arrays`, which alone compares sums.
+    """
     with _opened(path) as file:
-        return file.metadata() or {}
+        header: dict[str, str] = file.metadata() or {}
+    header.pop(_SUM, None)
+    return header
 
 
 class ArrayFile:
@@ -144,6 +167,16 @@ def _check_names(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> No
         raise ArgumentError("save: arrays has '__metadata__', expected any other name")
 
 
+def _sum_of(arrays: Mapping[str, np.ndarray[Any, Any]], header: Mapping[str, str]) -> str:
+    """Return the CRC-32 of names, dtypes, shapes and elements, and of the header's text."""
+    total = zlib.crc32(repr(sorted(header.items())).encode())
+    for name, array in sorted(arrays.items()):
+        total = zlib.crc32(f"{name} {array.dtype.name} {array.shape}".encode(), total)
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        total = zlib.crc32(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data, total)
+    return f"{total:08x}"
+
+
 def _tensor(path: str | os.PathLike[str], file: Any, name: str) -> np.ndarray[Any, Any]:
     try:
         found: np.ndarray[Any, Any] = file.get_tensor(name)
@@ -156,10 +189,14 @@ def _tensor(path: str | os.PathLike[str], file: Any, name: str) -> np.ndarray[An
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    if not Path(path).is_file():
-        raise CheckpointError(f"load: {path} does not exist, expected a safetensors file")
     try:
+        if not Path(path).is_file():
+            raise CheckpointError(f"load: {path} does not exist, expected a safetensors file")
+        with open(path, "rb"):  # says why it cannot be: the library does not
+            pass
         with safe_open(path, framework="np") as file:
             yield file
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"load: {path} is damaged or no safetensors file: {error}") from error
+    except SafetensorError as error:
+        raise DamagedError(f"load: {path} is damaged or no safetensors file: {error}") from error
+    except (OSError, MemoryError) as error:  # says nothing of what is in the file
+        raise CheckpointError(f"load: {path} cannot be read: {error}") from error

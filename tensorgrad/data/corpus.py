@@ -11,24 +11,20 @@ import platform
 import re
 import secrets
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tensorgrad.data.split import plan_split
 from tensorgrad.data.text import SUFFIXES, documents, fingerprint, read_text
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from tensorgrad.data.tokens import TokenFile, write_tokens
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import replacing, sync_folder
+from tensorgrad.files import locked, make_folder, replacing, sync_folder
 from tensorgrad.ops.operand import check_integer, check_number
-
-if sys.platform != "win32":
-    import fcntl
 
 Progress = Callable[[str, int, int], None]
 CHARACTERS_PER_TOKEN = 1500  # to learn a vocabulary from; more makes hardly any difference
@@ -184,10 +180,10 @@ def _making(target: Path) -> Iterator[Path | None]:
     That nothing breaks follows from the rename alone: a folder appears whole, and only where
     none is. The lock only keeps processes from doing the same work twice.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     ours = f".{target.name}-{platform.node()}"
-    with target.with_name(f".{target.name}.lock").open("w") as lock:
-        if _locked(lock):
+    with locked(target.with_name(f".{target.name}.lock"), wait=True) as alone:
+        if alone:
             for left in target.parent.glob(f"{ours}-*.tmp"):  # by a process that was killed
                 shutil.rmtree(left)
         if target.is_dir():
@@ -206,14 +202,3 @@ def _making(target: Path) -> Iterator[Path | None]:
             sync_folder(target.parent)
         finally:
             shutil.rmtree(new, ignore_errors=True)
-
-
-def _locked(file: TextIO) -> bool:
-    """Wait for the lock on a file, which ends with its process; False where there are no locks."""
-    if sys.platform == "win32":
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:  # some network file systems
-        return False
-    return True

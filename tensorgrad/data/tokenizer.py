@@ -194,6 +194,18 @@ class Tokenizer:
             raise DataError(
                 f"Tokenizer.from_gpt2: {vocab_file} and {merges_file} do not fit together: {error}"
             ) from error
+        # A vocabulary is the 256 bytes, what each merge makes, and special ones in brackets.
+        made = {left + right for left, right in merges}
+        lost = [
+            token
+            for token in vocabulary
+            if len(token) > 1 and token not in made and (token[0], token[-1]) != ("<", ">")
+        ]
+        if lost:
+            raise DataError(
+                f"Tokenizer.from_gpt2: {merges_file} has {len(merges):,} merges, none of which "
+                f"makes {lost[0]!r} of {vocab_file}, expected one for each token: it is cut short"
+            )
         _complete(inner)
         if END_OF_TEXT in vocabulary:
             inner.add_special_tokens([END_OF_TEXT])

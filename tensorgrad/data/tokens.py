@@ -105,7 +105,10 @@ class TokenFile:
         """
         path = Path(path)
         dtype, offset, count = _read_header(path)
-        tokens = np.asarray(np.memmap(path, dtype, "r", offset, (count,)))
+        try:
+            tokens = np.asarray(np.memmap(path, dtype, "r", offset, (count,)))
+        except OSError as error:
+            raise DataError(f"TokenFile.open: cannot read {path}: {error.strerror}") from error
         if check_ids:
             _check_ids(path, tokens, vocab_size)
         return cls(path, tokens, vocab_size)

@@ -17,7 +17,8 @@
 //   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
 // `peaks` are, of each row, the largest logit, and then, of each row, the sum of exponentials of what
-// the logits are below it. `prepared` says that dlogits is already the gradient for dy == 1; with that dy nothing is done.
+// the logits are below it. `prepared` says that dlogits is already the gradient for dy == 1; with that
+// dy nothing is done.
 // logits and dlogits begin at 16-byte boundaries. All results are written with =.
 // Launched by ops/cross_entropy_cuda.py.
 //
@@ -347,7 +348,8 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
     const C at_target = target.known ? to_compute(row.x[target.place]) : not_a_number<C>();
     const T other = row.own_other();
     const C weight = scale(r);
-    Found<T> found(targets.each != 0, row.x[0]);
+    const bool smooth = targets.each != 0;
+    Found<T> found(smooth, smooth ? row.x[0] : T(0.f));
     for (int base = threadIdx.x; base < row.vectors; base += UNROLL * blockDim.x) {
         Words xs[UNROLL];
         #pragma unroll

@@ -66,28 +66,20 @@ template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 
 }
 template <typename C> __device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
 
-// sigmoid(x) and sigmoid(-x), which 1 - sigmoid(x) is without its digits.
+// sigmoid(x) and sigmoid(-x), which 1 - sigmoid(x) is without its last digits: 16 bits need none.
 template <typename C> struct Sigmoids {
     C at, rest;
     __device__ explicit Sigmoids(C x) {
-        C small, large;   // of the two
         if constexpr (ROUGH) {
-            small = fast_exp2(-LOG2_E * absolute(x));
-            large = fast_reciprocal(1.f + small);
+            at = sigmoid(x);
+            rest = C(1) - at;
         } else {
-            small = exp(-absolute(x));
-            large = C(1) / (C(1) + small);
+            const C small = exp(-absolute(x)), large = C(1) / (C(1) + small);   // of the two
+            at = x < C(0) ? small * large : large;
+            rest = x < C(0) ? large : small * large;
         }
-        small *= large;
-        at = x < C(0) ? small : large;
-        rest = x < C(0) ? large : small;
     }
 };
-template <typename C> __device__ inline C sigmoid_derivative(C x) {
-    const Sigmoids<C> s(x);
-    return s.at * s.rest;
-}
-template <typename C> __device__ inline C tanh_derivative(C x) { return C(4) * sigmoid_derivative(x + x); }
 // Beyond +-800 it is 0 and 1 in double too, and inf * 0 would be NaN.
 template <typename C> __device__ inline C silu_derivative(C x) {
     const C bound = minimum(maximum(x, C(-800)), C(800));

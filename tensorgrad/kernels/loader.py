@@ -17,9 +17,13 @@ A line that begins with `//` and two spaces or more continues the one above.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 import os
 import re
+import stat
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +36,8 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
+
+_log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-DNDEBUG")  # with assert on, ptxas serializes wgmma
@@ -296,9 +302,9 @@ def _read(file: str) -> Source:
 
 
 def _read_cache(path: Path, kernel: str) -> Binary | None:
-    """Return what `_write_cache` wrote; None where it is missing or damaged."""
+    """Return what `_write_cache` wrote; None where it is missing, damaged or of somebody else."""
     try:
-        digest, symbol, image = path.read_bytes().split(b"\n", 2)
+        digest, symbol, image = _read_own(path).split(b"\n", 2)
     except (OSError, ValueError):
         return None
     if hashlib.sha256(symbol + image).hexdigest().encode() != digest:
@@ -306,13 +312,54 @@ def _read_cache(path: Path, kernel: str) -> Binary | None:
     return Binary(image, {kernel: symbol.decode()}, "")
 
 
+def _read_own(path: Path) -> bytes:
+    """Return the content of a file that nobody else can have written: this process runs it.
+
+    Raises:
+        OSError: it is missing, or somebody else can write to it or to its folder.
+    """
+    _check_own(path.parent, path.parent.stat())
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    with open(descriptor, "rb") as file:
+        _check_own(path, os.fstat(descriptor))
+        return file.read()
+
+
+def _check_own(path: Path, found: os.stat_result) -> None:
+    """Raise PermissionError where a file or folder is not ours, or others can write to it."""
+    if sys.platform == "win32":  # where a profile is its user's alone
+        return
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        _warn_once(f"{path} belongs to another user or can be written by others: not used")
+        raise PermissionError(errno.EPERM, "of another user, or open to others", str(path))
+
+
+def _make_own(folder: Path) -> None:
+    """Make a folder that its owner alone can enter, or let one of ours become such.
+
+    Raises:
+        OSError: it cannot be made, or belongs to somebody else.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):  # of somebody else, as the check then says
+        folder.chmod(0o700)
+    _check_own(folder, folder.stat())
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning("kernels: %s", message)
+
+
 def _write_cache(path: Path, symbol: str, image: bytes) -> None:
     """Keep machine code on disk. Several processes and threads may write one file at once."""
     digest = hashlib.sha256(symbol.encode() + image).hexdigest()
     own = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own.write_bytes(f"{digest}\n{symbol}\n".encode() + image)
+        _make_own(path.parent)
+        descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(f"{digest}\n{symbol}\n".encode() + image)
         own.replace(path)
     except OSError:  # a full or read-only disk costs a compilation next time, nothing else
         with suppress(OSError):

@@ -31,7 +31,7 @@ def relu(x: Any) -> Tensor:
     return RELU(x)
 
 
-SIGMOID = Row("sigmoid", "x", "sigmoid(x)", "dy * sigmoid_derivative(x)")
+SIGMOID = Row("sigmoid", "x", "sigmoid(x)", "dy * y * (1 - y)")
 
 
 def sigmoid(x: Any) -> Tensor:

@@ -97,7 +97,7 @@ def exp(x: Any) -> Tensor:
     return EXP(x)
 
 
-EXPM1 = Row("expm1", "x", "expm1(x)", "dy * exp(x)")
+EXPM1 = Row("expm1", "x", "expm1(x)", "dy * (y + 1)")
 
 
 def expm1(x: Any) -> Tensor:
@@ -121,7 +121,7 @@ def log1p(x: Any) -> Tensor:
     return LOG1P(x)
 
 
-SQRT = Row("sqrt", "x", "sqrt(x)", "dy * 0.5 / sqrt(x)")
+SQRT = Row("sqrt", "x", "sqrt(x)", "dy * 0.5 / y")
 
 
 def sqrt(x: Any) -> Tensor:
@@ -129,7 +129,7 @@ def sqrt(x: Any) -> Tensor:
     return SQRT(x)
 
 
-RSQRT = Row("rsqrt", "x", "1 / sqrt(x)", "dy * -0.5 / sqrt(x) / x")
+RSQRT = Row("rsqrt", "x", "1 / sqrt(x)", "dy * -0.5 * y * y * y")
 
 
 def rsqrt(x: Any) -> Tensor:
@@ -137,7 +137,7 @@ def rsqrt(x: Any) -> Tensor:
     return RSQRT(x)
 
 
-RECIPROCAL = Row("reciprocal", "x", "1 / x", "-dy / x / x")
+RECIPROCAL = Row("reciprocal", "x", "1 / x", "-dy * y * y")
 
 
 def reciprocal(x: Any) -> Tensor:
@@ -169,7 +169,7 @@ def cos(x: Any) -> Tensor:
     return COS(x)
 
 
-TANH = Row("tanh", "x", "tanh(x)", "dy * tanh_derivative(x)")
+TANH = Row("tanh", "x", "tanh(x)", "dy * (1 - y * y)")
 
 
 def tanh(x: Any) -> Tensor:
@@ -277,7 +277,7 @@ def multiply(a: Any, b: Any) -> Tensor:
     return MULTIPLY(a, b)
 
 
-DIVIDE = Row("divide", "a b", "a / b", "dy / b", "-dy * (a / b) / b")
+DIVIDE = Row("divide", "a b", "a / b", "dy / b", "-dy * y / b")
 
 
 def divide(a: Any, b: Any) -> Tensor:

@@ -110,6 +110,8 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         "assignment", x, value, "use where() or concatenate(), or assign value.detach()"
     )
     value = value.data if isinstance(value, Tensor) else value
+    if isinstance(value, np.ndarray):
+        value = np.asarray(value)
     _check_writeable("assignment", x)
     if is_array(value):
         same_device("assignment", ("the tensor", "the value"), (x.data, value))
@@ -327,6 +329,8 @@ def _plain_part(op: str, part: Any, like: Array) -> Any:
                 "None, ..., integer array or mask"
             )
         part = operator.index(part)
+    if isinstance(part, np.ndarray):
+        part = np.asarray(part)  # without its subclass, which would pass for CuPy's
     if is_array(part) and is_numpy(part) is not is_numpy(like):
         if is_numpy(like):
             same_device(op, ("the tensor", "the index"), (like, part))

@@ -127,10 +127,10 @@ def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") ->
     Raises:
         ShapeError: lists differ in length; it says what was expected.
     """
-    if backend.is_array(value):
+    if backend.is_array(value) and not isinstance(value, np.ndarray):
         return value
     try:
-        return np.asarray(value)
+        return np.asarray(value)  # of an array itself, without its subclass
     except ValueError as error:
         raise ShapeError(f"{op}: {name} is {value!r:.80}, expected {expected}") from error
 

@@ -308,6 +308,8 @@ def _constant(op: str, operand: Any) -> Any:
     if isinstance(operand, np.generic) or backend.is_array(operand):
         if operand.dtype.kind in "cO":  # NumPy would go on
             raise DtypeError(f"{op}: got an array of {operand.dtype}, expected real numbers")
+        if isinstance(operand, np.ndarray):
+            operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
     raise DtypeError(f"{op}: got a {type(operand).__name__}, expected a tensor, array or number")
 

@@ -116,29 +116,16 @@ def sigmoid(x: Values) -> Values:
     return y
 
 
-def sigmoid_derivative(x: Values) -> Values:
-    """Return the derivative of `sigmoid`, sigmoid(x) * sigmoid(-x)."""
-    t = np.exp(-np.abs(x))
-    t1 = 1 + t
-    y: Values = t / (t1 * t1)
-    return y
-
-
 def silu_derivative(x: Values) -> Values:
     """Return sigmoid(x) * (1 + x * (1 - sigmoid(x)))."""
-    x = np.clip(x, -800.0, 800.0)  # where it is 0 and 1, in float64 too; inf * 0 would be NaN
-    y = sigmoid(-x)  # 1 - sigmoid(x) would lose digits
-    y *= x
-    y += 1
-    y *= sigmoid(x)
-    return y
-
-
-def tanh_derivative(x: Values) -> Values:
-    """Return 1 - tanh(x)^2, as exact where that is close to 0."""
-    t = np.exp(-2.0 * np.abs(x))
-    t1 = 1 + t
-    y: Values = 4.0 * t / (t1 * t1)
+    bound = 87.0 if x.dtype == np.float32 else 700.0  # exp overflows farther out
+    x = np.clip(x, -bound, bound)
+    t = np.exp(-x)
+    y: Values = 1 / (1 + t)
+    t *= y  # 1 - y, with its digits
+    t *= x
+    t += 1
+    y *= t
     return y
 
 
@@ -166,20 +153,23 @@ def gelu_tanh(x: Values) -> Values:
 
 
 def gelu_tanh_slope(x: Values) -> Values:
-    """Return the derivative of `gelu_tanh`, s + x * (1 - s) * s * 2u', s = sigmoid(2 u)."""
-    x = np.clip(x, -30.0, 30.0)  # where it is 0 and 1, in float64 too; inf * 0 would be NaN
+    """Return the derivative of `gelu_tanh`, s + x * s * (1 - s) * 2u', s = sigmoid(2 u)."""
+    bound = 10.0 if x.dtype == np.float32 else 21.0  # exp overflows farther out
+    x = np.clip(x, -bound, bound)
     square = x * x
-    inner = square * (_GELU_SCALE * _GELU_CUBE)
-    inner += _GELU_SCALE
-    inner *= x
-    slope: Values = square
-    slope *= 3 * _GELU_CUBE * _GELU_SCALE
-    slope += _GELU_SCALE
-    slope *= x
-    slope *= sigmoid(-inner)  # 1 - s would lose digits
-    slope += 1
-    slope *= sigmoid(inner)
-    return slope
+    t = square * (-_GELU_SCALE * _GELU_CUBE)
+    t -= _GELU_SCALE
+    t *= x
+    t = np.exp(t)
+    y: Values = 1 / (1 + t)
+    t *= y  # 1 - y, with its digits
+    t *= x
+    square *= 3 * _GELU_CUBE * _GELU_SCALE
+    square += _GELU_SCALE
+    t *= square
+    t += 1
+    y *= t
+    return y
 
 
 def _polynomial(coefficients: list[float], x: Values) -> Values:

@@ -8,6 +8,10 @@
 
 A checkpoint is written into a temporary folder, brought to the disk, and renamed; older ones
 are deleted after that. So a kill or a full disk at any moment leaves every earlier one as it was.
+
+What is damaged (a file has other content than was written) is passed over for an earlier one. What
+the system fails to read (an I/O error, too many open files) may be whole: that is an error for the
+user to look at, and neither passed over nor deleted.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.backend import Array
-from tensorgrad.errors import CheckpointError
-from tensorgrad.files import replacing, sync_folder, to_json
+from tensorgrad.errors import CheckpointError, DamagedError
+from tensorgrad.files import make_folder, replacing, sync_folder, to_json
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
@@ -37,6 +42,8 @@ _STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 24
 BEST_BY = "validation_loss"
+# What the system says where a file is not what was written, but missing or of another kind.
+_GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ def save_checkpoint(
     The best is the one with the lowest `state["metrics"]["validation_loss"]`.
 
     Args:
-        folder: where the checkpoints of a run are; created if missing.
+        folder: where the checkpoints of a run are; created if missing, in a folder that is there.
         step: how many optimizer steps were done.
         arrays: for each file (without ".safetensors") its named arrays.
         state: anything that JSON can hold.
@@ -104,10 +111,13 @@ def save_checkpoint(
         files = {}
         for name, group in arrays.items():
             path = new / f"{name}.safetensors"
-            save_arrays(path, group)
+            save_arrays(path, group, with_sum=False)  # the state has the sum of the file
             files[path.name] = sums_of(path)
     except (OSError, CheckpointError) as error:
         raise abandon_checkpoint(new, error) from error
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
     return finish_checkpoint(new, step, state, files, keep)
 
 
@@ -119,9 +129,10 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
     """
     new = folder / f".step-{step:08d}-{secrets.token_hex(4)}.tmp"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".step-*.tmp"):  # by a process that was killed
-            shutil.rmtree(left)
+        if not folder.is_dir():
+            os.stat(folder.parent)  # a run whose folder was removed does not begin another
+            make_folder(folder)
+        _delete_leftovers(folder)
         new.mkdir()
     except OSError as error:
         raise abandon_checkpoint(new, error) from error
@@ -157,22 +168,44 @@ def finish_checkpoint(
         with replacing(new / _STATE) as file:
             content = {"format": _FORMAT, "step": step, **state, "files": files}
             file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1).encode())
-        if target.exists():  # a damaged one that the run has come to again
-            target.rename(folder / f".{target.name}-{secrets.token_hex(4)}.tmp")
-        new.rename(target)
-        sync_folder(folder)
+        _take_place(new, target)
     except OSError as error:
         raise abandon_checkpoint(new, error) from error
-    _prune(folder, step, keep)
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"save: {target} is written but may be lost with the power: {error}; nothing was "
+            "deleted"
+        ) from error
+    prune_checkpoints(folder, step, keep)
     return target
+
+
+def _take_place(new: Path, target: Path) -> None:
+    """Rename a folder, in place of a damaged one that the run has come to again."""
+    damaged = None
+    if target.exists():
+        damaged = _doomed(target)
+        target.rename(damaged)
+    try:
+        new.rename(target)
+    except OSError:
+        if damaged is not None:
+            damaged.rename(target)
+        raise
 
 
 def abandon_checkpoint(new: Path, reason: object) -> CheckpointError:
     """Delete a temporary folder; return the error that says why, and what is still there."""
     shutil.rmtree(new, ignore_errors=True)
     folder, name = new.parent, new.name.removeprefix(".").rpartition("-")[0]
-    others = [path.name for path in list_checkpoints(folder)]
-    kept = f"{folder / others[0]} and earlier ones are unchanged" if others else "none is there"
+    try:
+        others = list_checkpoints(folder)
+    except OSError:
+        kept = "earlier ones are unchanged"
+    else:
+        kept = f"{others[0]} and earlier ones are unchanged" if others else "none is there"
     return CheckpointError(f"save: cannot write {folder / name}: {reason}; {kept}")
 
 
@@ -183,11 +216,31 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
         path: its folder.
         part, parts: compare every parts-th file from this one on: the ranks of a group share them.
     Raises:
-        CheckpointError: it is missing or damaged; the message says which file, and how.
+        DamagedError: it is missing or damaged; the message says which file, and how.
+        CheckpointError: the system cannot read it, or it has another format.
     """
     path = Path(path)
+    state = _read_state(path)
+    for name, expected in list(state["files"].items())[part::parts]:
+        _compare(path / name, expected)
+    return Checkpoint(path, state)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint, compared with its own sum.
+
+    Raises:
+        DamagedError: it is missing or damaged.
+        CheckpointError: the system cannot read it, or it has another format.
+    """
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        content = (path / _STATE).read_bytes()
+    except _GONE as error:
+        raise DamagedError(f"load: {path} has no {_STATE}, expected a checkpoint") from error
+    except OSError as error:
+        raise _unreadable(path / _STATE, error) from error
+    try:
+        state: dict[str, Any] = json.loads(content)
         version = state["format"]
         if version != _FORMAT:
             raise CheckpointError(f"load: {path} has format {version}, expected {_FORMAT}")
@@ -198,30 +251,37 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
         numbers = [step, *(sums[kind] for sums in files.values() for kind in ("bytes", "crc32"))]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError(f"step is {step!r} and files {files}, expected whole numbers")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"load: {path} has no {_STATE}, expected a checkpoint") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"load: {path / _STATE} is damaged: {error!r}") from error
-    for name, expected in list(files.items())[part::parts]:
-        file = path / name
-        try:
-            _compare(file, expected)
-        except OSError as error:  # a disk that fails, or nothing that we may read
-            raise CheckpointError(f"load: {file} cannot be read: {error}") from error
-    return Checkpoint(path, state)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"load: {path / _STATE} is damaged: {error!r}") from error
+    return state
 
 
 def _compare(file: Path, expected: Mapping[str, int]) -> None:
-    """Raise CheckpointError unless a file has the sums that were written down."""
-    if not file.is_file():
-        raise CheckpointError(f"load: {file} is missing, expected {expected['bytes']:,} bytes")
-    size = file.stat().st_size
-    if size != expected["bytes"]:
-        raise CheckpointError(
-            f"load: {file} has {size:,} bytes, expected {expected['bytes']:,}: it is damaged"
-        )
-    if _crc32(file) != expected["crc32"]:
-        raise CheckpointError(f"load: {file} has another CRC-32 than when it was written")
+    """Raise DamagedError unless a file has the sums that were written down."""
+    try:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedError(f"load: {file} is not a file")
+        if found.st_size != expected["bytes"]:
+            raise DamagedError(
+                f"load: {file} has {found.st_size:,} bytes, expected {expected['bytes']:,}: it is "
+                "damaged"
+            )
+        if _crc32(file) != expected["crc32"]:
+            raise DamagedError(f"load: {file} has another CRC-32 than when it was written")
+    except _GONE as error:
+        raise DamagedError(
+            f"load: {file} is missing, expected {expected['bytes']:,} bytes"
+        ) from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"load: {file} cannot be read: {error.strerror}; it may be whole: try again, or move "
+        f"{file.parent} away to resume from an earlier checkpoint"
+    )
 
 
 def load_latest(
@@ -233,17 +293,19 @@ def load_latest(
 
     Args:
         folder: where the checkpoints of a run are.
-        load: opens one, or raises CheckpointError.
+        load: opens one, or raises DamagedError to pass it over.
     Returns:
         The checkpoint; None when there is none at all.
     Raises:
-        CheckpointError: there are checkpoints, and all are damaged.
+        CheckpointError: there are checkpoints, and all are damaged; or the system cannot read one
+            that may be whole.
+        OSError: the system cannot list the folder.
     """
     folder, reasons = Path(folder), []
     for path in list_checkpoints(folder):
         try:
             found = load(path)
-        except CheckpointError as error:
+        except DamagedError as error:
             reasons.append(str(error))
             continue
         for reason in reasons:
@@ -258,20 +320,35 @@ def load_best(folder: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint with the lowest validation loss, or the newest where none was measured.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is none, it is damaged, or the system cannot read one.
     """
-    paths = list_checkpoints(Path(folder))
+    states, paths = {}, list_checkpoints(Path(folder))
+    for path in paths:
+        try:
+            states[path] = _read_state(path)
+        except DamagedError as error:
+            _log.warning("%s; it is passed over", error)
     if not paths:
         raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
-    return load_checkpoint(_best(paths) or paths[0])
+    return load_checkpoint(_best(states) or next(iter(states), paths[0]))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder, the newest first, damaged or not."""
-    if not folder.is_dir():
+    """Return the checkpoints of a folder, the newest first, damaged or not; none if it is missing.
+
+    Raises:
+        OSError: the system cannot list it.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = [folder / entry.name for entry in entries if _is_checkpoint(entry)]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=step_of, reverse=True)
+
+
+def _is_checkpoint(entry: os.DirEntry[str]) -> bool:
+    return _NAME.fullmatch(entry.name) is not None and entry.is_dir()
 
 
 def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> None:
@@ -332,28 +409,55 @@ def _crc32_of_json(state: Mapping[str, Any]) -> int:
     return zlib.crc32(to_json(state, 1).encode())
 
 
-def _best(paths: list[Path]) -> Path | None:
+def _best(states: Mapping[Path, Mapping[str, Any]]) -> Path | None:
     """Return the checkpoint with the lowest validation loss; the earliest of equals."""
     losses = []
-    for path in paths:
-        try:
-            metrics = json.loads((path / _STATE).read_text(encoding="utf-8"))["metrics"]
-            losses.append((float(metrics[BEST_BY]), step_of(path), path))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    for path, state in states.items():
+        metrics = state.get("metrics")
+        loss = metrics.get(BEST_BY) if isinstance(metrics, Mapping) else None
+        if isinstance(loss, int | float):
+            losses.append((loss, step_of(path), path))
     return min(losses)[2] if losses else None
 
 
-def _prune(folder: Path, step: int, keep: int) -> None:
+def prune_checkpoints(folder: Path, step: int, keep: int) -> None:
     """Delete what is neither among the newest `keep` up to a step nor the best.
 
-    What is beyond the step was damaged, so that the run went back: it takes no one's place.
+    What is beyond the step was damaged, so that the run went back: it takes no one's place. What
+    cannot be read may be the best, and stays. Nothing depends on what is deleted, so what cannot
+    be is a warning; the next checkpoint is the next occasion.
+
+    Args:
+        folder: where the checkpoints of a run are.
+        step: that of the newest checkpoint that is in use.
+        keep: 1 or more.
     """
-    paths = list_checkpoints(folder)
-    best = _best(paths)
-    for path in [path for path in paths if step_of(path) <= step][keep:]:
-        if path != best:
-            # Renamed first: a folder that is half deleted must not look like a checkpoint.
-            doomed = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
-            os.replace(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+    try:
+        _delete_leftovers(folder)
+        paths = list_checkpoints(folder)
+        states = {}
+        for path in paths:
+            try:
+                states[path] = _read_state(path)
+            except CheckpointError as error:
+                _log.warning("%s; it is not deleted", error)
+        best = _best(states)
+        for path in [path for path in paths if step_of(path) <= step][keep:]:
+            if path in states and path != best:
+                # Renamed first: a folder that is half deleted must not look like a checkpoint.
+                doomed = _doomed(path)
+                path.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+    except OSError as error:
+        _log.warning("older checkpoints could not be deleted: %s", error)
+
+
+def _delete_leftovers(folder: Path) -> None:
+    """Delete what processes that were killed have left half written or half deleted."""
+    for left in folder.glob(".step-*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _doomed(path: Path) -> Path:
+    """Return the name under which a checkpoint is deleted, now or by the next process."""
+    return path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")

@@ -6,7 +6,9 @@ import logging
 import sys
 from pathlib import Path
 
-from tensorgrad.train.loop import Outcome
+from tensorgrad.errors import CheckpointError
+from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loop import Outcome, Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -17,6 +19,30 @@ def free_folder(name: str) -> Path:
     while Path(f"{name}-{number}").exists():
         number += 1
     return Path(f"{name}-{number}")
+
+
+def resume_run(trainer: Trainer) -> None:
+    """Resume a run from its newest checkpoint; one that has trained nothing starts at step 0.
+
+    Raises:
+        CheckpointError: it has trained but has no checkpoint, or none that can be used.
+    """
+    if trainer.resume():
+        return
+    metrics = trainer.folder / "metrics.jsonl"
+    try:
+        metrics.stat()
+    except FileNotFoundError:
+        records = []
+    else:
+        records = read_metrics(metrics)
+    done = max((record["step"] for record in records), default=0)
+    if done > 0:
+        raise CheckpointError(
+            f"resume: {trainer.folder} came to step {done} but has no checkpoint: it was stopped "
+            "before its first one, or they were removed. To train anew, choose another --out"
+        )
+    _log.info("%s has trained nothing yet: starting at step 0", trainer.folder)
 
 
 def report_stop(outcome: Outcome, steps: int, folder: Path, ranks: int = 1) -> None:

@@ -46,6 +46,8 @@ def option(
     high: float | None = None,
     choices: Sequence[str] | None = None,
     free: bool = False,
+    grows: bool = False,
+    by_ranks: bool = False,
     saved: bool = True,
     flag: str = "",
     refused: str = "",
@@ -59,6 +61,8 @@ def option(
         low, high: the smallest and the largest value allowed.
         choices: the only values allowed.
         free: whether a resumed run may change it, because no weight and no loss depends on it.
+        grows: whether a resumed run may raise it: what was done stays as it is, and more follows.
+        by_ranks: whether a run that is resumed on another number of processes may change it.
         saved: whether config.json keeps it. What it does not is free, and each start of a run says
             it anew: how many ranks share the work, say.
         flag: its name on the command line, if not that of the field.
@@ -70,7 +74,8 @@ def option(
     saved = saved and not refused and not asks
     metadata = {
         "help": help, "low": low, "high": high, "choices": choices, "flag": flag,
-        "free": free or not saved, "saved": saved, "refused": refused, "asks": asks,
+        "free": free or not saved, "grows": grows, "by_ranks": by_ranks, "saved": saved,
+        "refused": refused, "asks": asks,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -159,19 +164,46 @@ def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Setting
     Raises:
         ArgumentError: an option contradicts the run.
     """
-    free = {f.name for f in fields(saved) if f.metadata["free"]}
-    wrong = [
-        f"{_flag(f)} is {getattr(saved, f.name)!r} there, got {given[f.name]!r}"
-        for f in fields(saved)
-        if f.name in given and f.name not in free and getattr(saved, f.name) != given[f.name]
-    ]
+    wrong = contradictions(saved, vars(saved), given)
     if wrong:
         raise ArgumentError(
             f"resume: {folder} was started with other settings: {'; '.join(wrong)}. "
-            "Leave these options out to go on, or start a new run"
+            "Omit these options to resume, or start a new run"
         )
-    changed: _Settings = replace(saved, **{k: v for k, v in given.items() if k in free})
+    changed: _Settings = replace(saved, **given)
     return changed
+
+
+def contradictions(
+    settings: Dataclass,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    same_ranks: bool = False,
+) -> list[str]:
+    """Return what a resumed run has changed and must not: the one place that says what it may.
+
+    Args:
+        settings: whose fields say what may change (see `option`).
+        before, now: settings by name; what one of them lacks is not compared.
+        same_ranks: whether the run is known to go on with as many processes as before.
+    Returns:
+        A text for each setting.
+    """
+    wrong = []
+    for f in fields(settings):
+        if f.name not in before or f.name not in now or f.metadata["free"]:
+            continue
+        old, new, expected = before[f.name], now[f.name], ""
+        if new == old or (f.metadata["by_ranks"] and not same_ranks):
+            continue
+        if f.metadata["grows"]:
+            if isinstance(old, int) and new > old:
+                continue
+            expected = f", expected {old!r} or more"
+        elif f.metadata["by_ranks"]:
+            expected = f", expected {old!r} on the same number of processes"
+        wrong.append(f"{_flag(f)} is {old!r} there, got {new!r}{expected}")
+    return wrong
 
 
 def read_command_line(

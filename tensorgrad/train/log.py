@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.files import to_json
+from tensorgrad.files import named_in_errors, replacing, sync_folder, to_json
 
 Record = Mapping[str, Any]
 
@@ -31,39 +30,34 @@ class MetricsLog:
             path: the file, created if missing.
             step: the step of the checkpoint that the run goes on from; -1 for a new run.
         """
-        if path.exists():
-            os.truncate(path, _length_until(path, step))
-        self._file = path.open("a", encoding="utf-8")
+        with named_in_errors(path):
+            is_new = not os.path.lexists(path)
+            if not is_new:
+                os.truncate(path, _length_until(path, step))
+            self._file = path.open("x" if is_new else "a", encoding="utf-8")
+            if is_new:
+                sync_folder(path.parent)  # or checkpoints could outlive it when power fails
 
     def write(self, record: Record) -> None:
         """Append a record with the key "step"."""
-        with self._named_in_errors():
+        with named_in_errors(self._file.name):
             self._file.write(to_json(record) + "\n")
             self._file.flush()
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
-        with self._named_in_errors():
+        with named_in_errors(self._file.name):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        with self._named_in_errors():
+        with named_in_errors(self._file.name):
             self._file.close()
-
-    @contextmanager
-    def _named_in_errors(self) -> Iterator[None]:
-        """Let errors say which file they are of: what writes to an open one does not know."""
-        try:
-            yield
-        except OSError as error:
-            error.filename = self._file.name
-            raise
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the records of a metrics.jsonl; lines that were cut short or damaged are left out."""
-    with path.open("rb") as file:
+    with named_in_errors(path), path.open("rb") as file:
         return [record for line in file if (record := _parsed(line)) is not None]
 
 
@@ -100,9 +94,8 @@ def plot_losses(records: Sequence[Record], path: Path) -> bool:
             lines += right.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
     if lines:
         figure.legend(handles=lines, loc="outside upper center", ncols=len(lines))
-    temporary = path.with_name(f".{path.name}.tmp")
-    FigureCanvasAgg(figure).print_png(str(temporary))
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        FigureCanvasAgg(figure).print_png(file)
     return True
 
 

@@ -26,11 +26,18 @@ from typing import Any
 from tensorgrad import backend, random
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
-from tensorgrad.files import finite
+from tensorgrad.files import finite, make_folder
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
-from tensorgrad.train.checkpoint import Checkpoint, check_same, list_checkpoints
+from tensorgrad.train.checkpoint import (
+    Checkpoint,
+    check_same,
+    list_checkpoints,
+    prune_checkpoints,
+)
+from tensorgrad.train.config import contradictions
+from tensorgrad.train.folder import hold
 from tensorgrad.train.interrupt import STOPS, Interrupts
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import Progress
@@ -156,23 +163,28 @@ class Trainer:
         Returns:
             False where there is none yet: the run begins at the beginning.
         Raises:
-            CheckpointError: it belongs to another model, vocabulary or data, or all are damaged.
+            CheckpointError: it belongs to another model, vocabulary or data or was made with other
+                settings, all are damaged, or the system cannot read one.
         """
         found = self._ranks.load_latest(self.checkpoints)
         if found is None:
             return False
         self.load(found)
         self._saved = found.path
+        if self._ranks.is_main:
+            _log.info("resuming from step %d of %d: %s", self.step, self.settings.steps, found.path)
         return True
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take over everything from a checkpoint; nothing changes when it does not fit.
 
         Raises:
-            CheckpointError: it belongs to another model, vocabulary or data.
+            CheckpointError: it belongs to another model, vocabulary or data, or was made with
+                settings that a resumed run must keep.
         """
         for name, expected in self._belongs_to.items():
             check_same(checkpoint, name, expected)
+        self._check_settings(checkpoint)
         generator, metrics = checkpoint.entry("generator"), checkpoint.entry("metrics")
         for name, found in (("generator", generator), ("metrics", metrics)):
             if not isinstance(found, Mapping):
@@ -186,6 +198,20 @@ class Trainer:
             self._ranks.load(checkpoint, self.model, self.optimizer)
         self._measured = dict(metrics)
         self.step = checkpoint.step
+
+    def _check_settings(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError where a setting differs that a resumed run must keep."""
+        before, ranks = checkpoint.state.get("settings", {}), checkpoint.state.get("ranks")
+        if not isinstance(before, Mapping):
+            raise CheckpointError(
+                f"load: {checkpoint.path}: settings is {before!r:.80}, expected settings"
+            )
+        same_ranks = ranks == self._ranks.processes
+        wrong = contradictions(self.settings, before, asdict(self.settings), same_ranks)
+        if wrong:
+            raise CheckpointError(
+                f"load: {checkpoint.path} was made with other settings: {'; '.join(wrong)}"
+            )
 
     @contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
@@ -207,7 +233,8 @@ class Trainer:
             ArgumentError: it would begin at the beginning in a folder that has checkpoints; batches
                 end, or one is no tuple of arrays; the loss is no scalar tensor.
             TrainingError: a loss or gradient is not finite, and `nan` is "stop".
-            CheckpointError: a checkpoint cannot be written.
+            CheckpointError: a checkpoint cannot be written, or another process trains in the
+                folder.
         """
         settings, shown = self.settings, self._ranks.is_main
         if self.step == 0 and list_checkpoints(self.checkpoints):
@@ -222,7 +249,9 @@ class Trainer:
         self._progress = Progress(settings.steps, first, self._tokens_per_step, shown)
         with Interrupts() as interrupts, ExitStack() as stack, self._progress:
             if shown:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder)
+                stack.enter_context(hold(self.folder))
+                prune_checkpoints(self.checkpoints, first, settings.keep)
                 self._log = stack.enter_context(closing(MetricsLog(self._metrics, first or -1)))
             batches = self._batches(first)
             if isinstance(batches, Generator):
@@ -358,6 +387,7 @@ class Trainer:
             {
                 **self._belongs_to,
                 "settings": asdict(self.settings),
+                "ranks": self._ranks.processes,
                 "scaler": None if self.scaler is None else self.scaler.state_dict(),
                 "generator": random.get_state(),
                 "metrics": finite(self._measured),

@@ -24,10 +24,13 @@ class TrainSettings:
         ArgumentError: a setting is out of its range.
     """
 
-    steps: int = option(1000, "optimizer steps in all", low=1)
+    steps: int = option(1000, "optimizer steps in all", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
     accumulate: int = option(
-        1, "parts that a batch is cut into, to need less memory; same result", low=1
+        1,
+        "parts that a batch is cut into, to need less memory; same result",
+        low=1,
+        by_ranks=True,
     )
     lr: float = option(1e-3, "highest learning rate", low=0)
     warmup: int | None = option(

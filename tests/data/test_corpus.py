@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_processes_that_prepare_at_once_do_the_work_once(text: Path, tmp_path: P
 def test_without_locks_the_first_result_stays(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_locked", lambda _: False)
+    monkeypatch.setattr(module, "locked", lambda *_, **__: nullcontext(False))
     others: list[Corpus] = []
 
     def interfere(stage: str, done: int, total: int) -> None:
@@ -189,6 +190,17 @@ def test_without_locks_the_first_result_stays(
     assert corpus.folder == others[0].folder
     assert (corpus.folder / "mark").exists()
     assert half_made(tmp_path) == []
+
+
+def test_the_lock_follows_no_symbolic_link(text: Path, tmp_path: Path) -> None:
+    (made_once,) = [prepare(text, tmp_path / "one", 300).folder]
+    other = tmp_path / "other"
+    other.write_text("of another user")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / f".{made_once.name}.lock").symlink_to(other)
+    with pytest.raises(DataError, match=r"\.lock: Too many levels of symbolic links"):
+        prepare(text, tmp_path / "two", 300)
+    assert other.read_text() == "of another user"
 
 
 def test_a_full_disk_is_an_error_that_leaves_nothing(text: Path, tmp_path: Path) -> None:

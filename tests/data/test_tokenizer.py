@@ -302,6 +302,10 @@ def test_gpt2_files_that_do_not_fit_are_errors(published: tuple[Path, Path]) -> 
     vocab, merges = published
     with pytest.raises(DataError, match="cannot read"):
         Tokenizer.from_gpt2(vocab, vocab.with_name("none"))
+    short = vocab.with_name("short.txt")
+    short.write_text("\n".join(gzip.decompress(merges.read_bytes()).decode().splitlines()[:-1]))
+    with pytest.raises(DataError, match=r"none of which makes .*, expected one for each token"):
+        Tokenizer.from_gpt2(vocab, short)
     with pytest.raises(DataError, match="is not JSON"):
         Tokenizer.from_gpt2(merges, vocab)
     for line in ("a b c", "unknown pair"):

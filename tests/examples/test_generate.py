@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -19,6 +20,7 @@ from tensorgrad.models.gpt2_weights import save_huggingface
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
 from tensorgrad.weights import load_arrays, save_arrays
+from tests.disk import flip
 from tests.processes import closed_streams, unread_output
 
 OPTIONS = ["--device", "cpu", "--max-new-tokens", "12"]
@@ -42,9 +44,15 @@ def model(tokenizer: Tokenizer) -> GPT2:
 def run(model: GPT2, tokenizer: Tokenizer, tmp_path: Path) -> Path:
     """A folder as train_gpt2.py leaves it."""
     folder = tmp_path / "run"
+    folder.mkdir()
     arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
+    digest = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
     for step, loss in ((1, 2.0), (2, 3.0)):
-        state = {"model": asdict(model.config), "metrics": {"validation_loss": loss}}
+        state = {
+            "model": asdict(model.config),
+            "tokenizer": {"sha256": digest},
+            "metrics": {"validation_loss": loss},
+        }
         save_checkpoint(folder / "checkpoints", step, {"model": arrays}, state)
         arrays = {name: 0 * array for name, array in arrays.items()}
     tokenizer.save(folder / "tokenizer.json")
@@ -287,5 +295,34 @@ def test_a_tokenizer_of_another_model_is_refused(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Tokenizer.train(["more words, more words"], 265).save(run / "tokenizer.json")
-    assert generate.main(["--checkpoint", str(run), "--prompt", "a", *OPTIONS]) == 1
+    merged = run / "model.safetensors"
+    merge(open_checkpoint(run), merged)
+    for checkpoint in (run, run / "checkpoints/step-00000001", merged):
+        caplog.clear()
+        assert generate.main(["--checkpoint", str(checkpoint), "--prompt", "a", *OPTIONS]) == 1
+        assert re.search("is of another tokenizer: sha256 is '.*' there", caplog.text)
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_refused(
+    run: Path, model: GPT2, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_huggingface(model, tmp_path / "published")
+    Tokenizer.train(["more words, more words"], 265).save(tmp_path / "published/tokenizer.json")
+    published = ["--checkpoint", str(tmp_path / "published")]
+    assert generate.main([*published, "--prompt", "a", *OPTIONS]) == 1
     assert re.search(r"tokenizer has 26\d tokens, expected at most 25\d", caplog.text)
+
+
+def test_weights_with_a_flipped_bit_are_refused(
+    run: Path, model: GPT2, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    merge(open_checkpoint(run), run / "model.safetensors")
+    save_huggingface(model, tmp_path / "published")
+    for path, checkpoint in (
+        (run / "model.safetensors", run / "model.safetensors"),
+        (tmp_path / "published/model.safetensors", tmp_path / "published"),
+    ):
+        flip(path)
+        caplog.clear()
+        assert generate.main(["--checkpoint", str(checkpoint), "--prompt", "a", *OPTIONS]) == 1
+        assert "model.safetensors has another CRC-32 than when it was written" in caplog.text

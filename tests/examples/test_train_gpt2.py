@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 from examples import train_gpt2
 from tensorgrad import backend
 from tensorgrad.data import Tokenizer
+from tensorgrad.files import locked
 from tensorgrad.models.generate import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.train import checkpoint
@@ -110,6 +113,82 @@ def test_what_contradicts_the_run_is_refused(
     text.write_text(text.read_text() * 2)
     assert "is of another" in fails(["--resume", folder], caplog)
     assert parameters_at(folder, 4) == before
+
+
+def test_what_changed_between_stop_and_resume_is_noticed(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    train_gpt2.main([*options, "--stop-after", "4"])
+    path = folder / "config.json"
+    saved = json.loads(path.read_text())
+    for change, message in (
+        ({"lr": 0.1}, "--lr is 0.003 there, got 0.1"),
+        ({"seed": 3}, "is of another data: seed is 0 there, expected 3"),
+        ({"beta2": 0.5}, "--beta2 is 0.95 there, got 0.5"),
+        ({"evaluate_every": 3}, "--evaluate-every is 6 there, got 3"),
+        ({"steps": 11}, "--steps is 12 there, got 11, expected 12 or more"),
+        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 on the same number"),
+    ):
+        path.write_text(json.dumps(saved | change))
+        assert message in fails(["--resume", str(folder)], caplog)
+        assert json.loads(path.read_text()) == saved | change  # to look at, and to put right
+    path.write_text(json.dumps(saved | {"log_every": 3, "keep": 7, "out": "moved"}))
+    with caplog.at_level(logging.INFO):
+        assert train_gpt2.main(["--resume", str(folder), "--stop-after", "1"]) == 0
+    assert f"resuming from step 4 of 12: {folder}/checkpoints/step-00000004" in caplog.text
+
+
+def test_a_run_may_get_more_steps(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options += ["--schedule", "constant"]
+    assert train_gpt2.main([*options, "--steps", "7"]) == 0
+    resume = ["--resume", str(tmp_path / "run"), "--steps"]
+    assert "--steps is 7 there, got 6, expected 7 or more" in fails([*resume, "6"], caplog)
+    assert train_gpt2.main([*resume, "12"]) == 0
+    found = parameters(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "more")
+    assert train_gpt2.main(options) == 0
+    assert parameters(tmp_path / "run") == found
+
+
+def test_a_run_without_its_checkpoints_is_not_started_again(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    train_gpt2.main([*options, "--stop-after", "5"])
+    before = (folder / "metrics.jsonl").read_bytes()
+    shutil.rmtree(folder / "checkpoints")
+    message = f"{folder} came to step 5 but has no checkpoint"
+    assert message in fails(["--resume", str(folder)], caplog)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    (folder / "metrics.jsonl").write_text('{"step": 0, "validation_loss": 5.7}\n')
+    with caplog.at_level(logging.INFO):
+        assert train_gpt2.main(["--resume", str(folder)]) == 0
+    assert "has trained nothing yet: starting at step 0" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["file", "file/run"])
+def test_a_folder_that_cannot_be_written_is_named_before_any_work(
+    options: list[str], tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    options += ["--out", str(tmp_path / place), "--data", "missing.txt"]
+    assert f"cannot write to {tmp_path / place}: " in fails(options, caplog)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_run_that_another_process_trains_is_left_alone(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    train_gpt2.main([*options, "--stop-after", "4"])
+    before = {path: path.read_bytes() for path in folder.rglob("*.json*")}
+    with locked(folder / ".lock", wait=False):
+        message = fails(["--resume", str(folder), "--keep", "9"], caplog)
+    assert f"another process trains in {folder}: process {os.getpid()} on" in message
+    assert before == {path: path.read_bytes() for path in folder.rglob("*.json*")}
 
 
 def parameters_at(folder: str, step: int) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ import pytest
 
 from examples import train_gpt2
 from tensorgrad import backend
+from tensorgrad.files import locked
 from tensorgrad.parallel.merge import merge
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
@@ -106,8 +107,15 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 ) -> None:
     folder = tmp_path / "run"
     run_ranks(PROGRAM, 4, [*options, "--out", folder, "--stop-after", 5, "--zero", 3])
-    run_ranks(PROGRAM, 2, ["--resume", folder, "--stop-after", 8, "--reduction", "naive"])
-    train_alone("--resume", folder, "--stop-after", 100)
+    with locked(folder / ".lock", wait=False):
+        result = run_ranks(PROGRAM, 2, ["--resume", folder], check=False)
+        assert result.returncode == 1
+        assert result.stderr.count("another process trains in") == 1
+        assert "Traceback" not in result.stderr
+    more = ["--reduction", "naive", "--accumulate", 2]
+    result = run_ranks(PROGRAM, 2, ["--resume", folder, "--stop-after", 8, *more])
+    assert "resuming from step 5 of 20" in result.stderr
+    train_alone("--resume", folder, "--stop-after", 100, "--accumulate", 1)
     same_run(folder, alone)
 
 

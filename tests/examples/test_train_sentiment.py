@@ -216,6 +216,8 @@ def test_bad_labels_and_vectors_are_named(
 def test_what_contradicts_the_run_is_refused(
     mean: list[str], tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot write to" in fails([*mean, "--out", str(tmp_path / "file")], caplog)
     folder = str(tmp_path / "run")
     assert "--predict: got no --resume" in fails(["--predict", "fine"], caplog)
     assert "has no config.json" in fails(["--resume", folder, "--predict", "fine"], caplog)
@@ -232,6 +234,11 @@ def test_what_contradicts_the_run_is_refused(
         (data / f"{part}.tsv").write_bytes(before + b"1\tfine\n")
         assert "is of another data" in fails(["--resume", folder], caplog)
         (data / f"{part}.tsv").write_bytes(before)
+    config = tmp_path / "run" / "config.json"
+    saved = config.read_text()
+    config.write_text(saved.replace('"clip": 1.0', '"clip": 2.0'))
+    assert "--clip is 1.0 there, got 2.0" in fails(["--resume", folder], caplog)
+    config.write_text(saved)
     words = tmp_path / "run" / "words.json"
     words.write_text(words.read_text().replace('"film"', '"flim"'))
     message = fails(["--resume", folder, "--predict", "fine"], caplog)

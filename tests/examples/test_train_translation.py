@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import sacrebleu
 
 from examples import train_translation, translate
-from tensorgrad.data import phrases
+from tensorgrad.data import Tokenizer, phrases
 from tensorgrad.train import checkpoint
 from tensorgrad.train.log import read_metrics
 from tests.processes import closed_streams, unread_output
@@ -257,7 +258,10 @@ def test_a_translator_says_what_is_missing(
     assert "text: it is empty" in message(run, " ")
     assert "beams is 0" in message(run, "ja", "--beams", "0")
     assert "device: got 'tpu'" in message(run, "ja", "--device", "tpu")
-    (tmp_path / "run" / "tokenizer.json").unlink()
+    tokenizer = tmp_path / "run" / "tokenizer.json"
+    Tokenizer.train(["other words"], 260).save(tokenizer)
+    assert "is of another tokenizer: sha256 is" in message(run, "ja")
+    tokenizer.unlink()
     assert "tokenizer.json" in message(run, "ja")
 
 
@@ -296,6 +300,16 @@ def test_other_data_is_refused(
     assert "--checkpoint-every: got 5, expected none" in caplog.records[-1].getMessage()
     assert train_translation.main(resume) == 1
     assert "is of another data: corpus is" in caplog.records[-1].getMessage()
+    (folder / "train.en").write_text("\n".join([*lines, ""]))
+    config = tmp_path / "run" / "config.json"
+    saved = config.read_text()
+    config.write_text(saved.replace('"average": 2', '"average": 1'))
+    assert train_translation.main(resume) == 1
+    assert "--average is 2 there, got 1" in caplog.records[-1].getMessage()
+    config.write_text(saved)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert train_translation.main(resume) == 1
+    assert "came to step 1 but has no checkpoint" in caplog.records[-1].getMessage()
     assert train_translation.main(options) == 1
     assert "holds a run, expected a new folder" in caplog.records[-1].getMessage()
 

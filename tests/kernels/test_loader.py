@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,6 +139,40 @@ def test_threads_may_write_one_entry_at_once(folder: Path) -> None:
         found = list(pool.map(write_and_read, range(120)))
     assert found == [loader.Binary(b"code" * 2000, {"f": "symbol"}, "")] * 120
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_disk_cache_is_of_its_owner_alone(folder: Path) -> None:
+    path = folder / "cache" / "entry"
+    path.parent.mkdir(mode=0o755)
+    path.parent.chmod(0o777)  # made with an umask of 0, by an earlier version
+    loader._write_cache(path, "symbol", b"code")
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("open_to_others", ["folder", "file", "link"])
+def test_code_that_others_can_write_is_not_loaded(
+    folder: Path, open_to_others: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / "cache" / "entry"
+    loader._write_cache(path, "symbol", b"code")
+    assert loader._read_cache(path, "f") is not None
+    if open_to_others == "link":
+        path.rename(folder / "elsewhere")
+        path.symlink_to(folder / "elsewhere")
+    else:
+        (path if open_to_others == "file" else path.parent).chmod(0o777)
+    assert loader._read_cache(path, "f") is None
+    assert ("can be written by others: not used" in caplog.text) == (open_to_others != "link")
+
+
+def test_code_of_another_user_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "cache" / "entry"
+    loader._write_cache(path, "symbol", b"code")
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    assert loader._read_cache(path, "f") is None
+    loader._write_cache(path.with_name("other"), "symbol", b"code")
+    assert not path.with_name("other").exists()
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(folder: Path) -> None:

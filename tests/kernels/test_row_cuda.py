@@ -37,8 +37,8 @@ def several(name: str, parameters: str, *texts: str) -> Formula:
 
 
 SLOPES = several(
-    "slopes", "x", "sigmoid_derivative(x)", "silu_derivative(x)", "tanh_derivative(x)",
-    "gelu_tanh_slope(x)", "floor_of(x)", "ceil_of(x)", "rint_of(x)", "square(x)",
+    "slopes", "x", "silu_derivative(x)", "gelu_tanh_slope(x)",
+    "floor_of(x)", "ceil_of(x)", "rint_of(x)", "square(x)",
 )  # fmt: skip
 LOGIC = several(
     "logic", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)"
@@ -69,6 +69,10 @@ KERNELS: dict[str, Any] = {
     "halves": (
         GELU_ERF._gradients_of((True,)).formula,
         _Layout(8, False, (("1",), ("1",))), [float32, float16, float16, float16], 1,
+    ),
+    "half_condition": (
+        WHERE._formula,
+        _Layout(8, False, (("1",),) * 3), [float32, bfloat16, bfloat16, bfloat16, bfloat16], 1,
     ),
     "numbers": (
         WHERE._formula,

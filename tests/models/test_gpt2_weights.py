@@ -54,6 +54,13 @@ def test_names_and_shapes_are_those_of_transformers(folder: Path) -> None:
     assert len(arrays) == 2 + 2 * 12 + 2
 
 
+def test_a_config_of_other_weights_is_refused(folder: Path) -> None:
+    """Four heads fit the shapes of two: nothing else would notice."""
+    change(folder / "config.json", lambda values: values.update(n_head=4))
+    with pytest.raises(CheckpointError, match=r"\"n_head\": 2.*model.safetensors was written"):
+        load_huggingface(folder)
+
+
 def test_files_of_older_versions_are_read(folder: Path) -> None:
     def edit(arrays: dict[str, Any]) -> None:
         for name in list(arrays):

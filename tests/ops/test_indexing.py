@@ -218,6 +218,18 @@ def test_every_kind_of_key_follows_numpy() -> None:
         np.testing.assert_array_equal(t.numpy(), assigned, str(key))
 
 
+def test_subclasses_of_arrays_are_arrays() -> None:
+    rows: Any = np.array([0, 0, 2]).view(type("Mapped", (np.ndarray,), {}))  # as np.memmap is
+    x = Tensor(np.arange(12.0).reshape(4, 3), requires_grad=True)
+    total = x[rows].sum() + x[rows, 1].sum() + ops.take(x, rows, 0).sum()
+    (total + (x * rows + rows + x).sum()).backward()
+    expected = np.array([[4, 6, 4], [0, 0, 0], [2, 3, 2], [0, 0, 0]]) + np.array([1, 1, 3])
+    np.testing.assert_array_equal(x.grad, expected)
+    with tensorgrad.no_grad():
+        x[rows[1:]] = rows
+    np.testing.assert_array_equal(x.numpy()[:3], [[0, 0, 2], [3, 4, 5], [0, 0, 2]])
+
+
 def test_tensors_are_indices_too() -> None:
     x = Tensor(np.arange(12.0).reshape(3, 4), requires_grad=True)
     rows, columns = Tensor(np.array([2, 2])), Tensor(np.array([0, 3]))

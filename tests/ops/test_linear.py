@@ -193,6 +193,22 @@ def test_a_wide_residual_widens_the_result() -> None:
     assert y.dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", bfloat16])
+def test_a_gate_that_is_wide_open_passes_the_whole_gradient(dtype: Any, device: str) -> None:
+    for opened in (40, 2.0**24, 1e8, 1e16):
+        gate, up = (np.array([[v]]).astype(dtype) for v in (opened, 3))
+        tensors = [
+            Tensor(backend.to_device(a, device), requires_grad=True)
+            for a in (np.ones((1, 1), dtype), gate, up)
+        ]
+        y = ops.gated_linear(*tensors)
+        y.backward(backend.to_device(np.ones((1, 1), dtype), device))
+        exact = float(gate[0, 0])
+        found = [float(backend.to_numpy(t.grad)[0, 0]) for t in tensors]
+        tolerance = {8: 1e-14, 4: 1e-6, 2: 0.01}[np.dtype(dtype).itemsize]
+        np.testing.assert_allclose(found, [6 * exact, 3, exact], tolerance)
+
+
 @pytest.mark.parametrize("dtype", ["float16", bfloat16])
 @pytest.mark.parametrize("sizes", [(240, 2, 64), (7, 8, 3), (5, 24, 16), (16, 10, 8), (1, 1, 1)])
 def test_a_wide_bias_fits_any_size(sizes: tuple[int, int, int], dtype: Any, device: str) -> None:

@@ -29,6 +29,7 @@ def test_a_checkpoint_of_ranks_becomes_a_plain_model_file(
     arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
     full = {f"model/{name}": array for name, array in arrays.items()}
     full |= {f"optimizer/m/{name}": np.ones_like(array) for name, array in arrays.items()}
+    (tmp_path / "run").mkdir()
     save_on(Mesh(2, 2, 2), True, full, tmp_path / "run" / "checkpoints", step=7)
     out = tmp_path / "model.safetensors"
     assert main([str(tmp_path / "run"), str(out)]) == 0

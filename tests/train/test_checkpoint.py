@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import os
@@ -14,7 +16,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DtypeError
+from tensorgrad.files import make_folder
 from tensorgrad.train import average_checkpoints, checkpoint
 from tensorgrad.train.checkpoint import (
     Checkpoint,
@@ -24,6 +27,7 @@ from tensorgrad.train.checkpoint import (
     load_best,
     load_checkpoint,
     load_latest,
+    prune_checkpoints,
     save_checkpoint,
 )
 from tensorgrad.weights import load_arrays, load_metadata, save_arrays
@@ -46,7 +50,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
-    found = load_checkpoint(save(tmp_path / "new" / "folder", 7))
+    found = load_checkpoint(save(tmp_path / "new", 7))
     assert found.step == 7
     assert found.state["data"] == {"batch": 7}
     for group, arrays in ARRAYS.items():
@@ -174,24 +178,129 @@ def test_a_checkpoint_of_before_the_state_had_a_sum_is_read(tmp_path: Path) -> N
     assert load_checkpoint(path.parent).step == 2
 
 
-def test_a_disk_that_fails_costs_a_checkpoint_and_not_the_run(
+UNREADABLE = [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM, errno.EACCES, errno.EINTR]
+
+
+def fail_to_read(monkeypatch: pytest.MonkeyPatch, file: Path, number: int) -> None:
+    """Let every opening of a file fail with an error of the system."""
+    opened = io.open
+
+    def fail(path: Any, *arguments: Any, **options: Any) -> Any:
+        if Path(path) == file:
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", fail)
+
+
+@pytest.mark.parametrize("number", UNREADABLE, ids=errno.errorcode.__getitem__)
+@pytest.mark.parametrize("file", ["state.json", "model.safetensors"])
+def test_what_the_system_cannot_read_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, number: int
+) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    with monkeypatch.context() as patch:
+        fail_to_read(patch, newest / file, number)
+        for load in (load_latest, load_best) if file == "state.json" else (load_latest,):
+            with pytest.raises(CheckpointError, match=rf"{file} cannot be read") as caught:
+                load(tmp_path)
+            assert os.strerror(number) in str(caught.value)
+            assert not isinstance(caught.value, DamagedError)
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1)
-    bad = save(tmp_path, 2)
-    read = checkpoint._crc32
 
-    def fail(path: Path) -> int:
-        if path.parent == bad:
-            raise OSError(5, "Input/output error")
-        return read(path)
+    def fail(path: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
-    monkeypatch.setattr(checkpoint, "_crc32", fail)
-    with pytest.raises(CheckpointError, match=r"cannot be read: .*Input/output error"):
-        load_checkpoint(bad)
-    found = load_latest(tmp_path)
-    assert found is not None
-    assert found.step == 1
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(OSError, match="Stale"):
+        load_latest(tmp_path)
+
+
+@pytest.mark.parametrize("number", UNREADABLE, ids=errno.errorcode.__getitem__)
+def test_one_failed_read_deletes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    best = save(tmp_path, 1, 1.0)
+    for step in (2, 3):
+        save(tmp_path, step, 2.0)
+    with monkeypatch.context() as patch:
+        fail_to_read(patch, best / "state.json", number)
+        save(tmp_path, 4, 3.0)
+    assert "it is not deleted" in caplog.text
+    assert load_best(tmp_path).path == best
+    save(tmp_path, 5, 3.0)  # what was kept for want of better knowledge goes with the next
+    assert names(tmp_path) == ["step-00000005", "step-00000004", "step-00000001"]
+
+
+def test_a_damaged_state_may_be_that_of_the_best(tmp_path: Path) -> None:
+    best = save(tmp_path, 1, 1.0)
+    flip_loss = (best / "state.json").read_text().replace('"validation_loss": 1.0', '"v": 9.0')
+    (best / "state.json").write_text(flip_loss)
+    for step in (2, 3, 4):
+        save(tmp_path, step, 2.0)
+    assert best.is_dir()
+
+
+def test_what_a_kill_after_the_last_rename_has_left_is_pruned(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep=9)
+    left = tmp_path / ".step-00000000-0123abcd.tmp"
+    left.mkdir()
+    (left / "state.json").write_text("{}")
+    prune_checkpoints(tmp_path, 4, 2)
+    assert names(tmp_path) == ["step-00000004", "step-00000003"]
+    assert not left.exists()
+
+
+def test_what_cannot_be_deleted_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_doomed", lambda path: path / "nowhere" / "else")
+        assert save(tmp_path, 3).is_dir()
+    assert "older checkpoints could not be deleted" in caplog.text
+    save(tmp_path, 4)
+    assert names(tmp_path) == ["step-00000004", "step-00000003"]
+
+
+def test_the_names_of_new_folders_are_brought_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = set(), os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("the system does not say which file is open")
+    monkeypatch.setattr(os, "fsync", note)
+    make_folder(tmp_path / "runs" / "a")
+    save(tmp_path / "runs" / "a" / "checkpoints", 1)
+    for folder in (".", "runs", "runs/a", "runs/a/checkpoints"):
+        assert str((tmp_path / folder).resolve()) in synced
+
+
+def test_a_run_whose_folder_was_removed_begins_no_other(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    with pytest.raises(CheckpointError, match=r"No such file or directory: .*run'; none is there"):
+        save(folder, 1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_is_silently_started_anew_when_all_are_damaged(tmp_path: Path) -> None:
@@ -243,7 +352,7 @@ def test_a_full_disk_at_any_file_leaves_earlier_checkpoints_whole(
 ) -> None:
     save(tmp_path, 1)
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     for place in ("save_arrays", "replacing", "_crc32"):
@@ -324,3 +433,22 @@ def test_weights_are_plain_safetensors(tmp_path: Path) -> None:
         load_arrays(path)
     with pytest.raises(CheckpointError, match="cannot write"):
         save_arrays(tmp_path / "no" / "folder.safetensors", arrays)
+
+
+def test_no_flipped_bit_of_weights_goes_unseen(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    arrays = {"a": np.arange(5, dtype=">f4"), "b": np.ones((2, 3), bfloat16), "c": np.asarray(7)}
+    save_arrays(path, arrays, {"step": "7"})
+    whole, expected = path.read_bytes(), load_arrays(path)
+    np.testing.assert_array_equal(expected["a"], arrays["a"])
+    for place, byte in enumerate(whole):
+        for bit in (1, 4):
+            path.write_bytes(whole[:place] + bytes([byte ^ bit]) + whole[place + 1 :])
+            try:
+                found = load_arrays(path)
+            except CheckpointError:
+                continue
+            # It was space, or the name of the sum.
+            assert {name: array.tobytes() for name, array in found.items()} == {
+                name: array.tobytes() for name, array in expected.items()
+            }

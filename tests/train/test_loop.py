@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,7 @@ def test_nothing_to_resume_begins_at_the_beginning(tmp_path: Path) -> None:
         ({"generator": {"seed": -1, "draw": 0}}, "seed is -1, expected an integer"),
         ({"generator": 3}, "generator is 3"),
         ({"metrics": None}, "metrics is None"),
+        ({"settings": [1]}, r"settings is \[1\]"),
         ({"model": [1]}, r"model is \[1\], expected settings"),
         ({"scaler": None}, "expected a scale from"),
         ({"optimizer": {"step": -1, "lr": 1.0}}, "step is -1"),
@@ -214,12 +216,60 @@ def test_a_loss_that_is_no_scalar_is_refused(loss: Any, got: str, tmp_path: Path
         mean_loss(trainer.model, trainer._loss, [(np.ones(1),)])
 
 
-def test_a_run_that_did_more_steps_is_finished(tmp_path: Path) -> None:
-    make_trainer(tmp_path, stop_after=7).run()
-    trainer = make_trainer(tmp_path, steps=5)
-    assert trainer.resume()
-    outcome = trainer.run()
-    assert (outcome.step, outcome.finished) == (7, True)
+def test_a_resumed_run_may_get_more_steps_but_not_fewer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = make_trainer(tmp_path / "whole", schedule="constant")
+    whole.run()
+    make_trainer(tmp_path / "parts", schedule="constant", steps=7).run()
+    fewer = make_trainer(tmp_path / "parts", schedule="constant", steps=6)
+    with pytest.raises(CheckpointError, match="--steps is 7 there, got 6, expected 7 or more"):
+        fewer.resume()
+    more = make_trainer(tmp_path / "parts", schedule="constant")
+    with caplog.at_level(logging.INFO):
+        assert more.resume()
+    assert "resuming from step 7 of 24" in caplog.text
+    assert more.run().finished
+    assert bits(more) == bits(whole)
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    make_trainer(tmp_path, stop_after=5).run()
+    free = make_trainer(tmp_path, log_every=3, keep=5, checkpoint_every=7, nan="skip")
+    assert free.resume()
+    for change, message in (
+        ({"lr": 0.02}, "--lr is 0.01 there, got 0.02"),
+        ({"seed": 1}, "--seed is 0 there, got 1"),
+        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 on the same number"),
+    ):
+        with pytest.raises(CheckpointError, match=f"made with other settings: {message}"):
+            make_trainer(tmp_path, **change).resume()
+    assert make_trainer(tmp_path, Two(), accumulate=2).resume()  # another number of processes
+
+
+def test_leftovers_of_a_kill_are_deleted_when_a_run_is_resumed(tmp_path: Path) -> None:
+    make_trainer(tmp_path, keep=9).run()
+    assert len(steps_of(tmp_path)) == 5
+    again = make_trainer(tmp_path, keep=1)
+    assert again.resume()
+    again.run()
+    assert steps_of(tmp_path)[0] == 24
+    assert len(steps_of(tmp_path)) <= 2  # and the best
+
+
+def test_a_run_whose_folder_is_removed_ends_and_makes_no_other(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "run")
+    train_step = trainer._train_step
+
+    def remove(batch: Any) -> None:
+        train_step(batch)
+        if trainer.step == 7:
+            shutil.rmtree(tmp_path / "run")
+
+    trainer._train_step = remove  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match=r"cannot write .*step-00000010: .*No such file"):
+        trainer.run()
+    assert list(tmp_path.iterdir()) == []
 
 
 def poison(trainer: Trainer, *steps: int) -> None:
@@ -359,7 +409,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
 class Two(Ranks):
     """The first of two ranks, the second of which measures and computes the same."""
 
-    rank, ranks, is_main = 0, 2, True
+    rank, ranks, is_main, processes = 0, 2, True, 2
 
     def __init__(self, stops: bool = False) -> None:
         self.reduced = 0

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@cache
 def tokens() -> np.ndarray[Any, Any]:
     """Return text of a kind: each token follows from the one before, mostly."""
     rng = np.random.default_rng(0)
