@@ -23,6 +23,7 @@ from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
+from tensorgrad.command import command
 from tensorgrad.data import TextStream, Tokenizer
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
@@ -272,9 +273,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     given = _arguments(arguments)
     try:
         if given.rows < 1:
@@ -302,12 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{prompt}{text}\n", flush=True)
         elif not _converse(writer):
             return 1
-    except (TensorgradError, OSError, UnicodeError) as error:
-        log.error("%s", error)
-        return 1
     except KeyboardInterrupt:
-        print()
-        return 130
+        print()  # ends the line that was being written
+        raise
     return 0
 
 

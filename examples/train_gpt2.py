@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tensorgrad import backend, random
+from tensorgrad.command import command, printable
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.generate import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
-from tensorgrad.train.command import command, free_folder, report_stop, resume_run
+from tensorgrad.train.command import free_folder, report_stop, resume_run
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import run_folder
@@ -228,7 +229,7 @@ def _train(
     if outcome.finished and settings.samples and isinstance(trainer.model, GPT2):
         sample = write_sample(settings, trainer.model, corpus)  # by all: they may share the model
         if ranks.is_main:
-            print(sample)
+            print(printable(sample))
     return outcome
 
 
@@ -246,11 +247,11 @@ def _report(folder: Path, outcome: Outcome, seconds: float) -> None:
 
 
 @command
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     settings, folder, resuming = read_command_line(arguments)
     settings, device = choose_device(settings)
-    train(settings, folder, resuming, OneProcess(), device)
+    return train(settings, folder, resuming, OneProcess(), device).status
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tensorgrad.command import drop_unwritten_output, status_and_line
 from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel import Comm, DataParallel, Zero, world
 from tensorgrad.parallel.data import REDUCTIONS
 from tensorgrad.train import config
-from tensorgrad.train.command import MENDABLE, status_and_line
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.loop import Outcome
 from tensorgrad.train.ranks import Ranks
 from train_gpt2 import Settings, folder_of, train
 
@@ -124,11 +125,18 @@ def run_on_ranks(kind: type[AnySettings], about: str) -> int:
         return 1
     try:
         settings, _ = choose_device(settings)
-        train(settings, folder, resuming, ranks, comm.select_device(settings.device), comm.size)
-    except MENDABLE as error:
-        status, line = status_and_line(error)
-        comm.abort(status, line)
-    return 0
+        device = comm.select_device(settings.device)
+        outcome: Outcome = train(settings, folder, resuming, ranks, device, comm.size)
+        return outcome.status
+    except BaseException as error:
+        found = status_and_line(error)
+        if found is None:
+            raise
+        status, line = found
+        comm.abort(status, line or type(error).__name__)
+        return status
+    finally:
+        drop_unwritten_output()
 
 
 if __name__ == "__main__":

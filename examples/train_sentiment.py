@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, ops, random
+from tensorgrad.command import command, printable
 from tensorgrad.data import (
     LabelledLoader,
     LabelledTexts,
@@ -48,7 +49,7 @@ from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, load_best
 from tensorgrad.train import config as run_config
-from tensorgrad.train.command import command, free_folder, report_stop, resume_run
+from tensorgrad.train.command import free_folder, report_stop, resume_run
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import run_folder
@@ -378,14 +379,14 @@ def predict(settings: Settings, folder: Path, text: str) -> str:
 
 
 @command
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     settings, folder, resuming = read_command_line(arguments)
-    if settings.predict is None:
-        settings, device = choose_device(settings)
-        train(settings, folder, resuming, device)
-    else:
-        print(predict(settings, folder, settings.predict))
+    if settings.predict is not None:
+        print(printable(predict(settings, folder, settings.predict)))
+        return 0
+    settings, device = choose_device(settings)
+    return train(settings, folder, resuming, device).status
 
 
 if __name__ == "__main__":

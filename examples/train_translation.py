@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, random
+from tensorgrad.command import command
 from tensorgrad.data import (
     PairCorpus,
     PairLoader,
@@ -47,7 +48,7 @@ from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, average_checkpoints
 from tensorgrad.train import config as run_config
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
-from tensorgrad.train.command import command, report_stop, resume_run
+from tensorgrad.train.command import report_stop, resume_run
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import run_folder
@@ -419,11 +420,11 @@ def _train(settings: Settings, folder: Path, resuming: bool, device: str) -> Out
 
 
 @command
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     settings, folder, resuming = read_command_line(arguments)
     settings, device = choose_device(settings)
-    train(settings, folder, resuming, device)
+    return train(settings, folder, resuming, device).status
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorgrad import backend
+from tensorgrad.command import command
 from tensorgrad.data import Tokenizer
 from tensorgrad.data.text import standard_input
-from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
+from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.train import load_best, load_latest
 from tensorgrad.train.checkpoint import check_same
@@ -127,23 +128,16 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)  # the text may stand behind options
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
     given = _arguments(arguments)
-    try:
-        if given.text is not None and not given.text.strip():
-            raise ArgumentError("text: it is empty, expected something to translate")
-        translator = load(given.folder, given.checkpoint, given.device)
-        for lines in _batches(given.text):
-            for line in translator(lines, given.beams, given.length_penalty, given.rows):
-                print(*line.splitlines(), flush=True)  # one line for each that came
-    except (TensorgradError, OSError, UnicodeError) as error:
-        log.error("%s", error)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    if given.text is not None and not given.text.strip():
+        raise ArgumentError("text: it is empty, expected something to translate")
+    translator = load(given.folder, given.checkpoint, given.device)
+    for lines in _batches(given.text):
+        for line in translator(lines, given.beams, given.length_penalty, given.rows):
+            print(*line.splitlines(), flush=True)  # one line for each that came
 
 
 if __name__ == "__main__":

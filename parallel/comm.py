@@ -25,6 +25,7 @@ import numpy as np
 
 from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array
+from tensorgrad.command import open_standard_streams
 from tensorgrad.errors import ArgumentError, CommError, DeviceError
 from tensorgrad.parallel import watch
 from tensorgrad.parallel.agreement import by_rank
@@ -536,4 +537,5 @@ def _nccl_unique_id() -> bytes:
 
 
 if launched_ranks() > 1:  # an error before the first call of world ends all ranks too
+    open_standard_streams()  # before MPI opens sockets
     end_all_ranks_on_error(_abort_before_start)

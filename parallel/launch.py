@@ -23,13 +23,13 @@ from typing import IO
 import numpy as np
 
 from tensorgrad import backend, errors
+from tensorgrad.interrupt import INTERRUPTED, during_import
 
 _log = logging.getLogger(__name__)
 
 # MPICH, Intel MPI, Slurm with pmi2; Open MPI; MVAPICH.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
-_INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 _READ = 0.2  # seconds in which the launcher has surely read what a rank wrote
 
 
@@ -115,9 +115,11 @@ def share_cores(ranks: int, warn: bool) -> None:
 
 def say(rank: int, size: int, why: str) -> None:
     """Write to the standard error why this rank is about to end all."""
-    sys.stdout.flush()
-    sys.stderr.write(f"rank {rank} of {size}: {why.rstrip()}\n")
-    sys.stderr.flush()
+    line = f"rank {rank} of {size}: {why.rstrip()}\n"
+    for stream, text in ((sys.stdout, ""), (sys.stderr, line)):
+        with suppress(OSError, ValueError):  # when nobody can read it, all end all the same
+            stream.write(text)
+            stream.flush()
     time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted
 
 
@@ -133,12 +135,13 @@ def end_all_ranks_on_error(abort: Callable[[int, str], object]) -> None:
     def report_and_abort(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lines = traceback.format_exception(kind, error, trace)
-        status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+        quiet = during_import(error, trace)
+        lines = [] if quiet else traceback.format_exception(kind, error, trace)
+        status = INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
         try:
             abort(status, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
         except KeyboardInterrupt:  # a second one does not wait for other ranks
-            os._exit(_INTERRUPTED)
+            os._exit(INTERRUPTED)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
         if not issubclass(args.exc_type, SystemExit):  # as Python does: it ends the thread alone

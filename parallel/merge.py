@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tensorgrad.errors import CheckpointError, TensorgradError
+from tensorgrad.command import command, printable
+from tensorgrad.errors import CheckpointError
 from tensorgrad.files import check_writable
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.placement import Placement
@@ -81,23 +82,19 @@ def _check_out(out: Path) -> None:
         raise CheckpointError(f"merge: cannot write {out}: {error}") from error
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m tensorgrad.parallel.merge", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
     parser.add_argument("out", type=Path, help="the safetensors file to write")
     given = parser.parse_args(arguments)
-    try:
-        _check_out(given.out)
-        checkpoint = open_checkpoint(given.checkpoint)
-        count = merge(checkpoint, given.out)
-    except (TensorgradError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"{given.out}: {count} arrays of {checkpoint.path}")
-    return 0
+    _check_out(given.out)
+    checkpoint = open_checkpoint(given.checkpoint)
+    count = merge(checkpoint, given.out)
+    print(printable(f"{given.out}: {count} arrays of {checkpoint.path}"))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
+from tensorgrad.command import command
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel.estimate import DTYPES, Job, Plan, Speeds, estimate, stage_memory
@@ -244,21 +245,17 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
     given = parser().parse_args(arguments)
-    try:
-        memory = None if given.memory is None else bytes_of(given.memory)
-        reserved = bytes_of(given.reserved, "reserved")
-        found = _plan(given, memory, reserved)
-    except ArgumentError as error:
-        print(error, file=sys.stderr)
-        return 1
+    memory = None if given.memory is None else bytes_of(given.memory)
+    reserved = bytes_of(given.reserved, "reserved")
+    found = _plan(given, memory, reserved)
     if given.json:
         print(json.dumps(to_json(found, reserved), indent=1))
     else:
         print(table(given.model, found, memory, reserved))
-    return 0
 
 
 def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> Plan:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tensorgrad.errors import CommError
 from tensorgrad.parallel import watcher
 from tensorgrad.parallel.transport import Network
 from tensorgrad.parallel.watcher import Message, Word
@@ -115,7 +116,13 @@ class Watch:
         self._said_waits: tuple[int | None, bool] = None, False
         self._said_late = False
         os.register_at_fork(after_in_child=connection.close)  # a child's copy would keep it open
-        threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
+        except RuntimeError as error:
+            raise CommError(
+                f"world: rank {rank} cannot start the thread that watches over the others "
+                f"({error}); expected a higher limit of processes (ulimit -u) or of memory"
+            ) from None
 
     def leave(self, how: Message = Message.GOODBYE) -> None:
         """Say that this rank ends on purpose, or with `Message.ABORT` that it ends all others."""

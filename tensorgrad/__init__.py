@@ -5,6 +5,9 @@ kernels, models, nn, ops, optim, parallel, random, train and weights, and what e
 in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be imported.
 """
 
+from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
+
+# isort: split
 from pathlib import Path
 
 from tensorgrad import nn, ops, optim, random

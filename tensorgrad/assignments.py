@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -18,6 +19,7 @@ class Assignments:
 
     def __init__(self) -> None:
         """Begin with none."""
+        self._lock = threading.Lock()
         self.tick = 0
         self.log: list[tuple[int, tuple[int, int], weakref.ref[Any]]] = []
 
@@ -26,12 +28,19 @@ class Assignments:
         owner = array
         while getattr(owner, "base", None) is not None and is_array(owner.base):
             owner = owner.base
-        bounds = byte_bounds(array)
-        self.tick += 1
-        self.log = [
-            entry for entry in self.log if entry[2]() is not None and entry[1] != bounds
-        ]  # one entry for memory that is assigned to again and again, as optimizers do
-        self.log.append((self.tick, bounds, weakref.ref(owner)))
+        bounds, reference = byte_bounds(array), weakref.ref(owner)
+        with self._lock:
+            others = [
+                entry for entry in self.log if entry[2]() is not None and entry[1] != bounds
+            ]  # one entry for memory that is assigned to again and again, as optimizers do
+            self.log = [*others, (self.tick + 1, bounds, reference)]
+            self.tick += 1
+
+    def advance(self) -> int:
+        """Begin a new tick and return it."""
+        with self._lock:
+            self.tick += 1
+            return self.tick
 
     def check(self, node: Any) -> None:
         """Raise GradError when an array that the node saved was assigned to since."""

@@ -137,6 +137,7 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
 
     A leaf whose `grad` is an array already gets the sum in place, in that array's dtype; so a
     gradient buffer cut into views collects all gradients. Otherwise `grad` becomes a new array.
+    Several threads may do so at once with graphs that have leaves in common.
 
     Args:
         root: any shape; with more than one element `dy` must be given.
@@ -156,6 +157,8 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
 def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], None]:
     """Call `hook(leaf)` in each backward as soon as the leaf's gradient is complete.
 
+    Where several threads run backward at once, each calls the hook once, after its own part.
+
     Returns:
         A function that removes the hook.
 
@@ -165,10 +168,12 @@ def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], 
     if leaf.node is not None or not leaf.requires_grad:
         raise GradError("on_grad_ready: got a tensor that is no leaf, expected one that holds grad")
     own = partial(hook)  # the same hook may be there twice
-    leaf.hooks = [*(leaf.hooks or []), own]
+    with _leaves:
+        leaf.hooks = [*(leaf.hooks or []), own]
 
     def remove() -> None:
-        leaf.hooks = [other for other in leaf.hooks or [] if other is not own] or None
+        with _leaves:
+            leaf.hooks = [other for other in leaf.hooks or [] if other is not own] or None
 
     return remove
 
@@ -295,8 +300,7 @@ def frontier(root: Tensor, tick: int) -> list[Edge]:
 
 def next_tick() -> int:
     """Begin a new tick and return it: what is recorded from now on is told from what was before."""
-    _assigned.tick += 1
-    return _assigned.tick
+    return _assigned.advance()
 
 
 def latest_tick() -> int:
@@ -439,14 +443,15 @@ def _fit(dx: Array, target: Edge, more: bool, deliver: bool) -> Array | None:
         return dx
     if type(dx) is Part or type(dx) is Late:
         if deliver and isinstance(target, Tensor):
-            if _is_wide(target.grad):
-                dx.add_to(target.grad)
-                return None
-            if type(dx) is Late and target.grad is None and not more:
-                dx = dx.spread(target.shape)
-                if dx.shape == target.shape:
-                    target.grad = _cast(dx, target.dtype)
+            with _leaves:
+                if _is_wide(target.grad):
+                    dx.add_to(target.grad)
                     return None
+                if type(dx) is Late and target.grad is None and not more:
+                    dx = dx.spread(target.shape)
+                    if dx.shape == target.shape:
+                        target.grad = _cast(dx, target.dtype)
+                        return None
         if more and type(dx) is Part:
             return dx.cast(target.dtype) if type(target) is Node else dx
         if isinstance(dx, (Part, Late)):
@@ -481,11 +486,12 @@ def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
 def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
     """Add a complete gradient to the leaf and tell those who wait for it."""
     if dx is not None:
-        if leaf.grad is None:
-            keep = own and dx.dtype == leaf.data.dtype
-            leaf.grad = dx if keep else ops.convert.converted(dx, leaf.data.dtype)
-        else:
-            add_into(leaf.grad, dx)
+        with _leaves:
+            if leaf.grad is None:
+                keep = own and dx.dtype == leaf.data.dtype
+                leaf.grad = dx if keep else ops.convert.converted(dx, leaf.data.dtype)
+            else:
+                add_into(leaf.grad, dx)
     for hook in leaf.hooks or ():
         hook(leaf)
 
@@ -495,6 +501,7 @@ def _cast(array: Array, dtype: Dtype) -> Array:
 
 
 _assigned = Assignments()
+_leaves = threading.RLock()  # of the gradients of all leaves, to which several threads may add
 
 
 def assign(tensor: Tensor, key: Any, value: Any) -> None:

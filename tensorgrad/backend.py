@@ -11,7 +11,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
@@ -228,9 +228,26 @@ def limit_threads(count: int) -> bool:
 
 
 @cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """Return the worker threads of one process (threads do not survive a fork)."""
-    return ThreadPoolExecutor(threads(), thread_name_prefix="tensorgrad")
+def _pool(process: int) -> ThreadPoolExecutor | None:
+    """Return the worker threads of one process (threads do not survive a fork).
+
+    All are started here, so that none has to be in the middle of an op: where the system allows
+    fewer (`ulimit -u`), there are fewer, or None.
+    """
+    count = threads()
+    while count:
+        pool, gate = ThreadPoolExecutor(count, thread_name_prefix="tensorgrad"), threading.Event()
+        try:
+            for _ in range(count):
+                pool.submit(gate.wait)  # no thread is free, so this starts one
+            return pool
+        except RuntimeError:
+            gate.set()
+            pool.shutdown()
+            count //= 2
+        finally:
+            gate.set()
+    return None
 
 
 def parallel_blocks(
@@ -240,7 +257,8 @@ def parallel_blocks(
 
     Blocks that fit the cache keep the temporaries of a NumPy expression out of memory. What
     `function` writes must depend on its slice alone, so the result is the same for any number
-    of threads. NumPy's errstate holds in the workers as in the caller.
+    of threads. NumPy's errstate holds in the workers as in the caller. When this returns or
+    raises, none of them works on any more.
 
     `multiplies` says that `function` calls matrix products. Threads that call a BLAS which starts
     threads of its own wait for each other most of the time: so it gets one thread each, and where
@@ -260,15 +278,19 @@ def parallel_blocks(
             function(slice(start, min(start + block, end)))
 
     workers = min(threads(), -(-length // block))
-    if workers <= 1:
+    pool = _pool(os.getpid()) if workers > 1 else None
+    if pool is None:
         run(0, length)
         return
     per_worker = -(-length // (block * workers)) * block
-    others = [
-        _pool(os.getpid()).submit(copy_context().run, run, start, min(start + per_worker, length))
-        for start in range(per_worker, length, per_worker)
-    ]
-    run(0, per_worker)
+    others: list[Future[None]] = []
+    try:
+        for start in range(per_worker, length, per_worker):
+            end = min(start + per_worker, length)
+            others.append(pool.submit(copy_context().run, run, start, end))
+        run(0, per_worker)
+    finally:
+        wait(others)
     for future in others:
         future.result()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,8 @@ __all__ = [
 
 Shapes = int | Sequence[int]
 
+_lock = threading.Lock()  # of the states of all generators
+
 
 class Generator:
     """A source of random tensors.
@@ -80,7 +83,8 @@ class Generator:
 
     def get_state(self) -> dict[str, int]:
         """Return all that decides the numbers to come, as plain integers."""
-        return {"seed": self._seed, "draw": self._draw, "stream": self._stream}
+        with _lock:
+            return {"seed": self._seed, "draw": self._draw, "stream": self._stream}
 
     def set_state(self, state: Mapping[str, int]) -> None:
         """Go on as the generator did from which `get_state` came.
@@ -99,12 +103,17 @@ class Generator:
                     f"random: {name} is {state.get(name)!r}, expected an integer from 0 to 2^64 - 1"
                 )
             found.append(number)
-        self._seed, self._draw, self._stream = found
+        with _lock:
+            self._seed, self._draw, self._stream = found
 
     def next_key(self) -> Key:
-        """Take a draw number for an op that makes its random numbers itself (see `philox`)."""
-        key = Key(self._seed, self._draw, self._stream, self.offset)
-        self._draw += 1
+        """Take a draw number for an op that makes its random numbers itself (see `philox`).
+
+        Each call gets another one, in whichever thread.
+        """
+        with _lock:
+            key = Key(self._seed, self._draw, self._stream, self.offset)
+            self._draw += 1
         return key
 
     def normal(

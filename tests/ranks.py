@@ -107,7 +107,7 @@ def run_ranks(
 
 def _kill(process: subprocess.Popen[str]) -> None:
     """End mpirun and the ranks, which MPICH gives sessions of their own."""
-    family = _descendants(process.pid)
+    family = descendants(process.pid)
     process.terminate()
     try:
         process.wait(3)
@@ -121,7 +121,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
             continue
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have."""
     table = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -103,3 +105,58 @@ def test_a_second_gpu_trains_like_the_first(name: str) -> None:
     backend.use_device("cuda:0")
     assert there.to("cuda:0").device == "cuda:0"
     assert there.to("cpu").device == "cpu"
+
+
+@pytest.fixture
+def fresh_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the worker threads, four at most, be started anew in a test, and again after it."""
+    monkeypatch.setattr(backend, "threads", lambda: 4)
+    backend._pool.cache_clear()
+    yield
+    pool = backend._pool(os.getpid())
+    if pool is not None:
+        pool.shutdown()
+    backend._pool.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_pool")
+@pytest.mark.parametrize("allowed", [0, 1, 3, 4])
+def test_where_few_threads_can_be_started_those_do_the_work(
+    allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, before = threading.Thread.start, threading.active_count()
+
+    def limited(thread: threading.Thread) -> None:
+        if threading.active_count() - before >= allowed:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    y = np.zeros(1000, int)
+    for _ in range(3):
+
+        def run(piece: slice) -> None:
+            y[piece] += np.arange(1000)[piece]
+
+        backend.parallel_blocks(run, 1000, 7)
+    np.testing.assert_array_equal(y, 3 * np.arange(1000))
+    pool = backend._pool(os.getpid())
+    assert (pool and len(pool._threads)) == {0: None, 1: 1, 3: 2, 4: 4}[allowed]
+
+
+@pytest.mark.usefixtures("fresh_pool")
+def test_no_thread_works_on_after_an_error() -> None:
+    """So what it writes to may be used otherwise."""
+    failed, done = threading.Event(), []
+
+    def run(piece: slice) -> None:
+        if piece.start == 0:
+            failed.set()
+            raise KeyboardInterrupt
+        failed.wait()
+        np.ones(1_000_000).sum()
+        done.append(piece.start)
+
+    with pytest.raises(KeyboardInterrupt):
+        backend.parallel_blocks(run, 4, 1)
+    assert sorted(done) == [1, 2, 3]

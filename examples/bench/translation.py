@@ -30,8 +30,8 @@ from tqdm import tqdm
 from examples.bench.torch_transformer_lm import transformer_lm
 from examples.train_translation import Run, Settings, read_command_line
 from tensorgrad import backend
+from tensorgrad.command import command
 from tensorgrad.data.pair_loader import Batch
-from tensorgrad.train.command import command
 from tensorgrad.train.device import choose_device
 
 TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device

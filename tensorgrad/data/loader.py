@@ -11,6 +11,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -169,19 +171,20 @@ def read_ahead(batch_of: Callable[[int], _Item], start_step: int = 0) -> Iterato
     """Yield batch_of(start_step), batch_of(start_step + 1), ... without end, made in a thread.
 
     It is two batches ahead. Closing the iterator, or letting go of it, ends the thread; what goes
-    wrong in the thread is raised here.
+    wrong in the thread is raised here. Where the system allows no thread, nothing is read ahead.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="read_ahead")
-    step = start_step
     ahead: deque[Future[_Item]] = deque()
     try:
-        while True:
-            while len(ahead) <= _AHEAD:
-                ahead.append(pool.submit(batch_of, step))
-                step += 1
-            yield ahead.popleft().result()
+        with suppress(RuntimeError):  # no thread can be started, as under a limit (ulimit -u)
+            ahead.append(pool.submit(batch_of, start_step))
+        for step in count(start_step + 1) if ahead else ():
+            ahead.append(pool.submit(batch_of, step))
+            if len(ahead) > _AHEAD:
+                yield ahead.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+    yield from map(batch_of, count(start_step))
 
 
 def as_int32(op: str, name: str, values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:

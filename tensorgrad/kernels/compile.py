@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tensorgrad import backend
+from tensorgrad.command import command
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import loader
 
@@ -52,6 +53,7 @@ class Report(NamedTuple):
     errors: list[str]
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the kernels named on the command line and return the exit status."""
     parser = argparse.ArgumentParser(
@@ -68,12 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--quiet", action="store_true", help="print only errors and one summary line"
     )
     options = parser.parse_args(arguments)
-    try:
-        paths, archs = _chosen(options.files, options.arch)
-        reports = check(paths, archs, options.without)
-    except KernelError as error:
-        print(error, file=sys.stderr)
-        return 1
+    paths, archs = _chosen(options.files, options.arch)
+    reports = check(paths, archs, options.without)
     for report in reports:
         for kernel, usage in () if options.quiet else report.usage.items():
             print(

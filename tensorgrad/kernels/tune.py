@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from tensorgrad import backend
+from tensorgrad.command import command
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels.tuned import PATH, Case, Rows, architecture, read, write
 
@@ -38,8 +39,9 @@ class Answer(NamedTuple):
     best: str
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune as the command line says and return the exit status."""
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tune as the command line says."""
     parser = argparse.ArgumentParser(
         prog="python -m tensorgrad.kernels.tune", description=__doc__.partition("\n")[0]
     )
@@ -47,21 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep the result in tuned.json")
     parser.add_argument("--file", type=Path, default=PATH, help="instead of tuned.json")
     options = parser.parse_args(arguments)
-    try:
-        if not backend.gpu_count():
-            raise KernelError("tune: no GPU was found, expected one to measure on")
-        rows = read(options.file) if options.file.exists() else {}
-        answers = list(answer_all(_cases(options.only), measure))
-        new = merge(rows, architecture(), answers)
-        print(table(answers))
-        print("\n".join(changes(rows, new)) or "nothing changes")
-        if options.write:
-            write(options.file, new)
-            print(f"wrote {options.file}")
-    except KernelError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    if not backend.gpu_count():
+        raise KernelError("tune: no GPU was found, expected one to measure on")
+    rows = read(options.file) if options.file.exists() else {}
+    answers = list(answer_all(_cases(options.only), measure))
+    new = merge(rows, architecture(), answers)
+    print(table(answers))
+    print("\n".join(changes(rows, new)) or "nothing changes")
+    if options.write:
+        write(options.file, new)
+        print(f"wrote {options.file}")
 
 
 def answer_all(

@@ -73,15 +73,16 @@ class Adam(Optimizer):
         hyper[EPS] = self.eps * root
         hyper[DECAY] = 1 - hyper[LR] * self.weight_decay
 
-    def _update_numpy(self, p: Array, g: Array, *states: Array, decays: bool) -> None:
+    def _update_numpy(
+        self, p: Array, g: Array, *states: Array, decays: bool, t: Array, u: Array
+    ) -> None:
         m, v = states
         beta1, beta2 = self.betas
-        t = np.empty_like(p)
         if decays and self.weight_decay:
             if self._decoupled:
                 p *= float(self.hyper[DECAY])
             else:
-                g = g + self.weight_decay * p
+                g = np.add(g, np.multiply(p, self.weight_decay, out=t), out=u)
         m *= beta1
         m += np.multiply(g, 1 - beta1, out=t)
         v *= beta2

@@ -19,6 +19,7 @@ from tensorgrad import autograd, backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import compute_dtype, float64
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.loader import by_value, load
 from tensorgrad.ops.operand import check_range
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
@@ -109,6 +110,9 @@ class Optimizer:
             reduce_norm: adds to the sum of the squares of the gradients, a 0-d float64 array on
                 the device, in place, what other ranks alone have.
 
+        A step is applied whole or not at all: Ctrl-C and other signals are handled after it, and
+        memory that it needs is allocated before anything changes.
+
         Returns:
             The norm before clipping, a 0-d float64 array on the device; None if not measured.
 
@@ -128,14 +132,15 @@ class Optimizer:
             squares = total_of_squares(self.flat, reduce_norm)
             norm, factor = clip_factor(squares, limit, scale)
             self.hyper[FACTOR : FACTOR + 1] = factor
-        if backend.is_numpy(self.hyper):
-            self._step_numpy()
-        else:
-            self._step_cuda()
-        if scaler is not None:
-            scaler.update(self.hyper[FACTOR : FACTOR + 1])
-        for array in self.flat.memory:
-            autograd.mark_assigned(array)
+        with uninterrupted():
+            if backend.is_numpy(self.hyper):
+                self._step_numpy()
+            else:
+                self._step_cuda()
+            if scaler is not None:
+                scaler.update(self.hyper[FACTOR : FACTOR + 1])
+            for array in self.flat.memory:
+                autograd.mark_assigned(array)
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -219,10 +224,12 @@ class Optimizer:
         """Write one scalar without waiting for the device."""
         self.hyper[place : place + 1].fill(value)
 
+    @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
         factor = float(self.hyper[FACTOR])
         if factor == 0:
             return
+        workspaces = self._workspaces()  # before anything changes: memory may be used up
         self.hyper[STEPS] += 1
         self._prepare_numpy()
         master = self.state.get("master")
@@ -230,24 +237,40 @@ class Optimizer:
         for piece in self.flat.pieces:
             buffers = [buffer[piece.state] for buffer in states]
             wide = None if master is None else master[piece.state]
-            self._update_piece(piece, factor, wide, buffers)
+            self._update_piece(piece, factor, wide, buffers, workspaces)
+
+    def _workspaces(self) -> list[Array]:
+        """Return for each thread that may update blocks two arrays as long as a block."""
+        longest = max(piece.data.size for piece in self.flat.pieces)
+        blocks = -(-longest // backend.BLOCK)
+        shape = 2, min(longest, backend.BLOCK)
+        wide = compute_dtype(self.flat.dtype)
+        return [np.empty(shape, wide) for _ in range(min(blocks, backend.threads()))]
 
     def _update_piece(
-        self, piece: Piece, factor: float, master: Array | None, states: list[Array]
+        self,
+        piece: Piece,
+        factor: float,
+        master: Array | None,
+        states: list[Array],
+        workspaces: list[Array],
     ) -> None:
         data, grad = piece.data, piece.grad
 
         def update(begin: int, end: int, decays: bool) -> None:
             def run(block: slice) -> None:
                 part = slice(begin + block.start, begin + block.stop)
-                gradient = grad[part] if factor == 1 else grad[part] * factor
+                workspace = workspaces.pop()
+                t, u = workspace[:, : block.stop - block.start]
                 blocks = [buffer[part] for buffer in states]
-                if master is None:
-                    self._update_numpy(data[part], gradient, *blocks, decays=decays)
-                    return
-                _take_over(data[part], master[part])
-                self._update_numpy(master[part], gradient, *blocks, decays=decays)
-                data[part] = master[part]
+                if master is not None:
+                    _take_over(data[part], master[part], t, u)
+                gradient = grad[part] if factor == 1 else np.multiply(grad[part], factor, out=u)
+                p = data[part] if master is None else master[part]
+                self._update_numpy(p, gradient, *blocks, decays=decays, t=t, u=u)
+                if master is not None:
+                    data[part] = p
+                workspaces.append(workspace)
 
             backend.parallel_blocks(run, end - begin, backend.BLOCK)
 
@@ -258,8 +281,13 @@ class Optimizer:
         """Derive the scalars of this step in `hyper`."""
         raise NotImplementedError
 
-    def _update_numpy(self, p: Array, g: Array, *states: Array, decays: bool) -> None:
-        """Update one block in place; `g` must be left as it is."""
+    def _update_numpy(
+        self, p: Array, g: Array, *states: Array, decays: bool, t: Array, u: Array
+    ) -> None:
+        """Update one block in place; `g` must be left as it is, unless it is `u`.
+
+        `t` and `u` are all the memory for results on the way: an allocation may fail.
+        """
         raise NotImplementedError
 
     def _step_cuda(self) -> None:
@@ -287,14 +315,17 @@ class Optimizer:
                 for piece in self.flat.pieces
                 if piece.data.size
             ]  # fmt: skip
-        load("optim.cu", prepare)((1,), (1,), (self.hyper, *map(np.float64, options)))
-        kernel = load("optim.cu", step)
+        begin, kernel = load("optim.cu", prepare), load("optim.cu", step)  # both, or nothing runs
+        begin((1,), (1,), (self.hyper, *map(np.float64, options)))
         for launch in self._launches[1]:
             kernel(*launch)
 
 
-def _take_over(parameters: Array, master: Array) -> None:
+def _take_over(parameters: Array, master: Array, t: Array, u: Array) -> None:
     """Copy 16-bit parameters that are not their rounded master copy: they were assigned to."""
-    changed = master.astype(parameters.dtype).view("uint16") != parameters.view("uint16")
+    rounded = t.view(parameters.dtype)[: parameters.size]
+    np.copyto(rounded, master, casting="unsafe")
+    changed = u.view(bool)[: parameters.size]
+    np.not_equal(rounded.view("uint16"), parameters.view("uint16"), out=changed)
     if changed.any():
         np.copyto(master, parameters, casting="unsafe", where=changed)

@@ -68,15 +68,17 @@ class SGD(Optimizer):
         self.hyper[SIZE] = self.hyper[LR]
         self.hyper[GAIN] = 1 if self.hyper[STEPS] == 1 else 1 - self.dampening
 
-    def _update_numpy(self, p: Array, g: Array, *states: Array, decays: bool) -> None:
+    def _update_numpy(
+        self, p: Array, g: Array, *states: Array, decays: bool, t: Array, u: Array
+    ) -> None:
         size = float(self.hyper[SIZE])
         if decays and self.weight_decay:
-            g = g + self.weight_decay * p
+            g = np.add(g, np.multiply(p, self.weight_decay, out=t), out=u)
         if not self.momentum:
-            p -= g * size
+            p -= np.multiply(g, size, out=t)
             return
         (m,) = states
-        t = np.multiply(g, float(self.hyper[GAIN]))
+        np.multiply(g, float(self.hyper[GAIN]), out=t)
         m *= self.momentum
         m += t
         if self.nesterov:

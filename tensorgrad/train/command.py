@@ -1,49 +1,16 @@
-"""A training run as a command: what programs do alike around what they train."""
+"""What programs that train do alike: the folder of a run, and what to say when it was stopped."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
 
-from tensorgrad.errors import CheckpointError, TensorgradError
+from tensorgrad.errors import CheckpointError
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, Trainer
 
-MENDABLE = (TensorgradError, OSError, UnicodeError, KeyboardInterrupt)  # by a user
-
 _log = logging.getLogger(__name__)
-_Arguments = ParamSpec("_Arguments")
-
-
-def command(program: Callable[_Arguments, object]) -> Callable[_Arguments, int]:
-    """Make a program a command, which shows messages and returns an exit status.
-
-    0, or 1 after an error that a user can mend, shown as one line, or 130 after a second Ctrl-C.
-    """
-
-    @wraps(program)
-    def run(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> int:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-        try:
-            program(*arguments, **options)
-        except MENDABLE as error:
-            status, line = status_and_line(error)
-            _log.error("%s", line)
-            return status
-        return 0
-
-    return run
-
-
-def status_and_line(error: BaseException) -> tuple[int, str]:
-    """Return with which exit status and line a program ends that an error has stopped."""
-    if isinstance(error, KeyboardInterrupt):
-        return 130, "stopped at once; --resume goes on from the newest checkpoint, if there is one"
-    return 1, str(error)
 
 
 def free_folder(name: str) -> Path:

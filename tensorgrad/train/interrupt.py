@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that training fulfils at the end of a step."""
+"""Ctrl-C, SIGTERM and SIGHUP as requests that training fulfils at the end of a step."""
 
 from __future__ import annotations
 
@@ -8,36 +8,45 @@ import threading
 from types import FrameType
 from typing import Any
 
+# Ctrl-C, what a scheduler sends before the time is over, and the end of the terminal.
+STOPS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]  # Windows has no SIGHUP
+
 _log = logging.getLogger(__name__)
 
 
 class Interrupts:
-    """Notes the first SIGINT or SIGTERM inside a `with` block; a second one acts at once.
+    """Notes the first of the signals STOPS inside a `with` block; a second one acts at once.
 
     In other threads than the main one, where Python delivers no signals, it notes nothing.
 
     Attributes:
-        received: the name of the signal, or None.
+        received: the signal, or None.
     """
 
     def __init__(self) -> None:
-        self.received: str | None = None
+        self.received: signal.Signals | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPS:
                 if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                     self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         self._restore()
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note("stopped at once; --resume continues from the newest checkpoint, if any")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
+        self.received = signal.Signals(number)
         self._restore()
-        _log.warning("%s: finishing the step; a second one stops at once", self.received)
+        _log.warning("%s: finishing the step; a second one stops at once", self.received.name)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -15,9 +15,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tensorgrad import backend, random
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.files import finite, make_folder
+from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.checkpoint import (
@@ -36,7 +38,7 @@ from tensorgrad.train.checkpoint import (
 )
 from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
-from tensorgrad.train.interrupt import Interrupts
+from tensorgrad.train.interrupt import STOPS, Interrupts
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import Progress
 from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
@@ -55,6 +57,7 @@ class Outcome:
         skipped: how many steps of this process were skipped for NaN or infinity.
         tokens_per_second: of this process's steps, evaluation and checkpoints left out.
         checkpoint: the newest one.
+        stopped_by: the signal that asked the run to stop before its end, if one did.
     """
 
     step: int
@@ -62,6 +65,12 @@ class Outcome:
     skipped: int
     tokens_per_second: float
     checkpoint: Path | None
+    stopped_by: signal.Signals | None = None
+
+    @property
+    def status(self) -> int:
+        """The exit status of a program that ends so: 0, or 128 + the signal as in a shell."""
+        return 0 if self.stopped_by is None else 128 + self.stopped_by
 
 
 def mean_loss(
@@ -249,25 +258,30 @@ class Trainer:
                 stack.enter_context(closing(batches))  # ends the thread that reads ahead
             if first == 0:
                 self._measure()
-            stop = False
-            while self.step < end and not stop:
+            stopped_by = None
+            while self.step < end and stopped_by is None:
                 self._train_step(self._next(batches))
                 measures = self._due(settings.evaluate_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
-                asked = interrupts.received is not None
+                asked = interrupts.received
                 # Several processes look together, so that all of them stop at the same step.
-                at_once = asked and isinstance(self._ranks, OneProcess)
+                at_once = asked is not None and isinstance(self._ranks, OneProcess)
                 if measures or saves or at_once or self._due(settings.log_every):
-                    stop = self._read(asked)
+                    stopped_by = self._read(asked)
                 if measures:
                     self._measure()
-                if saves or stop:
+                if saves or stopped_by is not None:
                     self._save()
         if shown and settings.plot:
             plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
         finished = self.step >= settings.steps  # a longer run may have been resumed
         return Outcome(
-            self.step, finished, self._skipped, self._progress.tokens_per_second, self._saved
+            self.step,
+            finished,
+            self._skipped,
+            self._progress.tokens_per_second,
+            self._saved,
+            None if finished else stopped_by,
         )
 
     def _begin_alike(self) -> None:
@@ -296,25 +310,36 @@ class Trainer:
             ) from error
 
     def _train_step(self, batch: Batch) -> None:
-        """Do one step; leave its loss and gradient norm on the device, in `_pending`."""
-        settings, optimizer = self.settings, self.optimizer
-        optimizer.zero_grad()
-        parts = _parts(batch, settings.accumulate, self._ranks.ranks)
-        moved = [_moved(part, self._device) for part in parts]
-        total = self._ranks.compute_gradients(self._loss, moved, self.scaler)
-        optimizer.lr = self._schedule(self.step)
-        norm = optimizer.step(settings.clip or math.inf, self.scaler, self._ranks.reduce_norm)
-        self._ranks.after_step()
-        self.step += 1
-        self._pending.append((self.step, optimizer.lr, total, norm))
-        self._measured = {}
+        """Do one step, whole or not at all; leave its loss and gradient norm in `_pending`."""
+        settings, optimizer, before = self.settings, self.optimizer, self.step
+        generator = random.get_state()
+        # Several processes all end with one, and here they may have to wait for each other.
+        whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
+        try:
+            optimizer.zero_grad()
+            parts = _parts(batch, settings.accumulate, self._ranks.ranks)
+            moved = [_moved(part, self._device) for part in parts]
+            total = self._ranks.compute_gradients(self._loss, moved, self.scaler)
+            optimizer.lr = self._schedule(self.step)
+            clip = settings.clip or math.inf
+            with whole:
+                norm = optimizer.step(clip, self.scaler, self._ranks.reduce_norm)
+                self._ranks.after_step()
+                self.step += 1
+                self._pending.append((self.step, optimizer.lr, total, norm))
+                self._measured = {}
+        except BaseException:
+            if self.step == before:
+                random.set_state(generator)
+            raise
 
-    def _read(self, wants_stop: bool) -> bool:
-        """Log what the device has measured; return whether any rank was asked to stop."""
+    def _read(self, asked: signal.Signals | None) -> signal.Signals | None:
+        """Log what the device has measured; return by which signal any rank was asked to stop."""
         pending, self._pending = self._pending, []
         losses = [float(loss) / self.settings.accumulate for _, _, loss, _ in pending]
-        *sums, stops = self._ranks.sum([*losses, float(wants_stop)])
-        for (step, rate, _, device_norm), total in zip(pending, sums, strict=True):
+        sums = self._ranks.sum([*losses, *(float(asked is each) for each in STOPS)])
+        counts = sums[len(losses) :]
+        for (step, rate, _, device_norm), total in zip(pending, sums, strict=False):
             loss, norm = total / self._ranks.ranks, float(device_norm)
             self._skipped += not math.isfinite(norm)
             if self._log is not None:
@@ -322,7 +347,7 @@ class Trainer:
                 self._log.write({"step": step, **finite(measured)})
             self._check_finite(step, loss, norm)
             self._progress.update(step, loss, rate, norm)
-        return stops > 0
+        return next((each for each, count in zip(STOPS, counts, strict=True) if count), None)
 
     def _check_finite(self, step: int, loss: float, norm: float) -> None:
         """Act as `nan` says. A scaled norm may overflow now and then: the scaler sees to that."""

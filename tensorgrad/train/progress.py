@@ -95,7 +95,7 @@ class Progress:
 
 def _is_terminal() -> bool:
     """Whether stderr is a terminal that says how large it is: without that tqdm shows nothing."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # it is None after `2>&-`
         return False
     try:
         return os.get_terminal_size(sys.stderr.fileno()).lines > 0

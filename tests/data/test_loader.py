@@ -164,6 +164,20 @@ def test_what_goes_wrong_in_the_thread_is_raised(monkeypatch: pytest.MonkeyPatch
     assert reading() == []
 
 
+def test_where_no_thread_can_be_started_batches_are_read_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = TokenLoader(counting(200), 4, 8)
+    expected = [loader.batch(step) for step in (2, 3, 4)]
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for found, batch in zip(loader.iterate(2), expected, strict=False):
+        np.testing.assert_array_equal(found, batch)
+
+
 def test_only_two_batches_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = TokenLoader(counting(200), 4, 8)
     read, asked = loader.batch, []

@@ -21,6 +21,7 @@ from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
 from tensorgrad.weights import load_arrays, save_arrays
 from tests.disk import flip
+from tests.processes import closed_streams, unread_output
 
 OPTIONS = ["--device", "cpu", "--max-new-tokens", "12"]
 
@@ -185,6 +186,32 @@ def test_what_cannot_be_written_is_an_error(
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert generate.main(["--checkpoint", str(run), "--prompt", "für", *OPTIONS]) == 1
     assert "'ascii' codec can't encode" in caplog.text
+
+
+def test_nobody_need_read_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with unread_output(monkeypatch):
+        assert generate.main(["--checkpoint", str(run), "--prompt", "def ", *OPTIONS]) == 141
+    assert caplog.records == []
+
+
+def test_a_disk_that_is_full_is_an_error(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch, open("/dev/full", "w") as full:
+        patch.setattr("sys.stdout", full)
+        assert generate.main(["--checkpoint", str(run), "--prompt", "def ", *OPTIONS]) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "[Errno 28] No space left on device"
+    ]
+
+
+def test_a_conversation_without_an_input_ends_at_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closed_streams(monkeypatch):
+        assert generate.main(["--checkpoint", str(run), *OPTIONS]) == 0
 
 
 def test_it_asks_for_prompts(

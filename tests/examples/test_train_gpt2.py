@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from examples import train_gpt2
@@ -253,7 +255,10 @@ def test_16_bits_learn_as_well(options: list[str], tmp_path: Path, dtype: str) -
     assert losses[-1] < losses[0]
 
 
-def test_it_runs_as_a_program_and_stops_when_asked(options: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_runs_as_a_program_and_stops_when_asked(
+    options: list[str], tmp_path: Path, number: signal.Signals
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
         cwd=ROOT,
@@ -265,15 +270,74 @@ def test_it_runs_as_a_program_and_stops_when_asked(options: list[str], tmp_path:
     try:
         while not (metrics.exists() and metrics.stat().st_size):
             assert process.poll() is None, process.communicate()[1]
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 0
+    assert process.returncode == 128 + number
     assert output == ""
     assert f"to go on: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
     assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
+
+
+def test_a_program_that_is_interrupted_twice_ends_quietly(
+    options: list[str], tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process, process.stderr:
+        checkpoints = tmp_path / "run" / "checkpoints"
+        while not (checkpoint.list_checkpoints(checkpoints)):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        while "SIGINT: finishing the step" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+    assert process.returncode in (130, -signal.SIGINT), errors  # 130 for a shell
+    assert "Traceback" not in errors
+    assert checkpoint.load_latest(checkpoints) is not None
+
+
+def test_a_program_whose_streams_are_closed_writes_into_no_file_of_its_own(
+    options: list[str], tmp_path: Path
+) -> None:
+    """Files get the numbers of closed streams, and messages are written by number."""
+    program = [sys.executable, "examples/train_gpt2.py", *options]
+    shell = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *program]
+    assert subprocess.run(shell, cwd=ROOT, timeout=120).returncode == 0
+    train_gpt2.main([*options, "--out", str(tmp_path / "other")])
+    logs = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "other")]
+    assert logs[0] == logs[1]
+    assert parameters(tmp_path / "run") == parameters(tmp_path / "other")
+
+
+def test_a_sample_is_shown_where_the_output_cannot_take_it(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    assert train_gpt2.main([*options, "--prompt", "für"]) == 0
+    output.seek(0)
+    assert output.read().startswith("f\\xfcr")
+
+
+def test_memory_that_is_used_up_is_one_line(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        np.empty(2**60, np.int8)
+
+    monkeypatch.setattr(GPT2, "forward", refuse)
+    message = fails(options, caplog)
+    assert message.startswith("out of memory: Unable to allocate 1.00 EiB for an array with shape")
+    assert "a smaller model, --batch" in message
 
 
 def test_the_sample_may_begin_with_nothing(options: list[str]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from tensorgrad.parallel.merge import merge
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
 from tensorgrad.weights import load_arrays
-from tests.ranks import mpirun, run_ranks
+from tests.ranks import descendants, mpirun, run_ranks
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.mpi
@@ -118,7 +119,17 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     same_run(folder, alone)
 
 
-def test_an_interrupt_stops_all_ranks_at_one_step(options: list[str], tmp_path: Path) -> None:
+def is_rank(process: int) -> bool:
+    ps = ["ps", "-o", "args=", "-p", str(process)]
+    words = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.split()
+    return words[:2] == [sys.executable, str(PROGRAM)]
+
+
+@pytest.mark.parametrize(("place", "number"), [(0, signal.SIGINT), (-1, signal.SIGHUP)])
+def test_an_interrupt_stops_all_ranks_at_one_step(
+    place: int, number: signal.Signals, options: list[str], tmp_path: Path
+) -> None:
+    """Whether the launcher gets it or one rank."""
     launcher = mpirun()
     assert launcher is not None
     folder = tmp_path / "run"
@@ -133,11 +144,13 @@ def test_an_interrupt_stops_all_ranks_at_one_step(options: list[str], tmp_path: 
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < end, "no checkpoint after 120 s"
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        ranks = [pid for pid in descendants(process.pid) if is_rank(pid)]
+        assert len(ranks) == 2
+        os.kill([process.pid, *ranks][place], number)
         out, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 0, out
+    assert process.returncode == 128 + number, out
     found = load_latest(folder / "checkpoints")
     assert found is not None
     again = rf"to go on: mpirun -n 2 python {PROGRAM} --resume {folder}"

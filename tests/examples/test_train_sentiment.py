@@ -12,6 +12,7 @@ from tensorgrad.data.labelled import read_labelled
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
+from tests.processes import closed_streams
 
 TINY = "--device cpu --width 16 --batch 32 --epochs 3 --warmup 5 --lr 0.02 --no-plot"
 KINDS = {
@@ -103,6 +104,15 @@ def test_a_run_goes_on_as_if_nothing_had_happened(
         (folder / "metrics.jsonl").unlink()
         assert train_sentiment.main(["--resume", str(folder)]) == 0
         assert caplog.records[-1].getMessage().startswith(said)
+
+
+def test_it_trains_and_answers_without_standard_streams(
+    mean: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closed_streams(monkeypatch):
+        assert train_sentiment.main(mean) == 0
+        resume = ["--resume", str(tmp_path / "run")]
+        assert train_sentiment.main([*resume, "--predict", "a good film"]) == 0
 
 
 def test_few_sentences_are_passed_more_often(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from examples import train_translation, translate
 from tensorgrad.data import Tokenizer, phrases
 from tensorgrad.train import checkpoint
 from tensorgrad.train.log import read_metrics
+from tests.processes import closed_streams, unread_output
 from tests.source_tree import ROOT
 
 TINY = (
@@ -221,6 +222,25 @@ def test_a_line_gives_a_line_and_what_cannot_be_written_is_an_error(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert translate.main(["run", "one"]) == 1
     assert "'ascii' codec can't encode" in caplog.records[-1].getMessage()
+
+
+def test_nobody_need_read_translations(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(translate, "load", lambda *_: Fixed())
+    with unread_output(monkeypatch):
+        assert translate.main(["run", "one"]) == 141
+    with closed_streams(monkeypatch):
+        assert translate.main(["run"]) == 0
+    assert caplog.records == []
+
+
+def test_it_trains_without_standard_streams(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closed_streams(monkeypatch):
+        assert train_translation.main(options) == 0
+    assert results(tmp_path / "run", "averaged")["bleu"] >= 0
 
 
 def test_a_translator_says_what_is_missing(

@@ -277,7 +277,7 @@ def test_the_check_sees_serialized_wgmma() -> None:
 
 
 def test_the_command_says_when_there_is_no_compiler(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing() -> None:
         raise KernelError("kernels: NVRTC is missing")
@@ -285,7 +285,7 @@ def test_the_command_says_when_there_is_no_compiler(
     monkeypatch.setattr(loader, "nvrtc", missing)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert check.main([]) == 1
-    assert "NVRTC is missing; nvcc is not on the PATH either" in capsys.readouterr().err
+    assert "NVRTC is missing; nvcc is not on the PATH either" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -342,10 +342,10 @@ def test_the_check_leaves_out_a_type(folder: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_the_command_names_what_it_does_not_know(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    folder: Path, caplog: pytest.LogCaptureFixture, arguments: list[str], message: str
 ) -> None:
     assert check.main(arguments) == 1
-    assert message in capsys.readouterr().err
+    assert message in caplog.text
 
 
 @pytest.mark.gpu

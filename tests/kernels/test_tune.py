@@ -115,16 +115,19 @@ def test_names_of_matrix_products() -> None:
 
 
 def test_the_command_needs_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(backend, "gpu_count", lambda: 0)
     assert tune.main(["--file", str(tmp_path / "tuned.json"), "--write"]) == 1
-    assert "tune: no GPU was found" in capsys.readouterr().err
+    assert "tune: no GPU was found" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_writes_only_when_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "tuned.json"
     monkeypatch.setattr(backend, "gpu_count", lambda: 1)
@@ -143,7 +146,7 @@ def test_the_command_writes_only_when_told(
     assert tuned.read(path) == {"sm_90": {"matmul": {"clear": "tiled"}}}
     path.write_text("{")
     assert tune.main(["--file", str(path), "--write"]) == 1
-    assert "expected choices as JSON" in capsys.readouterr().err
+    assert "expected choices as JSON" in caplog.text
     assert path.read_text() == "{"
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import signal
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 
 from tensorgrad import Tensor, autograd, backend, dtypes
 from tensorgrad.errors import ArgumentError, CheckpointError, GradError
-from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, Optimizer
+from tensorgrad.kernels import loader
+from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, LossScaler, Optimizer
+from tensorgrad.optim import optimizer as optimizer_module
 from tests.optim import toy
 
 Make = Callable[..., Optimizer]
@@ -311,3 +315,114 @@ NUMBER: Any = 0.9
 def test_wrong_options_are_named(make_wrong: Make, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make_wrong(toy.parameters().items())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, dtypes.float16])
+def test_ctrl_c_in_a_step_waits_until_all_of_it_is_done(
+    make: Make, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a loop of the user's own, who then goes on."""
+    monkeypatch.setattr(backend, "BLOCK", 1000)
+    monkeypatch.setattr(backend, "threads", lambda: 1)
+    scalers = LossScaler(4.0, interval=2), LossScaler(4.0, interval=2)
+    expected = run(make, 3, dtype, max_norm=1.0, scaler=scalers[0])
+    tensors = toy.parameters(dtype)
+    optimizer = make(tensors.items())
+    update, calls = optimizer._update_numpy, list[int]()
+
+    def interrupted(*arrays: Any, **options: Any) -> None:
+        calls.append(len(calls))
+        if len(calls) in (2, 5):  # of some forty blocks
+            signal.raise_signal(signal.SIGINT)
+        update(*arrays, **options)
+
+    monkeypatch.setattr(optimizer, "_update_numpy", interrupted)
+    tick = autograd.latest_tick()
+    toy.set_gradients(tensors, 0)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(max_norm=1.0, scaler=scalers[1])
+    assert len(calls) > 10
+    assert autograd.latest_tick() > tick
+    proceed(optimizer, tensors, range(1, 3), max_norm=1.0, scaler=scalers[1])
+    assert toy.same_bits(everything(expected), everything(optimizer))
+    assert optimizer.numbers() == expected.numbers()
+    assert scalers[0].state_dict() == scalers[1].state_dict()
+
+
+@pytest.mark.gpu
+def test_ctrl_c_between_the_kernels_of_a_step_waits(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(make, 1, device="cuda:0")
+    tensors = toy.parameters(device="cuda:0")
+    optimizer = make(tensors.items())
+    launched = []
+
+    def load(file: str, name: str) -> Any:
+        kernel = loader.load(file, name)
+
+        def interrupted(*arguments: Any) -> None:
+            launched.append(name)
+            signal.raise_signal(signal.SIGINT)
+            kernel(*arguments)
+
+        return interrupted
+
+    monkeypatch.setattr(optimizer_module, "load", load)
+    toy.set_gradients(tensors, 0)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert len(launched) == 2
+    assert toy.same_bits(everything(expected), everything(optimizer))
+    assert optimizer.numbers() == expected.numbers()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, dtypes.float16])
+def test_a_step_allocates_nothing_once_it_changes_arrays(
+    make: Make, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it cannot fail halfway where memory is used up."""
+    monkeypatch.setattr(backend, "threads", lambda: 1)
+    optimizer = run(make, 1, dtype)
+    workspaces, largest = optimizer._workspaces, list[int]()
+
+    def measured() -> list[Any]:
+        found: list[Any] = workspaces()
+        largest.append(max(array.nbytes for array in found) // 2)
+        tracemalloc.reset_peak()
+        largest.append(tracemalloc.get_traced_memory()[0])
+        return found
+
+    monkeypatch.setattr(optimizer, "_workspaces", measured)
+    tracemalloc.start()
+    try:
+        optimizer.step(max_norm=1e-3)
+        block, before = largest
+        assert tracemalloc.get_traced_memory()[1] - before < block / 4
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_step_without_memory_changes_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = run(make, 2)
+    before = [array.copy() for array in everything(optimizer)], optimizer.numbers()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(optimizer, "_workspaces", refuse)
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    assert toy.same_bits(before[0], everything(optimizer))
+    assert optimizer.numbers() == before[1]
+
+
+def test_numpy_s_errors_do_not_stop_a_step_halfway(make: Make) -> None:
+    """Inf and NaN reach the parameters, as on a GPU."""
+    tensors = toy.parameters()
+    optimizer = make(tensors.items())
+    toy.set_gradients(tensors, 0)
+    optimizer.flat.grad[-64:] = 1e30
+    with np.errstate(all="raise"):
+        optimizer.step()
+    assert optimizer.numbers()["step"] == 1

@@ -26,6 +26,15 @@ def all_raise_early() -> None:
     raise ValueError("boom")
 
 
+def no_threads() -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if launch.launched_rank() == 1:
+        setattr(threading.Thread, "start", refuse)  # noqa: B010  mypy refuses an assignment
+    parallel.world()
+
+
 def one_never_comes() -> None:
     if launch.launched_rank() == 1:
         sys.exit(0)
@@ -138,7 +147,9 @@ def groups_cross(world: Comm) -> None:
         world.send(np.ones(5), 3, wait=False)
 
 
-EARLY = {each.__name__: each for each in (one_raises_early, all_raise_early, one_never_comes)}
+EARLY = {
+    each.__name__: each for each in (one_raises_early, all_raise_early, no_threads, one_never_comes)
+}
 
 if __name__ == "__main__":
     if sys.argv[1] in EARLY:

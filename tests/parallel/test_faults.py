@@ -14,7 +14,7 @@ import pytest
 
 from tensorgrad.parallel import watch
 from tests.parallel import faults
-from tests.ranks import run_ranks
+from tests.ranks import mpirun, run_ranks
 
 pytestmark = pytest.mark.mpi
 Results = dict[str, subprocess.CompletedProcess[str]]
@@ -39,6 +39,12 @@ def run(fault: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
             "all_raise_early",
             "rank 0 of 2: uncaught ValueError, all ranks end",
             "ValueError: boom",
+            1,
+        ),
+        (
+            "no_threads",
+            "rank 1 of 2: uncaught CommError",
+            "expected a higher limit of processes",
             1,
         ),
         ("all_raise", "rank 0 of 2: uncaught ValueError, all ranks end", "ValueError: boom 0", 1),
@@ -74,6 +80,26 @@ def test_all_ranks_end_with_one_traceback(
     assert title in result.stderr
     assert message in result.stderr
     assert result.stdout == ("last words of rank 1\n" if fault == "one_raises" else "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "output"),
+    [
+        ("thread_exits", 0, "the end\n"),
+        ("one_raises", 1, "last words of rank 1\n"),
+        ("one_raises_early", 1, ""),
+    ],
+)
+def test_ranks_whose_standard_error_is_closed_end_as_others(
+    fault: str, status: int, output: str
+) -> None:
+    launcher = mpirun()
+    assert launcher is not None
+    shell = ["sh", "-c", 'exec "$0" "$@" <&- 2>&-', sys.executable, faults.__file__, fault]
+    result = subprocess.run(
+        [*launcher, "-n", "2", *shell], capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (status, output, "")
 
 
 def test_a_rank_that_never_comes_to_the_start_ends_all() -> None:

@@ -56,17 +56,17 @@ def test_a_checkpoint_of_one_process_is_merged_too(tmp_path: Path) -> None:
     assert json.loads(load_metadata(out)["model"]) == asdict(CONFIG)
 
 
-def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert main([str(tmp_path), str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().err == (
-        f"merge: {tmp_path} has no checkpoint, expected one or more\n"
-    )
+    assert [record.getMessage() for record in caplog.records] == [
+        f"merge: {tmp_path} has no checkpoint, expected one or more"
+    ]
     path = save_checkpoint(tmp_path, 1, {"optimizer": {}}, {"metrics": {}})
     assert main([str(path), str(tmp_path / "out")]) == 1
-    assert "has no arrays of a model" in capsys.readouterr().err
+    assert "has no arrays of a model" in caplog.text
     path = save_checkpoint(tmp_path, 1, {"model": {"w": np.ones(3)}}, {"metrics": {}})
     assert main([str(path), str(tmp_path / "no" / "out")]) == 1
-    assert "cannot write" in capsys.readouterr().err
+    assert "cannot write" in caplog.text
     (path / "model.safetensors").write_bytes(b"")
     assert main([str(path), str(tmp_path / "out")]) == 1
-    assert "model.safetensors has 0 bytes, expected" in capsys.readouterr().err
+    assert "model.safetensors has 0 bytes, expected" in caplog.text

@@ -257,12 +257,14 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_errors_have_the_numbers(
-    options: str, message: str, capsys: pytest.CaptureFixture[str]
+    options: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert main(options.split()) == 1
-    written = capsys.readouterr()
-    assert written.out == ""
-    assert re.search(message, written.err), written.err
+    assert capsys.readouterr().out == ""
+    assert re.search(message, caplog.text), caplog.text
 
 
 def test_sizes_in_bytes() -> None:

@@ -9,13 +9,13 @@ import pytest
 from tensorgrad.train.interrupt import Interrupts
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_noted(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Interrupts() as interrupts:
         assert interrupts.received is None
         os.kill(os.getpid(), number)
-        assert interrupts.received == number.name
+        assert interrupts.received is number
         assert signal.getsignal(number) == before
     assert signal.getsignal(number) == before
 
@@ -23,9 +23,20 @@ def test_the_first_signal_is_noted(number: signal.Signals) -> None:
 def test_the_second_acts_at_once() -> None:
     with Interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupts.received == "SIGTERM"
+        assert interrupts.received is signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_that_acts_at_once_says_how_to_resume() -> None:
+    def interrupted_twice() -> None:
+        with Interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted_twice()
+    assert "--resume continues from the newest checkpoint" in caught.value.__notes__[0]
 
 
 def test_a_signal_that_was_ignored_stays_so() -> None:

@@ -1,0 +1,164 @@
+"""Programs end with a clear status and at most one line, whatever was done to them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorgrad import backend
+from tensorgrad.command import command, open_standard_streams, printable, status_and_line
+from tensorgrad.errors import ArgumentError
+from tests.source_tree import ROOT
+
+
+class PanicException(BaseException):
+    """As Rust's, which tokenizers raises."""
+
+
+def noted(error: BaseException, note: str) -> BaseException:
+    error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ArgumentError("--lr: got 0"), 1, "--lr: got 0"),
+        (FileNotFoundError("no such file"), 1, "no such file"),
+        (UnicodeEncodeError("ascii", "ü", 0, 1, "no such character"), 1, "no such character"),
+        (UnicodeEncodeError("ascii", "ü", 0, 1, "why"), 1, "PYTHONIOENCODING=utf-8"),
+        (noted(KeyboardInterrupt(), "--resume continues"), 130, "--resume continues"),
+        (RuntimeError("can't start new thread"), 1, "(ulimit -u)"),
+        (PanicException("ThreadPoolBuildError { kind: ... }"), 1, "TOKENIZERS_PARALLELISM=false"),
+        (MemoryError("Out of memory allocating 5 bytes."), 1, "allocating 5 bytes; expected more"),
+    ],
+)
+def test_what_a_user_can_fix_is_one_line(
+    error: BaseException, status: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @command
+    def fails() -> None:
+        raise error
+
+    assert fails() == status
+    assert message in caplog.text
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (BrokenPipeError(errno.EPIPE, "pipe"), 141)]
+)
+def test_what_needs_no_words_has_none(
+    error: BaseException, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    @command
+    def fails() -> None:
+        raise error
+
+    assert fails() == status
+    assert caplog.records == []
+
+
+def test_a_program_may_choose_its_status() -> None:
+    assert command(lambda: 3)() == 3
+
+
+def test_a_mistake_in_a_program_keeps_its_traceback() -> None:
+    @command
+    def program(count: int, *, name: str = "") -> None:
+        assert (count, name) == (3, "all")
+
+    assert program(3, name="all") == 0
+    with pytest.raises(AssertionError):
+        program(4)
+
+
+def line_of(error: BaseException) -> str:
+    found = status_and_line(error)
+    assert found is not None
+    return found[1]
+
+
+def test_memory_that_is_used_up_is_said_with_what_was_allocated() -> None:
+    try:
+        np.empty(2**60, np.int8)
+    except MemoryError as error:
+        line = line_of(error)
+    assert "Unable to allocate 1.00 EiB for an array with shape (1152921504606846976,)" in line
+    assert "--batch" in line
+    try:
+        [0] * 2**62  # Python does not say what it was to allocate
+    except MemoryError as error:
+        line = line_of(error)
+    assert f"at {__file__}" in line
+
+
+@pytest.mark.gpu
+def test_memory_of_the_gpu_that_is_used_up_is_said_likewise() -> None:
+    try:
+        backend.cupy.empty(2**50, np.int8)
+    except Exception as error:
+        line = line_of(error)
+    assert "Out of memory allocating 1,125,899,906,842,624 bytes" in line
+    assert "--batch" in line
+
+
+def test_streams_that_are_closed_are_opened_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    open_standard_streams()
+    with sys.stdin, sys.stdout, sys.stderr:
+        assert sys.stdin.read() == ""
+        assert sys.stdout.write("für") == sys.stderr.write("für")
+
+
+def test_characters_that_the_output_cannot_take_are_escaped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert printable("für") == "für"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert printable("für") == r"f\xfcr"
+
+
+PROGRAM = f"{sys.executable} -m tensorgrad.parallel.plan --model gpt2-124M"
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "message"),
+    [
+        ("{program} <&- 2>&- >&-", 0, ""),
+        ("{program} >&{closed_pipe}", 141, ""),
+        ("{program} --help >&{closed_pipe}; exit $(($? == 120))", 0, ""),  # 120 is Python's own
+        ("{program} >/dev/full", 1, "No space left on device"),
+        ("{program} --dp 0 2>/dev/full", 1, ""),
+        ("{program} --dp 0 2>&-", 1, ""),
+        ("cd {folder}; rmdir {folder}; env -u HOME TERM=dumb LC_ALL=C {program} >&-", 0, ""),
+    ],
+)
+def test_streams_and_places_that_a_shell_may_give(
+    shell: str, status: int, message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    reader, pipe = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        ["bash", "-c", shell.format(program=PROGRAM, folder=folder, closed_pipe=pipe)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        pass_fds=[pipe],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    os.close(pipe)
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == bool(message), done.stderr
