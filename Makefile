@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test lint types sanitize install clean distclean
+.PHONY: help train test lint types fuzz sanitize install clean distclean
 
 VENV ?= .venv
 ARGS ?=
@@ -43,6 +43,9 @@ lint: install ## check style and format with ruff
 types: install ## check types with mypy --strict
 	@echo 'types (mypy)'
 	@$(bin)/mypy tensorgrad examples tests
+
+fuzz: install ## run every fuzz test with 100,000 new cases (ARGS="-k protocol" chooses)
+	@$(bin)/python -m pytest -q -o faulthandler_timeout=0 --hypothesis-profile=fuzz tests/fuzz $(ARGS)
 
 sanitize: install ## look for memory errors and races in kernels, on a GPU (ARGS="tests/kernels -k softmax")
 	@for tool in memcheck racecheck initcheck; do echo "$$tool"; \

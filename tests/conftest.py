@@ -14,6 +14,9 @@ from tests import ranks
 
 # A busy machine makes any example slow once; that says nothing about the code.
 hypothesis.settings.register_profile("tensorgrad", deadline=None)
+hypothesis.settings.register_profile(  # of `make fuzz`; tests/fuzz/cases.py
+    "fuzz", deadline=None, max_examples=100_000, derandomize=False, print_blob=True
+)
 hypothesis.settings.load_profile("tensorgrad")
 
 # Shells start what runs in the background with SIGINT ignored, and programs would inherit that.
