@@ -12,7 +12,7 @@ from tests.source_tree import ROOT, Source, examples, imports, library, module_n
 
 # What a part may import: the parts of lower layers, and parts of its own layer in one direction.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "dtypes", "backend", "files"),
+    ("errors", "dtypes", "backend", "files", "readers"),
     ("kernels",),
     ("core",),  # tensor, autograd, ops and what stands beside them
     ("nn", "optim"),

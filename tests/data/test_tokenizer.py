@@ -256,7 +256,7 @@ def add(token: str, number: int) -> Callable[[dict[str, Any]], None]:
         (lambda state: state["added_tokens"][0].update(special=False), "special False"),
         (drop("a"), "lacks 1 needed tokens, such as 'a'"),
         (drop(END_OF_TEXT), "lacks 1 needed tokens, such as '<.endoftext.>'"),
-        (add("ab", 5000), "600 tokens with ids up to 5000, expected ids 0 to 599 without gaps"),
+        (add("ab", 5000), "has the id 5000 for 'ab', expected 0 to 599 without gaps"),
         (add("\u4e00", 600), "the token '\u4e00', expected only the characters that stand for"),
         (lambda state: state.clear(), r"not a tokenizer\.json"),
     ],
@@ -276,7 +276,7 @@ def test_a_missing_or_damaged_file_is_an_error(tokenizer: Tokenizer, tmp_path: P
     with pytest.raises(DataError, match=r"cannot read .*tokenizer\.json: No such file"):
         Tokenizer.load(path)
     path.write_text(tokenizer.to_json()[:-100])
-    with pytest.raises(DataError, match=r"tokenizer\.json is not a tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be read as JSON"):
         Tokenizer.load(path)
 
 
@@ -302,12 +302,12 @@ def test_gpt2_files_that_do_not_fit_are_errors(published: tuple[Path, Path]) -> 
     vocab, merges = published
     with pytest.raises(DataError, match="cannot read"):
         Tokenizer.from_gpt2(vocab, vocab.with_name("none"))
-    with pytest.raises(DataError, match="is not JSON"):
+    with pytest.raises(DataError, match="cannot be read as JSON"):
         Tokenizer.from_gpt2(merges, vocab)
     for line in ("a b c", "unknown pair"):
         wrong = vocab.with_name("merges.txt")
         wrong.write_text(f"#version: 0.2\n{line}\n")
-        with pytest.raises(DataError, match="do not fit together"):
+        with pytest.raises(DataError, match=r"do not fit together|merge 'a b c', expected two"):
             Tokenizer.from_gpt2(vocab, wrong)
     state = json.loads(vocab.read_text())
     del state[END_OF_TEXT]
@@ -315,5 +315,5 @@ def test_gpt2_files_that_do_not_fit_are_errors(published: tuple[Path, Path]) -> 
     with pytest.raises(DataError, match="lacks 1 needed tokens"):
         Tokenizer.from_gpt2(vocab, merges)
     vocab.write_text("[]")
-    with pytest.raises(DataError, match="do not fit together"):
+    with pytest.raises(DataError, match="holds a list, expected a mapping"):
         Tokenizer.from_gpt2(vocab, merges)
