@@ -12,7 +12,6 @@ makes one of what several ranks have written. Without a prompt it asks for one a
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import time
@@ -21,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.backend import Array
 from tensorgrad.data import TextStream, Tokenizer
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
-from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
+from tensorgrad.errors import ArgumentError, CheckpointError, DataError, TensorgradError
 from tensorgrad.models.generate import generate_batch, stream
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import load_huggingface
+from tensorgrad.models.restore import restore
 from tensorgrad.ops.sampling import Sampling
+from tensorgrad.readers import parse_json
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
 from tensorgrad.weights import load_arrays, load_metadata
 
@@ -75,30 +75,19 @@ def load(
 
 
 def _model(checkpoint: Checkpoint) -> GPT2:
-    config = checkpoint.entry("model")
-    return _gpt2(checkpoint.path, config, checkpoint.arrays("model"))
+    sizes, arrays = checkpoint.entry("model"), checkpoint.arrays("model")
+    return restore(GPT2, GPT2Config, sizes, arrays, str(checkpoint.path))
 
 
 def _merged(path: Path) -> GPT2:
     try:
-        config = json.loads(load_metadata(path).get("model", ""))
-    except json.JSONDecodeError as error:
+        sizes = parse_json(load_metadata(path).get("model", ""), f"the header of {path}")
+    except DataError as error:
         raise CheckpointError(
             f"load: {path} does not say of which model it is, expected a file of "
-            "tensorgrad.parallel.merge"
+            f"tensorgrad.parallel.merge: {error}"
         ) from error
-    return _gpt2(path, config, load_arrays(path))
-
-
-def _gpt2(path: Path, config: dict[str, Any], arrays: dict[str, Array]) -> GPT2:
-    try:
-        model = GPT2(GPT2Config(**config))
-    except TypeError as error:
-        raise CheckpointError(
-            f"load: {path} is of another kind of model, expected a GPT-2: {error}"
-        ) from error
-    model.load_state_dict(arrays)
-    return model
+    return restore(GPT2, GPT2Config, sizes, load_arrays(path), str(path))
 
 
 def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:

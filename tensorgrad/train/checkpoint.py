@@ -12,7 +12,6 @@ are deleted after that. So a kill or a full disk at any moment leaves every earl
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -29,6 +28,7 @@ import numpy as np
 from tensorgrad.backend import Array
 from tensorgrad.errors import CheckpointError
 from tensorgrad.files import replacing, sync_folder, to_json
+from tensorgrad.readers import parse_json, read_json
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
     """
     path = Path(path)
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        state = read_json(path / _STATE)
         version = state["format"]
         if version != _FORMAT:
             raise CheckpointError(f"load: {path} has format {version}, expected {_FORMAT}")
@@ -196,8 +196,11 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
             raise ValueError("it has another CRC-32 than when it was written")
         step, files = state["step"], dict(state["files"])
         numbers = [step, *(sums[kind] for sums in files.values() for kind in ("bytes", "crc32"))]
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError(f"step is {step!r} and files {files}, expected whole numbers")
+        plain = all(Path(name).name == name for name in files)  # in this folder
+        if not plain or not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(
+                f"step is {step!r:.40} and files {files!r:.200}, expected names and whole numbers"
+            )
     except FileNotFoundError as error:
         raise CheckpointError(f"load: {path} has no {_STATE}, expected a checkpoint") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -281,7 +284,7 @@ def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -
         raise CheckpointError(
             f"load: {checkpoint.path}: {name} is {found!r:.80}, expected settings"
         )
-    expected = json.loads(to_json(expected))  # tuples become lists, as in the file
+    expected = parse_json(to_json(expected), name)  # tuples become lists, as in the file
     wrong = [
         f"{key} is {found.get(key)!r} there, expected {expected.get(key)!r}"
         for key in dict.fromkeys([*expected, *found])
@@ -337,7 +340,7 @@ def _best(paths: list[Path]) -> Path | None:
     losses = []
     for path in paths:
         try:
-            metrics = json.loads((path / _STATE).read_text(encoding="utf-8"))["metrics"]
+            metrics = read_json(path / _STATE)["metrics"]
             losses.append((float(metrics[BEST_BY]), step_of(path), path))
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -11,7 +11,6 @@ settings = Settings(**given)
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin
 
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.files import replacing, to_json
+from tensorgrad.readers import read_json
 
 FILE = "config.json"
 # What a field of a type takes besides, and what errors call the type.
@@ -142,7 +142,7 @@ def load(settings: type[Settings], folder: Path) -> Settings:
     """
     path = folder / FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         found = settings(**values)
     except FileNotFoundError as error:
         raise CheckpointError(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tensorgrad.files import to_json
+from tensorgrad.readers import open_regular, parse_json
 
 Record = Mapping[str, Any]
 
+_LONGEST = 1 << 20  # bytes of a line
 _NOT_OTHERS = {"step", "loss", "validation_loss", "lr", "gradient_norm"}
 
 
@@ -63,8 +65,8 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the records of a metrics.jsonl; lines that were cut short or damaged are left out."""
-    with path.open("rb") as file:
-        return [record for line in file if (record := _parsed(line)) is not None]
+    with open_regular(path) as file:
+        return [record for line in _lines(file) if (record := _parsed(line)) is not None]
 
 
 def plot_losses(records: Sequence[Record], path: Path) -> bool:
@@ -109,8 +111,8 @@ def plot_losses(records: Sequence[Record], path: Path) -> bool:
 def _length_until(path: Path, step: int) -> int:
     """Return how many bytes the lines up to `step` take, damaged ones between whole ones too."""
     length = end = 0
-    with path.open("rb") as file:
-        for line in file:
+    with open_regular(path) as file:
+        for line in _lines(file):
             end += len(line)
             record = _parsed(line)
             if record is not None:
@@ -123,9 +125,14 @@ def _length_until(path: Path, step: int) -> int:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """Return the record on a line; None where a kill cut it short, or a disk damaged it."""
     try:
-        record = json.loads(line)
+        record = parse_json(line.decode(), "a line")
     except ValueError:
         return None
-    whole = isinstance(record, dict) and isinstance(record.get("step"), int)
-    whole = whole and line.endswith(b"\n")
+    numbers = all(value is None or type(value) in (int, float) for value in record.values())
+    whole = numbers and type(record.get("step")) is int and line.endswith(b"\n")
     return record if whole else None
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; one that is too long for a record comes in pieces, which are none either."""
+    return iter(partial(file.readline, _LONGEST), b"")

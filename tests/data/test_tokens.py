@@ -183,9 +183,7 @@ def test_a_damaged_header_is_named(tmp_path: Path, old: bytes, new: bytes) -> No
     ids=str,
 )
 def test_another_array_is_an_error(tmp_path: Path, values: object) -> None:
-    with pytest.raises(
-        DataError, match=r"has dtype .* and shape .*, expected (uint|numb)"
-    ):
+    with pytest.raises(DataError, match=r"has dtype .* and shape .*, expected (uint|numb)"):
         TokenFile.open(saved(tmp_path / "a.npy", values), 300)
 
 
