@@ -128,9 +128,8 @@ def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
         except OSError:
             raise
         except Exception as error:  # NumPy evaluates the header, which can raise nearly anything
-            raise DataError(
-                f"read: {name} is not a .npy file: {error or type(error).__name__}"
-            ) from error
+            reason = str(error) or type(error).__name__
+            raise DataError(f"read: {name} is not a .npy file: {reason:.200}") from error
         if dtype.kind not in "biufc" or min(shape, default=0) < 0:
             raise DataError(f"read: {name} has dtype {dtype} and shape {shape}, expected numbers")
         offset, count = file.tell(), math.prod(shape)

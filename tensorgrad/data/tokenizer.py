@@ -324,7 +324,7 @@ def _named_errors(problem: str) -> Iterator[None]:
         # A panic of Rust is no Exception, and its class has no name that can be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise DataError(f"{problem}: {error}") from error
+        raise DataError(f"{problem}: {error!s:.300}") from error
 
 
 def _check_file(state: dict[str, Any], name: str) -> None:

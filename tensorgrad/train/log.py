@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tensorgrad.errors import DataError
 from tensorgrad.files import to_json
 from tensorgrad.readers import open_regular, parse_json
 
@@ -32,8 +33,11 @@ class MetricsLog:
         Args:
             path: the file, created if missing.
             step: the step of the checkpoint that the run goes on from; -1 for a new run.
+        Raises:
+            DataError: what is there is no regular file, or cannot be read.
+            OSError: it cannot be written.
         """
-        if path.exists():
+        if os.path.lexists(path):
             os.truncate(path, _length_until(path, step))
         self._file = path.open("a", encoding="utf-8")
 
@@ -64,8 +68,12 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl; lines that were cut short or damaged are left out."""
-    with open_regular(path) as file:
+    """Return the records of a metrics.jsonl; lines that were cut short or damaged are left out.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with _opened(path) as file:
         return [record for line in _lines(file) if (record := _parsed(line)) is not None]
 
 
@@ -111,7 +119,7 @@ def plot_losses(records: Sequence[Record], path: Path) -> bool:
 def _length_until(path: Path, step: int) -> int:
     """Return how many bytes the lines up to `step` take, damaged ones between whole ones too."""
     length = end = 0
-    with open_regular(path) as file:
+    with _opened(path) as file:
         for line in _lines(file):
             end += len(line)
             record = _parsed(line)
@@ -131,6 +139,15 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     numbers = all(value is None or type(value) in (int, float) for value in record.values())
     whole = numbers and type(record.get("step")) is int and line.endswith(b"\n")
     return record if whole else None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with open_regular(path) as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"read_metrics: cannot read {path}: {error.strerror}") from error
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
