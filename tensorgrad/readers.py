@@ -45,11 +45,14 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise DataError(
-            f"read: {os.fspath(path)} has more than {limit:,} bytes, expected at most that"
-        )
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise DataError(
+                f"read: {os.fspath(path)} has {size:,} bytes, expected at most {limit:,}"
+            )
+        data = file.read(size + 1)
+    if len(data) > size:
+        raise DataError(f"read: {os.fspath(path)} has no size, or grew while it was read")
     return data
 
 
