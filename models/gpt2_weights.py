@@ -90,12 +90,14 @@ def load_huggingface(
     more = config.rows - config.vocab_size
     found["wte.weight"] = np.pad(found["wte.weight"], ((0, more), (0, 0)))
     model = GPT2(config).to(dtype)
-    model.load_state_dict(
-        {
-            each.name: found[each.theirs].T if each.transposed else found[each.theirs]
-            for each in _expected(config)
-        }
-    )
+    arrays = {
+        each.name: found[each.theirs].T if each.transposed else found[each.theirs]
+        for each in _expected(config)
+    }
+    try:
+        model.load_state_dict(arrays)
+    except CheckpointError as error:
+        raise CheckpointError(f"load_huggingface: {path}: {error}") from error
     return model
 
 

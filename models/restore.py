@@ -56,7 +56,10 @@ def restore(
             f"{config.parameters:,}, as its sizes say: {sizes!r:.300}"
         )
     model = make(config)
-    model.load_state_dict(arrays)
+    try:
+        model.load_state_dict(arrays)
+    except CheckpointError as error:
+        raise CheckpointError(f"load: {name}: {error}") from error
     return model
 
 

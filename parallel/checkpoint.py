@@ -260,8 +260,16 @@ def load_pieces(
         CheckpointError: it does not fit; then nothing changes.
     """
     shards = Shards(comm, pieces_of(model, optimizer, placements))
-    shards.load(checkpoint)
-    optimizer.load_numbers(checkpoint.entry("optimizer"))
+    numbers, before = checkpoint.entry("optimizer"), optimizer.numbers()
+    try:
+        optimizer.load_numbers(numbers)
+    except CheckpointError as error:
+        raise CheckpointError(f"load: {checkpoint.path}: {error}") from error
+    try:
+        shards.load(checkpoint)
+    except BaseException:
+        optimizer.load_numbers(before)
+        raise
     for array in optimizer.flat.memory:
         mark_assigned(array)
 

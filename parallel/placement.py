@@ -131,7 +131,9 @@ class Piece(NamedTuple):
             box = Placement(str(name), tuple(map(int, shape)), int(axis), ranges)
             piece = Piece(box, int(start), int(stop))
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"Piece: got {value!r}, expected what to_json gives") from error
+            raise ArgumentError(
+                f"Piece: got {value!r:.200}, expected what to_json gives"
+            ) from error
         if not 0 <= piece.start <= piece.stop <= box.size:
             raise ArgumentError(
                 f"Piece: {name} has elements {start} to {stop}, expected some of 0 to {box.size}"

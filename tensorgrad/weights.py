@@ -182,6 +182,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     except DataError as error:
         raise CheckpointError(f"load: {error}") from error
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"load: {path} is damaged or no safetensors file: {error}") from error
+        raise CheckpointError(
+            f"load: {path} is damaged or no safetensors file: {error!s:.300}"
+        ) from error
     with opened as file:
         yield file

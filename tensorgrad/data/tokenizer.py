@@ -70,6 +70,11 @@ class Tokenizer:
         _check_kind(state, name)
         ids = inner.get_vocab(with_added_tokens=True)
         self._special = {t["content"]: int(t["id"]) for t in state["added_tokens"]}
+        if END_OF_TEXT not in self._special:
+            raise DataError(
+                f"Tokenizer: {name} has the special tokens {list(self._special)!r:.200}, expected "
+                f"{END_OF_TEXT!r} among them"
+            )
         made = {*_ALPHABET, *map("".join, _merges(state["model"]["merges"], name))}
         text = sorted(made.intersection(self._special))
         if text:
