@@ -188,12 +188,18 @@ class Tokenizer:
         lines = read_text(merges_file).split("\n")
         rules = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
         merges = list(_merges(filter(None, rules), os.fspath(merges_file)))
-        made = {*_ALPHABET, *map("".join, merges), END_OF_TEXT}
-        unmade = next((token for token in vocabulary if token not in made), None)
-        if unmade is not None:
+        _check_merges(merges, vocabulary, os.fspath(merges_file))
+        made = {*_ALPHABET, *map("".join, merges)}
+        lost = [
+            token
+            for token in vocabulary
+            if token not in made and (token[:1], token[-1:]) != ("<", ">")  # special ones
+        ]
+        if lost:
             raise DataError(
-                f"Tokenizer.from_gpt2: {vocab_file} and {merges_file} do not fit together: no pair "
-                f"makes the token {unmade!r:.80}; is a file cut short?"
+                f"Tokenizer.from_gpt2: {merges_file} has {len(merges):,} merges, none of which "
+                f"makes {lost[0]!r:.80} of {vocab_file}, expected one for each token: is it cut "
+                "short?"
             )
         with _named_errors(
             f"Tokenizer.from_gpt2: {vocab_file} and {merges_file} do not fit together"
@@ -337,8 +343,7 @@ def _check_file(state: dict[str, Any], name: str) -> None:
     _check_kind(state, name)
     model, added = _part(state, "model", dict, name), _part(state, "added_tokens", list, name)
     vocabulary = _part(model, "vocab", dict, name)
-    for _ in _merges(_part(model, "merges", list, name), name):
-        pass
+    _check_merges(_merges(_part(model, "merges", list, name), name), vocabulary, name)
     ids = {_part(token, "content", str, name): token.get("id") for token in added}
     _check_needed(vocabulary | ids, name)
     for each in (vocabulary, ids):
@@ -422,6 +427,19 @@ def _merges(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
         if not (isinstance(parts, list) and len(parts) == 2 and all(map(_is_text, parts))):
             raise DataError(f"Tokenizer: {name} has the merge {pair!r:.80}, expected two tokens")
         yield parts[0], parts[1]
+
+
+def _check_merges(
+    merges: Iterable[tuple[str, str]], vocabulary: Mapping[str, Any], name: str
+) -> None:
+    """Raise DataError where a merge is of, or makes, what is no token: the library may panic."""
+    for left, right in merges:
+        lost = next((t for t in (left, right, left + right) if t not in vocabulary), None)
+        if lost is not None:
+            raise DataError(
+                f"Tokenizer: {name} has the merge {(left, right)!r:.80}, expected tokens of the "
+                f"vocabulary: {lost!r:.80} is not one"
+            )
 
 
 def _is_text(value: object) -> bool:

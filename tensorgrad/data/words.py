@@ -82,9 +82,13 @@ class WordVocabulary:
         texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
         if version != _FORMAT or not texts:
             raise DataError(
-                f"WordVocabulary.load: {path} has format {version!r}, expected {_FORMAT} with words"
+                f"WordVocabulary.load: {path} has format {version!r:.80}, expected {_FORMAT} with "
+                "words"
             )
-        return cls(words)
+        try:
+            return cls(words)
+        except DataError as error:
+            raise DataError(f"WordVocabulary.load: {path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that `load` reads.
