@@ -354,6 +354,10 @@ def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stor
                 found.setdefault(piece.placement.name, []).append(Stored(piece, key, file))
         except (ArgumentError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"load: {path} does not say what it holds: {error!r}") from error
+    for name, parts in found.items():
+        kinds = {_Kind(part.dtype, part.piece.placement.shape) for part in parts}
+        if len(kinds) > 1:
+            raise CheckpointError(f"load: {checkpoint.path} has {name} as {kinds}, expected one")
     return found
 
 

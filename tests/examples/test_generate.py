@@ -262,3 +262,37 @@ def test_a_tokenizer_of_another_model_is_refused(
     Tokenizer.train(["more words, more words"], 265).save(run / "tokenizer.json")
     assert generate.main(["--checkpoint", str(run), "--prompt", "a", *OPTIONS]) == 1
     assert re.search(r"tokenizer has 26\d tokens, expected at most 25\d", caplog.text)
+
+
+def ask_for_more(run: Path, sizes: dict[str, Any]) -> None:
+    path = run / "checkpoints/step-00000001/state.json"
+    state = json.loads(path.read_text())
+    state["model"] |= sizes
+    del state["crc32"]
+    path.write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "context", "layers", "width"])
+def test_sizes_that_no_memory_holds_are_refused(
+    run: Path, model: GPT2, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask_for_more(run, {name: 10**12})
+    arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
+    merged = run / "merged.safetensors"
+    save_arrays(merged, arrays, {"model": json.dumps(asdict(model.config) | {name: 10**12})})
+    for number, path in enumerate((run / "checkpoints/step-00000001", merged)):
+        assert generate.main(["--checkpoint", str(path), "--prompt", "a", *OPTIONS]) == 1
+        assert f"load: {path} has arrays of" in caplog.records[number].getMessage()
+
+
+@pytest.mark.parametrize(
+    "header", ["", "[]", "{", "[" * 100_000, '{"layers": ' + "9" * 5000 + "}", '{"a": NaN}']
+)
+def test_a_merged_file_whose_header_is_damaged_is_named(
+    run: Path, model: GPT2, header: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = run / "merged.safetensors"
+    arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
+    save_arrays(path, arrays, {"model": header})
+    assert generate.main(["--checkpoint", str(path), "--prompt", "a", *OPTIONS]) == 1
+    assert f"load: {path} does not say of which model it is" in caplog.text
