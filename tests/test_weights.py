@@ -88,5 +88,5 @@ def test_an_array_of_another_type_is_read_in_parts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", array("I16", [2, 2], 8), bytes(range(8)))
     expected = np.frombuffer(bytes(range(8)), np.int16)
     with ArrayFile(path) as file:
-        assert (file.names, file.shape("a"), file.dtype("a")) == (["a"], (2, 2), np.int16)
+        assert (file.names, file.shape("a"), str(file.dtype("a"))) == (["a"], (2, 2), "int16")
         np.testing.assert_array_equal(file.read("a", 1, 3), expected[1:3])

@@ -190,7 +190,7 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
         state = read_json(path / _STATE)
         version = state["format"]
         if version != _FORMAT:
-            raise CheckpointError(f"load: {path} has format {version}, expected {_FORMAT}")
+            raise CheckpointError(f"load: {path} has format {version!r:.40}, expected {_FORMAT}")
         # Those of before this sum was kept have none.
         if state.pop("crc32", None) not in (None, _crc32_of_json(state)):
             raise ValueError("it has another CRC-32 than when it was written")

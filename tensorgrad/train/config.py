@@ -97,7 +97,7 @@ def check(settings: Dataclass) -> None:
             expected = f"{high:g} or less"
         else:
             continue
-        raise ArgumentError(f"{_flag(f)}: got {value!r}, expected {expected}")
+        raise ArgumentError(f"{_flag(f)}: got {value!r:.200}, expected {expected}")
 
 
 def parser(settings: type[Settings], description: str) -> argparse.ArgumentParser:

@@ -240,7 +240,7 @@ def drop(token: str) -> Callable[[dict[str, Any]], None]:
     return edit
 
 
-def add(token: str, number: int) -> Callable[[dict[str, Any]], None]:
+def add(token: str, number: object) -> Callable[[dict[str, Any]], None]:
     return lambda state: state["model"]["vocab"].update({token: number})
 
 

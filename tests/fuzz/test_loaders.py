@@ -207,7 +207,8 @@ def make_huggingface(folder: Path) -> None:
 def check_gpt2(model: GPT2) -> None:
     sizes = model.config
     assert sum(p.size for p in model.parameters()) == sizes.parameters < 10_000
-    assert model(np.zeros((1, 1), np.int64)).shape == (1, 1, sizes.vocab_size)
+    with np.errstate(all="ignore"):  # a bit of a weight may be any
+        assert model(np.zeros((1, 1), np.int64)).shape == (1, 1, sizes.vocab_size)
 
 
 def make_published(folder: Path) -> None:

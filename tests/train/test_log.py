@@ -106,7 +106,7 @@ def test_values_that_are_no_numbers_are_dropped(tmp_path: Path) -> None:
     lines = ['{"step": 1, "loss": null}', *(f'{{"step": 2, "loss": {one}}}' for one in wrong)]
     lines += ['{"step": true}', '{"step": 3, "step": 4}', "[1]", "\u00e4", '{"step": 5, "loss": 2}']
     path.write_text("\n".join([*lines, ""]), encoding="latin1")
-    expected = [{"step": 1, "loss": None}, {"step": 5, "loss": 2}]
+    expected: list[dict[str, Any]] = [{"step": 1, "loss": None}, {"step": 5, "loss": 2}]
     assert read_metrics(path) == expected
     assert plot_losses(expected, tmp_path / "loss.png")
 
