@@ -286,12 +286,14 @@ def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -
         )
     expected = parse_json(to_json(expected), name)  # tuples become lists, as in the file
     wrong = [
-        f"{key} is {found.get(key)!r} there, expected {expected.get(key)!r}"
+        f"{key!s:.80} is {found.get(key)!r:.80} there, expected {expected.get(key)!r:.80}"
         for key in dict.fromkeys([*expected, *found])
         if found.get(key) != expected.get(key)
     ]
     if wrong:
-        raise CheckpointError(f"load: {checkpoint.path} is of another {name}: {'; '.join(wrong)}")
+        raise CheckpointError(
+            f"load: {checkpoint.path} is of another {name}: {'; '.join(wrong):.1000}"
+        )
 
 
 def check_arrays(
