@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import logging
 import sys
 import time
@@ -22,16 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.backend import Array
 from tensorgrad.command import command
 from tensorgrad.data import TextStream, Tokenizer
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
-from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
+from tensorgrad.errors import ArgumentError, CheckpointError, DataError, TensorgradError
 from tensorgrad.models.generate import generate_batch, stream
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import load_huggingface
+from tensorgrad.models.restore import restore
 from tensorgrad.ops.sampling import Sampling
+from tensorgrad.readers import parse_json
 from tensorgrad.train.checkpoint import (
     Checkpoint,
     check_same,
@@ -71,7 +71,8 @@ def load(
         return load_huggingface(checkpoint), _published_tokenizer(checkpoint, tokenizer)
     if checkpoint.is_file():
         beside = tokenizer or checkpoint.parent / "tokenizer.json"
-        state = {"tokenizer": _header(checkpoint, "tokenizer")}
+        said = load_metadata(checkpoint).get("tokenizer", "{}")
+        state = {"tokenizer": parse_json(said, f"the header of {checkpoint}")}
         return _merged(checkpoint), _tokenizer(Checkpoint(checkpoint, state), beside)
     what = "has none of these" if checkpoint.is_dir() else "is no folder"
     raise CheckpointError(
@@ -82,27 +83,19 @@ def load(
 
 
 def _model(checkpoint: Checkpoint) -> GPT2:
-    config = checkpoint.entry("model")
-    return _gpt2(checkpoint.path, config, checkpoint.arrays("model"))
+    sizes, arrays = checkpoint.entry("model"), checkpoint.arrays("model")
+    return restore(GPT2, GPT2Config, sizes, arrays, str(checkpoint.path))
 
 
 def _merged(path: Path) -> GPT2:
-    config = _header(path, "model")
-    if not config:
+    try:
+        sizes = parse_json(load_metadata(path).get("model", ""), f"the header of {path}")
+    except DataError as error:
         raise CheckpointError(
             f"load: {path} does not say of which model it is, expected a file of "
-            "tensorgrad.parallel.merge"
-        )
-    return _gpt2(path, config, load_arrays(path))
-
-
-def _header(path: Path, name: str) -> dict[str, Any]:
-    """Return what the header of a merged file says about a thing; nothing where it does not."""
-    try:
-        said = json.loads(load_metadata(path).get(name, ""))
-    except json.JSONDecodeError:
-        return {}
-    return said if isinstance(said, dict) else {}
+            f"tensorgrad.parallel.merge: {error}"
+        ) from error
+    return restore(GPT2, GPT2Config, sizes, load_arrays(path), str(path))
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
@@ -112,17 +105,6 @@ def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
         found = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
         check_same(checkpoint, "tokenizer", {"sha256": found})
     return tokenizer
-
-
-def _gpt2(path: Path, config: dict[str, Any], arrays: dict[str, Array]) -> GPT2:
-    try:
-        model = GPT2(GPT2Config(**config))
-    except TypeError as error:
-        raise CheckpointError(
-            f"load: {path} is of another kind of model, expected a GPT-2: {error}"
-        ) from error
-    model.load_state_dict(arrays)
-    return model
 
 
 def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:

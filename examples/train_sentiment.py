@@ -37,6 +37,7 @@ from tensorgrad.data import (
     split_words,
 )
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.models.restore import restore
 from tensorgrad.models.sentiment import (
     Classifier,
     MeanClassifier,
@@ -210,18 +211,18 @@ def _spaced(text: str) -> str:
     return "".join(f" {word}" for word in split_words(text))
 
 
-def make_model(kind: str, config: dict[str, Any]) -> Classifier:
-    """Return a new model of a kind."""
-    if kind == "mean":
-        return MeanClassifier(MeanConfig(**config))
-    return TransformerClassifier(TransformerConfig(**config))
+def make_model(config: MeanConfig | TransformerConfig) -> Classifier:
+    """Return a new model of some sizes."""
+    if isinstance(config, MeanConfig):
+        return MeanClassifier(config)
+    return TransformerClassifier(config)
 
 
-def model_config(settings: Settings, vocab_size: int) -> dict[str, Any]:
-    """Return what a model of these settings is made of."""
+def model_config(settings: Settings, vocab_size: int) -> MeanConfig | TransformerConfig:
+    """Return the sizes of a model of these settings."""
     kind = MeanConfig if settings.model == "mean" else TransformerConfig
     told = {f.name: getattr(settings, f.name) for f in fields(kind) if hasattr(settings, f.name)}
-    return asdict(kind(vocab_size=vocab_size, classes=len(CLASSES), **told))
+    return kind(vocab_size=vocab_size, classes=len(CLASSES), **told)
 
 
 def read_data(settings: Settings) -> tuple[LabelledTexts, LabelledTexts]:
@@ -262,11 +263,11 @@ class Run:
         self.precision = settings.precision()
         random.seed(settings.seed)
         config = model_config(settings, self.vocabulary.vocab_size)
-        self.model = make_model(settings.model, config)
+        self.model = make_model(config)
         self.model.to(device, settings.parameter_dtype)
         log.info(
             "%s: %s sentences to train on, %s to measure with, vocabulary %s, %s parameters, on %s",
-            *(folder, f"{len(train):,}", f"{len(validation):,}", f"{config['vocab_size']:,}"),
+            *(folder, f"{len(train):,}", f"{len(validation):,}", f"{config.vocab_size:,}"),
             *(f"{sum(p.size for p in self.model.parameters()):,}", device),
         )
         self.trainer = Trainer(
@@ -280,7 +281,7 @@ class Run:
             tokens_per_step=round(self.train.tokens),
             evaluate=self.measure,
             belongs_to={
-                "model": {"kind": settings.model, **config},
+                "model": {"kind": settings.model, **asdict(config)},
                 "vocabulary": {"sha256": _sha256(self.vocabulary.to_json())},
                 "data": {
                     "train": train.digest,
@@ -367,11 +368,15 @@ def predict(settings: Settings, folder: Path, text: str) -> str:
     if not split_words(text):
         raise ArgumentError(f"--predict: got {text!r}, expected a sentence")
     found = load_best(folder / "checkpoints")
-    config = dict(found.entry("model"))
-    model = make_model(config.pop("kind"), config)
-    model.load_state_dict(found.arrays("model"))
+    sizes, arrays = found.entry("model"), found.arrays("model")
+    sizes = {**sizes} if isinstance(sizes, dict) else {}
+    model: Classifier
+    if sizes.pop("kind", None) == "mean":
+        model = restore(MeanClassifier, MeanConfig, sizes, arrays, str(found.path))
+    else:
+        model = restore(TransformerClassifier, TransformerConfig, sizes, arrays, str(found.path))
     vocabulary = load_vocabulary(settings, folder)
-    if _sha256(vocabulary.to_json()) != found.entry("vocabulary")["sha256"]:
+    if found.entry("vocabulary") != {"sha256": _sha256(vocabulary.to_json())}:
         raise CheckpointError(f"--predict: {found.path} is of another vocabulary than {folder} has")
     (probabilities,) = class_probabilities(model, encode(vocabulary, [text]), settings.context)
     best = int(probabilities.argmax())

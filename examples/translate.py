@@ -22,6 +22,7 @@ from tensorgrad.command import command
 from tensorgrad.data import Tokenizer
 from tensorgrad.data.text import standard_input
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.models.restore import restore
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.train import load_best, load_latest
 from tensorgrad.train.checkpoint import check_same
@@ -84,7 +85,8 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
     if found is None:
         raise CheckpointError(f"load: {checkpoints} has no checkpoint, expected one or more")
     data, sizes = found.entry("data"), found.entry("model")
-    if "target" not in data:
+    kinds = {"source": str, "target": str, "lowercase": bool}
+    if not (isinstance(data, dict) and all(type(data.get(k)) is kinds[k] for k in kinds)):
         raise CheckpointError(f"load: {found.path} is of another kind of run, expected translation")
     averaged = folder / AVERAGED
     if checkpoint == "averaged" and not averaged.is_file():
@@ -94,8 +96,8 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
         )
     arrays = load_arrays(averaged) if checkpoint == "averaged" else found.arrays("model")
     device = backend.use_device(device)
-    model = TranslationModel(TranslationConfig(**sizes))
-    model.load_state_dict(arrays)
+    name = str(averaged if checkpoint == "averaged" else found.path)
+    model = restore(TranslationModel, TranslationConfig, sizes, arrays, name)
     model.to(device)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     sha256 = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()

@@ -9,42 +9,46 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from tensorgrad.backend import to_numpy
+from tensorgrad.backend import Shape, to_numpy
 from tensorgrad.dtypes import DtypeLike
-from tensorgrad.errors import CheckpointError
+from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.files import replacing
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.weights import load_arrays, load_metadata, save_arrays
+from tensorgrad.readers import read_json
+from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 
 __all__ = [
     "load_huggingface",
     "save_huggingface",
 ]
 
-# Theirs, ours, whether the weight is transposed. `#` stands for the number of the block.
+# Theirs, ours, the shape of theirs, whether the weight is transposed. `#`: the number of the block.
 _NAMES = (
-    ("wte.weight", "tokens.weight", False),
-    ("wpe.weight", "positions.weight", False),
-    ("h.#.ln_1.weight", "blocks.#.norm1.weight", False),
-    ("h.#.ln_1.bias", "blocks.#.norm1.bias", False),
-    ("h.#.attn.c_attn.weight", "blocks.#.attention.qkv.weight", True),
-    ("h.#.attn.c_attn.bias", "blocks.#.attention.qkv.bias", False),
-    ("h.#.attn.c_proj.weight", "blocks.#.attention.proj.weight", True),
-    ("h.#.attn.c_proj.bias", "blocks.#.attention.proj.bias", False),
-    ("h.#.ln_2.weight", "blocks.#.norm2.weight", False),
-    ("h.#.ln_2.bias", "blocks.#.norm2.bias", False),
-    ("h.#.mlp.c_fc.weight", "blocks.#.feed_forward.up.weight", True),
-    ("h.#.mlp.c_fc.bias", "blocks.#.feed_forward.up.bias", False),
-    ("h.#.mlp.c_proj.weight", "blocks.#.feed_forward.down.weight", True),
-    ("h.#.mlp.c_proj.bias", "blocks.#.feed_forward.down.bias", False),
-    ("ln_f.weight", "norm.weight", False),
-    ("ln_f.bias", "norm.bias", False),
+    ("wte.weight", "tokens.weight", "V C", False),
+    ("wpe.weight", "positions.weight", "T C", False),
+    ("h.#.ln_1.weight", "blocks.#.norm1.weight", "C", False),
+    ("h.#.ln_1.bias", "blocks.#.norm1.bias", "C", False),
+    ("h.#.attn.c_attn.weight", "blocks.#.attention.qkv.weight", "C 3C", True),
+    ("h.#.attn.c_attn.bias", "blocks.#.attention.qkv.bias", "3C", False),
+    ("h.#.attn.c_proj.weight", "blocks.#.attention.proj.weight", "C C", True),
+    ("h.#.attn.c_proj.bias", "blocks.#.attention.proj.bias", "C", False),
+    ("h.#.ln_2.weight", "blocks.#.norm2.weight", "C", False),
+    ("h.#.ln_2.bias", "blocks.#.norm2.bias", "C", False),
+    ("h.#.mlp.c_fc.weight", "blocks.#.feed_forward.up.weight", "C 4C", True),
+    ("h.#.mlp.c_fc.bias", "blocks.#.feed_forward.up.bias", "4C", False),
+    ("h.#.mlp.c_proj.weight", "blocks.#.feed_forward.down.weight", "4C C", True),
+    ("h.#.mlp.c_proj.bias", "blocks.#.feed_forward.down.bias", "C", False),
+    ("ln_f.weight", "norm.weight", "C", False),
+    ("ln_f.bias", "norm.bias", "C", False),
 )
+_KNOWN = {theirs for theirs, *_ in _NAMES}
 _SIZES = {
     "vocab_size": "vocab_size",
     "n_positions": "context",
@@ -78,47 +82,29 @@ def load_huggingface(
         CheckpointError: a file is missing or damaged, or it is not of a GPT-2 as built here.
     """
     folder = Path(folder)
-    try:
-        theirs = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(theirs, dict):
-            raise TypeError(f"it holds a {type(theirs).__name__}, expected a mapping")
-        config = _config(theirs, vocab_multiple)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"load_huggingface: {folder}/config.json: {error!r}") from error
-    model = GPT2(config).to(dtype)
-    found = {
-        name.removeprefix("transformer."): array
-        for name, array in load_arrays(folder / "model.safetensors").items()
-    }
-    names = _names(config.layers)
-    unknown = [name for name in found if name not in names and not _IGNORED.fullmatch(name)]
-    missing = [name for name in names if name not in found]
-    if unknown or missing:
-        raise CheckpointError(
-            f"load_huggingface: {folder} lacks {missing[:3]} and has {unknown[:3]}, which a "
-            f"GPT-2 with {config.layers} layers has not"
-        )
+    config, path = _config(folder / "config.json", vocab_multiple), folder / "model.safetensors"
+    # First the header of the file: a model may be asked for that no memory holds.
+    with ArrayFile(path) as file:
+        _check_written_together(path, file.metadata.get(_WRITTEN_WITH), config)
+        _check_header(path, [(_stem(name), file.shape(name)) for name in file.names], config)
+    found = {_stem(name): array for name, array in load_arrays(path).items()}
     head = found.get("lm_head.weight")
     if head is not None and not np.array_equal(head, found["wte.weight"]):
         raise CheckpointError(
             f"load_huggingface: {folder} has a lm_head.weight of its own, expected wte.weight once "
             "more: the head of a GPT-2 is its table of tokens"
         )
-    state = model.state_dict()
-    for theirs_name, (name, transposed) in names.items():
-        array = found[theirs_name].T if transposed else found[theirs_name]
-        is_table = name == "tokens.weight"
-        shape = (config.vocab_size, config.width) if is_table else state[name].shape
-        if array.shape != shape:
-            raise CheckpointError(
-                f"load_huggingface: {theirs_name} has shape {found[theirs_name].shape}, expected "
-                f"that of {name}, {shape}{', transposed' if transposed else ''}"
-            )
-        if is_table:
-            array = np.pad(array, ((0, config.rows - config.vocab_size), (0, 0)))
-        found[theirs_name] = array
-    _check_written_together(folder, config)
-    model.load_state_dict({name: found[theirs] for theirs, (name, _) in names.items()})
+    more = config.rows - config.vocab_size
+    found["wte.weight"] = np.pad(found["wte.weight"], ((0, more), (0, 0)))
+    model = GPT2(config).to(dtype)
+    arrays = {
+        each.name: found[each.theirs].T if each.transposed else found[each.theirs]
+        for each in _expected(config)
+    }
+    try:
+        model.load_state_dict(arrays)
+    except CheckpointError as error:
+        raise CheckpointError(f"load_huggingface: {path}: {error}") from error
     return model
 
 
@@ -139,8 +125,8 @@ def save_huggingface(model: GPT2, folder: str | os.PathLike[str]) -> None:
     state = {name: to_numpy(tensor.data) for name, tensor in model.state_dict().items()}
     state["tokens.weight"] = state["tokens.weight"][: config.vocab_size]
     arrays = {
-        f"transformer.{theirs}": state[name].T if transposed else state[name]
-        for theirs, (name, transposed) in _names(config.layers).items()
+        f"transformer.{each.theirs}": state[each.name].T if each.transposed else state[each.name]
+        for each in _expected(config)
     }
     values = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **_FIXED}
     values |= _sizes(config)
@@ -162,32 +148,91 @@ def _sizes(config: GPT2Config) -> dict[str, int]:
     return {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
 
 
-def _check_written_together(folder: Path, config: GPT2Config) -> None:
+def _check_written_together(path: Path, said: str | None, config: GPT2Config) -> None:
     """Raise CheckpointError where the weights say that they were written with other sizes."""
-    said = load_metadata(folder / "model.safetensors").get(_WRITTEN_WITH)
     expected = json.dumps(_sizes(config))
     if said not in (None, expected):
         raise CheckpointError(
-            f"load_huggingface: {folder}/config.json has {expected}, expected {said}, with which "
-            "model.safetensors was written"
+            f"load_huggingface: {path.parent}/config.json has {expected}, expected {said:.400}, "
+            "with which model.safetensors was written"
         )
 
 
-def _names(layers: int) -> dict[str, tuple[str, bool]]:
-    """Return their name -> our name and whether the weight is transposed, for every array."""
-    return {
-        theirs.replace("#", str(number)): (ours.replace("#", str(number)), transposed)
-        for theirs, ours, transposed in _NAMES
-        for number in (range(layers) if "#" in theirs else [0])
-    }
+class _Expected(NamedTuple):
+    theirs: str
+    name: str
+    shape: Shape  # of theirs
+    transposed: bool
 
 
-def _config(theirs: dict[str, Any], vocab_multiple: int) -> GPT2Config:
-    """Return the sizes that a config.json gives; fail where it asks for what is not built here."""
-    for name, expected in _FIXED.items():
-        if theirs.get(name, expected) != expected:
+def _expected(config: GPT2Config) -> Iterator[_Expected]:
+    """Yield what a file has of a GPT-2, block after block; a caller may stop before the end."""
+    sizes = {"V": config.vocab_size, "T": config.context}
+    sizes |= {"C": config.width, "3C": 3 * config.width, "4C": 4 * config.width}
+    for number in range(-1, config.layers):  # -1: what is in no block
+        for theirs, name, letters, transposed in _NAMES:
+            if ("#" in theirs) == (number >= 0):
+                yield _Expected(
+                    theirs.replace("#", str(number)),
+                    name.replace("#", str(number)),
+                    tuple(sizes[letter] for letter in letters.split()),
+                    transposed,
+                )
+
+
+def _stem(name: str) -> str:
+    return name.removeprefix("transformer.")
+
+
+def _check_header(path: Path, shapes: Sequence[tuple[str, Shape]], config: GPT2Config) -> None:
+    """Raise CheckpointError where names or shapes of a file are not those of the sizes."""
+    found = dict(shapes)
+    if len(found) < len(shapes):
+        raise CheckpointError(
+            f"load_huggingface: {path} has arrays both with and without 'transformer.' before "
+            "their name, expected each once"
+        )
+    missing = list(islice((e.theirs for e in _expected(config) if e.theirs not in found), 3))
+    unknown = [name for name in found if not _is_known(name, config)]
+    if unknown or missing:
+        raise CheckpointError(
+            f"load_huggingface: {path} lacks {missing} and has {unknown[:3]}, expected the arrays "
+            f"of a GPT-2 with {config.layers} layers"
+        )
+    for each in _expected(config):  # all are there, so there are no more than the file has
+        if found[each.theirs] != each.shape:
             raise CheckpointError(
-                f"load_huggingface: {name} is {theirs[name]!r}, expected {expected!r}"
+                f"load_huggingface: {path}: {each.theirs} has shape {found[each.theirs]}, "
+                f"expected {each.shape}, as config.json says"
             )
-    sizes = {ours: theirs[name] for name, ours in _SIZES.items()}
-    return GPT2Config(**sizes, vocab_multiple=vocab_multiple)
+
+
+def _is_known(name: str, config: GPT2Config) -> bool:
+    block = re.fullmatch(r"h\.(\d{1,9})(\..+)", name)
+    if block is not None and int(block[1]) < config.layers:
+        return f"h.#{block[2]}" in _KNOWN or _IGNORED.fullmatch(name) is not None
+    return (name in _KNOWN and "#" not in name) or _IGNORED.fullmatch(name) is not None
+
+
+def _config(path: Path, vocab_multiple: int) -> GPT2Config:
+    """Return the sizes that a config.json gives; fail where it asks for what is not built here."""
+    try:
+        theirs = read_json(path)
+        for name, expected in _FIXED.items():
+            if theirs.get(name, expected) != expected:
+                raise CheckpointError(
+                    f"load_huggingface: {path}: {name} is {theirs[name]!r:.80}, expected "
+                    f"{expected!r}"
+                )
+        wrong = next((name for name in _SIZES if type(theirs.get(name)) is not int), None)
+        if wrong is not None:
+            raise CheckpointError(
+                f"load_huggingface: {path}: {wrong} is {theirs.get(wrong)!r:.80}, expected an "
+                "integer"
+            )
+        sizes = {ours: theirs[name] for name, ours in _SIZES.items()}
+        return GPT2Config(**sizes, vocab_multiple=vocab_multiple)
+    except OSError as error:
+        raise CheckpointError(f"load_huggingface: cannot read {path}: {error.strerror}") from error
+    except (ArgumentError, DataError) as error:
+        raise CheckpointError(f"load_huggingface: {path}: {error}") from error

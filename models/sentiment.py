@@ -85,6 +85,15 @@ class MeanConfig(ClassifierConfig):
     layers: int = 1
     hidden: int = 100
 
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        words, width, hidden = self.vocab_size * self.width, self.width, self.hidden
+        if not self.layers:
+            return words + (width + 1) * self.classes
+        between = (width + 1 + (self.layers - 1) * (hidden + 1)) * hidden
+        return words + between + (hidden + 1) * self.classes
+
 
 @dataclass(frozen=True)
 class TransformerConfig(ClassifierConfig):
@@ -110,6 +119,13 @@ class TransformerConfig(ClassifierConfig):
                 f"TransformerConfig: width is {self.width}, expected a multiple of heads, "
                 f"{self.heads}"
             )
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        block = 12 * self.width**2 + 13 * self.width
+        last = (self.width + 1) * self.classes
+        return (self.vocab_size + self.context + 2) * self.width + self.layers * block + last
 
 
 class Classifier(Module):

@@ -80,6 +80,16 @@ class TransformerLMConfig:
             if name != "attention_dropout" or self.attention_dropout is not None:
                 probability("TransformerLMConfig", name, getattr(self, name))
 
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, each counted once."""
+        width, hidden = self.width, self.hidden
+        hidden = SwiGLU.default_hidden(width) if hidden is None else hidden
+        of_keys = 2 * self.kv_heads * (width // self.heads)
+        block = width * (2 * width + of_keys + 3 * hidden + 2)
+        tables = (1 if self.tied else 2) * self.vocab_size
+        return (tables + 1) * width + self.layers * block
+
 
 class TransformerLM(LanguageModel):
     """A decoder of pre-norm blocks with RMSNorm, rotary positions, SwiGLU and shared key heads.

@@ -32,6 +32,7 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Piece, Placement, copies, owners
+from tensorgrad.readers import parse_json
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import Ranks
@@ -259,8 +260,16 @@ def load_pieces(
         CheckpointError: it does not fit; then nothing changes.
     """
     shards = Shards(comm, pieces_of(model, optimizer, placements))
-    shards.load(checkpoint)
-    optimizer.load_numbers(checkpoint.entry("optimizer"))
+    numbers, before = checkpoint.entry("optimizer"), optimizer.numbers()
+    try:
+        optimizer.load_numbers(numbers)
+    except CheckpointError as error:
+        raise CheckpointError(f"load: {checkpoint.path}: {error}") from error
+    try:
+        shards.load(checkpoint)
+    except BaseException:
+        optimizer.load_numbers(before)
+        raise
     for array in optimizer.flat.memory:
         mark_assigned(array)
 
@@ -339,22 +348,28 @@ def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stor
         file = stack.enter_context(ArrayFile(path))
         described = file.metadata.get(_PIECES)
         try:
-            pieces = None if described is None else json.loads(described)
+            pieces = None if described is None else parse_json(described, f"the header of {path}")
             for key in file.names:
                 if pieces is None:  # of one process: whole arrays
                     piece = Placement(f"{path.stem}/{key}", file.shape(key)).piece
                 else:
                     piece = Piece.from_json(pieces[key])
+                    if file.shape(key) != (piece.size,):
+                        raise ValueError(f"{key} has shape {file.shape(key)}, expected {piece}")
                 found.setdefault(piece.placement.name, []).append(Stored(piece, key, file))
         except (ArgumentError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"load: {path} does not say what it holds: {error!r}") from error
+    for name, parts in found.items():
+        kinds = {_Kind(part.dtype, part.piece.placement.shape) for part in parts}
+        if len(kinds) > 1:
+            raise CheckpointError(f"load: {checkpoint.path} has {name} as {kinds}, expected one")
     return found
 
 
 def read_piece(target: Piece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
     """Return a piece, 1-D, made of stored ones, of which only what it needs is read."""
+    plan = copies(target, [each.piece for each in stored])  # first: they may not make it up
     out = np.empty(target.size, stored[0].dtype)
-    plan = copies(target, [each.piece for each in stored])
     for number, (_, name, file) in enumerate(stored):
         mine = plan[plan[:, 0] == number]
         if len(mine):

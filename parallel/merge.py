@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tensorgrad.command import command, printable
-from tensorgrad.errors import CheckpointError
+from tensorgrad.errors import CheckpointError, ShapeError
 from tensorgrad.files import check_writable
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.placement import Placement
@@ -47,7 +47,12 @@ def merge(checkpoint: Checkpoint, out: Path) -> int:
         for name, stored in open_pieces(checkpoint, stack).items():
             if name.startswith(_MODEL):
                 shape = stored[0].piece.placement.shape
-                values = read_piece(Placement(name, shape).piece, stored)
+                try:
+                    values = read_piece(Placement(name, shape).piece, stored)
+                except ShapeError as error:
+                    raise CheckpointError(
+                        f"merge: {checkpoint.path} is not whole: {error}"
+                    ) from error
                 arrays[name.removeprefix(_MODEL)] = values.reshape(shape)
     if not arrays:
         raise CheckpointError(f"merge: {checkpoint.path} has no arrays of a model, expected some")

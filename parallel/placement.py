@@ -127,11 +127,18 @@ class Piece(NamedTuple):
         """
         try:
             name, shape, axis, ranges, start, stop = value
-            ranges = None if ranges is None else tuple((int(a), int(b)) for a, b in ranges)
-            box = Placement(str(name), tuple(map(int, shape)), int(axis), ranges)
-            piece = Piece(box, int(start), int(stop))
+            ranges = None if ranges is None else tuple((a, b) for a, b in ranges)
+            numbers = [*shape, axis, start, stop, *itertools.chain(*(ranges or ()))]
+            if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+                raise ValueError(f"it has the numbers {numbers}")
+            if not isinstance(name, str) or math.prod(shape) >= 2**63:
+                raise ValueError(f"it is {name!r} of shape {shape}")
+            box = Placement(name, tuple(shape), axis, ranges)
+            piece = Piece(box, start, stop)
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"Piece: got {value!r}, expected what to_json gives") from error
+            raise ArgumentError(
+                f"Piece: got {value!r:.200}, expected what to_json gives"
+            ) from error
         if not 0 <= piece.start <= piece.stop <= box.size:
             raise ArgumentError(
                 f"Piece: {name} has elements {start} to {stop}, expected some of 0 to {box.size}"
@@ -279,11 +286,16 @@ def _runs(piece: Piece) -> Runs:
     shape, axis, ranges = piece.placement.shape, piece.placement.axis, piece.placement.ranges
     if ranges is None:
         return np.array([[piece.start, 0, piece.size]], np.int64)
-    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if not piece.size:
+        return np.empty((0, 3), np.int64)
+    inner = math.prod(shape[axis + 1 :])
     first, last = np.array(ranges, np.int64).reshape(-1, 2).T
-    full = ((np.arange(outer)[:, None] * shape[axis] + first) * inner).reshape(-1)
-    ends = np.cumsum(np.tile((last - first) * inner, outer))
-    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    lengths = (last - first) * inner
+    together = int(lengths.sum())  # elements of the box with equal indices before the axis
+    outer = np.arange(piece.start // together, -(-piece.stop // together))
+    full = ((outer[:, None] * shape[axis] + first) * inner).reshape(-1)
+    ends = outer[0] * together + np.cumsum(np.tile(lengths, len(outer)))
+    starts = ends - np.tile(lengths, len(outer))
     begin, end = np.maximum(starts, piece.start), np.minimum(ends, piece.stop)
     runs: Runs = np.stack([full + begin - starts, begin - piece.start, end - begin], 1)
     kept: Runs = runs[begin < end]

@@ -100,7 +100,8 @@ class Generator:
                 number = -1
             if not 0 <= number < 2**64:
                 raise ArgumentError(
-                    f"random: {name} is {state.get(name)!r}, expected an integer from 0 to 2^64 - 1"
+                    f"random: {name} is {state.get(name)!r:.80}, expected an integer from 0 to "
+                    "2^64 - 1"
                 )
             found.append(number)
         with _lock:

@@ -17,8 +17,9 @@ from safetensors.numpy import save_file
 
 from tensorgrad.backend import Array, Shape, contiguous, to_numpy
 from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DtypeError
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, DtypeError
 from tensorgrad.files import named_in_errors, sync_folder
+from tensorgrad.readers import open_regular
 
 _SUM = "crc32"  # the entry of a file's header that has the sum of all else in it
 
@@ -122,6 +123,7 @@ class ArrayFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
         with ExitStack() as stack:
             self._file = stack.enter_context(_opened(path))
             self.names: list[str] = list(self._file.keys())
@@ -139,19 +141,30 @@ class ArrayFile:
         return tuple(self._file.get_slice(name).get_shape())
 
     def dtype(self, name: str) -> Dtype:
-        """Return the dtype of an array."""
+        """Return the dtype of an array.
+
+        Raises:
+            CheckpointError: NumPy has no such type.
+        """
         shape = self.shape(name)
-        one = self._file.get_slice(name)[:1] if math.prod(shape) and shape else None
-        found: Dtype = (self._file.get_tensor(name) if one is None else one).dtype
+        if not (math.prod(shape) and shape):
+            empty: Dtype = _tensor(self._path, self._file, name).dtype
+            return empty
+        with _named_errors(self._path, name):
+            found: Dtype = self._file.get_slice(name)[:1].dtype
         return found
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Return elements `start` to `stop` of an array, 1-D; of 1-D arrays no others are read."""
+        """Return elements `start` to `stop` of an array, 1-D; of 1-D arrays no others are read.
+
+        Raises:
+            CheckpointError: the array cannot be read.
+        """
         if len(self.shape(name)) == 1 and start < stop:
-            part: np.ndarray[Any, Any] = self._file.get_slice(name)[start:stop]
-        else:
-            part = self._file.get_tensor(name).reshape(-1)[start:stop]
-        return part
+            with _named_errors(self._path, name):
+                part: np.ndarray[Any, Any] = self._file.get_slice(name)[start:stop]
+            return part
+        return _tensor(self._path, self._file, name).reshape(-1)[start:stop]
 
 
 def _check_names(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
@@ -178,25 +191,43 @@ def _sum_of(arrays: Mapping[str, np.ndarray[Any, Any]], header: Mapping[str, str
 
 
 def _tensor(path: str | os.PathLike[str], file: Any, name: str) -> np.ndarray[Any, Any]:
-    try:
+    with _named_errors(path, name):
         found: np.ndarray[Any, Any] = file.get_tensor(name)
-    except AttributeError as error:  # the file is in order, but NumPy has no such type
-        raise CheckpointError(
-            f"load: {path}: {name} has a dtype that is not read: {error}"
-        ) from error
     return found
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+def _named_errors(path: str | os.PathLike[str], name: str) -> Iterator[None]:
+    """Name the file and the array in errors of reading one."""
     try:
-        if not Path(path).is_file():
-            raise CheckpointError(f"load: {path} does not exist, expected a safetensors file")
-        with open(path, "rb"):  # says why it cannot be: the library does not
-            pass
-        with safe_open(path, framework="np") as file:
-            yield file
-    except SafetensorError as error:
-        raise DamagedError(f"load: {path} is damaged or no safetensors file: {error}") from error
+        yield
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"load: {path}: {name} has a dtype that is not read: {error}"
+        ) from error
+    except (OSError, MemoryError) as error:  # says nothing of what is in the file
+        raise CheckpointError(f"load: {path}: {name} cannot be read: {error}") from error
+    except (ValueError, OverflowError, SafetensorError) as error:
+        raise DamagedError(f"load: {path}: {name} is damaged: {error!s:.300}") from error
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open a safetensors file, which is refused if its header promises more than it has."""
+    try:
+        open_regular(path).close()  # says why it cannot be: the library does not
+        opened = safe_open(path, framework="np")
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"load: {path} does not exist, expected a safetensors file"
+        ) from error
+    except DataError as error:
+        raise CheckpointError(f"load: {error}") from error
     except (OSError, MemoryError) as error:  # says nothing of what is in the file
         raise CheckpointError(f"load: {path} cannot be read: {error}") from error
+    except SafetensorError as error:
+        raise DamagedError(
+            f"load: {path} is damaged or no safetensors file: {error!s:.300}"
+        ) from error
+    with opened as file:
+        yield file

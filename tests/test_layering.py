@@ -12,7 +12,7 @@ from tests.source_tree import ROOT, Source, examples, imports, library, module_n
 
 # What a part may import: the parts of lower layers, and parts of its own layer in one direction.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "interrupt", "dtypes", "backend", "files", "command"),
+    ("errors", "interrupt", "dtypes", "backend", "files", "readers", "command"),
     ("kernels",),
     ("core",),  # tensor, autograd, ops and what stands beside them
     ("nn", "optim"),
@@ -111,6 +111,55 @@ def test_each_optional_dependency_stays_where_it_belongs() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "nccl"
     ]
     assert wrong == []
+
+
+# What makes something of a file that anyone may have written, and the one module that calls it.
+READERS = {
+    "json.load": "tensorgrad.readers",
+    "json.loads": "tensorgrad.readers",
+    "json.JSONDecoder": "tensorgrad.readers",
+    "np.load": "tensorgrad.readers",
+    "np.memmap": "tensorgrad.readers",
+    "np.fromfile": "tensorgrad.readers",
+    "np.loadtxt": "tensorgrad.readers",
+    "np.genfromtxt": "tensorgrad.readers",
+    "np.lib.format.read_magic": "tensorgrad.readers",
+    "np.lib.format.read_array_header_1_0": "tensorgrad.readers",
+    "np.lib.format.read_array": "tensorgrad.readers",
+    "np.lib.format.open_memmap": "tensorgrad.readers",
+    "safe_open": "tensorgrad.weights",
+    "load_file": "tensorgrad.weights",
+    "tokenizers.Tokenizer.from_str": "tensorgrad.data.tokenizer",
+    "tokenizers.Tokenizer.from_file": "tensorgrad.data.tokenizer",
+}
+# They read no file, but what other processes of the same run send.
+READ_MESSAGES = {
+    *("tensorgrad.parallel.collectives", "tensorgrad.parallel.comm"),
+    *("tensorgrad.parallel.watch", "tensorgrad.parallel.watcher"),
+    *("examples.bench.first_use", "examples.bench.step_cpu"),
+}
+
+
+def test_files_are_read_in_one_place() -> None:
+    called = [
+        (ast.unparse(node.func).replace("numpy.", "np."), source, node.lineno)
+        for source in (*library(), *examples())
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and source.module not in READ_MESSAGES
+    ]
+    wrong = [
+        f"{source}:{line}: {name}"
+        for name, source, line in called
+        if source.module != READERS.get(name, source.module)
+    ]
+    wrong += [
+        f"{source}:{found.line}: {found.name}"
+        for source in (*library(), *examples())
+        for found in imports(source)
+        if found.name.startswith(("json.", "numpy.lib")) or found.name == "numpy.load"
+    ]
+    assert wrong == []
+    assert {"json.loads", "np.lib.format.read_magic", "safe_open"} <= {name for name, *_ in called}
 
 
 def test_importing_a_module_needs_only_the_run_time_dependencies() -> None:

@@ -208,8 +208,8 @@ def _columns(
     if label_column not in columns or text_column not in others:
         texts = "one of texts" if text_column is None else repr(text_column)
         raise DataError(
-            f"read_labelled: {name} has the columns {list(columns)}, expected {label_column!r} "
-            f"and {texts}"
+            f"read_labelled: {name} has the columns {list(columns)!r:.200}, expected "
+            f"{label_column!r} and {texts}"
         )
     return columns.index(text_column), columns.index(label_column)
 

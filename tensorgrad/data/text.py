@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.readers import VOCABULARY_BYTES, open_regular
 
 END_OF_TEXT = "<|endoftext|>"
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 STDLIB_BYTES = 10_000_000
 LONGEST_DOCUMENT = 1 << 22  # characters
+LONGEST_LINE = 1 << 22
 
 PACKED = ("", ".gz", ".xz")  # what may stand behind the name of a file
 _CHUNK = 1 << 20
@@ -96,16 +98,28 @@ def fingerprint(
             raise _unreadable(path, error) from error
         digest.update(os.fsencode(path.absolute()))  # a name need not be UTF-8
         digest.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return f"{name} {len(files)} files {digest.hexdigest()}"
+    readable = name.encode("utf-8", "backslashreplace").decode()
+    return f"{readable} {len(files)} files {digest.hexdigest()}"
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
+def read_text(path: str | os.PathLike[str], limit: int = VOCABULARY_BYTES) -> str:
     """Return a whole UTF-8 file, decompressed if it ends in .gz or .xz.
 
+    Args:
+        path: the file.
+        limit: the most characters that it may have.
     Raises:
-        DataError: it is missing, damaged or not UTF-8.
+        DataError: it is missing, damaged, longer than the limit or not UTF-8.
     """
-    return "".join(_chunks(Path(path)))
+    parts, length = [], 0
+    for part in _chunks(Path(path)):
+        parts.append(part)
+        length += len(part)
+        if length > limit:
+            raise DataError(
+                f"documents: {path} has more than {limit:,} characters, expected at most that"
+            )
+    return "".join(parts)
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -115,12 +129,18 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     file is read bit by bit.
 
     Raises:
-        DataError: it is missing, damaged or not UTF-8.
+        DataError: it is missing, damaged or not UTF-8, or a line has more than LONGEST_LINE
+            characters.
     """
     rest = ""
     for chunk in _chunks(Path(path)):
         *lines, rest = (rest + chunk).split("\n")
         yield from (line.removesuffix("\r") for line in lines)
+        if len(rest) > LONGEST_LINE:
+            raise DataError(
+                f"documents: {path} has a line of more than {LONGEST_LINE:,} characters, expected "
+                "shorter ones"
+            )
     if rest:
         yield rest.removesuffix("\r")
 
@@ -149,8 +169,9 @@ def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
     if path.is_file():
         return [path]
     if not (name and path.is_dir()):
+        problem = "is a FIFO or a device" if name and path.exists() else "does not exist"
         raise DataError(
-            f"documents: source has {name!r}, which does not exist; expected a text file, "
+            f"documents: source has {name!r}, which {problem}; expected a text file, "
             "a folder, 'hf:NAME' or 'stdlib'"
         )
     if isinstance(suffixes, str) or not all(suffix.startswith(".") for suffix in suffixes):
@@ -167,16 +188,22 @@ def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
 
 def _walk(folder: Path, skipped: Set[str] = frozenset()) -> Iterator[Path]:
     """Yield the files below a folder, sorted, without what is skipped or begins with a dot."""
-    try:
-        with os.scandir(folder) as entries:
-            kept = [e for e in entries if not (e.name.startswith(".") or e.name in skipped)]
-    except OSError as error:
-        raise _unreadable(folder, error) from error
-    for entry in sorted(kept, key=lambda e: e.name):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(folder / entry.name, skipped)
-        elif entry.is_file():
-            yield folder / entry.name
+    waiting = [(folder, True)]  # a stack: folders may be nested deeper than functions
+    while waiting:
+        path, is_folder = waiting.pop()
+        if not is_folder:
+            yield path
+            continue
+        try:
+            with os.scandir(path) as entries:
+                kept = [e for e in entries if not (e.name.startswith(".") or e.name in skipped)]
+            for entry in sorted(kept, key=lambda e: e.name, reverse=True):
+                inner = entry.is_dir(follow_symlinks=False)
+                # Unlike that of the entry, is_file of a path takes symbolic links in a circle.
+                if inner or (path / entry.name).is_file():
+                    waiting.append((path / entry.name, inner))
+        except OSError as error:
+            raise _unreadable(path, error) from error
 
 
 def _stdlib_files(folder: Path) -> list[Path]:
@@ -199,9 +226,11 @@ def _stdlib_files(folder: Path) -> list[Path]:
 
 
 def _open(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return cast(BinaryIO, lzma.open(path, "rb")) if path.suffix == ".xz" else path.open("rb")
+    file = open_regular(path)
+    if path.suffix not in PACKED[1:]:
+        return file
+    file.close()
+    return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else lzma.open(path, "rb"))
 
 
 def _chunks(path: Path) -> Iterator[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tensorgrad.data.text import END_OF_TEXT, read_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.files import replacing
 from tensorgrad.ops.operand import check_integer
+from tensorgrad.readers import parse_json
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
 
@@ -65,23 +66,23 @@ class Tokenizer:
             DataError: it is not a byte-level BPE of GPT-2's kind, lacks `<|endoftext|>` or one
                 of the 256 bytes, its ids have gaps, or text gives a special token too.
         """
-        state = json.loads(inner.to_str())
+        state = parse_json(inner.to_str(), name)
         _check_kind(state, name)
         ids = inner.get_vocab(with_added_tokens=True)
         self._special = {t["content"]: int(t["id"]) for t in state["added_tokens"]}
-        made = {*_ALPHABET, *map("".join, _merges(state))}
+        if END_OF_TEXT not in self._special:
+            raise DataError(
+                f"Tokenizer: {name} has the special tokens {list(self._special)!r:.200}, expected "
+                f"{END_OF_TEXT!r} among them"
+            )
+        made = {*_ALPHABET, *map("".join, _merges(state["model"]["merges"], name))}
         text = sorted(made.intersection(self._special))
         if text:
             raise DataError(
                 f"Tokenizer: {name} has the special token {text[0]!r}, which stands for text too; "
                 "expected special tokens that are no piece of a word, such as '<|user|>'"
             )
-        missing = [token for token in (END_OF_TEXT, *_ALPHABET) if token not in ids]
-        if missing:
-            raise DataError(
-                f"Tokenizer: {name} lacks {len(missing)} needed tokens, such as {missing[0]!r}; "
-                f"expected {END_OF_TEXT!r} and one token for each of the 256 bytes"
-            )
+        _check_needed(ids, name)
         tokens = {index: token for token, index in ids.items()}
         if sorted(tokens) != list(range(len(ids))):
             raise DataError(
@@ -161,10 +162,9 @@ class Tokenizer:
             DataError: the file is missing, damaged, or not a byte-level BPE of GPT-2's kind.
         """
         text = read_text(path)
-        try:
+        _check_file(parse_json(text, os.fspath(path)), os.fspath(path))
+        with _named_errors(f"Tokenizer.load: {path} is not a tokenizer.json"):
             inner = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing more special
-            raise DataError(f"Tokenizer.load: {path} is not a tokenizer.json: {error}") from error
         return cls(inner, str(path))
 
     @classmethod
@@ -179,33 +179,32 @@ class Tokenizer:
         Returns:
             The tokenizer; `<|endoftext|>` is its special token.
         Raises:
-            DataError: a file is missing or damaged, or they do not belong together.
+            DataError: a file is missing or damaged, or they do not belong together: the pairs of
+                merges.txt must make all tokens of vocab.json and no others.
         """
-        try:
-            vocabulary = json.loads(read_text(vocab_file))
-        except json.JSONDecodeError as error:
-            raise DataError(f"Tokenizer.from_gpt2: {vocab_file} is not JSON: {error}") from error
-        lines = read_text(merges_file).splitlines()
-        rules = [line for line in lines if line and not line.startswith("#version")]
-        try:
-            merges = [(left, right) for left, right in (rule.split(" ") for rule in rules)]
-            inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-        except Exception as error:  # the library raises nothing more special
-            raise DataError(
-                f"Tokenizer.from_gpt2: {vocab_file} and {merges_file} do not fit together: {error}"
-            ) from error
-        # A vocabulary is the 256 bytes, what each merge makes, and special ones in brackets.
-        made = {left + right for left, right in merges}
+        vocabulary = parse_json(read_text(vocab_file), os.fspath(vocab_file))
+        _check_needed(vocabulary, os.fspath(vocab_file))
+        _check_ids(vocabulary, len(vocabulary), os.fspath(vocab_file))
+        lines = read_text(merges_file).split("\n")
+        rules = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
+        merges = list(_merges(filter(None, rules), os.fspath(merges_file)))
+        _check_merges(merges, vocabulary, os.fspath(merges_file))
+        made = {*_ALPHABET, *map("".join, merges)}
         lost = [
             token
             for token in vocabulary
-            if len(token) > 1 and token not in made and (token[0], token[-1]) != ("<", ">")
+            if token not in made and (token[:1], token[-1:]) != ("<", ">")  # special ones
         ]
         if lost:
             raise DataError(
                 f"Tokenizer.from_gpt2: {merges_file} has {len(merges):,} merges, none of which "
-                f"makes {lost[0]!r} of {vocab_file}, expected one for each token: it is cut short"
+                f"makes {lost[0]!r:.80} of {vocab_file}, expected one for each token: is it cut "
+                "short?"
             )
+        with _named_errors(
+            f"Tokenizer.from_gpt2: {vocab_file} and {merges_file} do not fit together"
+        ):
+            inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
         _complete(inner)
         if END_OF_TEXT in vocabulary:
             inner.add_special_tokens([END_OF_TEXT])
@@ -327,21 +326,82 @@ def _complete(inner: tokenizers.Tokenizer) -> None:
     inner.decoder = decoders.ByteLevel()
 
 
+@contextmanager
+def _named_errors(problem: str) -> Iterator[None]:
+    """Turn what the tokenizers library raises into a DataError that begins with the problem."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic of Rust is no Exception, and its class has no name that can be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{problem}: {error!s:.300}") from error
+
+
+def _check_file(state: dict[str, Any], name: str) -> None:
+    """Raise DataError where the library could not, or must not, see a tokenizer.json."""
+    _check_kind(state, name)
+    model, added = _part(state, "model", dict, name), _part(state, "added_tokens", list, name)
+    vocabulary = _part(model, "vocab", dict, name)
+    _check_merges(_merges(_part(model, "merges", list, name), name), vocabulary, name)
+    ids = {_part(token, "content", str, name): token.get("id") for token in added}
+    _check_needed(vocabulary | ids, name)
+    for each in (vocabulary, ids):
+        _check_ids(each, len(vocabulary | ids), name)
+
+
+def _check_needed(tokens: Mapping[str, Any], name: str) -> None:
+    """Raise DataError where the end of text or a byte has no token."""
+    missing = [token for token in (END_OF_TEXT, *_ALPHABET) if token not in tokens]
+    if missing:
+        raise DataError(
+            f"Tokenizer: {name} lacks {len(missing)} needed tokens, such as {missing[0]!r}; "
+            f"expected {END_OF_TEXT!r} and one token for each of the 256 bytes"
+        )
+
+
+def _check_ids(vocabulary: Mapping[str, Any], count: int, name: str) -> None:
+    """Raise DataError at an id that is not one of 0 to count - 1.
+
+    The library takes memory up to the largest id, and aborts the process when there is too little.
+    """
+    for token, index in vocabulary.items():
+        if type(index) is not int or not 0 <= index < count:
+            raise DataError(
+                f"Tokenizer: {name} has the id {index!r:.80} for {token!r:.80}, "
+                f"expected 0 to {count - 1} without gaps"
+            )
+
+
+def _part(state: Any, key: str, kind: type[Any], name: str) -> Any:
+    """Return what an object of a file has under a key, of the type that it must have."""
+    found = state.get(key) if isinstance(state, dict) else None
+    if not isinstance(found, kind):
+        raise DataError(
+            f"Tokenizer: {name} is not a tokenizer.json: it has {key} {found!r:.80}, "
+            f"expected a {kind.__name__}"
+        )
+    return found
+
+
 def _check_kind(state: dict[str, Any], name: str) -> None:
     """Raise DataError where the tokenizer does not cut and merge as GPT-2's does."""
-    words = state["pre_tokenizer"] or {}
-    model = state["model"]
+    words, normalizer = state.get("pre_tokenizer"), state.get("normalizer")
+    words = words if isinstance(words, dict) else {"type": words}
+    normalizer = normalizer if isinstance(normalizer, dict) else {"type": normalizer}
+    model = _part(state, "model", dict, name)
+    added = _part(state, "added_tokens", list, name)
     found = {
-        "model": model["type"],
+        "model": model.get("type", "BPE"),  # old files do not say it
         "pre_tokenizer": words.get("type"),
         "add_prefix_space": words.get("add_prefix_space"),
         "use_regex": words.get("use_regex", True),
-        "normalizer": (state["normalizer"] or {}).get("type"),
+        "normalizer": normalizer.get("type"),
         "dropout": model.get("dropout"),
         "ignore_merges": bool(model.get("ignore_merges")),
         "continuing_subword_prefix": model.get("continuing_subword_prefix") or None,
         "end_of_word_suffix": model.get("end_of_word_suffix") or None,
-        "special": all(token["special"] for token in state["added_tokens"]),
+        "special": all(_part(token, "special", bool, name) for token in added),
     }
     expected = {
         "model": "BPE",
@@ -357,13 +417,33 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
     }
     for key, value in expected.items():
         if found[key] != value:
-            raise DataError(f"Tokenizer: {name} has {key} {found[key]!r}, expected {value!r}")
+            raise DataError(f"Tokenizer: {name} has {key} {found[key]!r:.80}, expected {value!r}")
 
 
-def _merges(state: dict[str, Any]) -> Iterator[Sequence[str]]:
+def _merges(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
     """Yield the pairs that a BPE joins; older files write a pair as one text."""
-    for pair in state["model"]["merges"]:
-        yield pair.split(" ") if isinstance(pair, str) else pair
+    for pair in pairs:
+        parts = pair.split(" ") if isinstance(pair, str) else pair
+        if not (isinstance(parts, list) and len(parts) == 2 and all(map(_is_text, parts))):
+            raise DataError(f"Tokenizer: {name} has the merge {pair!r:.80}, expected two tokens")
+        yield parts[0], parts[1]
+
+
+def _check_merges(
+    merges: Iterable[tuple[str, str]], vocabulary: Mapping[str, Any], name: str
+) -> None:
+    """Raise DataError where a merge is of, or makes, what is no token: the library may panic."""
+    for left, right in merges:
+        lost = next((t for t in (left, right, left + right) if t not in vocabulary), None)
+        if lost is not None:
+            raise DataError(
+                f"Tokenizer: {name} has the merge {(left, right)!r:.80}, expected tokens of the "
+                f"vocabulary: {lost!r:.80} is not one"
+            )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _texts(name: str, texts: Iterable[str]) -> Iterator[str]:

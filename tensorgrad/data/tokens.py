@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.files import replacing
+from tensorgrad.readers import map_array
 
 Tokens = np.ndarray[Any, Any]  # (N,), uint16 or uint32
 
@@ -104,11 +104,17 @@ class TokenFile:
                 outside the vocabulary (at which position).
         """
         path = Path(path)
-        dtype, offset, count = _read_header(path)
         try:
-            tokens = np.asarray(np.memmap(path, dtype, "r", offset, (count,)))
+            tokens = map_array(path)
         except OSError as error:
             raise DataError(f"TokenFile.open: cannot read {path}: {error.strerror}") from error
+        if tokens.dtype not in (token_dtype(0), token_dtype(1 << 32)) or tokens.ndim != 1:
+            raise DataError(
+                f"TokenFile.open: {path} has dtype {tokens.dtype} and shape {tokens.shape}, "
+                "expected uint16 or uint32 and one axis"
+            )
+        if not tokens.size:
+            raise DataError(f"TokenFile.open: {path} has 0 tokens, expected some")
         if check_ids:
             _check_ids(path, tokens, vocab_size)
         return cls(path, tokens, vocab_size)
@@ -136,37 +142,6 @@ def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int) -> None:
     """Write the .npy header; NumPy pads it so that it has the same length for every count."""
     header = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)
-
-
-def _read_header(path: Path) -> tuple[np.dtype[Any], int, int]:
-    """Return dtype, where the tokens begin, and how many they are."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            version = np.lib.format.read_magic(file)
-            if version != (1, 0):
-                raise ValueError(f"its format version is {version}, expected (1, 0)")
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            offset = file.tell()
-    except OSError as error:
-        raise DataError(f"TokenFile.open: cannot read {path}: {error.strerror}") from error
-    except (ValueError, TokenError) as error:
-        raise DataError(f"TokenFile.open: {path} is not a .npy file: {error}") from error
-    if dtype not in (token_dtype(0), token_dtype(1 << 32)) or len(shape) != 1:
-        raise DataError(
-            f"TokenFile.open: {path} has dtype {dtype} and shape {shape}, "
-            "expected uint16 or uint32 and one axis"
-        )
-    count = shape[0]
-    expected = offset + count * dtype.itemsize
-    if size != expected:
-        raise DataError(
-            f"TokenFile.open: {path} has {size:,} bytes, expected {expected:,} for the "
-            f"{count:,} tokens that its header promises; it is damaged"
-        )
-    if count == 0:
-        raise DataError(f"TokenFile.open: {path} has 0 tokens, expected some")
-    return dtype, offset, count
 
 
 def _check_ids(path: Path, tokens: Tokens, vocab_size: int) -> None:

@@ -15,6 +15,7 @@ from tensorgrad.data.text import read_lines, read_text
 from tensorgrad.errors import DataError
 from tensorgrad.files import replacing
 from tensorgrad.ops.operand import check_integer
+from tensorgrad.readers import parse_json
 
 # As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.
 _WORD = re.compile(
@@ -74,16 +75,20 @@ class WordVocabulary:
             DataError: the file is missing or not such a file.
         """
         try:
-            found = json.loads(read_text(path))
+            found = parse_json(read_text(path), os.fspath(path))
             version, words = found["format"], found["words"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise DataError(f"WordVocabulary.load: {path} is damaged: {error!r}") from error
+        except KeyError as error:
+            raise DataError(f"WordVocabulary.load: {path} lacks {error}") from error
         texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
         if version != _FORMAT or not texts:
             raise DataError(
-                f"WordVocabulary.load: {path} has format {version!r}, expected {_FORMAT} with words"
+                f"WordVocabulary.load: {path} has format {version!r:.80}, expected {_FORMAT} with "
+                "words"
             )
-        return cls(words)
+        try:
+            return cls(words)
+        except DataError as error:
+            raise DataError(f"WordVocabulary.load: {path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that `load` reads.

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
+from tensorgrad.readers import read_json
 
 PATH = Path(__file__).with_name("tuned.json")
 Rows = dict[str, dict[str, dict[str, str]]]  # architecture, choice, case: what was fastest
@@ -49,7 +50,7 @@ def read(path: Path) -> Rows:
         KernelError: it cannot be read, or holds something else.
     """
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = read_json(path)
     except (OSError, ValueError) as error:
         raise KernelError(f"tuned: {path} got {error}, expected choices as JSON") from error
     if not _nested(rows, 3):

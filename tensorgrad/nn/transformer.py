@@ -67,7 +67,7 @@ class SwiGLU(Module):
     def __init__(
         self, width: int, hidden: int | None = None, bias: bool = False, dropout: float = 0.0
     ) -> None:
-        hidden = -(-8 * width // (3 * 64)) * 64 if hidden is None else hidden
+        hidden = self.default_hidden(width) if hidden is None else hidden
         self.gate = Linear(width, hidden, bias)
         self.up = Linear(width, hidden, bias)
         self.down = Linear(hidden, width, bias)
@@ -82,6 +82,11 @@ class SwiGLU(Module):
         else:
             hidden = ops.swiglu(gate(x), up(x))
         return add_linear(self.down, self.dropout(hidden), residual)
+
+    @staticmethod
+    def default_hidden(width: int) -> int:
+        """Return 8/3 * width, rounded up to a multiple of 64."""
+        return -(-8 * width // (3 * 64)) * 64
 
 
 class TransformerBlock(Module):

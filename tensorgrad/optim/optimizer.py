@@ -212,11 +212,13 @@ class Optimizer:
             CheckpointError: a number is missing or outside its range.
         """
         op = f"{type(self).__name__}.load_state_dict"
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"{op}: state is a {type(state).__name__}, expected a mapping")
         step, lr = state.get("step"), state.get("lr")
         if not isinstance(step, int) or not 0 <= step < 2**53:
-            raise CheckpointError(f"{op}: step is {step!r}, expected a whole number from 0")
+            raise CheckpointError(f"{op}: step is {step!r:.80}, expected a whole number from 0")
         if not isinstance(lr, int | float) or not 0 <= lr <= sys.float_info.max:
-            raise CheckpointError(f"{op}: lr is {lr!r}, expected a finite number from 0")
+            raise CheckpointError(f"{op}: lr is {lr!r:.80}, expected a finite number from 0")
         self.lr = lr
         self._set(STEPS, float(step))
 

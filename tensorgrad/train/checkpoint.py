@@ -16,7 +16,6 @@ user to look at, and neither passed over nor deleted.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -32,8 +31,9 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.backend import Array
-from tensorgrad.errors import CheckpointError, DamagedError
+from tensorgrad.errors import CheckpointError, DamagedError, DataError
 from tensorgrad.files import make_folder, replacing, sync_folder, to_json
+from tensorgrad.readers import parse_json, read_json
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
@@ -234,23 +234,27 @@ def _read_state(path: Path) -> dict[str, Any]:
         CheckpointError: the system cannot read it, or it has another format.
     """
     try:
-        content = (path / _STATE).read_bytes()
+        state = read_json(path / _STATE)
     except _GONE as error:
         raise DamagedError(f"load: {path} has no {_STATE}, expected a checkpoint") from error
     except OSError as error:
         raise _unreadable(path / _STATE, error) from error
+    except DataError as error:
+        raise DamagedError(f"load: {path / _STATE} is damaged: {error}") from error
     try:
-        state: dict[str, Any] = json.loads(content)
         version = state["format"]
         if version != _FORMAT:
-            raise CheckpointError(f"load: {path} has format {version}, expected {_FORMAT}")
+            raise CheckpointError(f"load: {path} has format {version!r:.40}, expected {_FORMAT}")
         # Those of before this sum was kept have none.
         if state.pop("crc32", None) not in (None, _crc32_of_json(state)):
             raise ValueError("it has another CRC-32 than when it was written")
         step, files = state["step"], dict(state["files"])
         numbers = [step, *(sums[kind] for sums in files.values() for kind in ("bytes", "crc32"))]
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError(f"step is {step!r} and files {files}, expected whole numbers")
+        plain = all(Path(name).name == name for name in files)  # in this folder
+        if not plain or not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(
+                f"step is {step!r:.40} and files {files!r:.200}, expected names and whole numbers"
+            )
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"load: {path / _STATE} is damaged: {error!r}") from error
     return state
@@ -358,14 +362,16 @@ def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -
         raise CheckpointError(
             f"load: {checkpoint.path}: {name} is {found!r:.80}, expected settings"
         )
-    expected = json.loads(to_json(expected))  # tuples become lists, as in the file
+    expected = parse_json(to_json(expected), name)  # tuples become lists, as in the file
     wrong = [
-        f"{key} is {found.get(key)!r} there, expected {expected.get(key)!r}"
+        f"{key!s:.80} is {found.get(key)!r:.80} there, expected {expected.get(key)!r:.80}"
         for key in dict.fromkeys([*expected, *found])
         if found.get(key) != expected.get(key)
     ]
     if wrong:
-        raise CheckpointError(f"load: {checkpoint.path} is of another {name}: {'; '.join(wrong)}")
+        raise CheckpointError(
+            f"load: {checkpoint.path} is of another {name}: {'; '.join(wrong):.1000}"
+        )
 
 
 def check_arrays(

@@ -11,7 +11,6 @@ settings = Settings(**given)
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin
 
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.files import replacing, to_json
+from tensorgrad.readers import read_json
 
 FILE = "config.json"
 # What a field of a type takes besides, and what errors call the type.
@@ -102,7 +102,7 @@ def check(settings: Dataclass) -> None:
             expected = f"{high:g} or less"
         else:
             continue
-        raise ArgumentError(f"{_flag(f)}: got {value!r}, expected {expected}")
+        raise ArgumentError(f"{_flag(f)}: got {value!r:.200}, expected {expected}")
 
 
 def parser(settings: type[_Settings], description: str) -> argparse.ArgumentParser:
@@ -147,7 +147,7 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     """
     path = folder / FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         found = settings(**values)
     except FileNotFoundError as error:
         raise CheckpointError(

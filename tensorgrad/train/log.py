@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from tensorgrad.errors import DataError
 from tensorgrad.files import named_in_errors, replacing, sync_folder, to_json
+from tensorgrad.readers import open_regular, parse_json
 
 Record = Mapping[str, Any]
 
+_LONGEST = 1 << 20  # bytes of a line
 _NOT_OTHERS = {"step", "loss", "validation_loss", "lr", "gradient_norm"}
 
 
@@ -29,6 +33,9 @@ class MetricsLog:
         Args:
             path: the file, created if missing.
             step: the step of the checkpoint that the run goes on from; -1 for a new run.
+        Raises:
+            DataError: what is there is no regular file, or cannot be read.
+            OSError: it cannot be written.
         """
         with named_in_errors(path):
             is_new = not os.path.lexists(path)
@@ -56,9 +63,13 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl; lines that were cut short or damaged are left out."""
-    with named_in_errors(path), path.open("rb") as file:
-        return [record for line in file if (record := _parsed(line)) is not None]
+    """Return the records of a metrics.jsonl; lines that were cut short or damaged are left out.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with _opened(path) as file:
+        return [record for line in _lines(file) if (record := _parsed(line)) is not None]
 
 
 def plot_losses(records: Sequence[Record], path: Path) -> bool:
@@ -102,8 +113,8 @@ def plot_losses(records: Sequence[Record], path: Path) -> bool:
 def _length_until(path: Path, step: int) -> int:
     """Return how many bytes the lines up to `step` take, damaged ones between whole ones too."""
     length = end = 0
-    with path.open("rb") as file:
-        for line in file:
+    with _opened(path) as file:
+        for line in _lines(file):
             end += len(line)
             record = _parsed(line)
             if record is not None:
@@ -116,9 +127,23 @@ def _length_until(path: Path, step: int) -> int:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """Return the record on a line; None where a kill cut it short, or a disk damaged it."""
     try:
-        record = json.loads(line)
+        record = parse_json(line.decode(), "a line")
     except ValueError:
         return None
-    whole = isinstance(record, dict) and isinstance(record.get("step"), int)
-    whole = whole and line.endswith(b"\n")
+    numbers = all(value is None or type(value) in (int, float) for value in record.values())
+    whole = numbers and type(record.get("step")) is int and line.endswith(b"\n")
     return record if whole else None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with open_regular(path) as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"read_metrics: cannot read {path}: {error.strerror}") from error
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; one that is too long for a record comes in pieces, which are none either."""
+    return iter(partial(file.readline, _LONGEST), b"")

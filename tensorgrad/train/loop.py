@@ -191,11 +191,14 @@ class Trainer:
                 raise CheckpointError(
                     f"load: {checkpoint.path}: {name} is {found!r:.80}, expected a mapping"
                 )
-        with self._unchanged_by_errors():
-            random.set_state(generator)
-            if self.scaler is not None:
-                self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
-            self._ranks.load(checkpoint, self.model, self.optimizer)
+        try:
+            with self._unchanged_by_errors():
+                random.set_state(generator)
+                if self.scaler is not None:
+                    self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
+                self._ranks.load(checkpoint, self.model, self.optimizer)
+        except (ArgumentError, CheckpointError) as error:
+            raise CheckpointError(f"load: {checkpoint.path} cannot be used: {error}") from error
         self._measured = dict(metrics)
         self.step = checkpoint.step
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from tensorgrad import random
 from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
@@ -187,9 +187,12 @@ class Ranks:
         """
         arrays = checkpoint.arrays("model")
         check_arrays(checkpoint, arrays, model.state_dict())
-        optimizer.load_state_dict(
-            {**checkpoint.arrays("optimizer"), **checkpoint.entry("optimizer")}
-        )
+        numbers = checkpoint.entry("optimizer")
+        if not isinstance(numbers, Mapping):
+            raise CheckpointError(
+                f"load: {checkpoint.path}: optimizer is {numbers!r:.80}, expected a mapping"
+            )
+        optimizer.load_state_dict({**checkpoint.arrays("optimizer"), **numbers})
         model.load_state_dict(arrays)
 
 

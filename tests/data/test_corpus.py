@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tensorgrad.data import END_OF_TEXT, Corpus, Tokenizer, documents, prepare
@@ -211,18 +213,134 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(text: Path, tmp_path: Path)
 
 def test_a_folder_that_cannot_be_made_is_an_error(text: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"prepare: cannot write .*file: File exists"):
+    with pytest.raises(DataError, match=r"prepare: cannot read or write .*file: File exists"):
         prepare(text, tmp_path / "file", 300)
 
 
-def test_a_damaged_result_is_an_error(text: Path, tmp_path: Path) -> None:
-    corpus = prepare(text, tmp_path, 300)
-    os.truncate(corpus.folder / "train.npy", 1000)
-    with pytest.raises(DataError, match=r"train\.npy has 1,000 bytes, expected"):
-        prepare(text, tmp_path, 300)
-    (corpus.folder / "corpus.json").write_text("{}")
-    with pytest.raises(DataError, match=r"corpus\.json is damaged: KeyError"):
-        prepare(text, tmp_path, 300)
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 4
+    path.write_bytes(data)
+
+
+def other_dtype(path: Path) -> None:
+    np.save(path, np.load(path).astype(np.uint32))
+
+
+def outside(path: Path) -> None:
+    tokens = np.load(path)
+    tokens[7] = 300
+    np.save(path, tokens)
+
+
+def swap(path: Path) -> None:
+    shutil.copy(path.with_name("validation.npy"), path)
+
+
+def other_digest(path: Path) -> None:
+    facts = json.loads(path.read_text())
+    facts["files"]["train.npy"] = "0" * 64
+    path.write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("train.npy", flip),
+        ("validation.npy", flip),
+        ("train.npy", other_dtype),
+        ("train.npy", outside),
+        ("train.npy", swap),
+        ("train.npy", lambda path: os.truncate(path, 1000)),
+        ("train.npy", Path.unlink),
+        ("tokenizer.json", lambda path: path.write_text(path.read_text() + "\n")),
+        ("tokenizer.json", lambda path: path.write_text("{}")),
+        ("corpus.json", lambda path: path.write_text("{}")),
+        ("corpus.json", lambda path: path.write_text("[" * 100_000)),
+        ("corpus.json", Path.unlink),
+        ("corpus.json", other_digest),
+    ],
+)
+def test_a_damaged_result_is_named_and_made_again(
+    text: Path, tmp_path: Path, name: str, edit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = prepare(text, tmp_path, 300)
+    before = contents(first.folder)
+    edit(first.folder / name)
+    assert contents(first.folder) != before
+    again = prepare(text, tmp_path, 300)
+    (warning,) = caplog.messages
+    named = "train.npy" if edit is other_digest else name
+    assert f"{first.folder / named} " in warning
+    assert warning.endswith(f"making it again from {text}")
+    assert contents(first.folder) == before
+    assert again.digest == first.digest
+    assert made(tmp_path) == [first.folder]
+    assert half_made(tmp_path) == []
+
+
+def test_ids_outside_the_vocabulary_are_noticed_though_the_sums_are_right(
+    text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = prepare(text, tmp_path, 300)
+    before = contents(first.folder)
+    outside(first.folder / "train.npy")
+    facts = json.loads((first.folder / "corpus.json").read_text())
+    data = (first.folder / "train.npy").read_bytes()
+    facts["files"]["train.npy"] = hashlib.sha256(data).hexdigest()
+    (first.folder / "corpus.json").write_text(json.dumps(facts))
+    prepare(text, tmp_path, 300)
+    assert "train.npy has the id 300 at position 7, expected 0 to 299" in caplog.text
+    assert contents(first.folder) == before
+
+
+def test_a_damaged_result_stays_where_its_source_cannot_be_read(
+    text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "text.txt"
+    shutil.copy(text, source)
+    first = prepare(source, tmp_path / "cache", 300)
+    flip(first.folder / "train.npy")
+    damaged, status = contents(first.folder), source.stat()
+    source.write_bytes(b"\xff" * status.st_size)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(DataError, match=r"text\.txt is not UTF-8"):
+        prepare(source, tmp_path / "cache", 300)
+    assert f"{first.folder / 'train.npy'} is damaged" in caplog.text
+    assert contents(first.folder) == damaged
+    assert half_made(tmp_path / "cache") == []
+
+
+def test_a_damaged_result_is_made_again_once_by_many_processes(text: Path, tmp_path: Path) -> None:
+    first = prepare(text, tmp_path, 300)
+    before = contents(first.folder)
+    flip(first.folder / "train.npy")
+    args = [sys.executable, "-c", SCRIPT, str(text), str(tmp_path), "none", ""]
+    running = [
+        subprocess.Popen(args, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    said = sorted(process.communicate()[0].strip() for process in running)
+    assert said == ["['reading', 'tokenizer', 'encoding']", "[]", "[]"]
+    assert contents(first.folder) == before
+    assert half_made(tmp_path) == []
+
+
+def test_comparing_large_files_is_shown(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare(text, tmp_path, 300).folder
+    monkeypatch.setattr(module, "_SHOWN", 1)
+    calls: list[tuple[str, int, int]] = []
+    prepare(text, tmp_path, 300, progress=lambda *a: calls.append(a))
+    size = sum(len(data) for name, data in contents(folder).items() if name != "corpus.json")
+    assert calls[-1] == ("checking", size, size)
+
+
+def test_a_source_whose_name_is_not_utf8_is_kept_too(text: Path, tmp_path: Path) -> None:
+    source = tmp_path / os.fsdecode(b"text-\xff.txt")
+    shutil.copy(text, source)
+    first = prepare(source, tmp_path / "cache", 300)
+    assert prepare(source, tmp_path / "cache", 300).digest == first.digest
 
 
 def test_a_source_that_changes_meanwhile_is_an_error(text: Path, tmp_path: Path) -> None:

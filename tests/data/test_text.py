@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorgrad.data import text as module
-from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint, read_text
+from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint, read_lines, read_text
 from tensorgrad.errors import ArgumentError, DataError
 
 LINES = st.text(st.sampled_from("ab \n\r<|end> ä😀"), max_size=40)
@@ -302,3 +302,59 @@ def test_a_data_set_that_cannot_be_loaded_is_an_error(
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"datasets package: pip install 'tensorgrad-cupy"):
         documents("hf:a")
+
+
+def test_what_is_no_regular_file_is_an_error_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("a.txt", "zero.txt"):
+        path = tmp_path / name
+        with pytest.raises(DataError, match=rf"source has '{path}', which is a FIFO or a device"):
+            list(documents(path))
+        for read in (read_text, lambda path: list(read_lines(path))):
+            with pytest.raises(DataError, match=rf"{path} is a FIFO or a device, expected a reg"):
+                read(path)
+    (tmp_path / "circle.txt").symlink_to("circle.txt")
+    with pytest.raises(DataError, match=r"source has .*circle\.txt', which does not exist"):
+        list(documents(tmp_path / "circle.txt"))
+    with pytest.raises(DataError, match="a folder without text files"):
+        list(documents(tmp_path))
+    write(tmp_path / "b.txt", "text")
+    assert list(documents(tmp_path)) == ["text"]
+
+
+def test_folders_may_be_nested_deeper_than_functions(tmp_path: Path) -> None:
+    folder, here = tmp_path, os.open(tmp_path, os.O_RDONLY)
+    try:
+        for _ in range(1500):
+            folder = folder / "d"
+            os.mkdir("d", dir_fd=here)
+            inner = os.open("d", os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = inner
+        with os.fdopen(os.open("a.txt", os.O_WRONLY | os.O_CREAT, dir_fd=here), "w") as file:
+            file.write("text")
+    finally:
+        os.close(here)
+    assert list(documents(tmp_path)) == ["text"]
+    while folder != tmp_path:  # pytest deletes folders by functions that call themselves
+        for path in folder.iterdir():
+            path.rmdir() if path.is_dir() else path.unlink()
+        folder = folder.parent
+
+
+def test_an_endless_line_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    monkeypatch.setattr(module, "LONGEST_LINE", 20)
+    path = write(tmp_path / "a.txt", "short\n" * 9 + "x" * 1000)
+    lines = read_lines(path)
+    assert [next(lines) for _ in range(9)] == ["short"] * 9
+    with pytest.raises(DataError, match=rf"{path} has a line of more than 20 characters"):
+        next(lines)
+
+
+def test_a_text_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "12345")
+    assert read_text(path, 5) == "12345"
+    with pytest.raises(DataError, match=rf"{path} has more than 4 characters"):
+        read_text(path, 4)

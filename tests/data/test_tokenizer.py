@@ -240,7 +240,7 @@ def drop(token: str) -> Callable[[dict[str, Any]], None]:
     return edit
 
 
-def add(token: str, number: int) -> Callable[[dict[str, Any]], None]:
+def add(token: str, number: object) -> Callable[[dict[str, Any]], None]:
     return lambda state: state["model"]["vocab"].update({token: number})
 
 
@@ -256,9 +256,32 @@ def add(token: str, number: int) -> Callable[[dict[str, Any]], None]:
         (lambda state: state["added_tokens"][0].update(special=False), "special False"),
         (drop("a"), "lacks 1 needed tokens, such as 'a'"),
         (drop(END_OF_TEXT), "lacks 1 needed tokens, such as '<.endoftext.>'"),
-        (add("ab", 5000), "600 tokens with ids up to 5000, expected ids 0 to 599 without gaps"),
+        (add("ab", 5000), "has the id 5000 for 'ab', expected 0 to 599 without gaps"),
         (add("\u4e00", 600), "the token '\u4e00', expected only the characters that stand for"),
         (lambda state: state.clear(), r"not a tokenizer\.json"),
+        (change(model=None), "has model None, expected a dict"),
+        (change(model=[]), r"has model \[\], expected a dict"),
+        (change(added_tokens={}), r"has added_tokens \{\}, expected a list"),
+        (change(added_tokens=[3]), "has special None, expected a bool"),
+        (change(added_tokens=[{"special": True}]), "has content None, expected a str"),
+        (change(added_tokens=[]), r"the special tokens \[\], expected '<.endoftext.>' among them"),
+        (change(pre_tokenizer=7), "pre_tokenizer 7, expected 'ByteLevel'"),
+        (change(normalizer=[1]), r"normalizer \[1\], expected None"),
+        (lambda state: state["model"].update(vocab=[]), r"has vocab \[\], expected a dict"),
+        (lambda state: state["model"].update(merges=None), "has merges None, expected a list"),
+        (lambda state: state["model"]["merges"].append(3), "the merge 3, expected two tokens"),
+        (lambda state: state["model"]["merges"].append("a b c"), "'a b c', expected two tokens"),
+        (lambda state: state["model"]["merges"].append(["a", 1]), "expected two tokens"),
+        # These two abort the process where the library sees them.
+        (add("ab", 2**31), "the id 2147483648 for 'ab', expected 0 to 599 without gaps"),
+        (add("ab", 2**32 - 1), "the id 4294967295 for 'ab', expected 0 to 599 without gaps"),
+        (add("ab", -1), "the id -1 for 'ab', expected 0 to 599 without gaps"),
+        (add("ab", "1"), "the id '1' for 'ab', expected 0 to 599"),
+        (add("ab", True), "the id True for 'ab', expected 0 to 599"),
+        (add("ab", None), "the id None for 'ab', expected 0 to 599"),
+        (lambda state: state["added_tokens"][0].update(id=2**31), "the id 2147483648 for '<.endof"),
+        # A panic: no token is as long as what this makes.
+        (lambda state: state["model"]["merges"].append(["a" * 99, "b"]), "of the vocabulary: 'aaa"),
     ],
 )
 def test_a_tokenizer_of_another_kind_is_an_error(
@@ -276,7 +299,7 @@ def test_a_missing_or_damaged_file_is_an_error(tokenizer: Tokenizer, tmp_path: P
     with pytest.raises(DataError, match=r"cannot read .*tokenizer\.json: No such file"):
         Tokenizer.load(path)
     path.write_text(tokenizer.to_json()[:-100])
-    with pytest.raises(DataError, match=r"tokenizer\.json is not a tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be read as JSON"):
         Tokenizer.load(path)
 
 
@@ -306,12 +329,12 @@ def test_gpt2_files_that_do_not_fit_are_errors(published: tuple[Path, Path]) -> 
     short.write_text("\n".join(gzip.decompress(merges.read_bytes()).decode().splitlines()[:-1]))
     with pytest.raises(DataError, match=r"none of which makes .*, expected one for each token"):
         Tokenizer.from_gpt2(vocab, short)
-    with pytest.raises(DataError, match="is not JSON"):
+    with pytest.raises(DataError, match="cannot be read as JSON"):
         Tokenizer.from_gpt2(merges, vocab)
     for line in ("a b c", "unknown pair"):
         wrong = vocab.with_name("merges.txt")
         wrong.write_text(f"#version: 0.2\n{line}\n")
-        with pytest.raises(DataError, match="do not fit together"):
+        with pytest.raises(DataError, match=r"has the merge .*, expected (two t|t)okens"):
             Tokenizer.from_gpt2(vocab, wrong)
     state = json.loads(vocab.read_text())
     del state[END_OF_TEXT]
@@ -319,5 +342,68 @@ def test_gpt2_files_that_do_not_fit_are_errors(published: tuple[Path, Path]) -> 
     with pytest.raises(DataError, match="lacks 1 needed tokens"):
         Tokenizer.from_gpt2(vocab, merges)
     vocab.write_text("[]")
-    with pytest.raises(DataError, match="do not fit together"):
+    with pytest.raises(DataError, match="holds a list, expected a mapping"):
         Tokenizer.from_gpt2(vocab, merges)
+
+
+def test_a_panic_of_the_library_is_an_error(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorgrad.data.tokenizer._check_merges", lambda *_: None)
+    state = json.loads(tokenizer.to_json())
+    state["model"]["merges"].append(["a" * 99, "b"])
+    for each in ("a" * 99, "b"):
+        state["model"]["vocab"].setdefault(each, len(state["model"]["vocab"]))
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(state))
+    with pytest.raises(DataError, match=r"tokenizer\.json is not a tokenizer\.json: .*out of "):
+        Tokenizer.load(path)
+
+
+def test_what_ends_the_program_is_no_error_of_the_library(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped:
+        @staticmethod
+        def from_str(text: str) -> None:
+            raise KeyboardInterrupt
+
+    tokenizer.save(tmp_path / "tokenizer.json")
+    monkeypatch.setattr("tokenizers.Tokenizer", Stopped)
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "nested more than 64 deep"),
+        ('{"model": ' + "9" * 5000 + "}", "has 5000 digits, expected 64 bits"),
+        ('{"model": {}, "model": {}}', "the key 'model' is there 2 times"),
+        ('{"model": "\\ud800"}', "half of a surrogate pair"),
+        ('{"model": NaN}', "has the number NaN"),
+    ],
+)
+def test_json_that_is_refused_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=rf"{path} cannot be read as JSON: .*{message}"):
+        Tokenizer.load(path)
+    with pytest.raises(DataError, match=rf"{path} cannot be read as JSON: .*{message}"):
+        Tokenizer.from_gpt2(path, path)
+
+
+def test_merges_that_were_cut_short_are_noticed(published: tuple[Path, Path]) -> None:
+    vocab, merges = published
+    lines = gzip.decompress(merges.read_bytes()).splitlines(keepends=True)
+    for length in (0, 1, len(lines) // 2, len(lines) - 1):
+        merges.write_bytes(gzip.compress(b"".join(lines[:length])))
+        with pytest.raises(DataError, match=r"none of which makes .* is it cut short\?"):
+            Tokenizer.from_gpt2(vocab, merges)
+
+
+def test_a_vocabulary_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    bomb = gzip.compress(bytes(1 << 24), 1)
+    (tmp_path / "vocab.json.gz").write_bytes(bomb * 8)
+    with pytest.raises(DataError, match=r"vocab\.json\.gz has more than 67,108,864 characters"):
+        Tokenizer.from_gpt2(tmp_path / "vocab.json.gz", tmp_path / "none")

@@ -120,7 +120,7 @@ def test_a_kill_keeps_the_old_file(tokenizer: Tokenizer, tmp_path: Path) -> None
     assert np.load(path).tolist() == [1]
     (left,) = (name for name in names(tmp_path) if name.endswith(".tmp"))
     assert (tmp_path / left).stat().st_size > 1_000_000
-    with pytest.raises(DataError, match=r"has .* bytes, expected .* for the 0 tokens"):
+    with pytest.raises(DataError, match=r"has .* bytes, expected .* for the 0 elements"):
         TokenFile.open(tmp_path / left, 300)
 
 
@@ -147,7 +147,7 @@ def test_a_file_of_the_wrong_length_is_an_error(tmp_path: Path, change: int) -> 
     path = saved(tmp_path / "a.npy", np.zeros(120, np.uint16))
     data = path.read_bytes()
     path.write_bytes(data[:change] if change < 0 else data + bytes(change))
-    message = rf"a\.npy has {len(data) + change} bytes, expected {len(data)} for the 120 tokens"
+    message = rf"a\.npy has {len(data) + change} bytes, expected {len(data)} for the 120 elements"
     with pytest.raises(DataError, match=message):
         TokenFile.open(path, 300)
 
@@ -183,7 +183,7 @@ def test_a_damaged_header_is_named(tmp_path: Path, old: bytes, new: bytes) -> No
     ids=str,
 )
 def test_another_array_is_an_error(tmp_path: Path, values: object) -> None:
-    with pytest.raises(DataError, match=r"has dtype .* and shape .*, expected uint16 or uint32"):
+    with pytest.raises(DataError, match=r"has dtype .* and shape .*, expected (uint|numb)"):
         TokenFile.open(saved(tmp_path / "a.npy", values), 300)
 
 

@@ -55,8 +55,8 @@ def test_a_vocabulary_comes_back_from_its_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot write"):
         vocabulary.save(tmp_path / "nothing" / "words.json")
     for content, message in (
-        ("[]", "is damaged"),
-        ("{", "is damaged"),
+        ("[]", "holds a list, expected a mapping"),
+        ("{", "cannot be read as JSON"),
         ('{"format": 2, "words": ["a"]}', "has format 2, expected 1"),
         ('{"format": 1, "words": [3]}', "expected 1 with words"),
         ('{"format": 1, "words": null}', "expected 1 with words"),

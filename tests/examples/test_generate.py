@@ -285,7 +285,7 @@ def test_other_models_are_refused(run: Path, caplog: pytest.LogCaptureFixture) -
     del state["crc32"]
     path.write_text(json.dumps(state))
     assert generate.main(["--checkpoint", str(run), "--prompt", "a", *OPTIONS]) == 1
-    assert "is of another kind of model, expected a GPT-2" in caplog.text
+    assert "is of another kind of model, expected a GPT2" in caplog.text
     path.write_text("{")
     assert generate.main(["--checkpoint", str(path.parent), "--prompt", "a", *OPTIONS]) == 1
     assert "is damaged" in caplog.text
@@ -326,3 +326,37 @@ def test_weights_with_a_flipped_bit_are_refused(
         caplog.clear()
         assert generate.main(["--checkpoint", str(checkpoint), "--prompt", "a", *OPTIONS]) == 1
         assert "model.safetensors has another CRC-32 than when it was written" in caplog.text
+
+
+def ask_for_more(run: Path, sizes: dict[str, Any]) -> None:
+    path = run / "checkpoints/step-00000001/state.json"
+    state = json.loads(path.read_text())
+    state["model"] |= sizes
+    del state["crc32"]
+    path.write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "context", "layers", "width"])
+def test_sizes_that_no_memory_holds_are_refused(
+    run: Path, model: GPT2, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask_for_more(run, {name: 10**12})
+    arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
+    merged = run / "merged.safetensors"
+    save_arrays(merged, arrays, {"model": json.dumps(asdict(model.config) | {name: 10**12})})
+    for number, path in enumerate((run / "checkpoints/step-00000001", merged)):
+        assert generate.main(["--checkpoint", str(path), "--prompt", "a", *OPTIONS]) == 1
+        assert f"load: {path} has arrays of" in caplog.records[number].getMessage()
+
+
+@pytest.mark.parametrize(
+    "header", ["", "[]", "{", "[" * 100_000, '{"layers": ' + "9" * 5000 + "}", '{"a": NaN}']
+)
+def test_a_merged_file_whose_header_is_damaged_is_named(
+    run: Path, model: GPT2, header: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = run / "merged.safetensors"
+    arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
+    save_arrays(path, arrays, {"model": header})
+    assert generate.main(["--checkpoint", str(path), "--prompt", "a", *OPTIONS]) == 1
+    assert f"load: {path} does not say of which model it is" in caplog.text

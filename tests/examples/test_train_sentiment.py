@@ -239,6 +239,22 @@ def test_what_contradicts_the_run_is_refused(
     config.write_text(saved.replace('"clip": 1.0', '"clip": 2.0'))
     assert "--clip is 1.0 there, got 2.0" in fails(["--resume", folder], caplog)
     config.write_text(saved)
+    for size, message in (
+        ({"layers": 10**9}, "has arrays of"),
+        ({"width": 10**12}, "has arrays of"),
+        ({"layers": "1"}, "layers is '1', expected int"),
+        ({"kind": "other"}, "is of another kind of model"),
+    ):
+        checkpoints = list_checkpoints(tmp_path / "run" / "checkpoints")
+        states = {path / "state.json": (path / "state.json").read_bytes() for path in checkpoints}
+        for path, before in states.items():
+            state = json.loads(before)
+            state["model"] |= size
+            del state["crc32"]
+            path.write_text(json.dumps(state))
+        assert message in fails(["--resume", folder, "--predict", "fine"], caplog)
+        for path, before in states.items():
+            path.write_bytes(before)
     words = tmp_path / "run" / "words.json"
     words.write_text(words.read_text().replace('"film"', '"flim"'))
     message = fails(["--resume", folder, "--predict", "fine"], caplog)

@@ -262,6 +262,22 @@ def test_a_translator_says_what_is_missing(
     Tokenizer.train(["other words"], 260).save(tokenizer)
     assert "is of another tokenizer: sha256 is" in message(run, "ja")
     tokenizer.unlink()
+    (path,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
+    whole = (path / "state.json").read_bytes()
+    for name, change, error in (
+        ("model", {"layers": 10**9}, "has arrays of"),
+        ("model", {"vocab_size": 10**12}, "has arrays of"),
+        ("model", {"prefix": 1}, "prefix is 1, expected bool"),
+        ("data", {"lowercase": "no"}, "is of another kind of run, expected translation"),
+        ("data", {"target": 3}, "is of another kind of run, expected translation"),
+    ):
+        state = json.loads(whole)
+        state[name] |= change
+        del state["crc32"]
+        (path / "state.json").write_text(json.dumps(state))
+        assert error in message(run, "ja")
+    (path / "state.json").write_bytes(whole)
+    (tmp_path / "run" / "tokenizer.json").unlink()
     assert "tokenizer.json" in message(run, "ja")
 
 

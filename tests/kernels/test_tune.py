@@ -70,7 +70,10 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"sm_90": 3}', '{"sm_90": {"matmul": {"a": 1}}}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"sm_90": 3}', '{"sm_90": {"matmul": {"a": 1}}}', "[" * 100_000, '{"a": ' * 5000],
+)
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tuned.json"
     path.write_text(text)

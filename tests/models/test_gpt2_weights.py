@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +93,7 @@ def test_weights_are_converted(folder: Path) -> None:
         (
             "model.safetensors",
             lambda v: v.update({"transformer.wte.weight": np.ones(3, np.float32)}),
-            r"wte\.weight has shape \(3,\), expected that of tokens.weight, \(23, 8\)",
+            r"wte\.weight has shape \(3,\), expected \(23, 8\)",
         ),
         (
             "model.safetensors",
@@ -106,6 +108,72 @@ def test_weights_are_converted(folder: Path) -> None:
 def test_what_does_not_fit_is_named(folder: Path, file: str, edit: Any, message: str) -> None:
     change(folder / file, edit)
     with pytest.raises(CheckpointError, match=message):
+        load_huggingface(folder)
+
+
+@pytest.mark.parametrize(
+    ("change_of", "message"),
+    [
+        ({"n_layer": 10**9}, r"model\.safetensors lacks \['h\.2\.ln_1\.weight'"),
+        ({"n_layer": 2**63 - 1}, r"model\.safetensors lacks \['h\.2\.ln_1\.weight'"),
+        ({"vocab_size": 10**12}, r"wte\.weight has shape \(23, 8\), expected \(1000000000000, 8\)"),
+        ({"n_positions": 10**12}, r"wpe\.weight has shape \(9, 8\), expected \(1000000000000, 8\)"),
+        ({"n_embd": 10**12}, r"wte\.weight has shape \(23, 8\), expected \(23, 1000000000000\)"),
+        ({"n_embd": 10**12, "n_layer": 10**9}, "lacks"),
+        ({"n_layer": True}, "n_layer is True, expected an integer"),
+        ({"n_layer": 2.0}, "n_layer is 2.0, expected an integer"),
+        ({"n_layer": "2"}, "n_layer is '2', expected an integer"),
+        ({"n_layer": [2]}, r"n_layer is \[2\], expected an integer"),
+        ({"n_layer": None}, "n_layer is None, expected an integer"),
+        ({"n_layer": 0}, "layers is 0, expected 1 or more"),
+        ({"n_layer": -1}, "layers is -1, expected 1 or more"),
+        ({"n_layer": 10**30}, "has 31 digits, expected 64 bits"),
+        ({"n_inner": [[]]}, r"n_inner is \[\[\]\], expected None"),
+    ],
+)
+def test_sizes_that_the_file_does_not_have_take_no_memory(
+    folder: Path, change_of: dict[str, Any], message: str
+) -> None:
+    change(folder / "config.json", lambda values: values.update(change_of))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=message) as caught:
+            load_huggingface(folder)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    assert str(folder) in str(caught.value)
+
+
+def test_a_renamed_or_doubled_array_is_named(folder: Path) -> None:
+    def rename(arrays: dict[str, Any]) -> None:
+        arrays["transformer.h.1.ln_1.gain"] = arrays.pop("transformer.h.1.ln_1.weight")
+
+    def double(arrays: dict[str, Any]) -> None:
+        arrays["wte.weight"] = arrays["transformer.wte.weight"]
+
+    whole = (folder / "model.safetensors").read_bytes()
+    change(folder / "model.safetensors", rename)
+    with pytest.raises(CheckpointError, match=r"lacks \['h.1.ln_1.weight'\] and has \['h.1.ln_1.g"):
+        load_huggingface(folder)
+    (folder / "model.safetensors").write_bytes(whole)
+    change(folder / "model.safetensors", double)
+    with pytest.raises(CheckpointError, match=r"both with and without 'transformer\.'"):
+        load_huggingface(folder)
+    for name in ("h.#.ln_1.weight", "h.1e5.ln_1.weight", f"h.{'1' * 5000}.ln_1.weight"):
+        (folder / "model.safetensors").write_bytes(whole)
+        arrays = load_arrays(folder / "model.safetensors")
+        arrays[f"transformer.{name}"] = np.ones(8, np.float32)
+        save_arrays(folder / "model.safetensors", arrays)
+        with pytest.raises(CheckpointError, match=r"lacks \[\] and has \['h\."):
+            load_huggingface(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_what_is_no_regular_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=rf"{folder / name} is a FIFO or a device"):
         load_huggingface(folder)
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,9 +33,14 @@ from tensorgrad.parallel.checkpoint import (
 )
 from tensorgrad.parallel.merge import merge
 from tensorgrad.parallel.placement import Piece, Placement, cut_box, divide
-from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from tensorgrad.train.checkpoint import (
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    sums_of,
+)
 from tensorgrad.train.ranks import OneProcess
-from tensorgrad.weights import ArrayFile, load_arrays
+from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 from tests.disk import flip, full_disk
 from tests.parallel.threads import on_ranks
 from tests.parallel.whole_arrays import cut
@@ -362,3 +369,76 @@ def test_a_rank_killed_while_all_write_loses_nothing(tmp_path: Path, rank: int, 
     load_on(Mesh(3), True, full, folder, note=None)
     save_on(Mesh(2), True, full, folder, step=2)
     assert not list(folder.glob(".*"))
+
+
+def test_pieces_that_a_file_does_not_hold_take_no_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000001"
+    folder.mkdir()
+    path = folder / "rank-00000.safetensors"
+
+    def described(pieces: object) -> Any:
+        text = pieces if isinstance(pieces, str) else json.dumps(pieces)
+        save_arrays(path, {"a": np.ones(4, np.float32)}, {"pieces": text})
+        state = {"format": 1, "step": 1, "metrics": {}, "files": {path.name: sums_of(path)}}
+        (folder / "state.json").write_text(json.dumps(state))
+        return load_checkpoint(folder)
+
+    merge(described({"a": ["model/w", [2, 2], 0, None, 0, 4]}), tmp_path / "out")
+    assert load_arrays(tmp_path / "out")["w"].shape == (2, 2)
+    for pieces, message in (
+        ({"a": ["model/w", [10**12], 0, None, 0, 10**12]}, "does not say what it holds"),
+        ({"a": ["model/w", [10**12], 0, None, 0, 4]}, "model/w"),
+        ({"a": ["model/w", [10**12, 10**12], 0, None, 0, 4]}, "model/w"),
+        ({"a": ["model/w", [2**62, 2], 0, [[0, 2]], 0, 4]}, "model/w"),
+        ({"a": ["model/w", [-2, -2], 0, None, 0, 4]}, "does not say what it holds"),
+        ({"a": ["model/w", [4], 0, None, 0, 3]}, "does not say what it holds"),
+        ({"b": ["model/w", [4], 0, None, 0, 4]}, "does not say what it holds"),
+        ({"a": ["model/w", [4.0], 0, None, 0, 4]}, "does not say what it holds"),
+        ({"a": ["model/w", [4], True, None, 0, 4]}, "does not say what it holds"),
+        ({"a": [3, [4], 0, None, 0, 4]}, "does not say what it holds"),
+        ({"a": ["model/w", [2**40, 2], 1, [[0, 1]], 0, 4]}, "model/w"),
+        ({"a": ["model/w", [2, 2**40], 0, [[1, 2]], 0, 4]}, "model/w"),
+        ({"a": None}, "does not say what it holds"),
+        ("[]", "does not say what it holds"),
+        ("[" * 100_000, "does not say what it holds: .*nested more than"),
+    ):
+        checkpoint = described(pieces)
+        tracemalloc.start()
+        try:
+            with pytest.raises(CheckpointError, match=message) as caught:
+                merge(checkpoint, tmp_path / "other")
+            assert tracemalloc.get_traced_memory()[1] < 1 << 21
+        finally:
+            tracemalloc.stop()
+        assert str(folder) in str(caught.value)
+        assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("numbers", [[], "x", {"step": -1, "lr": 0.1}, {"step": 1, "lr": "x"}, {}])
+def test_numbers_of_an_optimizer_that_are_damaged_change_nothing(
+    tmp_path: Path, numbers: Any
+) -> None:
+    model = Linear(3, 2)
+    optimizer = AdamW(model.named_parameters(), lr=0.1)
+    before = {name: array.tobytes() for name, array in optimizer.state.items()}
+    save_pieces(Comm(), tmp_path, 1, model, optimizer, STATE, 1)
+    (path,) = list_checkpoints(tmp_path)
+    state = json.loads((path / "state.json").read_text()) | {"optimizer": numbers}
+    del state["crc32"]
+    (path / "state.json").write_text(json.dumps(state))
+    weight = model.weight.numpy().copy()
+    with pytest.raises(CheckpointError, match=rf"load: {path}: AdamW"):
+        load_pieces(Comm(), load_checkpoint(path), model, optimizer)
+    np.testing.assert_array_equal(model.weight.numpy(), weight)
+    assert before == {name: array.tobytes() for name, array in optimizer.state.items()}
+    assert optimizer.numbers() == {"step": 0, "lr": 0.1}
+
+
+def test_arrays_that_do_not_fit_leave_the_numbers_of_the_optimizer(tmp_path: Path) -> None:
+    model, other = Linear(3, 2), Linear(3, 3)
+    save_pieces(Comm(), tmp_path, 1, other, AdamW(other.named_parameters(), lr=0.5), STATE, 1)
+    (path,) = list_checkpoints(tmp_path)
+    optimizer = AdamW(model.named_parameters(), lr=0.1)
+    with pytest.raises(CheckpointError, match="is of another model"):
+        load_pieces(Comm(), load_checkpoint(path), model, optimizer)
+    assert optimizer.numbers() == {"step": 0, "lr": 0.1}

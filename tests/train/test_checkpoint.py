@@ -159,6 +159,10 @@ def test_no_damaged_byte_of_the_state_goes_unseen(tmp_path: Path) -> None:
         {"files": [1]},
         {"files": {"model.safetensors": {"bytes": 3}}},
         {"files": {"model.safetensors": {"bytes": 3, "crc32": None}}},
+        {"files": {"../model.safetensors": {"bytes": 3, "crc32": 1}}},
+        {"files": {"/dev/zero": {"bytes": 0, "crc32": 0}}},
+        {"step": True},
+        {"step": 10**30},
     ],
 )
 def test_a_state_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,13 @@ def test_settings_are_saved_and_resumed(tmp_path: Path) -> None:
         config.resume(saved, {"steps": 6, "lr": 0.2, "fast": False}, tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", '{"unknown": 1}', '{"steps": 0}', "[]"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", '{"unknown": 1}', '{"steps": 0}', "[]", '{"steps": 2, "steps": 3}'),
+        *('{"lr": NaN}', '{"steps": ' + "9" * 5000 + "}", "[" * 100_000, '{"text": "\\ud800"}'),
+    ],
+)
 def test_a_config_that_is_not_of_these_settings_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match="cannot be used"):
@@ -92,8 +99,13 @@ def test_a_config_that_is_not_of_these_settings_is_refused(tmp_path: Path, conte
 
 
 def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").mkdir()
+    path = tmp_path / "config.json"
+    path.mkdir()
     with pytest.raises(CheckpointError, match=r"config\.json cannot be used"):
+        config.load(Settings, tmp_path)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=rf"cannot be used: .*{path} is a FIFO or a device"):
         config.load(Settings, tmp_path)
 
 

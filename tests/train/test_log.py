@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tensorgrad.errors import DataError
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tests.disk import full_disk
 
@@ -95,3 +98,38 @@ def test_without_matplotlib_there_is_no_picture(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert not plot_losses(RECORDS, tmp_path / "loss.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_are_no_numbers_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    wrong = ['"x"', "[1]", "{}", "true", "NaN", "1e999", "9" * 5000, "[" * 100_000]
+    lines = ['{"step": 1, "loss": null}', *(f'{{"step": 2, "loss": {one}}}' for one in wrong)]
+    lines += ['{"step": true}', '{"step": 3, "step": 4}', "[1]", "\u00e4", '{"step": 5, "loss": 2}']
+    path.write_text("\n".join([*lines, ""]), encoding="latin1")
+    expected: list[dict[str, Any]] = [{"step": 1, "loss": None}, {"step": 5, "loss": 2}]
+    assert read_metrics(path) == expected
+    assert plot_losses(expected, tmp_path / "loss.png")
+
+
+def test_an_endless_line_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    with path.open("ab") as file:
+        file.truncate(1 << 28)  # of zeros, which are not on the disk
+    tracemalloc.start()
+    try:
+        assert read_metrics(path) == [{"step": 1}]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(DataError, match=rf"cannot read {path}: No such file"):
+        read_metrics(path)
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=rf"{path} is a FIFO or a device"):
+        read_metrics(path)
+    with pytest.raises(DataError, match=rf"{path} is a FIFO or a device"):
+        MetricsLog(path, -1)

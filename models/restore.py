@@ -1,0 +1,96 @@
+"""Models of sizes and arrays that were saved: the sizes are compared with the arrays first.
+
+Sizes may ask for a model that no memory holds, or for a billion layers; the arrays of a file are
+at most as large as the file. Tests: tests/models/test_restore.py.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tensorgrad.backend import Array
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.nn import Module
+
+
+class Config(Protocol):
+    """The sizes of a model: a dataclass that counts the parameters."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, each counted once."""
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+AnyModel = TypeVar("AnyModel", bound=Module)
+
+
+def restore(
+    make: Callable[[AnyConfig], AnyModel],
+    kind: type[AnyConfig],
+    sizes: object,
+    arrays: Mapping[str, Array],
+    name: str,
+) -> AnyModel:
+    """Return a model of saved sizes and arrays, on the CPU.
+
+    Args:
+        make: the model's class.
+        kind: the class of its sizes.
+        sizes: the fields of `kind`, as JSON gives them.
+        arrays: the parameters and buffers by name.
+        name: the file that they are from, for errors.
+    Raises:
+        CheckpointError: the sizes are of another kind of model, or the arrays of other sizes.
+    """
+    config = config_of(kind, sizes, name)
+    found = sum(array.size for array in arrays.values())
+    if found != config.parameters:
+        raise CheckpointError(
+            f"load: {name} has arrays of {found:,} elements in all, expected "
+            f"{config.parameters:,}, as its sizes say: {sizes!r:.300}"
+        )
+    model = make(config)
+    try:
+        model.load_state_dict(arrays)
+    except CheckpointError as error:
+        raise CheckpointError(f"load: {name}: {error}") from error
+    return model
+
+
+def config_of(kind: type[AnyConfig], sizes: object, name: str) -> AnyConfig:
+    """Return sizes as JSON gives them as the dataclass that they are of.
+
+    Raises:
+        CheckpointError: a field is missing, unknown, of another type or out of its range.
+    """
+    if not isinstance(sizes, Mapping):
+        raise CheckpointError(f"load: {name} has the sizes {sizes!r:.80}, expected a mapping")
+    hints = get_type_hints(kind)
+    unknown = [key for key in sizes if key not in hints]
+    missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in sizes]
+    if unknown or missing:
+        raise CheckpointError(
+            f"load: {name} is of another kind of model, expected a "
+            f"{kind.__name__.removesuffix('Config')}: its sizes lack {missing} and have "
+            f"{unknown!r:.200}"
+        )
+    for key, value in sizes.items():
+        if type(value) not in _types(hints[key]):
+            expected = " or ".join(sorted(each.__name__ for each in _types(hints[key])))
+            raise CheckpointError(f"load: {name}: {key} is {value!r:.80}, expected {expected}")
+    try:
+        return kind(**sizes)
+    except ArgumentError as error:
+        raise CheckpointError(f"load: {name}: {error}") from error
+
+
+def _types(hint: Any) -> set[type[Any]]:
+    """Return the types that JSON may give for a field: int too where it is a float."""
+    whole = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
+    return {*whole, *({int} if float in whole else {})}

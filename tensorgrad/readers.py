@@ -1,0 +1,194 @@
+"""Readers of files that anyone may have written: JSON objects and .npy arrays.
+
+What is wrong with a file is one DataError that names it and says what was expected, before memory
+is taken for what it promises. Safetensors files are read in weights.py, text in data/text.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import stat
+from collections import Counter
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+
+from tensorgrad.errors import DataError
+
+JSON_BYTES = 1 << 24
+VOCABULARY_BYTES = 1 << 26  # 64 MB: some published tokenizer.json have 30
+JSON_DEPTH = 64
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file to read bytes; never wait for one who writes to a FIFO.
+
+    Raises:
+        DataError: it is a FIFO or a device.
+        OSError: it is missing, a directory, or may not be read.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115  the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise DataError(f"read: {os.fspath(path)} is a FIFO or a device, expected a regular file")
+    return file
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        DataError: it has more than `limit` bytes; others as of `open_regular`.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise DataError(
+                f"read: {os.fspath(path)} has {size:,} bytes, expected at most {limit:,}"
+            )
+        data = file.read(size + 1)
+    if len(data) > size:
+        raise DataError(f"read: {os.fspath(path)} has no size, or grew while it was read")
+    return data
+
+
+def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> dict[str, Any]:
+    """Return the object that a JSON file holds; see `parse_json`.
+
+    Args:
+        path: the file, in UTF-8.
+        limit: the most bytes that it may have.
+    Raises:
+        DataError: it is not such a file.
+        OSError: it is missing or cannot be read.
+    """
+    data = read_bytes(path, limit)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"read: {os.fspath(path)} cannot be read as JSON: {error}") from error
+    return parse_json(text, os.fspath(path))
+
+
+def parse_json(text: str, name: str) -> dict[str, Any]:
+    """Return the object that JSON describes.
+
+    Numbers are finite floats, and integers of at most 64 bits. A key comes once in an object, text
+    can be written as UTF-8, and nesting ends at JSON_DEPTH: what passes can be printed, compared
+    and written again.
+
+    Args:
+        text: the JSON.
+        name: the file that it is from, for errors.
+    Raises:
+        DataError: it is anything else.
+    """
+    try:
+        value = json.loads(
+            text,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_float,
+            object_pairs_hook=_object,
+        )
+        _check_depth(value)
+        if "\\u" in text:  # an escape may be half of a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        _refuse(name, f"it is nested more than {JSON_DEPTH} deep")
+    except UnicodeEncodeError:
+        _refuse(name, "text in it has half of a surrogate pair")
+    except ValueError as error:
+        _refuse(name, str(error))
+    if not isinstance(value, dict):
+        raise DataError(f"read: {name} holds a {type(value).__name__}, expected a mapping")
+    return value
+
+
+def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
+    """Map a .npy file into memory, to read from the disk what is asked for.
+
+    Args:
+        path: a file in format version 1.0, of any shape and of numbers or booleans.
+    Returns:
+        The array, which cannot be written to.
+    Raises:
+        DataError: it is not such a file, or not as long as its header promises.
+        OSError: it is missing or cannot be read.
+    """
+    name = os.fspath(path)
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                raise ValueError(f"its format version is {version}, expected (1, 0)")
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+        except OSError:
+            raise
+        except Exception as error:  # NumPy evaluates the header, which can raise nearly anything
+            reason = str(error) or type(error).__name__
+            raise DataError(f"read: {name} is not a .npy file: {reason:.200}") from error
+        if dtype.kind not in "biufc" or min(shape, default=0) < 0:
+            raise DataError(f"read: {name} has dtype {dtype} and shape {shape}, expected numbers")
+        offset, count = file.tell(), math.prod(shape)
+        expected = offset + count * dtype.itemsize
+        if size != expected:
+            raise DataError(
+                f"read: {name} has {size:,} bytes, expected {expected:,} for the {count:,} "
+                "elements that its header promises; it is damaged"
+            )
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        array = np.frombuffer(mapped, dtype, count, offset)
+        return array.reshape(shape, order="F" if fortran_order else "C")
+    except ValueError as error:  # no element, but an axis that is too long, or too many axes
+        raise DataError(f"read: {name} has shape {shape}: {error}") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _integer(text: str) -> int:
+    # Checked first: int() takes long for many digits, and refuses more than 4,300.
+    if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
+        raise ValueError(f"the number {text:.24}... has {len(text)} digits, expected 64 bits")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"it has the number {text:.24}, expected finite ones")
+    return float(text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((key, count),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r:.80} is there {count} times, expected once")
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    """Raise RecursionError where a value is nested too deep; level by level, without recursion."""
+    level = [value]
+    for _ in range(JSON_DEPTH):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise RecursionError
+
+
+def _refuse(name: str, reason: str) -> NoReturn:
+    raise DataError(f"read: {name} cannot be read as JSON: {reason}") from None

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad.errors import CheckpointError
+from tensorgrad.weights import ArrayFile, load_arrays, load_metadata
+
+
+def write(path: Path, header: object, data: bytes = b"") -> Path:
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def array(dtype: str, shape: list[int], stop: int) -> dict[str, Any]:
+    return {"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, stop]}}
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        (array("F32", [10**12], 4 * 10**12), b""),
+        (array("F32", [2**62, 4], 0), b""),
+        (array("F32", [2**64 - 1, 2**64 - 1], 4), bytes(4)),
+        (array("F32", [3], 12), bytes(11)),
+        (array("F32", [3], 12), bytes(13)),
+        (array("F32", [-3], 12), bytes(12)),
+        (array("F99", [3], 12), bytes(12)),
+        ({"a": 3}, b""),
+        ([], b""),
+        ("[" * 10_000, b""),
+        ("{", b""),
+        ("\udc80".encode("utf-8", "surrogatepass").decode("latin1"), b""),
+    ],
+)
+def test_a_header_that_does_not_fit_is_named(tmp_path: Path, header: object, data: bytes) -> None:
+    path = write(tmp_path / "a.safetensors", header, data)
+    for read in (load_arrays, load_metadata, ArrayFile):
+        with pytest.raises(CheckpointError, match=rf"{path} is damaged or no safetensors file"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "data"),
+    [
+        (array("F8_E4M3", [3], 3), bytes(3)),
+        (array("F32", [0, 2**62, 4], 0), b""),
+        (array("F32", [1] * 100, 4), bytes(4)),
+    ],
+)
+def test_an_array_that_numpy_cannot_make_is_named(
+    tmp_path: Path, entry: dict[str, Any], data: bytes
+) -> None:
+    path = write(tmp_path / "a.safetensors", entry, data)
+    with pytest.raises(CheckpointError, match=rf"{path}"):
+        load_arrays(path)
+    with pytest.raises(CheckpointError, match=rf"{path}"), ArrayFile(path) as file:
+        file.read("a", 0, 1)
+
+
+def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "empty").touch()
+    for name, message in (
+        ("fifo", "is a FIFO or a device, expected a regular file"),
+        ("zero", "is a FIFO or a device, expected a regular file"),
+        ("circle", "Too many levels of symbolic links"),
+        (".", "Is a directory"),
+        ("empty", "is damaged or no safetensors file"),
+        ("none", "does not exist, expected a safetensors file"),
+    ):
+        for read in (load_arrays, load_metadata, ArrayFile):
+            with pytest.raises(CheckpointError, match=message) as caught:
+                read(tmp_path / name)
+            assert str(tmp_path / name) in str(caught.value)
+
+
+def test_an_array_of_another_type_is_read_in_parts(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.safetensors", array("I16", [2, 2], 8), bytes(range(8)))
+    expected = np.frombuffer(bytes(range(8)), np.int16)
+    with ArrayFile(path) as file:
+        assert (file.names, file.shape("a"), str(file.dtype("a"))) == (["a"], (2, 2), "int16")
+        np.testing.assert_array_equal(file.read("a", 1, 3), expected[1:3])
