@@ -85,8 +85,8 @@ def load_huggingface(
     config, path = _config(folder / "config.json", vocab_multiple), folder / "model.safetensors"
     # First the header of the file: a model may be asked for that no memory holds.
     with ArrayFile(path) as file:
-        _check_written_together(path, file.metadata.get(_WRITTEN_WITH), config)
         _check_header(path, [(_stem(name), file.shape(name)) for name in file.names], config)
+        _check_written_together(path, file.metadata.get(_WRITTEN_WITH), config)
     found = {_stem(name): array for name, array in load_arrays(path).items()}
     head = found.get("lm_head.weight")
     if head is not None and not np.array_equal(head, found["wte.weight"]):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 import errno
 import io
 import json
@@ -194,7 +195,8 @@ def fail_to_read(monkeypatch: pytest.MonkeyPatch, file: Path, number: int) -> No
             raise OSError(number, os.strerror(number), str(path))
         return opened(path, *arguments, **options)
 
-    monkeypatch.setattr(io, "open", fail)
+    monkeypatch.setattr(io, "open", fail)  # of pathlib
+    monkeypatch.setattr(builtins, "open", fail)
 
 
 @pytest.mark.parametrize("number", UNREADABLE, ids=errno.errorcode.__getitem__)
