@@ -327,8 +327,11 @@ def load_sentiment(folder: Path) -> None:
 def make_translation(folder: Path) -> None:
     sizes = TranslationConfig(270, context=16, layers=1, heads=2, kv_heads=1, width=4, hidden=8)
     data = {"source": "de", "target": "en", "lowercase": True}
-    save_run(folder, TranslationModel(sizes), {"model": asdict(sizes), "data": data}, 1)
     make_tokenizer(folder)
+    text = Tokenizer.load(folder / "tokenizer.json").to_json()
+    tokenizer = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+    state = {"model": asdict(sizes), "data": data, "tokenizer": tokenizer}
+    save_run(folder, TranslationModel(sizes), state, 1)
 
 
 def load_translation(folder: Path) -> None:
