@@ -15,6 +15,8 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.nn import Module
 
+__all__ = ["Config", "config_of", "restore"]
+
 
 class Config(Protocol):
     """The sizes of a model: a dataclass that counts the parameters."""
@@ -26,17 +28,17 @@ class Config(Protocol):
         """The number of parameters, each counted once."""
 
 
-AnyConfig = TypeVar("AnyConfig", bound=Config)
-AnyModel = TypeVar("AnyModel", bound=Module)
+_AnyConfig = TypeVar("_AnyConfig", bound=Config)
+_AnyModel = TypeVar("_AnyModel", bound=Module)
 
 
 def restore(
-    make: Callable[[AnyConfig], AnyModel],
-    kind: type[AnyConfig],
+    make: Callable[[_AnyConfig], _AnyModel],
+    kind: type[_AnyConfig],
     sizes: object,
     arrays: Mapping[str, Array],
     name: str,
-) -> AnyModel:
+) -> _AnyModel:
     """Return a model of saved sizes and arrays, on the CPU.
 
     Args:
@@ -63,7 +65,7 @@ def restore(
     return model
 
 
-def config_of(kind: type[AnyConfig], sizes: object, name: str) -> AnyConfig:
+def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
     """Return sizes as JSON gives them as the dataclass that they are of.
 
     Raises:

@@ -303,11 +303,6 @@ class ShardedRanks(Ranks):
     _world: Comm  # all that write
     _placements: Mapping[str, Placement] | None = None  # as of `pieces_of`
 
-    @property
-    def processes(self) -> int:
-        """How many processes train together."""
-        return self._world.size
-
     def save(
         self,
         folder: Path,

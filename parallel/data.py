@@ -102,11 +102,6 @@ class DataParallel(Ranks):
         self._buckets: Buckets | None = None
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
 
-    @property
-    def processes(self) -> int:
-        """How many processes train together."""
-        return self._comm.size
-
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Return the optimizer of the parameters, which are the same on all ranks.
 

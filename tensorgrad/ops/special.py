@@ -121,7 +121,8 @@ def silu_derivative(x: Values) -> Values:
     bound = 87.0 if x.dtype == np.float32 else 700.0  # exp overflows farther out
     x = np.clip(x, -bound, bound)
     t = np.exp(-x)
-    y: Values = 1 / (1 + t)
+    y: Values = t + 1
+    y **= -1.0  # in place: at most four arrays of a block are in use
     t *= y  # 1 - y, with its digits
     t *= x
     t += 1
@@ -156,14 +157,15 @@ def gelu_tanh_slope(x: Values) -> Values:
     """Return the derivative of `gelu_tanh`, s + x * s * (1 - s) * 2u', s = sigmoid(2 u)."""
     bound = 10.0 if x.dtype == np.float32 else 21.0  # exp overflows farther out
     x = np.clip(x, -bound, bound)
-    square = x * x
-    t = square * (-_GELU_SCALE * _GELU_CUBE)
+    t = x * x
+    t *= -_GELU_SCALE * _GELU_CUBE
     t -= _GELU_SCALE
     t *= x
     t = np.exp(t)
     y: Values = 1 / (1 + t)
     t *= y  # 1 - y, with its digits
     t *= x
+    square = x * x  # not kept from above: at most four arrays of a block are in use
     square *= 3 * _GELU_CUBE * _GELU_SCALE
     square += _GELU_SCALE
     t *= square

@@ -62,7 +62,8 @@ def option(
         choices: the only values allowed.
         free: whether a resumed run may change it, because no weight and no loss depends on it.
         grows: whether a resumed run may raise it: what was done stays as it is, and more follows.
-        by_ranks: whether a run that is resumed on another number of processes may change it.
+        by_ranks: whether a resumed run may change it where batches are cut into another number of
+            parts for its ranks.
         saved: whether config.json keeps it. What it does not is free, and each start of a run says
             it anew: how many ranks share the work, say.
         flag: its name on the command line, if not that of the field.
@@ -185,7 +186,7 @@ def contradictions(
     Args:
         settings: whose fields say what may change (see `option`).
         before, now: settings by name; what one of them lacks is not compared.
-        same_ranks: whether the run is known to go on with as many processes as before.
+        same_ranks: whether batches are known to be cut into as many parts for ranks as before.
     Returns:
         A text for each setting.
     """
@@ -201,7 +202,7 @@ def contradictions(
                 continue
             expected = f", expected {old!r} or more"
         elif f.metadata["by_ranks"]:
-            expected = f", expected {old!r} on the same number of processes"
+            expected = f", expected {old!r} while batches are cut for as many ranks"
         wrong.append(f"{_flag(f)} is {old!r} there, got {new!r}{expected}")
     return wrong
 

@@ -209,7 +209,7 @@ class Trainer:
             raise CheckpointError(
                 f"load: {checkpoint.path}: settings is {before!r:.80}, expected settings"
             )
-        same_ranks = ranks == self._ranks.processes
+        same_ranks = ranks == self._ranks.ranks
         wrong = contradictions(self.settings, before, asdict(self.settings), same_ranks)
         if wrong:
             raise CheckpointError(
@@ -390,7 +390,7 @@ class Trainer:
             {
                 **self._belongs_to,
                 "settings": asdict(self.settings),
-                "ranks": self._ranks.processes,
+                "ranks": self._ranks.ranks,
                 "scaler": None if self.scaler is None else self.scaler.state_dict(),
                 "generator": random.get_state(),
                 "metrics": finite(self._measured),

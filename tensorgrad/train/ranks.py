@@ -50,11 +50,6 @@ class Ranks:
     ranks = 1
     is_main = True
 
-    @property
-    def processes(self) -> int:
-        """How many processes train together, those that share a part of a batch included."""
-        return 1
-
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Lay the parameters out as the strategy needs them, and return their optimizer.
 

@@ -10,7 +10,9 @@ from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.mpi
 PROGRAM = ROOT / "examples" / "train_gpt2_3d.py"
-SIZES = ["--accumulate", "2", "--vocab-multiple", "4"]
+# A small step: where a gradient is rounding alone (the bias of all keys), Adam makes a step of it,
+# and the runs would drift apart by more than the order of sums does.
+SIZES = ["--accumulate", "2", "--vocab-multiple", "4", "--lr", "2e-4"]
 
 __all__ = ["options"]  # a fixture
 

@@ -242,11 +242,11 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"lr": 0.02}, "--lr is 0.01 there, got 0.02"),
         ({"seed": 1}, "--seed is 0 there, got 1"),
-        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 on the same number"),
+        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 while batches"),
     ):
         with pytest.raises(CheckpointError, match=f"made with other settings: {message}"):
             make_trainer(tmp_path, **change).resume()
-    assert make_trainer(tmp_path, Two(), accumulate=2).resume()  # another number of processes
+    assert make_trainer(tmp_path, Two(), accumulate=2).resume()  # another number of ranks
 
 
 def test_leftovers_of_a_kill_are_deleted_when_a_run_is_resumed(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
 class Two(Ranks):
     """The first of two ranks, the second of which measures and computes the same."""
 
-    rank, ranks, is_main, processes = 0, 2, True, 2
+    rank, ranks, is_main = 0, 2, True
 
     def __init__(self, stops: bool = False) -> None:
         self.reduced = 0
