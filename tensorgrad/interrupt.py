@@ -6,8 +6,6 @@ raise an exception, as that of Ctrl-C does, wherever the program is.
 
 from __future__ import annotations
 
-# What `signal` wraps with conversions to enums, which take twenty times as long.
-import _signal  # type: ignore[import-not-found]
 import signal
 import sys
 import threading
@@ -50,15 +48,15 @@ def uninterrupted() -> Iterator[None]:
 
     try:
         for number in _HANDLED:
-            handler = _signal.getsignal(number)
+            handler = signal.getsignal(number)
             if callable(handler):
                 handlers[number] = handler
-                _signal.signal(number, note)
+                signal.signal(number, note)
         yield
     finally:
         ended = True
         for number, handler in handlers.items():
-            _signal.signal(number, handler)
+            signal.signal(number, handler)
         for number in received:
             signal.raise_signal(number)
 

@@ -631,11 +631,14 @@ def _edited(value: Any, change: Edit, dump: Callable[[Any], str]) -> str:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield where each value inside a nested one is."""
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from _places(value[key])
+    """Yield where each value inside a nested one is; without recursion, as it may be deep."""
+    stack = [value]
+    while stack:
+        outer = stack.pop()
+        if isinstance(outer, dict | list):
+            for key in outer if isinstance(outer, dict) else range(len(outer)):
+                yield outer, key
+                stack.append(outer[key])
 
 
 def repair(files: Files) -> None:
