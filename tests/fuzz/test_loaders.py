@@ -589,7 +589,7 @@ def _safetensors(content: bytes, change: Edit) -> bytes:
             text = json.dumps(header)
         else:
             text = _edited(header, change, json.dumps)
-    except (ValueError, AttributeError, TypeError, RecursionError):
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         return content
     data = text.encode("utf-8", "surrogatepass")
     return struct.pack("<Q", len(data)) + data + content[8 + size :]

@@ -12,10 +12,10 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, backend, ops, random
-from tensorgrad.dtypes import bfloat16
+from tensorgrad.dtypes import bfloat16, float16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
-from tests.opcheck import Case, Ulps, check
+from tests.opcheck import Case, Ulps, check, spacing
 from tests.ops.test_dropout import keep_mask
 
 RNG = np.random.default_rng(11)
@@ -464,3 +464,22 @@ def test_sequences_that_do_not_fit() -> None:
         run(q, q, q, [0.0, 5.0])
     with pytest.raises(ArgumentError, match="max_length is 2, expected at least 3"):
         run(q, q, q, [0, 2, 5], max_length=2)
+
+
+def in_numpys_16_bits(dtype: Any, *arrays: Any) -> Any:
+    """Return attention as NumPy computes it where every result is of 16 bits."""
+    q, k, v = (array.astype(dtype) for array in arrays)
+    scores = (q @ k.swapaxes(-1, -2)).astype(dtype) * dtype.type(1 / math.sqrt(q.shape[-1]))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True, dtype="float32").astype(dtype)
+    return (weights @ v).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 2, 129, 64)])
+def test_the_bound_is_tight_beside_numpys_16_bits(shape: Any, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape).astype(dtype).astype("float64") for _ in range(3))
+    exact, size = reference(q, k, v), magnitudes(q, k, v, np.ones(shape))[0]
+    error = np.abs(in_numpys_16_bits(dtype, q, k, v).astype("float64") - exact)
+    assert 2.5 * (error / spacing(size, dtype)).max() >= BOUND.count
