@@ -257,6 +257,7 @@ def loss_case(draw: Draw) -> Case:
         mean = x.size // x.shape[-1] if options["reduction"] == "mean" else 1
         powers = np.exp(x - x.max(-1, keepdims=True, initial=-np.inf))
         p = powers / powers.sum(-1, keepdims=True) + np.eye(x.shape[-1])[targets]
+        p += options["label_smoothing"] / x.shape[-1]
         dx = 1.2 * p * np.abs(dy).max(initial=0) / max(mean, 1)
         return [np.full(np.shape(dy), 4.0 * max(count, 1)), dx, None]
 
