@@ -200,10 +200,10 @@ def contradictions(
         if f.metadata["grows"]:
             if isinstance(old, int) and new > old:
                 continue
-            expected = f", expected {old!r} or more"
+            expected = f", expected {old!r:.80} or more"
         elif f.metadata["by_ranks"]:
-            expected = f", expected {old!r} while batches are cut for as many ranks"
-        wrong.append(f"{_flag(f)} is {old!r} there, got {new!r}{expected}")
+            expected = f", expected {old!r:.80} while batches are cut for as many ranks"
+        wrong.append(f"{_flag(f)} is {old!r:.80} there, got {new!r:.80}{expected}")
     return wrong
 
 
