@@ -379,7 +379,7 @@ def check_arrays(
 ) -> None:
     """Raise CheckpointError where names, shapes or dtypes differ, naming the first few."""
     wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not expected" for name in found if name not in expected]
+    wrong += [f"{name:.80} is not expected" for name in found if name not in expected]
     wrong += [
         f"{name} is {_kind(found[name])} there, expected {_kind(expected[name])}"
         for name in expected
