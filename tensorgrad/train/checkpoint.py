@@ -248,7 +248,9 @@ def _read_state(path: Path) -> dict[str, Any]:
         # Those of before this sum was kept have none.
         if state.pop("crc32", None) not in (None, _crc32_of_json(state)):
             raise ValueError("it has another CRC-32 than when it was written")
-        step, files = state["step"], dict(state["files"])
+        step, files = state["step"], state["files"]
+        if not isinstance(files, Mapping):
+            raise ValueError(f"files is {files!r:.80}, expected a mapping")
         numbers = [step, *(sums[kind] for sums in files.values() for kind in ("bytes", "crc32"))]
         plain = all(Path(name).name == name for name in files)  # in this folder
         if not plain or not all(type(number) is int and number >= 0 for number in numbers):

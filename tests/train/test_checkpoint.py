@@ -158,6 +158,7 @@ def test_no_damaged_byte_of_the_state_goes_unseen(tmp_path: Path) -> None:
         {"step": "2"},
         {"step": -1},
         {"files": [1]},
+        {"files": []},
         {"files": {"model.safetensors": {"bytes": 3}}},
         {"files": {"model.safetensors": {"bytes": 3, "crc32": None}}},
         {"files": {"../model.safetensors": {"bytes": 3, "crc32": 1}}},
