@@ -27,6 +27,8 @@ def average_checkpoints(paths: Sequence[str | os.PathLike[str]]) -> dict[str, np
     if not paths:
         raise ArgumentError("average_checkpoints: paths is empty, expected one or more")
     first = load_checkpoint(paths[0]).arrays("model")
+    if not first:
+        raise CheckpointError(f"average: {paths[0]} has no array, expected those of a model")
     total = {name: array.astype(np.float64) for name, array in first.items()}
     for path in paths[1:]:
         found = load_checkpoint(path).arrays("model")
