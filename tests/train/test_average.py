@@ -43,3 +43,5 @@ def test_what_cannot_be_averaged_is_named(tmp_path: Path) -> None:
     (newest / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="it is damaged"):
         average_checkpoints([newest])
+    with pytest.raises(CheckpointError, match="step-00000003 has no array"):
+        average_checkpoints([save(tmp_path, 3)])
