@@ -71,7 +71,7 @@ def hello(secret: bytes, rank: int, process: int, host: str) -> bytes:
 
 
 def said(message: Message, number: int = -1, seconds: float = 0.0, text: str = "") -> bytes:
-    """Return a message of a rank; of a text that is too long the middle is left out."""
+    """Return a message of a rank; the middle of a text that is too long is omitted."""
     return SAID.pack(message, number, seconds, _short(text, _TEXT_BYTES))
 
 
