@@ -14,6 +14,7 @@ from tensorgrad import backend
 from tensorgrad.autograd import mode
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, float32
+from tensorgrad.kernels import decode as decode_cuda
 from tensorgrad.kernels.prepared import Launches
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.language_model import Cache, LanguageModel
@@ -32,7 +33,6 @@ from tensorgrad.nn import (
     SwiGLU,
     TransformerBlock,
 )
-from tensorgrad.ops import decode_cuda
 from tensorgrad.ops.sampling import Sampling, State, extend
 
 __all__ = [

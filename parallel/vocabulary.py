@@ -22,8 +22,8 @@ from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ArgumentError
+from tensorgrad.kernels.cross_entropy import Options, Scale, rescale
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
-from tensorgrad.ops.cross_entropy_cuda import Options, Scale, rescale
 from tensorgrad.ops.linear_cross_entropy import check_shapes, rows_at_a_time
 from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.ops.operand import float_tensor, integer_array, promoted

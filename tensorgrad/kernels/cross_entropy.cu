@@ -20,7 +20,7 @@
 // the logits are below it. `prepared` says that dlogits is already the gradient for dy == 1; with that
 // dy nothing is done.
 // logits and dlogits begin at 16-byte boundaries. All results are written with =.
-// Launched by ops/cross_entropy_cuda.py.
+// Launched by kernels/cross_entropy.py.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: {cross_entropy_forward | cross_entropy_backward | cross_entropy_rescale}<{TYPE}>

@@ -7,7 +7,7 @@
 //   decode_attention_plain  any type, alignment and heads up to 256 wide: threads share a key
 //
 // A cache is split over blocks, and the last of them joins the parts in their order, so the result does
-// not depend on which one that is. It is written with =. Launched by ops/decode_cuda.py.
+// not depend on which one that is. It is written with =. Launched by kernels/decode.py.
 //
 // where: FLOAT = float | __half | __nv_bfloat16
 // instantiate: decode_attention<{__half | __nv_bfloat16}, {1 | 2}>

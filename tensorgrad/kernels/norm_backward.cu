@@ -9,7 +9,7 @@
 //
 // norm_backward_rows moves 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and wants rows
 // of whole, aligned 16-byte vectors. All results but dweight and dbias, which may be added to a gradient
-// that is there, are written with =. Launched by ops/norm_cuda.py.
+// that is there, are written with =. Launched by kernels/norm.py.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: norm_backward_rows<{TYPE}, {1 | 2}>

@@ -6,7 +6,7 @@
 //   norm_forward_loop   any width and alignment: x is read three times, from caches where it fits
 //
 // norm_forward_rows moves 2 * sizeof(T) bytes an element (4 with a residual) and wants rows of whole,
-// aligned 16-byte vectors. All results are written with =. Launched by ops/norm_cuda.py.
+// aligned 16-byte vectors. All results are written with =. Launched by kernels/norm.py.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // where: SHAPE = 1, 0 | 3, 32 | 3, 0 | 4, 64 | 4, 128 | 4, 0

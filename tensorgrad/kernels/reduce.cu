@@ -11,7 +11,7 @@
 // launch with First<Op> writes one accumulator a chunk, a second with Last<Op> combines these. The
 // order of all additions follows from the shape alone; no atomics.
 //
-// 16-bit types accumulate in float, sums of integers in 64 bits. Launched by ops/reduce_cuda.py.
+// 16-bit types accumulate in float, sums of integers in 64 bits. Launched by kernels/reduce.py.
 //
 // where: FLOAT = double | float | __half | __nv_bfloat16
 // where: SUM = Sum<{{FLOAT} | __half, float | __nv_bfloat16, float | long long | int, long long |

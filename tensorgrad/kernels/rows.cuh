@@ -1,5 +1,5 @@
 // Rows of a contiguous matrix, each shared by a group of threads: blockDim.x of them, a power of
-// two up to 32 or whole warps; blockDim.y groups a block. Launched by ops/rows_cuda.py.
+// two up to 32 or whole warps; blockDim.y groups a block. Launched by kernels/rows.py.
 #pragma once
 #include "reduce.cuh"
 #include "types.cuh"

@@ -9,7 +9,7 @@
 //
 // All read and write each element once, forward 2 and backward 3 * sizeof(T) bytes; under a causal
 // mask forward does not read what is not allowed. All results are written with =. There are no
-// *_rows kernels for double, whose exp fills the registers. Launched by ops/softmax_cuda.py.
+// *_rows kernels for double, whose exp fills the registers. Launched by kernels/softmax.py.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: softmax_forward_rows<{float | __half | __nv_bfloat16}, {1 | 2 | 4}, {true | false}>

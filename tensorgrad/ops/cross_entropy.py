@@ -19,8 +19,8 @@ from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype, float16
 from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
-from tensorgrad.ops import cross_entropy_cuda
-from tensorgrad.ops.cross_entropy_cuda import Options
+from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
+from tensorgrad.kernels.cross_entropy import Options
 from tensorgrad.ops.operand import check_number, check_range, float_tensor, integer_array, widened
 from tensorgrad.tensor import Tensor
 

@@ -14,8 +14,9 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.kernels import decode as decode_cuda
 from tensorgrad.kernels.prepared import now
-from tensorgrad.ops import attention_numpy, decode_cuda
+from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention import attention
 from tensorgrad.ops.attention_rule import ALL, Rule
 from tensorgrad.ops.elementwise import where

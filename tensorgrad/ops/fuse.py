@@ -17,7 +17,7 @@ import numpy as np
 
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
-from tensorgrad.ops.expression import Formula
+from tensorgrad.kernels.expression import Formula
 from tensorgrad.ops.operand import check_function
 from tensorgrad.ops.row import Row
 from tensorgrad.ops.trace import Symbol, Trace

@@ -11,18 +11,18 @@ from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.amp import cast_operands
+from tensorgrad.arrays import converted
 from tensorgrad.autograd import mode, no_grad, record
 from tensorgrad.backend import Array, contiguous, is_numpy, same_device
 from tensorgrad.dtypes import Dtype, compute_dtype, float32
 from tensorgrad.errors import ShapeError
+from tensorgrad.kernels.reduce import add_sum_of_rows
 from tensorgrad.ops import matmul_cuda
 from tensorgrad.ops.activation import gelu, swiglu
-from tensorgrad.ops.convert import converted
 from tensorgrad.ops.matmul import flat, product
 from tensorgrad.ops.matmul_problem import problem
 from tensorgrad.ops.operand import float_operand, promoted, tensor_of
 from tensorgrad.ops.reduce import sum_array
-from tensorgrad.ops.reduce_cuda import add_sum_of_rows
 from tensorgrad.ops.row import Row
 from tensorgrad.partial import Late
 from tensorgrad.tensor import Tensor

@@ -24,9 +24,9 @@ from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.ops import cross_entropy_cuda
+from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
+from tensorgrad.kernels.cross_entropy import Options, Scale
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
-from tensorgrad.ops.cross_entropy_cuda import Options, Scale
 from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.ops.operand import check_integer, float_tensor, integer_array, promoted
 from tensorgrad.ops.reduce import sum_array

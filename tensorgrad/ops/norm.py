@@ -15,8 +15,8 @@ from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.errors import ShapeError
-from tensorgrad.ops.norm_cuda import backward as _backward_cuda
-from tensorgrad.ops.norm_cuda import forward as _forward_cuda
+from tensorgrad.kernels.norm import backward as _backward_cuda
+from tensorgrad.kernels.norm import forward as _forward_cuda
 from tensorgrad.ops.operand import check_range, float_tensor, promoted, widened
 from tensorgrad.partial import Part, Twin
 from tensorgrad.tensor import Tensor

@@ -19,8 +19,8 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float, uint64
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.operand import axis_index, axis_tuple, check_number, tensor_of, widened
-from tensorgrad.ops.reduce_cuda import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.row import Row
 from tensorgrad.tensor import Axis, Tensor
 

@@ -23,8 +23,8 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
-from tensorgrad.ops.expression import Expressions, Formula
-from tensorgrad.ops.row_cuda import launch
+from tensorgrad.kernels.elementwise import launch
+from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.ops.row_numpy import evaluate
 from tensorgrad.ops.trace import Symbol
 from tensorgrad.tensor import Tensor

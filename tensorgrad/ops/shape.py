@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.arrays import converted
 from tensorgrad.autograd import record, stand_in
 from tensorgrad.backend import Array, namespace
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.ops.convert import converted
 from tensorgrad.ops.indexing import take
 from tensorgrad.ops.operand import (
     array_of,

@@ -19,9 +19,9 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.kernels.softmax import backward as _backward_cuda
+from tensorgrad.kernels.softmax import forward as _forward_cuda
 from tensorgrad.ops.operand import axis_index, check_number, float_tensor, tensor_of, widened
-from tensorgrad.ops.softmax_cuda import backward as _backward_cuda
-from tensorgrad.ops.softmax_cuda import forward as _forward_cuda
 from tensorgrad.tensor import Tensor
 
 __all__ = ["log_softmax", "softmax"]

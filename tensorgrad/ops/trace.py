@@ -15,7 +15,7 @@ import numpy as np
 from tensorgrad.autograd import mode
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
-from tensorgrad.ops.expression import Expressions
+from tensorgrad.kernels.expression import Expressions
 from tensorgrad.tensor import Tensor
 
 _SCALARS = frozenset((bool, int, float))

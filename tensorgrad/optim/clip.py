@@ -16,8 +16,8 @@ from tensorgrad import backend
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.dtypes import float64
 from tensorgrad.errors import ArgumentError
+from tensorgrad.kernels.reduce import reduce_cuda
 from tensorgrad.ops.operand import check_number
-from tensorgrad.ops.reduce_cuda import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
 
 _ROW = 4096  # elements whose squares are added in the dtype of the gradient, the rest in float64

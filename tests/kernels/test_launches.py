@@ -14,7 +14,9 @@ import pytest
 from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.ops import attention_short, attention_varlen, indexing_cuda, softmax_cuda
+from tensorgrad.kernels import indexing as indexing_cuda
+from tensorgrad.kernels import softmax as softmax_cuda
+from tensorgrad.ops import attention_short, attention_varlen
 from tensorgrad.ops.matmul_problem import problem
 from tensorgrad.ops.rotary import _angles
 from tests.gpu_array import GpuArray, on_gpu

@@ -14,7 +14,7 @@ from tensorgrad.kernels import loader
 from tensorgrad.ops import matmul_cuda, matmul_sm90
 from tensorgrad.ops.matmul_problem import Problem, problem
 from tensorgrad.ops.matmul_sm90 import Plan
-from tensorgrad.ops.special import gelu_tanh, gelu_tanh_slope
+from tensorgrad.special import gelu_tanh, gelu_tanh_slope
 from tests.opcheck import Ulps, assert_within
 
 LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order

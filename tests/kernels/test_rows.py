@@ -10,9 +10,9 @@ import pytest
 
 from tensorgrad import Tensor, backend, no_grad, ops
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float64
-from tensorgrad.ops import cross_entropy_cuda
+from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
+from tensorgrad.kernels.cross_entropy import Options, Scale
 from tensorgrad.ops.cross_entropy import rows_numpy
-from tensorgrad.ops.cross_entropy_cuda import Options, Scale
 from tests.opcheck import Ulps, assert_within
 
 pytestmark = pytest.mark.gpu

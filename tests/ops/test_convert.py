@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import backend, dtypes
-from tensorgrad.ops.convert import added
+from tensorgrad.arrays import added
 
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 

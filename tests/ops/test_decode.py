@@ -10,8 +10,8 @@ import pytest
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.kernels import decode as decode_cuda
 from tensorgrad.kernels.prepared import now
-from tensorgrad.ops import decode_cuda
 from tensorgrad.ops.decode import attend
 
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}

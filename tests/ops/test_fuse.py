@@ -12,8 +12,8 @@ import tensorgrad
 from tensorgrad import Tensor, autograd, backend, ops
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.ops import row_cuda
-from tensorgrad.ops.expression import Formula
+from tensorgrad.kernels import elementwise as row_cuda
+from tensorgrad.kernels.expression import Formula
 from tensorgrad.ops.fuse import _row
 from tensorgrad.ops.trace import Trace
 from tests.opcheck import SIZES, Case, Ulps, check

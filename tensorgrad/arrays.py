@@ -12,8 +12,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
-from tensorgrad.ops.expression import Expressions, Formula
-from tensorgrad.ops.row_cuda import launch
+from tensorgrad.kernels.elementwise import launch
+from tensorgrad.kernels.expression import Expressions, Formula
 
 
 def converted(array: Array, dtype: Dtype) -> Array:

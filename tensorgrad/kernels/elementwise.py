@@ -18,8 +18,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
+from tensorgrad.kernels.expression import Formula
 from tensorgrad.kernels.loader import FOLDER, inline, load_text, number
-from tensorgrad.ops.expression import Formula
 
 _SCALARS = frozenset((bool, int, float))
 _THREADS = 256

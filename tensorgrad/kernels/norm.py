@@ -12,7 +12,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.kernels.loader import load, number
-from tensorgrad.ops.rows_cuda import Layout, aligned, held, looped, resident
+from tensorgrad.kernels.rows import Layout, aligned, held, looped, resident
 from tensorgrad.partial import Late
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.ops import special
+from tensorgrad import special
 
 # Names that expressions may call; kernels/elementwise.cuh defines the same ones.
 FUNCTIONS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype, float64
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.loader import by_value, load
-from tensorgrad.ops.rows_cuda import Layout, aligned, held, resident, shared_memory
+from tensorgrad.kernels.rows import Layout, aligned, held, resident, shared_memory
 
 _SHORT = 2048  # elements of a row: 256 threads with 8 each
 _TILE_BYTES = 8192  # that a block shall copy of an array
