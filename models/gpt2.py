@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tensorgrad.checks import check_integer, probability
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
 from tensorgrad.nn import Dropout, Embedding, LayerNorm, ModuleList, TransformerBlock
-from tensorgrad.ops.operand import check_integer, probability
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import ops
+from tensorgrad.checks import array_of
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.nn import (
     Embedding,
@@ -18,7 +19,7 @@ from tensorgrad.nn import (
     TransformerBlock,
     init,
 )
-from tensorgrad.ops.operand import array_of, tensor_of
+from tensorgrad.ops.operand import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [

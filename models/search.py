@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, ops
+from tensorgrad.arrays import widened
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_integer, check_number
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import check_tokens, checked_prompts
 from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.nn import evaluating
-from tensorgrad.ops.operand import check_integer, check_number, widened
 from tensorgrad.tensor import Tensor
 
 __all__ = [

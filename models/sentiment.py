@@ -16,6 +16,7 @@ import numpy as np
 from tensorgrad import backend, ops
 from tensorgrad.autograd import assign, no_grad
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_integer, probability
 from tensorgrad.data.labelled_loader import pad
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.nn import (
@@ -30,7 +31,7 @@ from tensorgrad.nn import (
     evaluating,
     init,
 )
-from tensorgrad.ops.operand import check_integer, integer_array, probability
+from tensorgrad.ops.operand import integer_array
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tensorgrad.checks import check_integer, probability
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
 from tensorgrad.nn import (
@@ -21,7 +22,6 @@ from tensorgrad.nn import (
     SwiGLU,
     TransformerBlock,
 )
-from tensorgrad.ops.operand import check_integer, probability
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_integer, check_number
 from tensorgrad.data.pair_loader import IGNORED
 from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ from tensorgrad.models.language_model import Cache
 from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
-from tensorgrad.ops.operand import check_integer, check_number, integer_array
+from tensorgrad.ops.operand import integer_array
 from tensorgrad.tensor import Tensor
 
 __all__ = [

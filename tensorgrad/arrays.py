@@ -1,4 +1,4 @@
-"""Copies and sums of arrays, in another dtype or the same.
+"""Casts and sums of arrays, for whatever is built on them.
 
 On the GPU floats are moved 16 bytes at a time; CuPy moves an element.
 """
@@ -10,10 +10,11 @@ from functools import cache
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype, compute_dtype, is_float
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype, compute_dtype, int64, is_float, uint64
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
+from tensorgrad.kernels.reduce import reduce_cuda
 
 
 def converted(array: Array, dtype: Dtype) -> Array:
@@ -38,6 +39,58 @@ def added(a: Array, b: Array, dtype: Dtype) -> Array:
     y = backend.empty(a.shape, dtype, like=a)
     launch(_SUM, [a, b], [y], wide)
     return y
+
+
+def sum_array(
+    x: Array, axes: tuple[int, ...], keepdims: bool = False, dtype: Dtype | None = None
+) -> Array:
+    """Return the sum of an array over axes in ascending order.
+
+    Args:
+        x: an array, any layout.
+        axes: may be empty.
+        keepdims: whether the reduced axes stay with length 1.
+        dtype: float32 keeps what a sum of 16-bit floats was accumulated in; default: `sum_dtype`.
+    """
+    dtype = dtype or sum_dtype(x.dtype)
+    if type(x) is np.ndarray:
+        y = np.add.reduce(widened(x), axes, None, None, keepdims)
+        return np.asarray(y) if y.dtype is dtype else np.asarray(y, dtype)
+    if x.size:
+        y = reduce_cuda("Sum", x, axes, dtype, 0)
+    else:
+        y = backend.cupy.zeros([n for i, n in enumerate(x.shape) if i not in axes], dtype)
+    return keep_axes(y, x.shape, axes) if keepdims else y
+
+
+def sum_to_shape(dy: Array, shape: Shape) -> Array:
+    """Return the gradient of broadcasting `shape` to the shape of dy: the sum over what it added.
+
+    16-bit types are summed in float32 and stay float32.
+    """
+    extra = dy.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, n in enumerate(shape) if n == 1 and dy.shape[i + extra] != 1
+    )
+    return sum_array(dy, axes, dtype=compute_dtype(dy.dtype)).reshape(shape)
+
+
+def sum_dtype(dtype: Dtype) -> Dtype:
+    """Return what a sum of this dtype has: integers become 64 bits wide, as in NumPy."""
+    if is_float(dtype):
+        return dtype
+    return uint64 if dtype.kind == "u" else int64
+
+
+def keep_axes(y: Array, shape: Shape, axes: tuple[int, ...]) -> Array:
+    """Return a reduced array with its axes kept as length 1."""
+    return y.reshape([1 if axis in axes else n for axis, n in enumerate(shape)])
+
+
+def widened(array: Array) -> Array:
+    """Return 16-bit floats as float32, anything else as it is."""
+    dtype = compute_dtype(array.dtype)
+    return array if dtype is array.dtype else array.astype(dtype, copy=False)
 
 
 @cache

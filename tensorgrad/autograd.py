@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorgrad.arrays import added, converted, sum_to_shape
 from tensorgrad.assignments import Assignments
 from tensorgrad.backend import Array, Shape, add_into, namespace, same_device
+from tensorgrad.checks import array_of, check_function
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.partial import Late, Part, Twin
@@ -229,7 +231,7 @@ def value_and_grad(
 
 def _check_differentiable(op: str, f: Any) -> None:
     """Raise ArgumentError unless f is a function."""
-    ops.operand.check_function(
+    check_function(
         op, f, f"{op}(f) returns a new function; for the gradients of a tensor call its backward()"
     )
 
@@ -324,7 +326,7 @@ def _seed(root: Tensor, dy: Any) -> Array:
     if isinstance(dy, Tensor):
         dy = dy.data
     else:
-        dy = ops.operand.array_of("backward", "dy", dy, root.data.shape)
+        dy = array_of("backward", "dy", dy, root.data.shape)
         dy = namespace(root.data).asarray(dy)
     same_device("backward", ("the tensor", "dy"), (root.data, dy))
     if dy.shape != root.data.shape:
@@ -459,7 +461,7 @@ def _fit(dx: Array, target: Edge, more: bool, deliver: bool) -> Array | None:
     if isinstance(dx, np.generic):
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
     if dx.shape != target.shape:
-        dx = ops.reduce.sum_to_shape(dx, target.shape)
+        dx = sum_to_shape(dx, target.shape)
     return _cast(dx, target.dtype) if type(target) is Node and not more else dx
 
 
@@ -468,7 +470,7 @@ def _sum(a: Any, b: Any, target: Edge) -> Any:
     if isinstance(a, Part) or isinstance(b, Part):
         return a + b
     narrow = type(target) is Node
-    return ops.convert.added(a, b, target.dtype if narrow else np.result_type(a, b, target.dtype))
+    return added(a, b, target.dtype if narrow else np.result_type(a, b, target.dtype))
 
 
 def _is_wide(grad: Array | None) -> bool:
@@ -489,7 +491,7 @@ def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
         with _leaves:
             if leaf.grad is None:
                 keep = own and dx.dtype == leaf.data.dtype
-                leaf.grad = dx if keep else ops.convert.converted(dx, leaf.data.dtype)
+                leaf.grad = dx if keep else converted(dx, leaf.data.dtype)
             else:
                 add_into(leaf.grad, dx)
     for hook in leaf.hooks or ():
@@ -497,7 +499,7 @@ def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
 
 
 def _cast(array: Array, dtype: Dtype) -> Array:
-    return array if array.dtype == dtype else ops.convert.converted(array, dtype)
+    return array if array.dtype == dtype else converted(array, dtype)
 
 
 _assigned = Assignments()

@@ -10,9 +10,9 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_function
 from tensorgrad.dtypes import float64, is_float
 from tensorgrad.errors import ArgumentError, GradError
-from tensorgrad.ops.operand import check_function
 from tensorgrad.tensor import Tensor
 
 

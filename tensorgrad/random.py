@@ -23,6 +23,7 @@ import numpy as np
 
 from tensorgrad import backend, philox
 from tensorgrad.backend import Array
+from tensorgrad.checks import axis_index, check_integer, shape_of
 from tensorgrad.dtypes import (
     INTEGERS,
     Dtype,
@@ -36,7 +37,7 @@ from tensorgrad.dtypes import (
 )
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.ops.indexing import take
-from tensorgrad.ops.operand import axis_index, check_integer, float_tensor, shape_of, tensor_of
+from tensorgrad.ops.operand import float_tensor, tensor_of
 from tensorgrad.ops.reduce import argmax
 from tensorgrad.philox import Key
 from tensorgrad.tensor import Tensor

@@ -17,8 +17,8 @@ from tensorgrad import autograd, random
 from tensorgrad.amp import Casts
 from tensorgrad.autograd import Edge, Node, mode
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_function
 from tensorgrad.errors import GradError
-from tensorgrad.ops.operand import check_function
 from tensorgrad.tensor import Tensor
 
 

@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.checks import check_integer, check_number
 from tensorgrad.data.split import plan_split
 from tensorgrad.data.text import SUFFIXES, documents, fingerprint
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from tensorgrad.data.tokens import TokenFile, write_tokens
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked, make_folder, replacing, sync_folder
-from tensorgrad.ops.operand import check_integer, check_number
 from tensorgrad.readers import open_regular, read_json
 
 Progress = Callable[[str, int, int], None]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.checks import check_number, check_seed
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.text import PACKED, load_named, read_lines
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.ops.operand import check_number, check_seed
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
 

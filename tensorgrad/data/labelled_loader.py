@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.checks import check_integer, check_seed
 from tensorgrad.data.loader import as_int32, read_ahead
 from tensorgrad.errors import DataError, ShapeError
-from tensorgrad.ops.operand import check_integer, check_seed
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 Batch = tuple[Numbers, Numbers, Numbers]  # tokens, lengths, labels

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tensorgrad.checks import check_integer, check_seed
 from tensorgrad.data.tokens import TokenFile, Tokens
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
-from tensorgrad.ops.operand import check_integer, check_seed, integer_array
+from tensorgrad.ops.operand import integer_array
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 _Item = TypeVar("_Item")

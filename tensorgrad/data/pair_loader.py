@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.checks import check_integer, check_seed
 from tensorgrad.data.loader import as_int32, read_ahead
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.ops.operand import check_integer, check_seed
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 EncodedPair = tuple[Sequence[int], Sequence[int]]

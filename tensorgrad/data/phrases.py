@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tensorgrad.ops.operand import check_integer
+from tensorgrad.checks import check_integer
 
 Pair = tuple[str, str]  # German, English
 

@@ -13,10 +13,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from tensorgrad.checks import check_integer
 from tensorgrad.data.text import END_OF_TEXT, read_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.files import replacing
-from tensorgrad.ops.operand import check_integer
 from tensorgrad.readers import parse_json
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.checks import check_integer
 from tensorgrad.data.text import read_lines, read_text
 from tensorgrad.errors import DataError
 from tensorgrad.files import replacing
-from tensorgrad.ops.operand import check_integer
 from tensorgrad.readers import parse_json
 
 # As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.

@@ -9,12 +9,12 @@ import numpy as np
 from tensorgrad import backend, ops
 from tensorgrad.autograd import mode
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_integer, check_range, probability
 from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.decode import attend
-from tensorgrad.ops.operand import check_integer, check_range, probability
 from tensorgrad.tensor import Tensor
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, overload
 
+from tensorgrad.checks import check_integer
 from tensorgrad.errors import DtypeError, OutOfRangeError
 from tensorgrad.nn.module import Module
-from tensorgrad.ops.operand import check_integer
 
 
 class ModuleList(Module):

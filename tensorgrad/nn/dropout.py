@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad import ops
+from tensorgrad.checks import probability
 from tensorgrad.nn.module import Module
-from tensorgrad.ops.operand import probability
 from tensorgrad.tensor import Tensor
 
 

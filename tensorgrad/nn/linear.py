@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import ops
+from tensorgrad.checks import check_integer
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter, check_input
-from tensorgrad.ops.operand import check_integer
 from tensorgrad.tensor import Tensor
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import ops
+from tensorgrad.checks import check_integer, check_range
 from tensorgrad.nn.module import Module, Parameter, check_input
-from tensorgrad.ops.operand import check_integer, check_range
 from tensorgrad.tensor import Tensor
 
 

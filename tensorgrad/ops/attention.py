@@ -22,6 +22,7 @@ from tensorgrad import backend, random
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape
+from tensorgrad.checks import check_integer, check_number, probability
 from tensorgrad.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import (
@@ -32,14 +33,7 @@ from tensorgrad.ops import (
     attention_sm90,
 )
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, Sequences, empty_result
-from tensorgrad.ops.operand import (
-    check_integer,
-    check_number,
-    float_tensor,
-    integer_array,
-    probability,
-    tensor_of,
-)
+from tensorgrad.ops.operand import float_tensor, integer_array, tensor_of
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 

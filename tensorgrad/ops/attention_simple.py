@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from tensorgrad import backend
+from tensorgrad.arrays import widened
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name
 from tensorgrad.kernels.loader import load
 from tensorgrad.ops.attention_launch import blocks, dropout, problem, readable, rest, sums
 from tensorgrad.ops.attention_rule import Arrays, Rule, empty_result
-from tensorgrad.ops.operand import widened
 
 _FILE = "attention_simple.cu"
 _THREADS, _ROWS, _PIECE = 256, 64, 64

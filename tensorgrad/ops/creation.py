@@ -14,6 +14,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_integer, check_number, shape_of
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -27,7 +28,7 @@ from tensorgrad.dtypes import (
 )
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.ops.elementwise import where
-from tensorgrad.ops.operand import check_integer, check_number, integer_array, shape_of, tensor_of
+from tensorgrad.ops.operand import integer_array, tensor_of
 from tensorgrad.ops.shape import astype, to
 from tensorgrad.tensor import Tensor
 

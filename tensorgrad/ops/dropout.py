@@ -13,11 +13,12 @@ import numpy as np
 from tensorgrad import backend, philox, random
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
+from tensorgrad.checks import probability
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.loader import load, number
 from tensorgrad.ops.elementwise import add
-from tensorgrad.ops.operand import float_tensor, probability
+from tensorgrad.ops.operand import float_tensor
 from tensorgrad.philox import Key
 from tensorgrad.tensor import Tensor
 

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
+from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import c_name, compute_dtype, int32, int64
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.loader import load
 from tensorgrad.ops.indexing import add_rows
-from tensorgrad.ops.operand import check_integer, float_tensor, integer_array
-from tensorgrad.ops.reduce import sum_array
+from tensorgrad.ops.operand import float_tensor, integer_array
 from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 

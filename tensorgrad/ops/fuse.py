@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.checks import check_function
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.kernels.expression import Formula
-from tensorgrad.ops.operand import check_function
 from tensorgrad.ops.row import Row
 from tensorgrad.ops.trace import Symbol, Trace
 from tensorgrad.tensor import Tensor

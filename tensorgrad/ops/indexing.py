@@ -20,10 +20,11 @@ from tensorgrad import autograd, backend
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
+from tensorgrad.checks import array_of, axis_index
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.indexing import add_rows_cuda
-from tensorgrad.ops.operand import array_of, axis_index, integer_array, tensor_of
+from tensorgrad.ops.operand import integer_array, tensor_of
 from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 

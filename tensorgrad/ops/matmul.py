@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.amp import cast_operands
+from tensorgrad.arrays import widened
 from tensorgrad.autograd import mode, record
 from tensorgrad.backend import Array, is_numpy, same_device
+from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops import matmul_cuda
 from tensorgrad.ops.matmul_problem import problem
-from tensorgrad.ops.operand import promoted, tensor_of, widened
+from tensorgrad.ops.operand import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.arrays import widened
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels.tuned import tuned
 from tensorgrad.ops import matmul_cublas, matmul_sm90, matmul_tiled
 from tensorgrad.ops.matmul_problem import Problem, problem
-from tensorgrad.ops.operand import widened
 
 Multiply = Callable[[Problem], None]
 

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_range, promoted
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
 from tensorgrad.kernels.norm import forward as _forward_cuda
-from tensorgrad.ops.operand import check_range, float_tensor, promoted, widened
+from tensorgrad.ops.operand import float_tensor
 from tensorgrad.partial import Part, Twin
 from tensorgrad.tensor import Tensor
 

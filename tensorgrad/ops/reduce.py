@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.arrays import keep_axes, sum_array, sum_dtype, widened
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float, uint64
+from tensorgrad.checks import axis_index, axis_tuple, check_number
+from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
-from tensorgrad.ops.operand import axis_index, axis_tuple, check_number, tensor_of, widened
+from tensorgrad.ops.operand import tensor_of
 from tensorgrad.ops.row import Row
 from tensorgrad.tensor import Axis, Tensor
 
@@ -94,7 +96,7 @@ VAR_GRADIENT = Row("var_gradient", "dy x mean divisor", "dy * 2 * (x - mean) / d
 def _var_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     x, axes, ddof = saved
     divisor = _divisor(x.shape, axes, ddof) or math.nan
-    return (VAR_GRADIENT(_keep(dy, x.shape, axes), x, _mean_array(x, axes), divisor).data,)
+    return (VAR_GRADIENT(keep_axes(dy, x.shape, axes), x, _mean_array(x, axes), divisor).data,)
 
 
 def std(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
@@ -116,7 +118,7 @@ STD_GRADIENT = Row(
 def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     x, y, axes, ddof = saved
     divisor = _divisor(x.shape, axes, ddof) or math.nan
-    dy, y = _keep(dy, x.shape, axes), _keep(y, x.shape, axes)
+    dy, y = keep_axes(dy, x.shape, axes), keep_axes(y, x.shape, axes)
     return (STD_GRADIENT(dy, x, _mean_array(x, axes), y, divisor).data,)
 
 
@@ -150,15 +152,15 @@ SHARE = Row("share", "c dy count", "where(c, dy / count, 0)")
 
 def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     x, y, axes = saved
-    ties = TIES(x, _keep(y, x.shape, axes)).data
+    ties = TIES(x, keep_axes(y, x.shape, axes)).data
     count = sum_array(ties, axes, keepdims=True).astype(compute_dtype(dy.dtype))
-    return (SHARE(ties, _keep(dy, x.shape, axes), count).data,)
+    return (SHARE(ties, keep_axes(dy, x.shape, axes), count).data,)
 
 
 def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the product; 1 of nothing. The gradient is right where factors are 0."""
     x, axes = _operand("prod", x, axis)
-    y = _reduce("Prod", x.data, axes, keepdims, _sum_dtype(x.data.dtype))
+    y = _reduce("Prod", x.data, axes, keepdims, sum_dtype(x.data.dtype))
     return record("prod", y, (x,), _prod_backward, (x.data, axes))
 
 
@@ -178,7 +180,7 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     x = widened(x)
     product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
     zeros = sum_array(IS_ZERO(x).data, axes, keepdims=True).astype(x.dtype)
-    return (PROD_GRADIENT(_keep(dy, x.shape, axes), x, product, zeros).data,)
+    return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
 
 
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
@@ -235,7 +237,7 @@ LOGSUMEXP_GRADIENT = Row("logsumexp_gradient", "dy x value", "dy * exp(x - value
 
 def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     x, y, axes = saved
-    return (LOGSUMEXP_GRADIENT(_keep(dy, x.shape, axes), x, _keep(y, x.shape, axes)).data,)
+    return (LOGSUMEXP_GRADIENT(keep_axes(dy, x.shape, axes), x, keep_axes(y, x.shape, axes)).data,)
 
 
 def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Tensor:
@@ -266,7 +268,7 @@ NORM_MAX_GRADIENT = Row("norm_gradient", "c dy x count", "where(c, dy * sign(x) 
 
 def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     x, y, axes, ord = saved
-    dy, y = _keep(dy, x.shape, axes), _keep(y, x.shape, axes)
+    dy, y = keep_axes(dy, x.shape, axes), keep_axes(y, x.shape, axes)
     if ord == 1:
         return (NORM_ONE_GRADIENT(dy, x).data,)
     if ord == 2:
@@ -299,30 +301,6 @@ def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
     return (flip(_cumsum_array(flip(widened(dy), axis), axis), axis).reshape(shape),)
 
 
-def sum_array(x: Array, axes: Axes, keepdims: bool = False, dtype: Dtype | None = None) -> Array:
-    """Return the sum of an array over axes in ascending order, for other ops.
-
-    Args:
-        x: an array, any layout.
-        axes: may be empty.
-        keepdims: whether the reduced axes stay with length 1.
-        dtype: float32 keeps what a sum of 16-bit floats was accumulated in; default as in `sum`.
-    """
-    return _reduce("Sum", x, axes, keepdims, dtype or _sum_dtype(x.dtype))
-
-
-def sum_to_shape(dy: Array, shape: Shape) -> Array:
-    """Return the gradient of broadcasting `shape` to the shape of dy: the sum over what it added.
-
-    16-bit types are summed in float32 and stay float32.
-    """
-    extra = dy.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(
-        i + extra for i, n in enumerate(shape) if n == 1 and dy.shape[i + extra] != 1
-    )
-    return sum_array(dy, axes, dtype=compute_dtype(dy.dtype)).reshape(shape)
-
-
 def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:
     """Return x as a tensor and the axes to reduce in ascending order."""
     if type(x) is not Tensor:
@@ -343,7 +321,7 @@ def _reduce(
         y = _NUMPY[op](widened(x), axes, keepdims, parameter)
         return _cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
     y = (reduce_cuda if x.size else _reduce_empty)(op, x, axes, dtype, parameter)
-    return _keep(y, x.shape, axes) if keepdims else y
+    return keep_axes(y, x.shape, axes) if keepdims else y
 
 
 def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype, parameter: float) -> Array:
@@ -355,7 +333,7 @@ def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype, parameter: float)
 
 
 _OF_NOTHING = {
-    "Sum": 0, "Prod": 1, "Mean": math.nan, "Var": math.nan, "LogSumExp": -math.inf, "Any": False,
+    "Prod": 1, "Mean": math.nan, "Var": math.nan, "LogSumExp": -math.inf, "Any": False,
     "All": True, "NormOne": 0, "NormTwo": 0, "NormMax": 0,
 }  # fmt: skip
 
@@ -380,17 +358,11 @@ def _mean_array(x: Array, axes: Axes) -> Array:
 
 
 def _cumsum_array(x: Array, axis: int) -> Array:
-    dtype = _sum_dtype(x.dtype)
+    dtype = sum_dtype(x.dtype)
     if type(x) is np.ndarray:
         y = np.cumsum(widened(x), axis)
         return _cast(y, dtype)
     return cumsum_cuda(x, axis, dtype)
-
-
-def _sum_dtype(dtype: Dtype) -> Dtype:
-    if is_float(dtype):
-        return dtype
-    return uint64 if dtype.kind == "u" else int64
 
 
 def _as_float(x: Array) -> Array:
@@ -405,14 +377,9 @@ def _count(shape: Shape, axes: Axes) -> int:
     return math.prod([shape[axis] for axis in axes])
 
 
-def _keep(y: Array, shape: Shape, axes: Axes) -> Array:
-    """Return a reduced array with its axes kept as length 1."""
-    return y.reshape([1 if axis in axes else n for axis, n in enumerate(shape)])
-
-
 def _spread(dy: Array, shape: Shape, axes: Axes) -> Array:
     """Return dy in the shape before reduction, as a view where that is cheaper."""
-    dy = _keep(dy, shape, axes)
+    dy = keep_axes(dy, shape, axes)
     if type(dy) is not np.ndarray:
         return backend.cupy.broadcast_to(dy, shape)
     if math.prod(shape) > _SMALL:
@@ -457,7 +424,6 @@ def _folded(function: Any) -> Any:
 
 # What the operations of reduce.cu mean: (x in its compute dtype, axes, keepdims, parameter).
 _NUMPY: dict[str, Any] = {
-    "Sum": _folded(np.add),
     "Mean": lambda x, axes, keepdims, n: x.sum(axes, keepdims=keepdims) / x.dtype.type(n),
     "Prod": _folded(np.multiply),
     "Max": _folded(np.maximum),

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.loader import load, number
-from tensorgrad.ops.operand import check_integer, float_tensor, widened
+from tensorgrad.ops.operand import float_tensor
 from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]

@@ -17,10 +17,10 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_integer, check_number
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch, now
-from tensorgrad.ops.operand import check_integer, check_number
 from tensorgrad.philox import Key, fill_words
 
 STOPPED, BROKEN = 1, 2  # of State.flags

@@ -16,18 +16,11 @@ from tensorgrad import backend
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record, stand_in
 from tensorgrad.backend import Array, namespace
+from tensorgrad.checks import array_of, axis_index, axis_tuple, promoted, shape_of
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops.indexing import take
-from tensorgrad.ops.operand import (
-    array_of,
-    axis_index,
-    axis_tuple,
-    promoted,
-    shape_of,
-    tensor_of,
-    tensors_of,
-)
+from tensorgrad.ops.operand import tensor_of, tensors_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
+from tensorgrad.checks import axis_index, check_number
 from tensorgrad.dtypes import is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
-from tensorgrad.ops.operand import axis_index, check_number, float_tensor, tensor_of, widened
+from tensorgrad.ops.operand import float_tensor, tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = ["log_softmax", "softmax"]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from tensorgrad.arrays import widened
 from tensorgrad.backend import Array, namespace, same_device
+from tensorgrad.checks import axis_index, check_integer, promoted
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.ops.indexing import take_along_axis
-from tensorgrad.ops.operand import axis_index, check_integer, promoted, tensor_of, widened
+from tensorgrad.ops.operand import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [

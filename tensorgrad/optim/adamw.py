@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_range
 from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
-from tensorgrad.ops.operand import check_range
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.optim.optimizer import (
     DECAY,

@@ -14,10 +14,10 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, is_numpy
+from tensorgrad.checks import check_number
 from tensorgrad.dtypes import float64
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.reduce import reduce_cuda
-from tensorgrad.ops.operand import check_number
 from tensorgrad.optim.flat import FlatParameters
 
 _ROW = 4096  # elements whose squares are added in the dtype of the gradient, the rest in float64

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
+from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
-from tensorgrad.ops.operand import check_integer
 from tensorgrad.tensor import Tensor
 
 ALIGNMENT = 64  # elements; 128 bytes of the smallest dtype, so that vector loads fit every slice

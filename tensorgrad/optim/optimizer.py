@@ -17,11 +17,11 @@ import numpy as np
 
 from tensorgrad import autograd, backend
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_range
 from tensorgrad.dtypes import compute_dtype, float64
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.loader import by_value, load
-from tensorgrad.ops.operand import check_range
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
 from tensorgrad.optim.flat import FlatParameters, NamedParameters, Piece, zeros
 

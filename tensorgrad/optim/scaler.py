@@ -11,9 +11,9 @@ import numpy as np
 
 from tensorgrad import backend, ops
 from tensorgrad.backend import Array, is_numpy
+from tensorgrad.checks import check_integer, check_number, check_range
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.ops.operand import check_integer, check_number, check_range
 from tensorgrad.tensor import Tensor
 
 _SCALE, _STREAK = 0, 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
+from tensorgrad.checks import check_number, check_range
 from tensorgrad.errors import ArgumentError
-from tensorgrad.ops.operand import check_number, check_range
 
 
 def constant(step: int, lr: float, warmup: int = 0) -> float:
