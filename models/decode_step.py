@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.autograd import mode
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, float32
+from tensorgrad.engine import mode
 from tensorgrad.kernels import decode as decode_cuda
 from tensorgrad.kernels.prepared import Launches
 from tensorgrad.models.gpt2 import GPT2

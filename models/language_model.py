@@ -19,7 +19,7 @@ from tensorgrad.nn import (
     TransformerBlock,
     init,
 )
-from tensorgrad.ops.operand import tensor_of
+from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, ops
-from tensorgrad.autograd import assign, no_grad
+from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, probability
 from tensorgrad.data.labelled_loader import pad
+from tensorgrad.engine import assign
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.nn import (
     Dropout,
@@ -31,7 +32,7 @@ from tensorgrad.nn import (
     evaluating,
     init,
 )
-from tensorgrad.ops.operand import integer_array
+from tensorgrad.operands import integer_array
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -24,7 +24,7 @@ from tensorgrad.models.language_model import Cache
 from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
-from tensorgrad.ops.operand import integer_array
+from tensorgrad.operands import integer_array
 from tensorgrad.tensor import Tensor
 
 __all__ = [

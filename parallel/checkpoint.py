@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import mark_assigned
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype
+from tensorgrad.engine import mark_assigned
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer

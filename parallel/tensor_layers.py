@@ -34,7 +34,7 @@ from tensorgrad.nn import (
     SwiGLU,
     TransformerBlock,
 )
-from tensorgrad.ops.operand import integer_array
+from tensorgrad.operands import integer_array
 from tensorgrad.ops.row import Row
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Placement, cut_box, divide

@@ -23,7 +23,7 @@ from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.errors import ShapeError
-from tensorgrad.ops.operand import float_tensor
+from tensorgrad.operands import float_tensor
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.tensor import Tensor
 

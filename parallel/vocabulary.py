@@ -18,16 +18,17 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.amp import cast_operands
-from tensorgrad.autograd import mode, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.cross_entropy import Options, Scale, rescale
+from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
 from tensorgrad.ops.linear_cross_entropy import check_shapes, rows_at_a_time
 from tensorgrad.ops.matmul import flat, product, product_into
-from tensorgrad.ops.operand import float_tensor, integer_array
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.tensor import Tensor
 

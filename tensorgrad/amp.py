@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from tensorgrad import autograd
-from tensorgrad.autograd import mode
+from tensorgrad import engine
+from tensorgrad.arrays import converted
+from tensorgrad.autograd import stand_in
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, float16, float64, is_float
+from tensorgrad.engine import mode
 from tensorgrad.errors import DtypeError
-from tensorgrad.ops.shape import astype
 from tensorgrad.tensor import Tensor
 
 
@@ -65,15 +66,15 @@ class Casts:
         source = tensor.data.dtype
         if source is self.dtype or not is_float(source) or source == float64:
             return tensor
-        if self._tick != autograd.latest_tick():
-            self._tick = autograd.latest_tick()
+        if self._tick != engine.latest_tick():
+            self._tick = engine.latest_tick()
             self._made.clear()
         key = id(tensor)
         wants = tensor.requires_grad and mode.grad_enabled
         found = self._made.get(key)
         if found is not None and found[1].requires_grad == wants:
             return found[1]
-        cast = astype(tensor, self.dtype, copy=False)
+        cast = stand_in(converted(tensor.data, self.dtype), tensor)
         forget = partial(_forget, weakref.ref(self), key)  # no circle: casts go with their block
         self._made[key] = weakref.ref(tensor, forget), cast
         return cast

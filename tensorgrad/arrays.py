@@ -28,6 +28,11 @@ def converted(array: Array, dtype: Dtype) -> Array:
     return y
 
 
+def cast(array: Array, dtype: Dtype) -> Array:
+    """Return the values as `dtype`: the array itself where it has it."""
+    return array if array.dtype == dtype else converted(array, dtype)
+
+
 def added(a: Array, b: Array, dtype: Dtype) -> Array:
     """Return the sum of two float arrays of one shape as `dtype`, rounded once."""
     if not backend.is_array(a):  # `fuse` traces symbols
@@ -54,7 +59,7 @@ def sum_array(
     """
     dtype = dtype or sum_dtype(x.dtype)
     if type(x) is np.ndarray:
-        y = np.add.reduce(widened(x), axes, None, None, keepdims)
+        y = np.add.reduce(widened(x), axes, None, None, keepdims)  # type: ignore[call-overload]
         return np.asarray(y) if y.dtype is dtype else np.asarray(y, dtype)
     if x.size:
         y = reduce_cuda("Sum", x, axes, dtype, 0)

@@ -36,9 +36,7 @@ from tensorgrad.dtypes import (
     uint64,
 )
 from tensorgrad.errors import ArgumentError, DtypeError
-from tensorgrad.ops.indexing import take
-from tensorgrad.ops.operand import float_tensor, tensor_of
-from tensorgrad.ops.reduce import argmax
+from tensorgrad.operands import float_tensor, tensor_of
 from tensorgrad.philox import Key
 from tensorgrad.tensor import Tensor
 
@@ -255,7 +253,8 @@ class Generator:
             if tensor.ndim == 0:
                 raise ArgumentError("permutation: x has no axes, expected at least one")
             axis = axis_index("permutation", axis, tensor.ndim)
-            return take(tensor, self.permutation(tensor.shape[axis], device=tensor.device), axis)
+            order = self.permutation(tensor.shape[axis], device=tensor.device)
+            return tensor.take(order, axis)
         if not isinstance(x, (int, np.integer)):
             raise DtypeError(
                 f"permutation: x is a {type(x).__name__}, expected an integer, tensor or array"
@@ -285,7 +284,7 @@ class Generator:
         tensor = float_tensor("categorical", "logits", logits)
         axis = axis_index("categorical", axis, tensor.ndim)
         array = backend.contiguous(tensor.data)
-        return argmax(Tensor(philox.add_gumbel(array, self.next_key())), axis)
+        return Tensor(philox.add_gumbel(array, self.next_key())).argmax(axis)
 
 
 def seed(seed: int) -> None:

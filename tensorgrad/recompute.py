@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
-from tensorgrad import autograd, random
+from tensorgrad import engine, random
 from tensorgrad.amp import Casts
-from tensorgrad.autograd import Edge, Node, mode
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
+from tensorgrad.engine import Edge, Node, mode
 from tensorgrad.errors import GradError
 from tensorgrad.tensor import Tensor
 
@@ -59,14 +59,14 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(f, updated=())
     def run(*args: Any, **kwargs: Any) -> Tensor:
-        tick = autograd.next_tick()
+        tick = engine.next_tick()
         state = random.get_state()
         y = f(*args, **kwargs)
         if not isinstance(y, Tensor):
             raise GradError(f"{_name(f)} returned a {type(y).__name__}, expected one tensor")
         if not mode.grad_enabled or not y.requires_grad:
             return y
-        call = _Call(f, args, kwargs, mode.autocast, state, autograd.frontier(y, tick))
+        call = _Call(f, args, kwargs, mode.autocast, state, engine.frontier(y, tick))
         # the arrays stand here only for the walk, which refuses those that were assigned to since
         arrays = [t.data for t in (*args, *kwargs.values(), *call.edges) if isinstance(t, Tensor)]
         return Tensor(y.data, True, Node(_name(f), call.edges, _backward, (call, *arrays), y.data))
@@ -77,16 +77,16 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> list[Array | None]:
     call: _Call = saved[0]
     with _same_conditions(call):
-        tick = autograd.next_tick()
+        tick = engine.next_tick()
         y = call.f(*call.args, **call.kwargs)
-        edges = autograd.frontier(y, tick)
+        edges = engine.frontier(y, tick)
         same = len(edges) == len(call.edges) and all(map(operator.is_, edges, call.edges))
         if y.dtype != dy.dtype or y.shape != dy.shape or not same:
             raise GradError(
                 f"{_name(call.f)}: got shape {y.shape}, dtype {y.dtype} or a graph that differs "
                 f"from the first run, expected {dy.shape}, {dy.dtype} and the same parameters"
             )
-    return autograd.gradients(y, dy, call.edges)
+    return engine.gradients(y, dy, call.edges)
 
 
 @contextmanager

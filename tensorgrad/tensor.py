@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, dlpack, engine
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, DtypeLike, is_float
+from tensorgrad.engine import Node
 from tensorgrad.errors import DtypeError
-
-if TYPE_CHECKING:
-    from tensorgrad.autograd import Node
 
 Axis = int | tuple[int, ...] | None
 
@@ -83,8 +81,8 @@ class Tensor:
         return ops.transpose(self)
 
     def backward(self, dy: Any = None, retain_graph: bool = False) -> None:
-        """Add the gradient of this tensor to every leaf's `grad`; see `autograd.backward`."""
-        autograd.backward(self, dy, retain_graph)
+        """Add the gradient of this tensor to every leaf's `grad`; see `engine.backward`."""
+        engine.backward(self, dy, retain_graph)
 
     def detach(self) -> Tensor:
         """Return a tensor with the same array that no gradient flows through."""
@@ -119,7 +117,7 @@ class Tensor:
         return numpy_functions.call_function(function, arguments, options)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        return interop.to_dlpack(self.data, **kwargs)
+        return dlpack.to_dlpack(self.data, **kwargs)
 
     def __dlpack_device__(self) -> Any:
         return self.data.__dlpack_device__()
@@ -388,4 +386,5 @@ class Tensor:
         return ops.squeeze(self, axis)
 
 
-from tensorgrad import autograd, interop, numpy_functions, ops  # noqa: E402  last: they import Tensor from here
+from tensorgrad import ops  # noqa: E402  last: they import Tensor from here
+from tensorgrad.ops import numpy_functions  # noqa: E402

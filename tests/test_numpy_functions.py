@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, backend, gradcheck, numpy_functions
+from tensorgrad import Tensor, backend, gradcheck
+from tensorgrad.ops import numpy_functions
 from tensorgrad.errors import DtypeError
 
 Values = np.ndarray[Any, Any]

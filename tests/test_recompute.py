@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, autograd, backend, checkpoint, no_grad, ops, random
+from tensorgrad import Tensor, autograd, backend, checkpoint, engine, no_grad, ops, random
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import bfloat16, float32
@@ -249,8 +249,8 @@ def test_a_failure_leaves_the_mode_as_it_was() -> None:
     with no_grad():
         with pytest.raises(ZeroDivisionError):
             y.backward(np.ones(3))
-        assert not autograd.mode.grad_enabled
-    assert autograd.mode.autocast is None
+        assert not engine.mode.grad_enabled
+    assert engine.mode.autocast is None
     assert random.get_state() == state
 
 

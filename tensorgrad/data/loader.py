@@ -20,7 +20,7 @@ import numpy as np
 from tensorgrad.checks import check_integer, check_seed
 from tensorgrad.data.tokens import TokenFile, Tokens
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
-from tensorgrad.ops.operand import integer_array
+from tensorgrad.operands import integer_array
 
 Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 _Item = TypeVar("_Item")

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, ops
-from tensorgrad.autograd import mode
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, check_range, probability
 from tensorgrad.dtypes import DtypeLike
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, random
-from tensorgrad.autograd import assign, no_grad
+from tensorgrad.autograd import no_grad
+from tensorgrad.engine import assign
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.tensor import Tensor
 

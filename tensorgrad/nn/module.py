@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.autograd import assign, mode, no_grad
+from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
+from tensorgrad.engine import assign, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.tensor import Tensor
 

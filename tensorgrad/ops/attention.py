@@ -20,11 +20,13 @@ import numpy as np
 
 from tensorgrad import backend, random
 from tensorgrad.amp import cast_operands
-from tensorgrad.autograd import mode, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_integer, check_number, probability
 from tensorgrad.dtypes import Dtype, compute_dtype, int32
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.operands import float_tensor, integer_array, tensor_of
 from tensorgrad.ops import (
     attention_numpy,
     attention_short,
@@ -33,7 +35,6 @@ from tensorgrad.ops import (
     attention_sm90,
 )
 from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, Sequences, empty_result
-from tensorgrad.ops.operand import float_tensor, integer_array, tensor_of
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 

@@ -27,8 +27,8 @@ from tensorgrad.dtypes import (
     uint64,
 )
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.operands import integer_array, tensor_of
 from tensorgrad.ops.elementwise import where
-from tensorgrad.ops.operand import integer_array, tensor_of
 from tensorgrad.ops.shape import astype, to
 from tensorgrad.tensor import Tensor
 

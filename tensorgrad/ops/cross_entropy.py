@@ -16,14 +16,15 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.arrays import widened
-from tensorgrad.autograd import mode, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_number, check_range
 from tensorgrad.dtypes import Dtype, compute_dtype, float16
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import Options
-from tensorgrad.ops.operand import float_tensor, integer_array
+from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.tensor import Tensor
 
 __all__ = ["cross_entropy"]

@@ -17,8 +17,8 @@ from tensorgrad.checks import probability
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.loader import load, number
+from tensorgrad.operands import float_tensor
 from tensorgrad.ops.elementwise import add
-from tensorgrad.ops.operand import float_tensor
 from tensorgrad.philox import Key
 from tensorgrad.tensor import Tensor
 

@@ -15,14 +15,15 @@ from math import prod
 from typing import Any
 
 from tensorgrad.amp import cast_operands
-from tensorgrad.autograd import mode, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, namespace, same_device
 from tensorgrad.checks import axis_tuple, promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.operands import tensor_of
 from tensorgrad.ops.elementwise import multiply
 from tensorgrad.ops.matmul import product
-from tensorgrad.ops.operand import tensor_of
 from tensorgrad.ops.shape import ravel
 from tensorgrad.tensor import Tensor
 

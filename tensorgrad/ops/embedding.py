@@ -19,8 +19,8 @@ from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import c_name, compute_dtype, int32, int64
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.loader import load
+from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.indexing import add_rows
-from tensorgrad.ops.operand import float_tensor, integer_array
 from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 

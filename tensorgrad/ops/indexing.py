@@ -16,15 +16,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensorgrad import autograd, backend
+from tensorgrad import autograd, backend, engine
 from tensorgrad.arrays import converted
-from tensorgrad.autograd import mode, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.checks import array_of, axis_index
 from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.indexing import add_rows_cuda
-from tensorgrad.ops.operand import integer_array, tensor_of
+from tensorgrad.operands import integer_array, tensor_of
 from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 
@@ -117,7 +118,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
     if is_array(value):
         same_device("assignment", ("the tensor", "the value"), (x.data, value))
     try:
-        autograd.assign(x, key, value)
+        engine.assign(x, key, value)
     except OverflowError as error:
         raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
@@ -160,13 +161,13 @@ def assign_result(
             f"{symbol}: the result has dtype {y.dtype}, which {x.dtype} of the tensor does not "
             f"take; write {plain}"
         )
-    autograd.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
+    engine.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
     return x
 
 
 def _check_gradients(op: str, x: Tensor, value: Any, instead: str) -> None:
     """Raise GradError where an assignment to x would break a graph or lose a gradient."""
-    autograd.check_assignable(op, x)
+    engine.check_assignable(op, x)
     if mode.grad_enabled and isinstance(value, Tensor) and value.requires_grad:
         raise GradError(f"{op}: the value requires a gradient, which would be lost; {instead}")
 

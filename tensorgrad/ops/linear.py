@@ -12,17 +12,18 @@ from typing import Any
 from tensorgrad import backend
 from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import converted, sum_array
-from tensorgrad.autograd import mode, no_grad, record
+from tensorgrad.autograd import no_grad, record
 from tensorgrad.backend import Array, contiguous, is_numpy, same_device
 from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype, float32
+from tensorgrad.engine import mode
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.reduce import add_sum_of_rows
+from tensorgrad.operands import float_operand, tensor_of
 from tensorgrad.ops import matmul_cuda
 from tensorgrad.ops.activation import gelu, swiglu
 from tensorgrad.ops.matmul import flat, product
 from tensorgrad.ops.matmul_problem import problem
-from tensorgrad.ops.operand import float_operand, tensor_of
 from tensorgrad.ops.row import Row
 from tensorgrad.partial import Late
 from tensorgrad.tensor import Tensor

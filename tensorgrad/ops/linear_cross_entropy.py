@@ -21,16 +21,17 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import sum_array
-from tensorgrad.autograd import mode, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import check_integer, promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import Options, Scale
+from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
 from tensorgrad.ops.matmul import flat, product, product_into
-from tensorgrad.ops.operand import float_tensor, integer_array
 from tensorgrad.tensor import Tensor
 
 __all__ = ["linear_cross_entropy"]

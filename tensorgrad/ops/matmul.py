@@ -14,14 +14,15 @@ import numpy as np
 
 from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import widened
-from tensorgrad.autograd import mode, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy, same_device
 from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.operands import tensor_of
 from tensorgrad.ops import matmul_cuda
 from tensorgrad.ops.matmul_problem import problem
-from tensorgrad.ops.operand import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -19,7 +19,7 @@ from tensorgrad.checks import check_range, promoted
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
 from tensorgrad.kernels.norm import forward as _forward_cuda
-from tensorgrad.ops.operand import float_tensor
+from tensorgrad.operands import float_tensor
 from tensorgrad.partial import Part, Twin
 from tensorgrad.tensor import Tensor
 

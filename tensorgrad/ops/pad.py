@@ -12,8 +12,8 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.operands import tensor_of
 from tensorgrad.ops.indexing import take
-from tensorgrad.ops.operand import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = ["pad"]

@@ -22,7 +22,7 @@ from tensorgrad.checks import axis_index, axis_tuple, check_number
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
-from tensorgrad.ops.operand import tensor_of
+from tensorgrad.operands import tensor_of
 from tensorgrad.ops.row import Row
 from tensorgrad.tensor import Axis, Tensor
 

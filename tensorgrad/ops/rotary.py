@@ -20,7 +20,7 @@ from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.loader import load, number
-from tensorgrad.ops.operand import float_tensor
+from tensorgrad.operands import float_tensor
 from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]

@@ -19,8 +19,8 @@ from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import array_of, axis_index, axis_tuple, promoted, shape_of
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.operands import tensor_of, tensors_of
 from tensorgrad.ops.indexing import take
-from tensorgrad.ops.operand import tensor_of, tensors_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -23,7 +23,7 @@ from tensorgrad.dtypes import is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
-from tensorgrad.ops.operand import float_tensor, tensor_of
+from tensorgrad.operands import float_tensor, tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = ["log_softmax", "softmax"]

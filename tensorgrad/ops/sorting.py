@@ -13,8 +13,8 @@ from tensorgrad.arrays import widened
 from tensorgrad.backend import Array, namespace, same_device
 from tensorgrad.checks import axis_index, check_integer, promoted
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.operands import tensor_of
 from tensorgrad.ops.indexing import take_along_axis
-from tensorgrad.ops.operand import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [

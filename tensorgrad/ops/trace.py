@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from tensorgrad.autograd import mode
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, is_float
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.kernels.expression import Expressions
 from tensorgrad.tensor import Tensor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorgrad import autograd, backend
+from tensorgrad import backend, engine
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.dtypes import compute_dtype, float64
@@ -140,7 +140,7 @@ class Optimizer:
             if scaler is not None:
                 scaler.update(self.hyper[FACTOR : FACTOR + 1])
             for array in self.flat.memory:
-                autograd.mark_assigned(array)
+                engine.mark_assigned(array)
         return norm
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, backend, ops
+from tensorgrad.arrays import sum_array
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, Ulps, check, sized
@@ -254,7 +255,7 @@ def test_sixteen_bits_accumulate_wide_and_round_once(dtype: Any, device: str) ->
     array = backend.to_device(x, device)
     exact = x.astype("float64").sum()
     assert ops.sum(Tensor(array)).item() == np.array(exact).astype(dtype)
-    wide = ops.reduce.sum_array(array, (0,), dtype=np.dtype("float32"))
+    wide = sum_array(array, (0,), dtype=np.dtype("float32"))
     assert wide.dtype == np.float32
     assert abs(float(wide) / exact - 1) < 1e-5
 

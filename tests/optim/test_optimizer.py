@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, autograd, backend, dtypes
+from tensorgrad import Tensor, backend, dtypes, engine
 from tensorgrad.errors import ArgumentError, CheckpointError, GradError
 from tensorgrad.kernels import loader
 from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, LossScaler, Optimizer
@@ -193,7 +193,7 @@ def test_a_graph_from_before_the_step_is_not_used_after_it() -> None:
     for _ in range(50):
         optimizer.step()
         toy.total(tensor * tensor).backward()
-    assert len(autograd._assigned.log) < 40, "steps pile up in the log"
+    assert len(engine._assigned.log) < 40, "steps pile up in the log"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, *HALVES], ids=str)
@@ -337,12 +337,12 @@ def test_ctrl_c_in_a_step_waits_until_all_of_it_is_done(
         update(*arrays, **options)
 
     monkeypatch.setattr(optimizer, "_update_numpy", interrupted)
-    tick = autograd.latest_tick()
+    tick = engine.latest_tick()
     toy.set_gradients(tensors, 0)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(max_norm=1.0, scaler=scalers[1])
     assert len(calls) > 10
-    assert autograd.latest_tick() > tick
+    assert engine.latest_tick() > tick
     proceed(optimizer, tensors, range(1, 3), max_norm=1.0, scaler=scalers[1])
     assert toy.same_bits(everything(expected), everything(optimizer))
     assert optimizer.numbers() == expected.numbers()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import random
-from tensorgrad.autograd import Node
+from tensorgrad.engine import Node
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.parallel import Comm

@@ -1,0 +1,126 @@
+"""Checks of axes, shapes and options, with errors that name the argument."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array, Shape
+from tensorgrad.dtypes import Dtype
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+
+_NUMBERS = (float, int, np.floating, np.integer)
+
+
+def axis_index(op: str, axis: Any, ndim: int, name: str = "axis") -> int:
+    """Return the axis counted from the front."""
+    try:
+        index = operator.index(axis)
+    except TypeError as error:
+        raise ArgumentError(f"{op}: {name} is {axis!r}, expected an integer") from error
+    if not -ndim <= index < ndim:
+        expected = f"{-ndim} to {ndim - 1}" if ndim else "none: it has no axes"
+        raise ArgumentError(f"{op}: {name} is {index}, expected {expected}")
+    return index % ndim
+
+
+def axis_tuple(op: str, axis: Any, ndim: int, name: str = "axis") -> tuple[int, ...]:
+    """Return one axis, several axes or all of them (None), counted from the front."""
+    if axis is None:
+        return tuple(range(ndim))
+    if not isinstance(axis, (tuple, list)):
+        return (axis_index(op, axis, ndim, name),)
+    axes = tuple([axis_index(op, one, ndim, name) for one in axis])
+    if len(set(axes)) != len(axes):
+        raise ArgumentError(f"{op}: {name} is {tuple(axis)}, expected each axis once")
+    return axes
+
+
+def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
+    """Return a shape given as one length or as a sequence of lengths."""
+    lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    try:
+        checked = tuple([operator.index(length) for length in lengths])
+    except TypeError as error:
+        raise ShapeError(f"{op}: {name} is {shape!r}, expected integers") from error
+    if any(length < 0 for length in checked):
+        raise ShapeError(f"{op}: {name} is {checked}, expected 0 or more")
+    return checked
+
+
+def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
+    """Return the dtype that NumPy promotes the arrays to."""
+    first: Dtype = arrays[0].dtype
+    for array in arrays:
+        if array.dtype is not first:
+            break
+    else:
+        return first
+    try:
+        return np.result_type(*[array.dtype for array in arrays])
+    except TypeError as error:
+        got = ", ".join(f"{n} has dtype {a.dtype}" for n, a in zip(names, arrays, strict=True))
+        raise DtypeError(f"{op}: {got}, expected dtypes with a common one") from error
+
+
+def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") -> Array:
+    """Return (nested lists of) numbers as an array; an array as it is.
+
+    Raises:
+        ShapeError: lists differ in length; it says what was expected.
+    """
+    if backend.is_array(value) and not isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.asarray(value)  # of an array itself, without its subclass
+    except ValueError as error:
+        raise ShapeError(f"{op}: {name} is {value!r:.80}, expected {expected}") from error
+
+
+def check_function(op: str, f: Any, instead: str = "") -> None:
+    """Raise ArgumentError unless f can be called; for a tensor, say what to do `instead`."""
+    if not callable(f):
+        hint = f"; {instead}" if instead and hasattr(f, "requires_grad") else ""
+        raise ArgumentError(f"{op}: f is a {type(f).__name__}, expected a function{hint}")
+
+
+def check_number(op: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless an option is a number, of Python or NumPy."""
+    if not isinstance(value, _NUMBERS):
+        raise ArgumentError(f"{op}: {name} is {value!r}, expected a number")
+
+
+def check_integer(op: str, name: str, value: Any, low: int | None = None) -> None:
+    """Raise ArgumentError unless an option is an integer, from `low` if there is one."""
+    if not isinstance(value, (int, np.integer)):
+        raise ArgumentError(f"{op}: {name} is {value!r}, expected an integer")
+    if low is not None and value < low:
+        raise ArgumentError(f"{op}: {name} is {value}, expected {low} or more")
+
+
+def check_seed(op: str, value: Any) -> None:
+    """Raise ArgumentError unless a seed is an integer from 0 to 2^64 - 1."""
+    check_integer(op, "seed", value)
+    if not 0 <= value < 1 << 64:
+        raise ArgumentError(f"{op}: seed is {value}, expected 0 to 2^64 - 1")
+
+
+def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
+    """Raise ArgumentError unless 0 <= value < end."""
+    check_number(op, name, value)
+    if not 0 <= value < end:
+        limit = "finite" if end == math.inf else f"below {end:g}"
+        raise ArgumentError(f"{op}: {name} is {value}, expected a number from 0, {limit}")
+
+
+def probability(op: str, name: str, value: Any) -> float:
+    """Return the value, which must lie in [0, 1)."""
+    check_number(op, name, value)
+    if not 0 <= value < 1:
+        raise ArgumentError(f"{op}: {name} is {value}, expected 0 <= {name} < 1")
+    return float(value)
