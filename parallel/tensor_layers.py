@@ -35,7 +35,7 @@ from tensorgrad.nn import (
     TransformerBlock,
 )
 from tensorgrad.operands import integer_array
-from tensorgrad.ops.row import Row
+from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.parallel.collectives import Comm
 from tensorgrad.parallel.placement import Placement, cut_box, divide
 from tensorgrad.parallel.tensor_ops import (

@@ -15,15 +15,15 @@ from tensorgrad.amp import autocast
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
-from tensorgrad.ops.activation import *  # a family each: type checkers lose `ops`' own stars
 from tensorgrad.ops.attention import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
 from tensorgrad.ops.dropout import *
 from tensorgrad.ops.einsum import *
 from tensorgrad.ops.elementwise import *
+from tensorgrad.ops.elementwise.activation import *
+from tensorgrad.ops.elementwise.fuse import *
 from tensorgrad.ops.embedding import *
-from tensorgrad.ops.fuse import *
 from tensorgrad.ops.indexing import *
 from tensorgrad.ops.linear import *
 from tensorgrad.ops.linear_cross_entropy import *

@@ -87,7 +87,9 @@ class Tensor:
     def detach(self) -> Tensor:
         """Return a tensor with the same array that no gradient flows through."""
         data = self.data
-        return Tensor(data.detached() if hasattr(data, "detached") else data)  # see ops/fuse.py
+        return Tensor(
+            data.detached() if hasattr(data, "detached") else data
+        )  # see ops/elementwise/fuse.py
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values as a NumPy array; on the CPU it is the tensor's own memory."""

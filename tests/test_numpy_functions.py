@@ -12,8 +12,8 @@ import pytest
 
 import tensorgrad
 from tensorgrad import Tensor, backend, gradcheck
-from tensorgrad.ops import numpy_functions
 from tensorgrad.errors import DtypeError
+from tensorgrad.ops import numpy_functions
 
 Values = np.ndarray[Any, Any]
 X = np.array([[0.3, 1.7, -0.6], [2.2, -1.4, 0.9]])

@@ -46,7 +46,12 @@ NOT_SOURCE = tuple(
         "runs",
     ]
 )
-DATA = {"tensorgrad": ("py.typed",), "tensorgrad.kernels": ("*.cu", "*.cuh", "tuned.json")}
+DATA = {
+    "tensorgrad": ("py.typed",),
+    "tensorgrad.kernels": ("*.cu", "*.cuh", "tuned.json"),
+    "tensorgrad.kernels.attention": ("*.cu", "*.cuh"),
+    "tensorgrad.kernels.matmul": ("*.cu", "*.cuh"),
+}
 
 
 def python(*args: str, cwd: Path, paths: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:

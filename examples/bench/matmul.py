@@ -8,8 +8,8 @@ from typing import Any
 from examples.bench.timing import Call, Job, Jobs, random_array
 from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, bfloat16, float32
-from tensorgrad.ops import matmul_cuda
-from tensorgrad.ops.matmul_problem import Problem, problem
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.matmul.problem import Problem, problem
 
 SHAPES = (  # rows, columns, terms of each sum
     (8192, 8192, 8192),

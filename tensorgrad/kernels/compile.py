@@ -94,10 +94,10 @@ def _chosen(files: Sequence[str], archs: Sequence[str]) -> tuple[list[Path], lis
             raise KernelError(
                 f"compile: --arch is {arch!r}, expected names such as sm_80 or sm_90a"
             )
-    known = sorted(loader.FOLDER.glob("*.cu"))
+    known = sorted(loader.FOLDER.rglob("*.cu"))
     for name in names:
         if not (loader.FOLDER / name).is_file():
-            expected = ", ".join(path.name for path in known)
+            expected = ", ".join(path.relative_to(loader.FOLDER).as_posix() for path in known)
             raise KernelError(f"compile: got file {name!r}, expected one of {expected}")
     return [loader.FOLDER / name for name in names] or known, archs
 

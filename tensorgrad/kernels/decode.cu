@@ -8,7 +8,7 @@
 //                      of x at a time
 //   decode_product_plain  the same for any type and alignment, a warp a row of W
 //
-// Attention is in decode_attention.cu. All results are written with =. Launched by kernels/decode.py.
+// Attention is in attention/decode.cu. All results are written with =. Launched by kernels/decode.py.
 //
 // where: FLOAT = float | __half | __nv_bfloat16
 // instantiate: {decode_embed | decode_norm | decode_product_plain}<{FLOAT}>

@@ -1,4 +1,4 @@
-"""Launches of decode.cu and decode_attention.cu: at once, or prepared for a step of generation.
+"""Launches of decode.cu and attention/decode.cu: at once, or prepared for a step of generation.
 
 Each function writes its result into an array that is given. All that decides a launch is a shape
 or an address, so it can be repeated when what lies there has changed.
@@ -14,11 +14,11 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import bfloat16, c_name, float16, float32
+from tensorgrad.kernels.attention.rule import ALL
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch
-from tensorgrad.ops.attention_rule import ALL
 
-_FILE, _ATTENTION = "decode.cu", "decode_attention.cu"
+_FILE, _ATTENTION = "decode.cu", "attention/decode.cu"
 _NULL = np.uintp(0)
 _PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # as in the kernels
 _PROCESSORS = 132  # of an H200; results do not depend on the chip

@@ -70,7 +70,7 @@ def load(file: str, kernel: str) -> Kernel:
     """Return one instantiation of a template of a .cu file, for the current GPU.
 
     Args:
-        file: name in this folder, such as "reduce.cu".
+        file: path in this folder, such as "reduce.cu" or "matmul/sm90.cu".
         kernel: instantiation as the file lists it, such as "reduce_rows_warp<Sum<float>>".
 
     Returns:
@@ -143,6 +143,8 @@ def compile_all(kernels: Iterable[tuple[str, str]]) -> None:
 def inline(path: Path, seen: set[Path] | None = None) -> str:
     """Return the text of `path` with every quoted #include replaced by that file, once each.
 
+    Includes are relative to this folder.
+
     The text is then all that the disk cache needs as its key, and #line keeps the compiler's
     messages about the files that a human edits.
     """
@@ -150,19 +152,25 @@ def inline(path: Path, seen: set[Path] | None = None) -> str:
     if path in seen:
         return ""
     seen.add(path)
+    name = _name(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise KernelError(
-            f"kernels: got file {path.name!r}, expected one in {path.parent}: {error}"
+            f"kernels: got file {name!r}, expected one in {FOLDER}: {error}"
         ) from error
-    lines = [f'#line 1 "{path.name}"']
+    lines = [f'#line 1 "{name}"']
     for number, line in enumerate(text.splitlines(), 1):
         if match := _INCLUDE.match(line):
-            lines += [inline(path.parent / match[1], seen), f'#line {number + 1} "{path.name}"']
+            lines += [inline(FOLDER / match[1], seen), f'#line {number + 1} "{name}"']
         else:
             lines.append("" if line == "#pragma once" else line)  # which inlining has seen to
     return "\n".join(lines)
+
+
+def _name(path: Path) -> str:
+    """Return a file's place in this folder, as `load` and #include take it."""
+    return path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else path.name
 
 
 def read(path: Path) -> Source:
@@ -183,7 +191,7 @@ def read(path: Path) -> Source:
             choices[name] = expand("{" + choice + "}", choices)
         else:
             kernels += expand(value, choices)
-    return Source(path.name, text, (*OPTIONS, *options), arch, tuple(kernels))
+    return Source(_name(path), text, (*OPTIONS, *options), arch, tuple(kernels))
 
 
 def expand(pattern: str, choices: Mapping[str, Sequence[str]] | None = None) -> list[str]:

@@ -23,7 +23,7 @@ from tensorgrad.errors import KernelError
 from tensorgrad.kernels.tuned import PATH, Case, Rows, architecture, read, write
 
 # Modules with a function `cases() -> Iterator[Case]`. By name: they belong to layers above.
-TUNERS = ("tensorgrad.ops.matmul_tune",)
+TUNERS = ("tensorgrad.kernels.matmul.tune",)
 _CLEARLY = 0.97  # of the default's time is faster than noise
 _TOGETHER = 5  # runs that are timed as one, from a CUDA graph
 _LEAST, _MOST, _ENOUGH = 3, 20, 5.0  # such times; milliseconds

@@ -1,12 +1,11 @@
 """Every operation on tensors, one file a family. Each is also `tensorgrad.<name>`."""
 
-from tensorgrad.ops import activation, creation, elementwise, indexing, reduce, shape, sorting
 from tensorgrad.ops import attention as attention_family  # where an op has the family's name
+from tensorgrad.ops import creation, elementwise, indexing, reduce, shape, sorting
 from tensorgrad.ops import cross_entropy as cross_entropy_family
 from tensorgrad.ops import dropout as dropout_family
 from tensorgrad.ops import einsum as einsum_family
 from tensorgrad.ops import embedding as embedding_family
-from tensorgrad.ops import fuse as fuse_family
 from tensorgrad.ops import linear as linear_family
 from tensorgrad.ops import linear_cross_entropy as linear_cross_entropy_family
 from tensorgrad.ops import matmul as matmul_family
@@ -14,15 +13,17 @@ from tensorgrad.ops import norm as norm_family
 from tensorgrad.ops import pad as pad_family
 from tensorgrad.ops import rotary as rotary_family
 from tensorgrad.ops import softmax as softmax_family
-from tensorgrad.ops.activation import *
 from tensorgrad.ops.attention import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
 from tensorgrad.ops.dropout import *
 from tensorgrad.ops.einsum import *
 from tensorgrad.ops.elementwise import *
+from tensorgrad.ops.elementwise import activation
+from tensorgrad.ops.elementwise import fuse as fuse_family
+from tensorgrad.ops.elementwise.activation import *
+from tensorgrad.ops.elementwise.fuse import *
 from tensorgrad.ops.embedding import *
-from tensorgrad.ops.fuse import *
 from tensorgrad.ops.indexing import *
 from tensorgrad.ops.linear import *
 from tensorgrad.ops.linear_cross_entropy import *

@@ -26,15 +26,13 @@ from tensorgrad.checks import check_integer, check_number, probability
 from tensorgrad.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.kernels.attention import short as attention_short
+from tensorgrad.kernels.attention import simple as attention_simple
+from tensorgrad.kernels.attention import sm80 as attention_sm80
+from tensorgrad.kernels.attention import sm90 as attention_sm90
+from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, Sequences, empty_result
 from tensorgrad.operands import float_tensor, integer_array, tensor_of
-from tensorgrad.ops import (
-    attention_numpy,
-    attention_short,
-    attention_simple,
-    attention_sm80,
-    attention_sm90,
-)
-from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, Sequences, empty_result
+from tensorgrad.ops import attention_numpy
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 

@@ -18,7 +18,7 @@ from tensorgrad import backend
 from tensorgrad.arrays import widened
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype
-from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
+from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, empty_result
 
 _FEW = 16  # up to so many queries it does not pay to copy the keys into an order made for products
 _SHORT = 1 << 14  # weights of a sequence

@@ -1,4 +1,4 @@
-"""One step of attention for sequences of different lengths. Kernels: kernels/decode_attention.cu.
+"""One step of attention for sequences of different lengths. Kernels: kernels/attention/decode.cu.
 
 Arrays in, arrays out, no gradients: for generation. `lengths` lies where the cache does and is
 never read by the host on the GPU. Tests: tests/ops/test_decode.py.
@@ -15,10 +15,10 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import decode as decode_cuda
+from tensorgrad.kernels.attention.rule import ALL, Rule
 from tensorgrad.kernels.prepared import now
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention import attention
-from tensorgrad.ops.attention_rule import ALL, Rule
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.rotary import rotary
 from tensorgrad.tensor import Tensor

@@ -18,13 +18,13 @@ from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype, float32
 from tensorgrad.engine import mode
 from tensorgrad.errors import ShapeError
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import add_sum_of_rows
 from tensorgrad.operands import float_operand, tensor_of
-from tensorgrad.ops import matmul_cuda
-from tensorgrad.ops.activation import gelu, swiglu
+from tensorgrad.ops.elementwise.activation import gelu, swiglu
+from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
-from tensorgrad.ops.matmul_problem import problem
-from tensorgrad.ops.row import Row
 from tensorgrad.partial import Late
 from tensorgrad.tensor import Tensor
 

@@ -20,9 +20,9 @@ from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.operands import tensor_of
-from tensorgrad.ops import matmul_cuda
-from tensorgrad.ops.matmul_problem import problem
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -23,7 +23,7 @@ from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_fl
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.operands import tensor_of
-from tensorgrad.ops.row import Row
+from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [

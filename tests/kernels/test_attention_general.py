@@ -9,8 +9,10 @@ import pytest
 
 from tensorgrad import Tensor, backend, ops, random
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.ops import attention_short, attention_sm80, attention_sm90
-from tensorgrad.ops.attention_rule import Rule
+from tensorgrad.kernels.attention import short as attention_short
+from tensorgrad.kernels.attention import sm80 as attention_sm80
+from tensorgrad.kernels.attention import sm90 as attention_sm90
+from tensorgrad.kernels.attention.rule import Rule
 
 pytestmark = pytest.mark.gpu
 

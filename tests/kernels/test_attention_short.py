@@ -9,8 +9,9 @@ import pytest
 
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.ops import attention_short, attention_simple
-from tensorgrad.ops.attention_rule import Rule
+from tensorgrad.kernels.attention import short as attention_short
+from tensorgrad.kernels.attention import simple as attention_simple
+from tensorgrad.kernels.attention.rule import Rule
 from tests.kernels.test_attention_sm90 import draw, passes
 
 pytestmark = pytest.mark.gpu

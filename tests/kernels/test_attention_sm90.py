@@ -9,8 +9,8 @@ import pytest
 
 from tensorgrad import Tensor, backend, ops, random
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.ops import attention_sm90
-from tensorgrad.ops.attention_rule import Rule
+from tensorgrad.kernels.attention import sm90 as attention_sm90
+from tensorgrad.kernels.attention.rule import Rule
 
 pytestmark = pytest.mark.gpu
 

@@ -16,8 +16,9 @@ from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import indexing as indexing_cuda
 from tensorgrad.kernels import softmax as softmax_cuda
-from tensorgrad.ops import attention_short, attention_varlen
-from tensorgrad.ops.matmul_problem import problem
+from tensorgrad.kernels.attention import short as attention_short
+from tensorgrad.kernels.matmul.problem import problem
+from tensorgrad.ops import attention_varlen
 from tensorgrad.ops.rotary import _angles
 from tests.gpu_array import GpuArray, on_gpu
 

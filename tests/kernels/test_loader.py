@@ -87,7 +87,7 @@ def test_choices_nest() -> None:
 
 
 def test_every_kernel_file_lists_templates_that_it_has() -> None:
-    files = sorted(loader.FOLDER.glob("*.cu"))
+    files = sorted(loader.FOLDER.rglob("*.cu"))
     assert files
     for file in files:
         source = loader.read(file)

@@ -13,8 +13,8 @@ import tensorgrad
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels import loader
-from tensorgrad.ops import matmul_cuda
-from tensorgrad.ops.matmul_problem import problem
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.matmul.problem import problem
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 CASES = [
@@ -30,7 +30,7 @@ EPSILON = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloa
 def compiled() -> None:
     """All instantiations, compiled on all cores at once."""
     if backend.gpu_count():
-        files = ("matmul.cu", "matmul_sm80.cu")
+        files = ("matmul/tiled.cu", "matmul/sm80.cu")
         loader.compile_all([(f, k) for f in files for k in loader._read(f).kernels])
 
 

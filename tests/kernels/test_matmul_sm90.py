@@ -11,9 +11,10 @@ import tensorgrad
 from tensorgrad import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels import loader
-from tensorgrad.ops import matmul_cuda, matmul_sm90
-from tensorgrad.ops.matmul_problem import Problem, problem
-from tensorgrad.ops.matmul_sm90 import Plan
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.matmul import sm90 as matmul_sm90
+from tensorgrad.kernels.matmul.problem import Problem, problem
+from tensorgrad.kernels.matmul.sm90 import Plan
 from tensorgrad.special import gelu_tanh, gelu_tanh_slope
 from tests.opcheck import Ulps, assert_within
 
@@ -32,7 +33,7 @@ hopper = pytest.mark.skipif(
 def compiled() -> None:
     """All instantiations, compiled on all cores at once."""
     if backend.gpu_count() and backend.cupy.cuda.Device(0).compute_capability == "90":
-        file = "matmul_sm90.cu"
+        file = "matmul/sm90.cu"
         loader.compile_all([(file, kernel) for kernel in loader._read(file).kernels])
 
 

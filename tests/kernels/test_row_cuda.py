@@ -23,9 +23,9 @@ from tensorgrad.kernels import compile as kernel_check
 from tensorgrad.kernels.elementwise import _kernel_name, _Layout, _plan, source
 from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.kernels.loader import OPTIONS, Source
-from tensorgrad.ops.activation import GELU_ERF
 from tensorgrad.ops.elementwise import POWER, WHERE
-from tensorgrad.ops.fuse import _row
+from tensorgrad.ops.elementwise.activation import GELU_ERF
+from tensorgrad.ops.elementwise.fuse import _row
 
 
 def several(name: str, parameters: str, *texts: str) -> Formula:

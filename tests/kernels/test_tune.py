@@ -13,9 +13,10 @@ import pytest
 from tensorgrad import backend
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import KernelError
+from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels import tune, tuned
+from tensorgrad.kernels.matmul import tune as matmul_tune
 from tensorgrad.kernels.tuned import Case
-from tensorgrad.ops import matmul_cuda, matmul_tune
 from tests.disk import full_disk
 
 

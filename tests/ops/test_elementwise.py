@@ -14,7 +14,7 @@ import tensorgrad
 from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import ALL, bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
-from tensorgrad.ops.row import _compute_type
+from tensorgrad.ops.elementwise.row import _compute_type
 from tests.opcheck import SIZES, Case, Ulps, check, sized
 
 ANY = (-3.0, 3.0)

@@ -14,8 +14,8 @@ from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels import elementwise as row_cuda
 from tensorgrad.kernels.expression import Formula
-from tensorgrad.ops.fuse import _row
-from tensorgrad.ops.trace import Trace
+from tensorgrad.ops.elementwise.fuse import _row
+from tensorgrad.ops.elementwise.trace import Trace
 from tests.opcheck import SIZES, Case, Ulps, check
 
 fuse = ops.fuse

@@ -7,11 +7,11 @@
 // Floor: reading q, k, v and writing y once, 8 D bytes a step in 16 bits; backward 14 D. A block is small,
 // and a multiprocessor has many of them, so that some load while others compute. All is written with =.
 // bias may be null; p.bias has its strides.
-// Dropout, causality and windows as everywhere; launched by ops/attention_short.py.
+// Dropout, causality and windows as everywhere; launched by kernels/attention/short.py.
 //
 // where: T = __half | __nv_bfloat16
 // instantiate: {attention_short | attention_short_backward}<{T}, {32 | 64}, {32 | 64}>
-#include "attention_sm80.cuh"
+#include "attention/sm80.cuh"
 
 // A warp for each 16 rows.
 template <int N> constexpr int LANES = 2 * N;

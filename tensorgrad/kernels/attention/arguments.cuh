@@ -1,5 +1,5 @@
 // Who sees whom in attention, and which weights dropout spares: for kernels that take every rule
-// of ops/attention_rule.py. Source: Dao 2023, arXiv:2307.08691.
+// of kernels/attention/rule.py. Source: Dao 2023, arXiv:2307.08691.
 #pragma once
 #include "exp.cuh"
 #include "philox.cuh"
@@ -8,7 +8,7 @@ struct Strides {   // in elements; an element of the last axis is beside the one
     long long batch, head, row;
 };
 
-// Filled in by ops/attention_launch.py. Query i of a sequence stands at p = i + keys - queries, and
+// Filled in by kernels/attention/arguments.py. Query i of a sequence stands at p = i + keys - queries, and
 // sees the keys from p - before to p + after.
 struct Problem {
     int heads, kv_heads, queries, keys;   // the lengths of the longest sequence

@@ -1,4 +1,4 @@
-"""Launches of kernels/matmul.cu and kernels/matmul_sm80.cu."""
+"""Launches of kernels/matmul/tiled.cu and kernels/matmul/sm80.cu."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, float32, float64
 from tensorgrad.kernels.loader import by_value, load
-from tensorgrad.ops.matmul_problem import Operand, Problem
+from tensorgrad.kernels.matmul.problem import Operand, Problem
 
-_STRUCT = struct.Struct("QqqqQqqqQQQQQ10i")  # Problem of kernels/matmul.cuh
+_STRUCT = struct.Struct("QqqqQqqqQQQQQ10i")  # Problem of kernels/matmul/arguments.cuh
 _TILE_STAGES, _TILE_TERMS = 3, 16
 _MMA_LINE, _MMA_STAGES = 128, 4
 _EPILOGUE = 8  # elements of a row that a thread finishes together
@@ -42,7 +42,7 @@ def multiply(p: Problem) -> None:
     a, b, packed = _pack(p)
     pitch = 64 * repeat + 16 // dtype.itemsize
     vectors = f"{_flag(a == (False, True))}, {_flag(b == (False, True))}"
-    load("matmul.cu", f"matmul_tile<{c_name(dtype)}, {vectors}, {repeat}>")(
+    load("matmul/tiled.cu", f"matmul_tile<{c_name(dtype)}, {vectors}, {repeat}>")(
         (_tiles(p, 64 * repeat, 64 * repeat),),
         (256,),
         (packed,),
@@ -58,7 +58,7 @@ def multiply_tf32(p: Problem) -> None:
     along = f"{_flag(a[0])}, {_flag(b[0])}"
     stage = (2 * size + warps * size) * _MMA_LINE
     stages = min(_MMA_STAGES, shared // stage)
-    load("matmul_sm80.cu", f"matmul_mma<{c_name(p.a.array.dtype)}, {along}, {warps}, {size}>")(
+    load("matmul/sm80.cu", f"matmul_mma<{c_name(p.a.array.dtype)}, {along}, {warps}, {size}>")(
         (_tiles(p, 2 * size, warps * size),),
         (64 * warps,),
         (packed, np.int32(stages)),

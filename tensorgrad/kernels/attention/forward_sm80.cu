@@ -13,7 +13,7 @@
 // where: T = __half | __nv_bfloat16
 // where: TILES = 32, 2, 64 | 64, 2, 64 | 96, 2, 32 | 128, 2, 32 | 256, 1, 32
 // instantiate: attention_forward<{T}, {TILES}>
-#include "attention_sm80.cuh"
+#include "attention/sm80.cuh"
 
 // y: (B, Tq, H, D). logsumexp: (B, H, Tq); infinite, and y zero, where a query sees no key.
 template <typename T, int D, int R, int N>

@@ -6,7 +6,7 @@
 // the heads are wide the rest is zeros.
 #pragma once
 #include "ampere.cuh"
-#include "attention.cuh"
+#include "attention/arguments.cuh"
 
 constexpr int THREADS = 128;
 template <int D> constexpr int PITCH = D + 8;   // elements from one row to the next

@@ -1,4 +1,4 @@
-"""Launches of kernels/attention_forward_sm80.cu and attention_backward_sm80.cu.
+"""Launches of kernels/attention/forward_sm80.cu and attention/backward_sm80.cu.
 
 They take every rule with a positive scale, on GPUs of compute capability 8.0 and later. Which tiles
 serve which widths is a matter of registers, and of the 99 kB of shared memory that all these GPUs
@@ -12,8 +12,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name
-from tensorgrad.kernels.loader import load
-from tensorgrad.ops.attention_launch import (
+from tensorgrad.kernels.attention.arguments import (
     blocks,
     capability,
     dropout,
@@ -22,9 +21,10 @@ from tensorgrad.ops.attention_launch import (
     rest,
     sums,
 )
-from tensorgrad.ops.attention_rule import Arrays, Rule, empty_result
+from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
+from tensorgrad.kernels.loader import load
 
-_FORWARD, _BACKWARD = "attention_forward_sm80.cu", "attention_backward_sm80.cu"
+_FORWARD, _BACKWARD = "attention/forward_sm80.cu", "attention/backward_sm80.cu"
 _THREADS = 128
 # By head width, up to which zeros are added: units of 64 rows a block, and columns met at a time.
 _FORWARD_TILES = {32: (2, 64), 64: (2, 64), 96: (2, 32), 128: (2, 32), 256: (1, 32)}

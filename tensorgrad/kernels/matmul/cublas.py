@@ -12,7 +12,7 @@ from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, float64
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import cublaslt
-from tensorgrad.ops.matmul_problem import Operand, Problem
+from tensorgrad.kernels.matmul.problem import Operand, Problem
 
 Steps = tuple[int, int, int]  # from one matrix to the next, row to row and column to column
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.ops.row import Row
+from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.tensor import Tensor
 
 __all__ = [

@@ -9,7 +9,7 @@
 // block's own rows are such that weights and g leave one product in the registers where the next one
 // wants them. Each warpgroup keeps 64 rows and their gradients while the other side streams by.
 //
-// Bands, EXTRAS and widths are as in attention_forward_sm90.cu. With heads of 256, and with EXTRAS of
+// Bands, EXTRAS and widths are as in attention/forward_sm90.cu. With heads of 256, and with EXTRAS of
 // 128, registers do not hold both dk and dv: two launches, eight products.
 //
 // Floor: 14 D operations and two exponentials for each query and key that meet, where the usual count
@@ -24,7 +24,7 @@
 // instantiate: attention_backward<{T}, 64, 2, 64, BOTH, true>
 // instantiate: attention_backward<{T}, 128, 2, 64, {KEYS | VALUES}, true>
 // instantiate: attention_backward<{T}, {64, 2, 64 | 128, 2, 64 | 256, 2, 32}, QUERIES, true>
-#include "attention_sm90.cuh"
+#include "attention/sm90.cuh"
 
 // Of a thread, where one warpgroup loads and W compute. A block starts with 168 a thread where W is
 // 2, else 128: if these came to more, the warpgroups would wait for registers for ever.

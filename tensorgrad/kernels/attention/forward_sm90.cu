@@ -24,7 +24,7 @@
 // where: TILES = 32, 3, 128 | 64, 3, 128 | 96, 3, 96 | 128, 2, 128 | 128, 2, 176 | 256, 2, 80
 // instantiate: attention_forward<{T}, {TILES}, false>
 // instantiate: attention_forward<{T}, {64, 3, 64 | 128, 2, 64 | 256, 2, 32}, true>
-#include "attention_sm90.cuh"
+#include "attention/sm90.cuh"
 
 // Of a thread, where one warpgroup loads and W compute. A block starts with 168 a thread where W is
 // 2, else 128: if these came to more, the warpgroups would wait for registers for ever.

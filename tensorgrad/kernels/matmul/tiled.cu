@@ -15,7 +15,7 @@
 // where: FLAG = true | false
 // instantiate: {matmul_tile<float, {FLAG}, {FLAG}, {2 | 1}> | matmul_tile<double, {FLAG}, {FLAG}, 1>}
 #include "ampere.cuh"
-#include "matmul.cuh"
+#include "matmul/arguments.cuh"
 
 constexpr int THREADS = 256, TERMS = 16, STAGES = 3;
 

@@ -1,4 +1,4 @@
-"""Matrix products of 16 bits on Hopper: launches of kernels/matmul_sm90.cu.
+"""Matrix products of 16 bits on Hopper: launches of kernels/matmul/sm90.cu.
 
 Operands are read where they lie, along the terms of the sums or across. Nothing is copied.
 """
@@ -15,12 +15,12 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.loader import Kernel, by_value, load
+from tensorgrad.kernels.matmul.problem import Problem
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
-from tensorgrad.ops.matmul_problem import Problem
 
 Steps = tuple[int, int, int]  # in elements, to the next matrix, row and column
 
-_FILE = "matmul_sm90.cu"
+_FILE = "matmul/sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _THREADS = 384
 _BAND = 8  # rows of tiles, in clusters, that are worked on before the next

@@ -23,7 +23,7 @@
 // instantiate: matmul<{T}, GELU, {256, 2 | 128, 1}, false, false>
 // instantiate: matmul<{T}, GELU_BACKWARD, {256, 2 | 128, 1}, false, true>
 // instantiate: matmul_sum<{float | __half | __nv_bfloat16}>
-#include "matmul_sm90.cuh"
+#include "matmul/sm90.cuh"
 
 constexpr int HELPER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // of a thread, of 65,536 in all
 constexpr int HELPERS = 3, CONSUMERS = 8, TIMES = 3;   // warps that write, warps that compute, and for how many

@@ -1,4 +1,4 @@
-"""Launches of kernels/attention_simple.cu: any rule, any width, float32 and float64.
+"""Launches of kernels/attention/simple.cu: any rule, any width, float32 and float64.
 
 16-bit arrays, where no other kernels are for them, go through copies in float32.
 """
@@ -9,11 +9,11 @@ from tensorgrad import backend
 from tensorgrad.arrays import widened
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name
+from tensorgrad.kernels.attention.arguments import blocks, dropout, problem, readable, rest, sums
+from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
 from tensorgrad.kernels.loader import load
-from tensorgrad.ops.attention_launch import blocks, dropout, problem, readable, rest, sums
-from tensorgrad.ops.attention_rule import Arrays, Rule, empty_result
 
-_FILE = "attention_simple.cu"
+_FILE = "attention/simple.cu"
 _THREADS, _ROWS, _PIECE = 256, 64, 64
 
 

@@ -19,8 +19,8 @@ from tensorgrad.checks import check_function
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.kernels.expression import Formula
-from tensorgrad.ops.row import Row
-from tensorgrad.ops.trace import Symbol, Trace
+from tensorgrad.ops.elementwise.row import Row
+from tensorgrad.ops.elementwise.trace import Symbol, Trace
 from tensorgrad.tensor import Tensor
 
 __all__ = ["fuse"]
@@ -39,9 +39,9 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     block in cache, on all cores. Backward recomputes what it needs from the arguments. A common
     subexpression is computed once.
 
-    f may use arithmetic, comparisons, `where`, `clip`, all other functions of ops/elementwise.py
-    and ops/activation.py, casts to float types, Python control flow over its keyword arguments,
-    and other fused functions; gradients stop at `detach` and inside `no_grad`. All is computed in
+    f may use arithmetic, comparisons, `where`, `clip`, all other functions of ops/elementwise/,
+    casts to float types, Python control flow over its keyword arguments, and other fused
+    functions; gradients stop at `detach` and inside `no_grad`. All is computed in
     float32 (float64 where an argument is that) and only the result is rounded: 16-bit arguments
     give more accurate results than unfused ops do, which round at each step, and integers beside
     floats are computed with as floats.

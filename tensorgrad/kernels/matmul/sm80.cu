@@ -16,7 +16,7 @@
 // where: FLAG = true | false
 // instantiate: matmul_mma<{__half | __nv_bfloat16 | float}, {FLAG}, {FLAG}, {4, 64 | 2, 32}>
 #include "ampere.cuh"
-#include "matmul.cuh"
+#include "matmul/arguments.cuh"
 
 constexpr int STEPS = 4;          // products along the terms of one tile in shared memory
 constexpr int LINE = 32 * STEPS;  // bytes of terms of each row and column there

@@ -9,9 +9,9 @@ from itertools import product
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import bfloat16, float16, float32
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.tuned import Case
-from tensorgrad.ops import matmul_cuda
-from tensorgrad.ops.matmul_problem import problem
 
 _LENGTHS = {"s": 128, "m": 1024, "l": 4096}  # typical of the classes of matmul_cuda.case
 _CANDIDATES = ("cublas", "tiled", "wgmma")  # those of equal accuracy

@@ -1,4 +1,4 @@
-"""Launches of kernels/attention_forward_sm90.cu and attention_backward_sm90.cu.
+"""Launches of kernels/attention/forward_sm90.cu and attention/backward_sm90.cu.
 
 Arrays are (B, H, T, D) views of any layout that the copy engine reads in place; others are copied.
 Kernels are compiled for a few widths of heads; one of another width takes the next larger, and the
@@ -17,12 +17,12 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
+from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, empty_result
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.loader import Kernel, by_value, load
 from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
-from tensorgrad.ops.attention_rule import ALL, Arrays, Rule, empty_result
 
-_FORWARD, _BACKWARD = "attention_forward_sm90.cu", "attention_backward_sm90.cu"
+_FORWARD, _BACKWARD = "attention/forward_sm90.cu", "attention/backward_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _WARPGROUP = 128
 _CACHED = 24 * 2**20  # bytes of keys and values, or of queries, that stay in the L2 cache

@@ -25,8 +25,8 @@ from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
-from tensorgrad.ops.row_numpy import evaluate
-from tensorgrad.ops.trace import Symbol
+from tensorgrad.ops.elementwise.blocks import evaluate
+from tensorgrad.ops.elementwise.trace import Symbol
 from tensorgrad.tensor import Tensor
 
 _NDARRAY = np.ndarray

@@ -14,7 +14,7 @@
 // where: QUERIES = 32, 2, 32 | 64, 2, 32 | 96, 2, 32 | 128, 2, 16 | 256, 1, 16
 // instantiate: attention_backward<{T}, {KEYS}, true>
 // instantiate: attention_backward<{T}, {QUERIES}, false>
-#include "attention_sm80.cuh"
+#include "attention/sm80.cuh"
 
 // With KEYS rows are keys and columns queries: a1, a2, b1, b2 are k, v, q, dy, and d1, d2 become dk,
 // dv. Else rows are queries: a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq:

@@ -5,7 +5,7 @@ constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "elementwise.cuh"
 #include "types.cuh"
 
-// Filled in by ops/matmul_tiled.py. Distances are in elements.
+// Filled in by kernels/matmul/tiled.py. Distances are in elements.
 struct Operand {
     const void* data;
     long long batch, row, column;

@@ -1,6 +1,6 @@
 // Attention in float and double with plain arithmetic, for heads of any width, on any GPU: right where
 // the fast kernels do not reach, without the matrix of scores in memory. Formulas and roles are those of
-// attention_forward_sm80.cu and attention_backward_sm80.cu; all results are written with =.
+// attention/forward_sm80.cu and attention/backward_sm80.cu; all results are written with =.
 //
 // A block of 256 threads holds 64 rows and meets 32 columns at a time; a thread has 4 x 2 scores, and
 // 4 x 4 elements of results. It writes 64 elements of each row's result: wider heads take more blocks,
@@ -13,7 +13,7 @@
 // instantiate: attention_backward_rows<{float | double | __half | __nv_bfloat16}>
 // instantiate: attention_forward<{T}>
 // instantiate: attention_backward<{T}, {true | false}>
-#include "attention.cuh"
+#include "attention/arguments.cuh"
 
 constexpr int THREADS = 256, ROWS = 64, COLUMNS = 32, STEP = 16, PIECE = 64;
 

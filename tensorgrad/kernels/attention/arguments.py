@@ -1,4 +1,4 @@
-"""What the launches of attention's general kernels have in common: the structs of attention.cuh."""
+"""Arguments of attention's kernels: the structs of attention/arguments.cuh."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
+from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule
 from tensorgrad.kernels.loader import by_value, load
-from tensorgrad.ops.attention_rule import ALL, Arrays, Rule
 
 _STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "row")])
 _PROBLEM = np.dtype(
@@ -96,7 +96,7 @@ def sums(dy: Array, y: Array, logsumexp: Array) -> Array:
     batch, heads, queries, width = y.shape
     result = backend.empty((*logsumexp.shape, 2), compute_dtype(y.dtype), like=y)
     aligned = width * y.itemsize % 16 == 0 and _aligned(y) and _aligned(dy)
-    load("attention_simple.cu", f"attention_backward_rows<{c_name(y.dtype)}>")(
+    load("attention/simple.cu", f"attention_backward_rows<{c_name(y.dtype)}>")(
         (-(-batch * heads * queries // 32),),
         (256,),
         (result, y, dy, logsumexp, _struct_strides(_strides(y)), _struct_strides(_strides(dy)),

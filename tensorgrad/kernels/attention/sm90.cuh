@@ -3,7 +3,7 @@
 #include "hopper.cuh"
 #include "philox.cuh"
 
-// What the launch gives each block (ops/attention_sm90.py) less what it takes to align the tiles.
+// What the launch gives each block (kernels/attention/sm90.py) less what it takes to align the tiles.
 constexpr int TILE_ROOM = 226 * 1024 - 1024;
 constexpr float LOG2E = 1.44269504088896341f;
 

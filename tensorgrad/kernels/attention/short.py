@@ -1,4 +1,4 @@
-"""Launches of kernels/attention_short.cu: 16 bits, at most 64 queries and keys, heads up to 64.
+"""Launches of kernels/attention/short.cu: 16 bits, at most 64 queries and keys, heads up to 64.
 
 Each head of each sequence is a block of its own. Other kernels have tiles for long sequences, which
 these would leave empty for the most part.
@@ -13,11 +13,11 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, float32
+from tensorgrad.kernels.attention.arguments import aligned, capability, dropout, problem, rest
+from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
 from tensorgrad.kernels.loader import Kernel, load
-from tensorgrad.ops.attention_launch import aligned, capability, dropout, problem, rest
-from tensorgrad.ops.attention_rule import Arrays, Rule, empty_result
 
-_FILE = "attention_short.cu"
+_FILE = "attention/short.cu"
 _LONGEST, _WIDEST = 64, 64
 
 

@@ -17,9 +17,11 @@ from tensorgrad.arrays import widened
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, KernelError
+from tensorgrad.kernels.matmul import cublas as matmul_cublas
+from tensorgrad.kernels.matmul import sm90 as matmul_sm90
+from tensorgrad.kernels.matmul import tiled as matmul_tiled
+from tensorgrad.kernels.matmul.problem import Problem, problem
 from tensorgrad.kernels.tuned import tuned
-from tensorgrad.ops import matmul_cublas, matmul_sm90, matmul_tiled
-from tensorgrad.ops.matmul_problem import Problem, problem
 
 Multiply = Callable[[Problem], None]
 

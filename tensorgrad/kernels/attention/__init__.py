@@ -1,0 +1,1 @@
+"""Attention kernels: one file an algorithm and architecture."""
