@@ -29,7 +29,6 @@ from tensorgrad.ops.linear import *
 from tensorgrad.ops.linear_cross_entropy import *
 from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
-from tensorgrad.ops.pad import *
 from tensorgrad.ops.reduce import *
 from tensorgrad.ops.rotary import *
 from tensorgrad.ops.shape import *

@@ -10,32 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32, float64, uint64
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.random import Key, fill, keep_threshold
 
 _PIECE = 8192  # elements that NumPy's temporaries hold: a few of them stay in the L2 cache
 _BLOCK = 65536  # elements for which a bit generator is set up
 _BITS = {float64: 53, float32: 24, float16: 11, bfloat16: 8}  # of the significand
-_NO_OFFSET = np.uintp(0)  # a null pointer
-
-
-class Key(NamedTuple):
-    """What one array of random numbers depends on, beside its shape.
-
-    `offset`, an array with one uint64 on the GPU or None, is added to the draw number inside the
-    kernels: a captured launch draws new numbers at each replay when it is counted up between them.
-    """
-
-    seed: int
-    draw: int
-    stream: int = 0
-    offset: Array | None = None
 
 
 def fill_normal(y: Array, key: Key, mean: float, std: float) -> None:
@@ -45,7 +31,7 @@ def fill_normal(y: Array, key: Key, mean: float, std: float) -> None:
     Source: Wichura 1988, "Algorithm AS 241", Applied Statistics 37(3), PPND16.
     """
     if not backend.is_numpy(y):
-        _launch(f"random_normal<{c_name(y.dtype)}>", 4, y, key, np.float64(mean), np.float64(std))
+        fill(f"random_normal<{c_name(y.dtype)}>", 4, y, key, np.float64(mean), np.float64(std))
         return
 
     def transform(words: Array, out: Array) -> None:
@@ -62,7 +48,7 @@ def fill_uniform(y: Array, key: Key, low: float, high: float) -> None:
     bits = _BITS[y.dtype]
     width, limit = high - low, _largest_below(high, low, y.dtype)
     if not backend.is_numpy(y):
-        _launch(f"random_uniform<{c_name(y.dtype)}>", 4 if y.itemsize == 8 else 8, y, key,
+        fill(f"random_uniform<{c_name(y.dtype)}>", 4 if y.itemsize == 8 else 8, y, key,
                 np.float64(low), np.float64(width), np.float64(limit), np.int32(bits))  # fmt: skip
         return
     lanes = 1 if y.itemsize == 8 else 2
@@ -86,7 +72,7 @@ def fill_integers(y: Array, key: Key, low: int, high: int) -> None:
     """
     base, width = np.uint64(low % 2**64), np.uint64((high - low) % 2**64)
     if not backend.is_numpy(y):
-        _launch(f"random_integers<{c_name(y.dtype)}>", 4, y, key, base, width)
+        fill(f"random_integers<{c_name(y.dtype)}>", 4, y, key, base, width)
         return
 
     def transform(words: Array, out: Array) -> None:
@@ -121,24 +107,10 @@ def keep(key: Key, piece: slice, probability: float) -> Array:
     return words[:size] < np.uint16(threshold)
 
 
-def keep_threshold(probability: float) -> int:
-    """Return the number, at least 1, below which a lane of 16 bits keeps its element."""
-    return max(1, round(probability * 2**16))
-
-
-def advance(offset: Array, draws: int) -> None:
-    """Count up the part of the draw number that lives on the device (see `Key`).
-
-    Launched at the end of a captured step that takes so many draws, it makes each replay draw what
-    the next step would have drawn.
-    """
-    load("random.cu", "advance_draw")((1,), (1,), (offset, np.uint64(draws)))
-
-
 def fill_words(y: Array, key: Key) -> None:
     """Fill a contiguous uint64 array with random bits."""
     if not backend.is_numpy(y):
-        _launch("random_words", 4, y, key)
+        fill("random_words", 4, y, key)
         return
 
     def transform(words: Array, out: Array) -> None:
@@ -151,7 +123,7 @@ def add_gumbel(x: Array, key: Key) -> Array:
     """Return x - log(-log(u)) in float64 for a contiguous float array; u uniform in (0, 1)."""
     y = backend.empty(x.shape, float64, like=x)
     if not backend.is_numpy(y):
-        _launch(f"add_gumbel<{c_name(x.dtype)}>", 4, y, key, before=(x,))
+        fill(f"add_gumbel<{c_name(x.dtype)}>", 4, y, key, before=(x,))
         return y
     _fill(y, key, 1, _gumbel)
     y += x.astype(float64)
@@ -162,27 +134,12 @@ def _fill_below(y: Array, key: Key, bits: int, kernel: str, probability: float) 
     """Compare lanes of `bits` bits with a threshold."""
     threshold = round(probability * 2**bits)
     if not backend.is_numpy(y):
-        _launch(kernel, 256 // bits, y, key, np.uint64(threshold))
+        fill(kernel, 256 // bits, y, key, np.uint64(threshold))
     elif threshold in (0, 2**bits):
         y[...] = threshold > 0
     else:
         limit = np.dtype(f"uint{bits}").type(threshold)
         _fill(y, key, 64 // bits, lambda words, out: np.less(words, limit, out=out))
-
-
-def _launch(
-    kernel: str, lanes: int, y: Array, key: Key, *parameters: Any, before: tuple[Array, ...] = ()
-) -> None:
-    """Launch a kernel that fills `lanes` elements a thread."""
-    if not y.size:
-        return
-    offset = _NO_OFFSET if key.offset is None else key.offset
-    counter = (np.uint64(key.seed), np.uint64(key.draw), np.uint64(key.stream), offset)
-    load("random.cu", kernel)(
-        (-(-y.size // (256 * lanes)),),
-        (256,),
-        (y, *before, np.int64(y.size), *counter, *parameters),
-    )
 
 
 def _fill(

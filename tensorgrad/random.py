@@ -36,8 +36,8 @@ from tensorgrad.dtypes import (
     uint64,
 )
 from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.kernels.random import Key
 from tensorgrad.operands import float_tensor, tensor_of
-from tensorgrad.philox import Key
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -70,7 +70,7 @@ class Generator:
 
     Attributes:
         offset: None, or an array of one uint64 on the GPU that kernels add to the draw number;
-            see `philox.Key`.
+            see `kernels.random.Key`.
 
     Raises:
         ArgumentError: seed or stream is outside its range.

@@ -16,7 +16,7 @@ import tensorgrad
 from tensorgrad import Tensor, backend, ops, philox, random
 from tensorgrad.dtypes import FLOATS, INTEGERS, bfloat16, bool_, float16, float32, float64, uint64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.philox import Key
+from tensorgrad.kernels.random import Key
 from tensorgrad.random import Generator
 
 Array = np.ndarray[Any, Any]

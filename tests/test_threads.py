@@ -11,7 +11,7 @@ import pytest
 
 from tensorgrad import Tensor, on_grad_ready, random
 from tensorgrad.assignments import Assignments
-from tensorgrad.philox import Key
+from tensorgrad.kernels.random import Key
 
 THREADS = 4
 

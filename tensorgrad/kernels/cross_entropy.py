@@ -9,7 +9,6 @@ device knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +16,13 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype, float64
-from tensorgrad.kernels.loader import by_value, load
+from tensorgrad.kernels.device import (
+    multiprocessors,
+    shared_memory_per_block,
+    shared_memory_per_multiprocessor,
+)
+from tensorgrad.kernels.loader import NULL, by_value, load, pointer
 
-_NULL = np.uintp(0)
 _FILE = "cross_entropy.cu"
 _ALONE = 65536  # numbers that one block adds
 
@@ -64,7 +67,7 @@ def backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[
         _group(None, dlogits, rows, ids, options, scale, width, prepared[0])
     elif height:
         load(_FILE, f"cross_entropy_backward<{c_name(rows.dtype)}>")(
-            (min(height, 16 * _limits(rows.device.id).multiprocessors),),
+            (min(height, 16 * multiprocessors(rows.device.id)),),
             _block(rows, 512, 4),
             (dlogits, rows, _targets(ids, options, width), peaks, scale.pack(),
              np.int32(prepared[0]), np.int64(height), np.int32(width)),
@@ -116,14 +119,14 @@ def total(losses: Array, count: Array | None) -> Array:
     if len(losses) > _ALONE:
         share = -(-len(losses) // 128)
         sums = backend.empty((128,), losses.dtype, like=losses)
-        kernel((128,), (1024,), (sums, losses, _NULL, np.int64(len(losses)), np.int64(share)))
+        kernel((128,), (1024,), (sums, losses, NULL, np.int64(len(losses)), np.int64(share)))
         losses = sums
     loss = backend.empty((), losses.dtype, like=losses)
     if count is not None and not len(losses):
         loss.fill(np.nan)
         return loss
     size = np.int64(len(losses))
-    kernel((1,), (1024,), (loss, losses, _pointer(count), size, size))
+    kernel((1,), (1024,), (loss, losses, pointer(count), size, size))
     return loss
 
 
@@ -160,13 +163,13 @@ def rows_forward(
         _group(losses, dlogits, logits, ids, options, scale, classes)
         return
     dtype = c_name(logits.dtype)
-    wanted, limits = _targets(ids, options, classes), _limits(logits.device.id)
+    wanted, device = _targets(ids, options, classes), logits.device.id
     row_bytes = classes * logits.itemsize // 16 * 16
     staged = dlogits is not None and logits.dtype != float64
-    if staged and row_bytes <= limits.block_shared:
-        blocks = min(24, limits.shared // (row_bytes + 1536))
+    if staged and row_bytes <= shared_memory_per_block(device) - 2048:  # beside the kernel's own
+        blocks = min(24, shared_memory_per_multiprocessor(device) // (row_bytes + 1536))
         load(_FILE, f"cross_entropy_staged<{dtype}>")(
-            (min(height, blocks * limits.multiprocessors),),
+            (min(height, blocks * multiprocessors(device)),),
             (1024 if blocks == 1 else 768 // blocks // 32 * 32,),
             (losses, peaks, dlogits, logits, wanted, scale.pack(), np.int64(height),
              np.int32(width), np.int32(classes)),
@@ -176,7 +179,7 @@ def rows_forward(
     load(_FILE, f"cross_entropy_forward<{dtype}>")(
         (height,),
         _block(logits, 512, 4),
-        (losses, peaks, _pointer(dlogits), logits, wanted, scale.pack(), np.int32(width),
+        (losses, peaks, pointer(dlogits), logits, wanted, scale.pack(), np.int32(width),
          np.int32(classes)),
     )  # fmt: skip
 
@@ -216,9 +219,9 @@ def _group(
     lanes = 1 << (-(-width // own) - 1).bit_length()
     groups = 256 // lanes
     load(_FILE, f"cross_entropy_group<{c_name(logits.dtype)}, {own}>")(
-        (min(-(-height // groups), 4 * _limits(logits.device.id).multiprocessors),),
+        (min(-(-height // groups), 4 * multiprocessors(logits.device.id)),),
         (lanes, groups),
-        (_pointer(losses), _pointer(dlogits), logits, _targets(ids, options, classes),
+        (pointer(losses), pointer(dlogits), logits, _targets(ids, options, classes),
          scale.pack(), np.int32(prepared), np.int64(height), np.int32(width), np.int32(classes)),
     )  # fmt: skip
 
@@ -236,27 +239,3 @@ def _block(rows: Array, most: int, batch: int) -> tuple[int]:
     vectors = -(-rows.shape[1] * rows.itemsize // 16)
     batches = -(-vectors // (most * batch))
     return (max(32, -(-vectors // (32 * batch * batches)) * 32),)
-
-
-class _Limits(NamedTuple):
-    """Shared memory of a block (beside its own) and of a multiprocessor, and how many of these."""
-
-    block_shared: int
-    shared: int
-    multiprocessors: int
-
-
-@lru_cache
-def _limits(device: int) -> _Limits:
-    runtime = backend.cupy.cuda.runtime
-    names = ("PerBlockOptin", "PerMultiprocessor")
-    block, whole = (
-        runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttrMaxSharedMemory{name}"), device)
-        for name in names
-    )
-    count = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device)
-    return _Limits(int(block) - 2048, int(whole), int(count))
-
-
-def _pointer(array: Array | None) -> Any:
-    return _NULL if array is None else array

@@ -15,11 +15,10 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import bfloat16, c_name, float16, float32
 from tensorgrad.kernels.attention.rule import ALL
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import NULL, load, pointer
 from tensorgrad.kernels.prepared import Launch
 
 _FILE, _ATTENTION = "decode.cu", "attention/decode.cu"
-_NULL = np.uintp(0)
 _PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # as in the kernels
 _PROCESSORS = 132  # of an H200; results do not depend on the chip
 _STRIDES = [(name, "i8") for name in ("sequence", "head", "key")]
@@ -95,7 +94,7 @@ def attention(
     batch, kv_heads, _, width = keys.shape
     heads = qkv.shape[1] // width - 2 * kv_heads
     name = c_name(qkv.dtype)
-    cosines, sines = (_NULL, _NULL) if angles is None else angles
+    cosines, sines = (NULL, NULL) if angles is None else angles
     sizes = heads, kv_heads, width, ALL if window is None else window, interleaved
     scale = 1 / (math.sqrt(width) * math.log(2))
     problem = np.array([(_strides(keys), _strides(values), *sizes, scale)], _PROBLEM)
@@ -117,7 +116,7 @@ def embed(
 ) -> None:
     """Write the rows of the newest tokens, with those of their positions where these are given."""
     rows, width = y.shape
-    shift = _NULL if positions is None else positions
+    shift = pointer(positions)
     arguments = (y, table, shift, latest, lengths, np.int32(width))
     launch(load(_FILE, f"decode_embed<{c_name(y.dtype)}>"), (rows,), (256,), arguments, 0)
 
@@ -127,7 +126,7 @@ def norm(
 ) -> None:
     """Write layer_norm of the rows of x or, without `centre`, rms_norm."""
     rows, width = x.shape
-    arguments = (y, x, weight, _NULL if bias is None else bias)
+    arguments = (y, x, weight, pointer(bias))
     sizes = (np.int32(width), np.float32(eps), np.int32(centre))
     kernel = load(_FILE, f"decode_norm<{c_name(x.dtype)}>")
     launch(kernel, (rows,), (256,), (*arguments, *sizes), 0)
@@ -156,8 +155,8 @@ def product(
     """
     rows, width = x.shape
     columns = y.shape[1]
-    to = (_NULL, y) if y.dtype != x.dtype else (y, _NULL)
-    others = tuple(_NULL if array is None else array for array in (bias, gate, residual))
+    to = (NULL, y) if y.dtype != x.dtype else (y, NULL)
+    others = tuple(pointer(array) for array in (bias, gate, residual))
     sizes = map(np.int32, (rows, width, columns, GELU[gelu]))
     arguments: tuple[Any, ...] = (*to, x, weight, *others, *sizes)
     name = c_name(x.dtype)

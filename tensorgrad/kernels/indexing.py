@@ -9,9 +9,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype, int32, int64, uint32
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.loader import NULL, load
 
-_NULL = np.uintp(0)
 _WINDOW = 32  # as in the kernels
 _SORT_THREADS = 1024  # too
 _SORT_BLOCKS = 128  # at most: each reads the counts of all
@@ -72,7 +71,7 @@ def _sorted(rows: Array, height: int) -> tuple[Array, Array]:
         backend.empty((n,), uint32, like=rows) for n in (blocks << _DIGIT_BITS, *[size] * 4)
     )
     keys: Array = rows
-    order: Any = _NULL
+    order: Any = NULL
     for turn, shift in enumerate(range(0, max(1, height.bit_length()), _DIGIT_BITS)):
         name = c_name(keys.dtype)
         settings = (np.uint32(size), np.uint32(chunk), np.uint32(height), np.int32(shift))

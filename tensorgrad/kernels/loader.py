@@ -36,6 +36,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
+from tensorgrad.kernels.device import capability, shared_memory_per_block
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ OPTIONS = ("-std=c++17", "-DNDEBUG")  # with assert on, ptxas serializes wgmma
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"\s*$')
 _DIRECTIVE = re.compile(r"^// (options|arch|where|instantiate): (.+(?:\n//  .+)*)", re.MULTILINE)
 
+NULL = np.uintp(0)
 Kernel = Any  # cupy.cuda.Function: kernel(grid, block, args, shared_mem=0)
 _kernels: dict[tuple[str, str, int], Kernel] = {}
 
@@ -106,6 +108,16 @@ def by_value(struct: np.ndarray[Any, Any] | np.generic) -> Any:
     fields that costs more than the launch.
     """
     return _by_value()(np.asarray(struct))
+
+
+def pointer(array: Any) -> Any:
+    """Return an array, or a null pointer for None, as an argument of a launch."""
+    return NULL if array is None else array
+
+
+def address(array: Any) -> int:
+    """Return where an array lies, or 0 for None, as a field of a struct."""
+    return 0 if array is None else int(array.data.ptr)
 
 
 @lru_cache(maxsize=4096)
@@ -266,9 +278,9 @@ def _function(file: str, kernel: str, binary: Binary) -> Kernel:
         raise KernelError(
             f"{file}: {kernel} got {error}, expected to load on GPU {device}"
         ) from error
-    driver, runtime = cupy.cuda.driver, cupy.cuda.runtime
+    driver = cupy.cuda.driver
     static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
-    limit = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device)
+    limit = shared_memory_per_block(device)
     driver.funcSetAttribute(
         function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - static
     )
@@ -385,7 +397,7 @@ def _cache_folder() -> Path | None:
 
 def _gpu_target() -> str:
     """Return what to compile for: machine code of the current GPU, or PTX if it is too new."""
-    device = int(backend.cupy.cuda.Device().compute_capability)
+    device = capability(backend.cupy.cuda.runtime.getDevice())
     supported = nvrtc().getSupportedArchs()
     if device in supported:
         return f"sm_{device}"

@@ -11,12 +11,12 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
-from tensorgrad.kernels.loader import load, number
-from tensorgrad.kernels.rows import Layout, aligned, held, looped, resident
+from tensorgrad.kernels.device import resident_blocks
+from tensorgrad.kernels.loader import load, number, pointer
+from tensorgrad.kernels.rows import Layout, aligned, held, looped
 from tensorgrad.partial import Late
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
-_NULL = np.uintp(0)
 _STAGES = 2  # as in the kernel
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
 _BLOCKS = 264  # that share the rows in backward; each leaves one partial row of dweight and dbias
@@ -48,7 +48,7 @@ def forward(
     if not rows:
         return y, total, mean, rstd
     weight, bias = _parameter(weight, x), _parameter(bias, x)
-    arrays = (y, total, _pointer(mean), rstd, x, _pointer(residual))
+    arrays = (y, total, pointer(mean), rstd, x, pointer(residual))
     launch = None
     if aligned(width, x, y, residual, weight, bias):
         wide = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
@@ -64,7 +64,7 @@ def forward(
             None if p is None else p.astype(compute, copy=False) for p in (weight, bias)
         )
     kernel, grid, block, numbers, shared = launch
-    kernel(grid, block, (*arrays, _pointer(weight), _pointer(bias), *numbers), shared)
+    kernel(grid, block, (*arrays, pointer(weight), pointer(bias), *numbers), shared)
     return y, total, mean, rstd
 
 
@@ -87,7 +87,7 @@ def _held_rows(
     name = f"norm_forward_rows<{c_name(dtype)}, {layout.vectors}, {lanes}, {flags}>"
     kernel = load(_FORWARD, name)
     shared = threads * layout.vectors * 16 * (2 if adds else 1)
-    blocks = min(*layout.grid(rows), resident(kernel, threads, shared, device))
+    blocks = min(*layout.grid(rows), resident_blocks(kernel, threads, shared, device))
     numbers = number("i8", rows), number("i4", width), number("f8", eps)
     return kernel, (blocks,), layout.block, numbers, shared
 
@@ -187,7 +187,7 @@ def _rows(
     load(_BACKWARD, f"norm_backward_rows<{c_name(x.dtype)}, {layout.vectors}>")(
         (blocks,),
         layout.block,
-        (dx, _pointer(partials), dy, _pointer(dsum), x, *_given(weight, x), _pointer(mean), rstd,
+        (dx, pointer(partials), dy, pointer(dsum), x, *_given(weight, x), pointer(mean), rstd,
          number("i8", rows), number("i4", width)),
         shared,
     )  # fmt: skip
@@ -208,7 +208,7 @@ def _loop(
     load(_BACKWARD, f"norm_backward_loop<{c_name(x.dtype)}>")(
         layout.grid(rows),
         layout.block,
-        (dx, dy, _pointer(dsum), x, *_given(weight, x), _pointer(mean), rstd, np.int64(rows),
+        (dx, dy, pointer(dsum), x, *_given(weight, x), pointer(mean), rstd, np.int64(rows),
          np.int32(width)),
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
     load(_BACKWARD, f"norm_backward_columns<{c_name(x.dtype)}>")(
         (-(-width // 32), chunks),
         (32, 8),
-        (partials, dy, x, _pointer(mean), rstd, np.int64(rows), np.int32(width), np.int64(chunk)),
+        (partials, dy, x, pointer(mean), rstd, np.int64(rows), np.int32(width), np.int64(chunk)),
     )
     return partials
 
@@ -238,8 +238,4 @@ def _parameter(array: Array | None, x: Array) -> Array | None:
 def _given(parameter: Array | None, x: Array) -> tuple[Any, Any]:
     """Return the pointer, and whether it points to the type that x is computed in."""
     wide = parameter is not None and parameter.dtype != x.dtype
-    return _pointer(parameter), number("?", wide)
-
-
-def _pointer(array: Array | None) -> Any:
-    return _NULL if array is None else array
+    return pointer(parameter), number("?", wide)

@@ -15,7 +15,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
-from tensorgrad.kernels.loader import load, number
+from tensorgrad.kernels.loader import NULL, load, number
 
 _THREADS = 256  # as the kernels' __launch_bounds__
 _BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
@@ -87,12 +87,12 @@ def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:
         types = c_name(x.dtype) if y.dtype == x.dtype else f"{c_name(x.dtype)}, {c_name(y.dtype)}"
         op = f"Sum<{types}>"
         chunk, splits = _split(rows, length, _CHUNK_BYTES // x.itemsize)
-        totals: Any = np.uintp(0)  # null
+        totals: Any = NULL
         if splits > 1:
             sums = _partials("Sum", x, rows * splits)
             totals = backend.empty_like(sums)
             _launch_rows(f"First<{op}>", sums, x, rows, length, chunk, splits, 0)
-            _launch_scan(f"First<Last<{op}>>", totals, sums, np.uintp(0), rows, splits, splits, 1)
+            _launch_scan(f"First<Last<{op}>>", totals, sums, NULL, rows, splits, splits, 1)
         _launch_scan(op, y, x, totals, rows, length, chunk, splits)
     y = y if y.dtype == dtype else y.astype(dtype)
     return move(y, -1, axis)

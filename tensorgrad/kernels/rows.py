@@ -7,10 +7,8 @@ inputs give equal bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tensorgrad import backend
 from tensorgrad.backend import Array
 
 VECTOR_BYTES = 16  # what one access of one thread moves
@@ -67,23 +65,6 @@ def looped(width: int, threads: int = 512, per_thread: int = 8) -> Layout:
     """Return how rows of any width and alignment are gone through, in more than one pass."""
     lanes = min(threads, _power_of_two(-(-width // per_thread)))
     return Layout(lanes, max(1, threads // 2 // lanes), 1)
-
-
-@lru_cache
-def shared_memory(device: int) -> int:
-    """Return the bytes that a block may have beside up to 2 kB of its own."""
-    runtime = backend.cupy.cuda.runtime
-    limit = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device)
-    return int(limit) - 2048
-
-
-@lru_cache(maxsize=1024)
-def resident(kernel: Any, threads: int, shared: int, device: int) -> int:
-    """Return the blocks that the whole GPU holds at once, of kernels whose bits no grid changes."""
-    runtime, driver = backend.cupy.cuda.runtime, backend.cupy.cuda.driver
-    count = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device)
-    blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, threads, shared)
-    return int(count) * max(1, int(blocks))
 
 
 def _power_of_two(n: int) -> int:

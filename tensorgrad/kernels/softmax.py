@@ -12,8 +12,9 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype, float64
 from tensorgrad.errors import ShapeError
+from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import by_value, load
-from tensorgrad.kernels.rows import Layout, aligned, held, resident, shared_memory
+from tensorgrad.kernels.rows import Layout, aligned, held
 
 _SHORT = 2048  # elements of a row: 256 threads with 8 each
 _TILE_BYTES = 8192  # that a block shall copy of an array
@@ -121,13 +122,13 @@ def _launch_staged(
     """Give blocks as much shared memory as holds a row of each array, or all; fill the GPU."""
     y = arrays[0]
     width = y.shape[-1]
-    limit = shared_memory(y.device.id)
+    limit = shared_memory_per_block(y.device.id) - 2048  # beside the kernel's own
     vectors = width * y.itemsize // 16
     room = min(vectors, limit // (16 * tiles))
     shared = room * 16 * tiles
     most = 768 if 2 * shared > limit and y.itemsize < 8 else 384  # two blocks if they find room
     threads = min(most, -(-vectors // 128) * 32)
-    blocks = min(y.size // width, resident(kernel, threads, shared, y.device.id))
+    blocks = min(y.size // width, resident_blocks(kernel, threads, shared, y.device.id))
     kernel((blocks,), (threads,), (*arrays, np.int32(room), *options), shared)
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
+from tensorgrad.kernels.device import capability
 from tensorgrad.readers import read_json
 
 PATH = Path(__file__).with_name("tuned.json")
@@ -91,4 +92,4 @@ def _read(path: Path) -> Rows:
 
 @cache
 def _architecture(device: int) -> str:
-    return f"sm_{backend.cupy.cuda.Device(device).compute_capability}"
+    return f"sm_{capability(device)}"

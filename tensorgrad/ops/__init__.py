@@ -10,7 +10,6 @@ from tensorgrad.ops import linear as linear_family
 from tensorgrad.ops import linear_cross_entropy as linear_cross_entropy_family
 from tensorgrad.ops import matmul as matmul_family
 from tensorgrad.ops import norm as norm_family
-from tensorgrad.ops import pad as pad_family
 from tensorgrad.ops import rotary as rotary_family
 from tensorgrad.ops import softmax as softmax_family
 from tensorgrad.ops.attention import *
@@ -29,7 +28,6 @@ from tensorgrad.ops.linear import *
 from tensorgrad.ops.linear_cross_entropy import *
 from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
-from tensorgrad.ops.pad import *
 from tensorgrad.ops.reduce import *
 from tensorgrad.ops.rotary import *
 from tensorgrad.ops.shape import *
@@ -52,7 +50,6 @@ __all__ += linear_cross_entropy_family.__all__
 __all__ += matmul_family.__all__
 __all__ += rotary_family.__all__
 __all__ += norm_family.__all__
-__all__ += pad_family.__all__
 __all__ += reduce.__all__
 __all__ += shape.__all__
 __all__ += softmax_family.__all__

@@ -14,17 +14,15 @@ from tensorgrad import backend, philox, random
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import probability
-from tensorgrad.dtypes import Dtype, c_name, compute_dtype
+from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ShapeError
-from tensorgrad.kernels.loader import load, number
+from tensorgrad.kernels.dropout import forward as _forward_cuda
+from tensorgrad.kernels.random import Key
 from tensorgrad.operands import float_tensor
 from tensorgrad.ops.elementwise import add
-from tensorgrad.philox import Key
 from tensorgrad.tensor import Tensor
 
 __all__ = ["dropout", "dropout_add"]
-
-_NULL = np.uintp(0)
 
 
 class _Draw(NamedTuple):
@@ -128,50 +126,25 @@ def _forward(
 ) -> Array:
     """Return residual + keep * scale * (x + bias), rounded to `dtype`, that of a residual, once."""
     forward = _forward_numpy if type(x) is np.ndarray else _forward_cuda
-    return forward(x, draw, dtype, residual, bias)
+    return forward(x, draw.key, draw.keep, dtype, residual, bias)
 
 
 def _forward_numpy(
-    x: Array, draw: _Draw, dtype: Dtype, residual: Array | None, bias: Array | None
+    x: Array, key: Key, keep: float, dtype: Dtype, residual: Array | None, bias: Array | None
 ) -> Array:
     y = np.empty(x.shape, dtype)
     compute = compute_dtype(x.dtype)
-    scale = compute.type(1 / draw.keep)
+    scale = compute.type(1 / keep)
     shifted = x if bias is None else x.astype(compute) + bias.astype(compute)
     flat, out = shifted.reshape(-1), y.reshape(-1)
     rest = None if residual is None else residual.reshape(-1)
 
     def run(piece: slice) -> None:
         scaled = flat[piece] * scale
-        scaled *= philox.keep(draw.key, piece, draw.keep)
+        scaled *= philox.keep(key, piece, keep)
         if rest is not None:
             scaled += rest[piece].astype(compute)
         out[piece] = scaled
 
     backend.parallel_blocks(run, y.size, backend.BLOCK)
-    return y
-
-
-def _forward_cuda(
-    x: Array, draw: _Draw, dtype: Dtype, residual: Array | None, bias: Array | None
-) -> Array:
-    x = backend.contiguous(x)
-    y = backend.empty(x.shape, dtype, like=x)
-    if not x.size:
-        return y
-    arrays = [None if a is None else backend.contiguous(a) for a in (x, bias, residual)]
-    width = x.shape[-1] if bias is not None else 0
-    vector = 16 // min(x.itemsize, y.itemsize)
-    if width % vector or any(a is not None and a.data.ptr % (vector * a.itemsize) for a in arrays):
-        vector = 1
-    key = draw.key
-    limit = (philox.keep_threshold(draw.keep) << 16) - 1
-    load("dropout.cu", f"dropout<{c_name(x.dtype)}, {c_name(dtype)}, {vector}>")(
-        (-(-x.size // (256 * 16)),),
-        (256,),
-        (y, *[_NULL if a is None else a for a in arrays], number("i8", x.size),
-         number("u4", width), number("u8", key.seed), np.uint64(key.draw),
-         number("u8", key.stream), _NULL if key.offset is None else key.offset,
-         number("u4", limit), number("f8", 1 / draw.keep)),
-    )  # fmt: skip
     return y

@@ -16,9 +16,9 @@ from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_integer
-from tensorgrad.dtypes import c_name, compute_dtype, int32, int64
+from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
-from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.embedding import forward as _forward_cuda
 from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.indexing import add_rows
 from tensorgrad.partial import Part
@@ -114,29 +114,4 @@ def _forward_numpy(weight: Array, ids: Array, positions: Array | None) -> Array:
     y = weight.take(ids, axis=0)
     if positions is not None:
         np.add(y, positions, out=y, dtype=compute_dtype(y.dtype), casting="same_kind")
-    return y
-
-
-def _forward_cuda(weight: Array, ids: Array, positions: Array | None) -> Array:
-    weight, ids = backend.contiguous(weight), backend.contiguous(ids)
-    if ids.dtype not in (int32, int64):
-        ids = ids.astype(int64)
-    vocabulary, width = weight.shape
-    y = backend.empty((*ids.shape, width), weight.dtype, like=weight)
-    if not y.size:
-        return y
-    null: Any = np.uintp(0)
-    shift = null if positions is None else backend.contiguous(positions)
-    vector = 16 // weight.itemsize
-    if width % vector or weight.data.ptr % 16 or (positions is not None and shift.data.ptr % 16):
-        vector = 1
-    steps = ids.shape[-1] if positions is not None else 1
-    across = min(256, width // vector)
-    block = (across, 256 // across)
-    load("embedding.cu", f"embedding_forward<{c_name(weight.dtype)}, {vector}>")(
-        (-(-ids.size // block[1]),),
-        block,
-        (y, weight, ids, shift, np.int64(ids.size), np.int64(vocabulary), np.int32(width),
-         np.int32(steps), np.int32(ids.dtype == int64)),
-    )  # fmt: skip
     return y

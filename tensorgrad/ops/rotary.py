@@ -6,7 +6,6 @@ Tests: tests/ops/test_rotary.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +16,12 @@ from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer
-from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.kernels.loader import load, number
+from tensorgrad.kernels import rotary as kernel
 from tensorgrad.operands import float_tensor
 from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]
-
-_HEADS = 4  # that a thread turns, as in the kernel
 
 
 def rotary(
@@ -74,14 +70,14 @@ def rotary(
         return record(op, y, (x,), _backward, (cosines, sines, heads, interleaved))
     if cos.shape == sin.shape:
         cosines, sines = cos.data, sin.data
-    cosines, sines = (_angles(a, x.data, heads) for a in (cosines, sines))
-    y = _turn_cuda(x.data, cosines, sines, 1, heads, interleaved)
+    cosines, sines = (kernel.angles(a, x.data, heads) for a in (cosines, sines))
+    y = kernel.turn(x.data, cosines, sines, 1, heads, interleaved)
     return record(op, y, (x,), _backward, (cosines, sines, heads, interleaved))
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
     cos, sin, heads, interleaved = saved
-    turn = _turn_numpy if type(dy) is np.ndarray else _turn_cuda
+    turn = _turn_numpy if type(dy) is np.ndarray else kernel.turn
     return (turn(dy, cos, sin, -1, heads, interleaved),)
 
 
@@ -110,42 +106,3 @@ def _pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
         return x[..., ::2], x[..., 1::2]
     half = x.shape[-1] // 2
     return x[..., :half], x[..., half:]
-
-
-def _angles(cos: Array, x: Array, heads: int) -> Array:
-    """Return (rows, 1 or heads, D / 2), contiguous, so that row r of x takes row r % rows."""
-    leading, own = x.shape[:-2], cos.shape[:-2]
-    while own and own[0] == 1:
-        own = own[1:]
-    shared = cos.ndim < 2 or cos.shape[-2] == 1
-    cos = cos.reshape(*own, *cos.shape[-2:])
-    if own != leading[len(leading) - len(own) :]:
-        own = leading
-    shape = (1 if shared else heads, x.shape[-1] // 2)
-    cos = backend.cupy.broadcast_to(cos, (*own, *shape)).reshape(math.prod(own), *shape)
-    return backend.contiguous(cos).astype(compute_dtype(x.dtype), copy=False)
-
-
-def _turn_cuda(
-    x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool
-) -> Array:
-    """Do as `_turn_numpy`, with angles from `_angles`."""
-    x = backend.contiguous(x)
-    y = backend.empty_like(x)
-    if not x.size:
-        return y
-    all_heads, width = x.shape[-2:]
-    rows, half = x.size // (all_heads * width), width // 2
-    pairs = 16 // x.itemsize
-    if half % pairs or any(a.data.ptr % 16 for a in (x, cos, sin)):
-        pairs = 1
-    across = min(256, -(-all_heads // _HEADS) * (half // pairs))
-    block = (across, 256 // across)
-    load("rotary.cu", f"rotary_turn<{c_name(x.dtype)}, {pairs}>")(
-        (-(-rows // block[1]),),
-        block,
-        (y, x, cos, sin, number("i8", rows), number("i4", all_heads), number("i4", half),
-         number("i4", heads), number("i8", max(1, cos.shape[0])), number("i4", cos.shape[1]),
-         number("i4", interleaved), number("i4", direction)),
-    )  # fmt: skip
-    return y

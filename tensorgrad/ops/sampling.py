@@ -19,12 +19,12 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, check_number
 from tensorgrad.errors import ArgumentError
-from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch, now
-from tensorgrad.philox import Key, fill_words
+from tensorgrad.kernels.random import Key
+from tensorgrad.kernels.sampling import sample_tokens
+from tensorgrad.philox import fill_words
 
 STOPPED, BROKEN = 1, 2  # of State.flags
-_THREADS = 1024  # as in the kernel
 _FACTORIALS = [float(math.factorial(n)) for n in range(13, -1, -1)]
 _LOG2_HIGH, _LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 
@@ -130,19 +130,17 @@ def extend(state: State, logits: Array, how: Sampling, launch: Launch = now) -> 
     if backend.is_numpy(logits):
         _extend_numpy(state, logits, how)
         return
-    null = np.uintp(0)
     s = state
-    launch(
-        load("sampling.cu", "sample_tokens"),
-        (len(logits),),
-        (_THREADS,),
-        (s.tokens, s.counts, s.lengths, s.latest, s.flags, logits,
-         null if s.seen is None else s.seen, s.seeds, s.stops, np.int32(len(s.stops)),
-         np.int64(s.tokens.shape[1]), np.int32(logits.shape[1]),
-         np.float32(how.repetition_penalty), np.float64(how.temperature),
-         np.int32(how.top_k or 0), np.float64(how.top_p or 1)),
-        0,
-    )  # fmt: skip
+    sample_tokens(
+        launch,
+        logits,
+        (s.tokens, s.counts, s.lengths, s.latest, s.flags),
+        (s.seen, s.seeds, s.stops),
+        how.repetition_penalty,
+        how.temperature,
+        how.top_k or 0,
+        how.top_p or 1,
+    )
 
 
 def choose(logits: Array, word: int, how: Sampling, seen: Array | None = None) -> int:

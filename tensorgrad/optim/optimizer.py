@@ -21,7 +21,7 @@ from tensorgrad.checks import check_range
 from tensorgrad.dtypes import compute_dtype, float64
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.interrupt import uninterrupted
-from tensorgrad.kernels.loader import by_value, load
+from tensorgrad.kernels.optim import Update
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
 from tensorgrad.optim.flat import FlatParameters, NamedParameters, Piece, zeros
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # Places in `Optimizer.hyper`: what the user sets, then what the device derives from it. A factor
 # of 0 means that the step is skipped. kernels/optim.cu has the same list.
 LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
-_THREADS = 256  # as the kernels' __launch_bounds__
-_NULL = np.uintp(0)
 
 
 class Optimizer:
@@ -64,7 +62,7 @@ class Optimizer:
         like = parameters.pieces[0].data
         wide = compute_dtype(parameters.dtype)
         self.hyper: Array = zeros(_END, float64, like)
-        self._launches: tuple[Any, list[Any]] = None, []  # of the last step: what decides them
+        self._update = Update()
         self.lr = lr
         length = sum(piece.data.size for piece in parameters.pieces)
         self.state: dict[str, Array] = {}
@@ -297,30 +295,8 @@ class Optimizer:
         raise NotImplementedError
 
     def _launch(self, prepare: str, options: tuple[float, ...], step: str, *scalars: float) -> None:
-        """Launch kernels of optim.cu: one thread that prepares `hyper`, then each piece."""
-        arrays = [array for piece in self.flat.pieces for array in (piece.data, piece.grad)]
-        places = [array.data.ptr for array in (*arrays, *self.state.values())]
-        key = (prepare, options, step, scalars, *places)
-        if key != self._launches[0]:
-            master = self.state.get("master")
-            states = [buffer for name, buffer in self.state.items() if name != "master"]
-            numbers = [by_value(np.float64(scalar)) for scalar in scalars]
-            self._launches = key, [
-                (
-                    (-(-piece.grad.nbytes // (_THREADS * 16)),),
-                    (_THREADS,),
-                    (piece.data, _NULL if master is None else master[piece.state],
-                     *([buffer[piece.state] for buffer in states] or [_NULL]), piece.grad,
-                     self.hyper, by_value(np.int64(piece.data.size)),
-                     by_value(np.int64(piece.decayed)), *numbers),
-                )
-                for piece in self.flat.pieces
-                if piece.data.size
-            ]  # fmt: skip
-        begin, kernel = load("optim.cu", prepare), load("optim.cu", step)  # both, or nothing runs
-        begin((1,), (1,), (self.hyper, *map(np.float64, options)))
-        for launch in self._launches[1]:
-            kernel(*launch)
+        """Launch kernels of optim.cu."""
+        self._update(self.flat.pieces, self.state, self.hyper, prepare, options, step, scalars)
 
 
 def _take_over(parameters: Array, master: Array, t: Array, u: Array) -> None:

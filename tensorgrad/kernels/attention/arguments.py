@@ -13,7 +13,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule
-from tensorgrad.kernels.loader import by_value, load
+from tensorgrad.kernels.loader import NULL, by_value, load, pointer
 
 _STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "row")])
 _PROBLEM = np.dtype(
@@ -30,7 +30,6 @@ _PROBLEM = np.dtype(
 _DROPOUT = np.dtype(
     [(name, "u8") for name in ("seed", "draw", "stream", "offset")] + [("threshold", "i8")]
 )
-_NONE = np.uintp(0)  # a null pointer
 
 
 def readable(array: Array) -> Array:
@@ -67,9 +66,9 @@ def problem(arrays: Arrays, y: Array, rule: Rule, gradients: Sequence[Array] = (
 
 def rest(rule: Rule) -> tuple[Any, Any, Any]:
     """Return what else a kernel is told of the rule: the bias and the starts, or null."""
-    bias = _NONE if rule.bias is None else rule.bias
+    bias = pointer(rule.bias)
     if rule.sequences is None:
-        return bias, _NONE, _NONE
+        return bias, NULL, NULL
     return bias, rule.sequences.q_starts, rule.sequences.k_starts
 
 
@@ -108,12 +107,6 @@ def sums(dy: Array, y: Array, logsumexp: Array) -> Array:
 def aligned(array: Array) -> bool:
     """Whether rows start at multiples of 16 bytes and their elements are beside each other."""
     return array.strides[3] == array.itemsize and _aligned(array)
-
-
-@cache
-def capability(index: int) -> int:
-    """Return the compute capability of a GPU, such as 80."""
-    return int(backend.cupy.cuda.Device(index).compute_capability)
 
 
 def _aligned(array: Array) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype
-from tensorgrad.philox import Key
+from tensorgrad.kernels.random import Key
 
 Arrays = tuple[Array, Array, Array]
 ALL = 2**30  # more keys than there are

@@ -13,8 +13,9 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, float32
-from tensorgrad.kernels.attention.arguments import aligned, capability, dropout, problem, rest
+from tensorgrad.kernels.attention.arguments import aligned, dropout, problem, rest
 from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
+from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import Kernel, load
 
 _FILE = "attention/short.cu"

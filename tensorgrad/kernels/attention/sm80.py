@@ -14,7 +14,6 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name
 from tensorgrad.kernels.attention.arguments import (
     blocks,
-    capability,
     dropout,
     problem,
     readable,
@@ -22,6 +21,7 @@ from tensorgrad.kernels.attention.arguments import (
     sums,
 )
 from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
+from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import load
 
 _FORWARD, _BACKWARD = "attention/forward_sm80.cu", "attention/backward_sm80.cu"

@@ -9,7 +9,7 @@ its own, so that the others stay fast.
 
 from __future__ import annotations
 
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, empty_result
 from tensorgrad.kernels.counter import counter
+from tensorgrad.kernels.device import capability, multiprocessors
 from tensorgrad.kernels.loader import Kernel, by_value, load
 from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
 
@@ -58,9 +59,8 @@ _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold dk and d
 def supports(arrays: Arrays, rule: Rule) -> bool:
     """Whether the kernels are for this GPU, for these arrays and this rule."""
     q = arrays[0]
-    return (
-        q.itemsize == 2 and q.shape[3] % 8 == 0 and q.shape[3] <= 256 and _gpu(q.device.id)[0] == 90
-    )
+    fit = q.itemsize == 2 and q.shape[3] % 8 == 0 and q.shape[3] <= 256
+    return fit and capability(q.device.id) == 90
 
 
 def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
@@ -153,7 +153,7 @@ class _Problem:
             self.batch, self.queries, self.keys = lengths
         self.before, self.after = before, after
         self.even = before == after == ALL and lengths is None
-        self.processors = _gpu(device)[1]
+        self.processors = multiprocessors(device)
         columns = self._tiles(_KEYS_TILES)[2]
         self.padded = self.pitch = -(-self.queries // columns) * columns
         if lengths is not None:  # room to start each at a multiple of `columns`
@@ -250,14 +250,6 @@ def _extra(rule: Rule, length: int, columns: int) -> Any:
 @lru_cache(maxsize=1024)
 def _no_extra(length: int, columns: int) -> Any:
     return by_value(np.array([((0,) * 11 + (length, columns, 2**16, 1.0))], _EXTRAS))
-
-
-@cache
-def _gpu(index: int) -> tuple[int, int]:
-    """Return the compute capability of a GPU and its number of multiprocessors."""
-    runtime = backend.cupy.cuda.runtime
-    capability = int(backend.cupy.cuda.Device(index).compute_capability)
-    return capability, runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, index)
 
 
 def _readable(array: Array) -> Array:

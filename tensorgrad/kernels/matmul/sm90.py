@@ -5,16 +5,17 @@ Operands are read where they lie, along the terms of the sums or across. Nothing
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
+from tensorgrad.backend import Shape
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
 from tensorgrad.kernels.counter import counter
-from tensorgrad.kernels.loader import Kernel, by_value, load
+from tensorgrad.kernels.device import capability, multiprocessors
+from tensorgrad.kernels.loader import NULL, Kernel, address, by_value, load
 from tensorgrad.kernels.matmul.problem import Problem
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 
@@ -33,7 +34,6 @@ _PRODUCT = np.dtype(
                      "band", "share", "wide_bias", "add")
     ]
 )  # fmt: skip
-_NULL = np.uintp(0)
 
 
 class Plan(NamedTuple):
@@ -65,7 +65,7 @@ def _refusal(
     rows: int, terms: int, columns: int, a: Steps, b: Steps, dtype: Dtype, y_dtype: Dtype,
     misplaced: int, bias_misplaced: int | None, ending: str, residual: bool, add: bool, device: int,
 ) -> str | None:  # fmt: skip
-    if dtype not in (float16, bfloat16) or _gpu(device)[0] != 90:
+    if dtype not in (float16, bfloat16) or capability(device) != 90:
         return "float16 or bfloat16 on a GPU of compute capability 9.0"
     layout = _layout(rows, terms, columns, a, b)
     if misplaced or layout is None or terms == 0:
@@ -95,7 +95,7 @@ def is_fast(p: Problem) -> bool:
         return False
     if (p.gelu and p.before_gelu is None) or (p.gelu_of is not None and p.width < 2048):
         return False
-    return refusal(p) is None and _is_busy(*_sizes(p), _gpu(p.y.device.id)[1])
+    return refusal(p) is None and _is_busy(*_sizes(p), multiprocessors(p.y.device.id))
 
 
 @lru_cache(maxsize=4096)
@@ -124,15 +124,15 @@ def multiply(p: Problem, plan: Plan | None = None) -> None:
     wide = y.dtype == float32
     if plan is None:
         bare = p.bias is None and p.residual is None and ending == "NARROW" and p.batch == 1
-        plan = plan_of(*_sizes(p), _gpu(device)[1], bare)
+        plan = plan_of(*_sizes(p), multiprocessors(device), bare)
     a, b = p.a, p.b
     pre = p.gelu_of if p.before_gelu is None else p.before_gelu
     operands = (a[1:], b[1:], a.array.data.ptr, b.array.data.ptr, a.array.dtype)
     if not plan.share:
         bias = p.bias
         kernel, grid, arguments = _launch(
-            *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else ending, _pointer(bias),
-            bias is not None and bias.dtype == float32, _pointer(p.residual), _pointer(pre), p.add,
+            *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else ending, address(bias),
+            bias is not None and bias.dtype == float32, address(p.residual), address(pre), p.add,
             plan, device,
         )  # fmt: skip
         kernel(grid, (_THREADS,), (*arguments, counter(y)), _SHARED)
@@ -141,7 +141,7 @@ def multiply(p: Problem, plan: Plan | None = None) -> None:
     kernel, grid, arguments = _launch(
         *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, False, plan, device
     )
-    kernel(grid, (_THREADS,), (*arguments, _NULL), _SHARED)
+    kernel(grid, (_THREADS,), (*arguments, NULL), _SHARED)
     problem = arguments[-1].struct.copy()
     problem["add"] = p.add
     load(_FILE, f"matmul_sum<{c_name(y.dtype)}>")(
@@ -163,7 +163,7 @@ def _launch(
     width, cluster, share = plan
     tile_rows = -(-rows // (_ROWS * cluster))
     tiles = tile_rows * -(-columns // width) * batch
-    clusters = _gpu(device)[1] // cluster
+    clusters = multiprocessors(device) // cluster
     grid = (clusters if share else min(tiles, clusters)) * cluster
     flags = ", ".join("true" if across else "false" for across in layout)
     kernel = load(_FILE, f"matmul<{c_name(dtype)}, {ending}, {width}, {cluster}, {flags}>")
@@ -263,15 +263,3 @@ def _result_map(pointer: int, item: int, shape: Shape) -> TensorMap:
     _, batch, rows, columns = shape
     strides = (batch * rows * columns * item, rows * columns * item, columns * item, item)
     return map_memory(pointer, item, shape, strides, (1, 1, 16, 128 // item))
-
-
-def _pointer(array: Array | None) -> int:
-    return 0 if array is None else array.data.ptr
-
-
-@cache
-def _gpu(index: int) -> tuple[int, int]:
-    """Return the compute capability of a GPU and its number of multiprocessors."""
-    runtime = backend.cupy.cuda.runtime
-    capability = int(backend.cupy.cuda.Device(index).compute_capability)
-    return capability, runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, index)

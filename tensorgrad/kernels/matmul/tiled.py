@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import struct
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, float32, float64
-from tensorgrad.kernels.loader import by_value, load
+from tensorgrad.kernels.device import capability, multiprocessors, shared_memory_per_block
+from tensorgrad.kernels.loader import address, by_value, load
 from tensorgrad.kernels.matmul.problem import Operand, Problem
 
 _STRUCT = struct.Struct("QqqqQqqqQQQQQ10i")  # Problem of kernels/matmul/arguments.cuh
@@ -22,8 +20,8 @@ _EPILOGUE = 8  # elements of a row that a thread finishes together
 
 def refusal(p: Problem) -> str | None:
     """Say what of the problem the kernels cannot do."""
-    capability = _gpu(p.y.device.id)[0]
-    return None if capability >= 80 else f"sm_80 or later (this GPU is sm_{capability})"
+    found = capability(p.y.device.id)
+    return None if found >= 80 else f"sm_80 or later (this GPU is sm_{found})"
 
 
 def refusal_tf32(p: Problem) -> str | None:
@@ -37,8 +35,8 @@ def multiply(p: Problem) -> None:
         multiply_tf32(p)
         return
     dtype = p.a.array.dtype
-    sizes = (1,) if dtype == float64 else (2, 1)
-    repeat = next((r for r in sizes if _tiles(p, 64 * r, 64 * r) >= _gpu(p.y.device.id)[1]), 1)
+    fills = _tiles(p, 128, 128) >= multiprocessors(p.y.device.id)
+    repeat = 2 if fills and dtype != float64 else 1
     a, b, packed = _pack(p)
     pitch = 64 * repeat + 16 // dtype.itemsize
     vectors = f"{_flag(a == (False, True))}, {_flag(b == (False, True))}"
@@ -52,12 +50,11 @@ def multiply(p: Problem) -> None:
 
 def multiply_tf32(p: Problem) -> None:
     """Compute y, which has elements, on tensor cores; float32 operands are rounded to TF32."""
-    _, processors, shared = _gpu(p.y.device.id)
-    warps, size = (4, 64) if _tiles(p, 128, 256) >= processors else (2, 32)
+    warps, size = (4, 64) if _tiles(p, 128, 256) >= multiprocessors(p.y.device.id) else (2, 32)
     a, b, packed = _pack(p)
     along = f"{_flag(a[0])}, {_flag(b[0])}"
     stage = (2 * size + warps * size) * _MMA_LINE
-    stages = min(_MMA_STAGES, shared // stage)
+    stages = min(_MMA_STAGES, shared_memory_per_block(p.y.device.id) // stage)
     load("matmul/sm80.cu", f"matmul_mma<{c_name(p.a.array.dtype)}, {along}, {warps}, {size}>")(
         (_tiles(p, 2 * size, warps * size),),
         (64 * warps,),
@@ -69,17 +66,6 @@ def multiply_tf32(p: Problem) -> None:
 def _tiles(p: Problem, rows: int, columns: int) -> int:
     """Return how many tiles cover y."""
     return p.batch * -(-p.rows // rows) * -(-p.columns // columns)
-
-
-@cache
-def _gpu(index: int) -> tuple[int, int, int]:
-    """Return the compute capability of a GPU, its multiprocessors, and bytes shared by a block."""
-    runtime = backend.cupy.cuda.runtime
-    return (
-        int(backend.cupy.cuda.Device(index).compute_capability),
-        runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, index),
-        runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, index),
-    )
 
 
 def _flag(condition: bool) -> str:
@@ -97,7 +83,7 @@ def _pack(p: Problem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
     packed = _STRUCT.pack(
         a.array.data.ptr, a.batch, a.row, a.column,
         b.array.data.ptr, b.batch, b.row, b.column,
-        *map(_pointer, beside),
+        *map(address, beside),
         p.rows, p.width, p.columns, a_reading[1], b_reading[1],
         aligned and p.columns % _EPILOGUE == 0,
         p.y.dtype == float32,
@@ -122,8 +108,3 @@ def _reading(
     if aligned and step == 1 and length % piece == 0 and (term_step % piece == 0 or width == 1):
         return False, True
     return step != 1, False
-
-
-def _pointer(array: Array | None) -> int:
-    """Return where the array lies; 0 for none."""
-    return 0 if array is None else int(array.data.ptr)

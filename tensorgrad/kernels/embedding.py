@@ -1,0 +1,35 @@
+"""Launch of kernels/embedding.cu."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name, int32, int64
+from tensorgrad.kernels.loader import load, pointer
+
+
+def forward(weight: Array, ids: Array, positions: Array | None) -> Array:
+    """Return weight[ids] + positions, (*ids.shape, C); NaN where an id lies outside."""
+    weight, ids = backend.contiguous(weight), backend.contiguous(ids)
+    if ids.dtype not in (int32, int64):
+        ids = ids.astype(int64)
+    vocabulary, width = weight.shape
+    y = backend.empty((*ids.shape, width), weight.dtype, like=weight)
+    if not y.size:
+        return y
+    shift = None if positions is None else backend.contiguous(positions)
+    vector = 16 // weight.itemsize
+    if width % vector or weight.data.ptr % 16 or (shift is not None and shift.data.ptr % 16):
+        vector = 1
+    steps = ids.shape[-1] if positions is not None else 1
+    across = min(256, width // vector)
+    block = (across, 256 // across)
+    load("embedding.cu", f"embedding_forward<{c_name(weight.dtype)}, {vector}>")(
+        (-(-ids.size // block[1]),),
+        block,
+        (y, weight, ids, pointer(shift), np.int64(ids.size), np.int64(vocabulary), np.int32(width),
+         np.int32(steps), np.int32(ids.dtype == int64)),
+    )  # fmt: skip
+    return y

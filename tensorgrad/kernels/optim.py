@@ -1,0 +1,69 @@
+"""Launches of kernels/optim.cu: one thread for the scalars, then all elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.backend import Array
+from tensorgrad.kernels.loader import by_value, load, pointer
+
+_THREADS = 256  # as the kernels' __launch_bounds__
+
+
+class Update:
+    """A step of an optimizer; its arguments are kept while nothing that decides them changes."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._launches: list[Any] = []
+
+    def __call__(
+        self,
+        pieces: Sequence[Any],
+        state: Mapping[str, Array],
+        hyper: Array,
+        prepare: str,
+        options: tuple[float, ...],
+        step: str,
+        scalars: tuple[float, ...],
+    ) -> None:
+        """Launch the kernel `prepare`, then `step` for each piece.
+
+        Args:
+            pieces: of the flat parameters; see optim/flat.py.
+            state: name -> flat buffer; "master" is the float32 copy of 16-bit parameters.
+            hyper: the scalars of a step, float64.
+            prepare: computes the rest of `hyper` from the options.
+            options: of the optimizer.
+            step: updates parameters and state.
+            scalars: of `step`.
+        """
+        arrays = [array for piece in pieces for array in (piece.data, piece.grad)]
+        places = [array.data.ptr for array in (*arrays, *state.values())]
+        key = (prepare, options, step, scalars, *places)
+        if key != self._key:
+            self._key = key
+            self._launches = [
+                self._arguments(piece, state, hyper, scalars) for piece in pieces if piece.data.size
+            ]
+        begin, kernel = load("optim.cu", prepare), load("optim.cu", step)  # both, or nothing runs
+        begin((1,), (1,), (hyper, *map(np.float64, options)))
+        for launch in self._launches:
+            kernel(*launch)
+
+    def _arguments(
+        self, piece: Any, state: Mapping[str, Array], hyper: Array, scalars: tuple[float, ...]
+    ) -> tuple[Any, ...]:
+        """Return grid, block and arguments for a piece."""
+        master = state.get("master")
+        buffers = [buffer[piece.state] for name, buffer in state.items() if name != "master"]
+        numbers = [np.int64(piece.data.size), np.int64(piece.decayed), *map(np.float64, scalars)]
+        return (
+            (-(-piece.grad.nbytes // (_THREADS * 16)),),
+            (_THREADS,),
+            (piece.data, pointer(None if master is None else master[piece.state]),
+             *(buffers or [pointer(None)]), piece.grad, hyper, *map(by_value, numbers)),
+        )  # fmt: skip

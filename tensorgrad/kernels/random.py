@@ -1,0 +1,51 @@
+"""Launches of kernels/random.cu."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorgrad.backend import Array
+from tensorgrad.kernels.loader import load, pointer
+
+
+class Key(NamedTuple):
+    """What one array of random numbers depends on, beside its shape.
+
+    `offset`, an array with one uint64 on the GPU or None, is added to the draw number inside the
+    kernels: a captured launch draws new numbers at each replay when it is counted up between them.
+    """
+
+    seed: int
+    draw: int
+    stream: int = 0
+    offset: Array | None = None
+
+
+def keep_threshold(probability: float) -> int:
+    """Return the number, at least 1, below which a lane of 16 bits keeps its element."""
+    return max(1, round(probability * 2**16))
+
+
+def advance(offset: Array, draws: int) -> None:
+    """Count up the part of the draw number that lives on the device (see `Key`).
+
+    Launched at the end of a captured step that takes so many draws, it makes each replay draw what
+    the next step would have drawn.
+    """
+    load("random.cu", "advance_draw")((1,), (1,), (offset, np.uint64(draws)))
+
+
+def fill(
+    kernel: str, lanes: int, y: Array, key: Key, *parameters: Any, before: tuple[Array, ...] = ()
+) -> None:
+    """Launch a kernel that fills `lanes` elements a thread."""
+    if not y.size:
+        return
+    counter = (np.uint64(key.seed), np.uint64(key.draw), np.uint64(key.stream), pointer(key.offset))
+    load("random.cu", kernel)(
+        (-(-y.size // (256 * lanes)),),
+        (256,),
+        (y, *before, np.int64(y.size), *counter, *parameters),
+    )

@@ -1,0 +1,49 @@
+"""Launch of kernels/rotary.cu."""
+
+from __future__ import annotations
+
+import math
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import c_name, compute_dtype
+from tensorgrad.kernels.loader import load, number
+
+_HEADS = 4  # that a thread turns, as in the kernel
+
+
+def angles(cos: Array, x: Array, heads: int) -> Array:
+    """Return (rows, 1 or heads, D / 2), contiguous, so that row r of x takes row r % rows."""
+    leading, own = x.shape[:-2], cos.shape[:-2]
+    while own and own[0] == 1:
+        own = own[1:]
+    shared = cos.ndim < 2 or cos.shape[-2] == 1
+    cos = cos.reshape(*own, *cos.shape[-2:])
+    if own != leading[len(leading) - len(own) :]:
+        own = leading
+    shape = (1 if shared else heads, x.shape[-1] // 2)
+    cos = backend.cupy.broadcast_to(cos, (*own, *shape)).reshape(math.prod(own), *shape)
+    return backend.contiguous(cos).astype(compute_dtype(x.dtype), copy=False)
+
+
+def turn(x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool) -> Array:
+    """Return x with the first heads turned forwards (direction 1) or back (-1) by `angles`."""
+    x = backend.contiguous(x)
+    y = backend.empty_like(x)
+    if not x.size:
+        return y
+    all_heads, width = x.shape[-2:]
+    rows, half = x.size // (all_heads * width), width // 2
+    pairs = 16 // x.itemsize
+    if half % pairs or any(a.data.ptr % 16 for a in (x, cos, sin)):
+        pairs = 1
+    across = min(256, -(-all_heads // _HEADS) * (half // pairs))
+    block = (across, 256 // across)
+    load("rotary.cu", f"rotary_turn<{c_name(x.dtype)}, {pairs}>")(
+        (-(-rows // block[1]),),
+        block,
+        (y, x, cos, sin, number("i8", rows), number("i4", all_heads), number("i4", half),
+         number("i4", heads), number("i8", max(1, cos.shape[0])), number("i4", cos.shape[1]),
+         number("i4", interleaved), number("i4", direction)),
+    )  # fmt: skip
+    return y

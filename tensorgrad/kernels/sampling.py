@@ -1,0 +1,45 @@
+"""Launch of kernels/sampling.cu."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensorgrad.backend import Array
+from tensorgrad.kernels.loader import load, pointer
+from tensorgrad.kernels.prepared import Launch
+
+_THREADS = 1024  # as in the kernel
+
+
+def sample_tokens(
+    launch: Launch,
+    logits: Array,
+    changed: tuple[Array, Array, Array, Array, Array],
+    read: tuple[Array | None, Array, Array],
+    penalty: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+) -> None:
+    """Draw a token for each row of logits and append it.
+
+    Args:
+        launch: see `prepared`.
+        logits: (B, V), float32, contiguous.
+        changed: tokens, counts, lengths, latest and flags of the sequences.
+        read: which tokens were seen (or None), seeds, and tokens that end a sequence.
+        penalty: for tokens that were seen.
+        temperature: 0 takes the most likely token.
+        top_k: 0 for all tokens.
+        top_p: 1 for all tokens.
+    """
+    seen, seeds, stops = read
+    launch(
+        load("sampling.cu", "sample_tokens"),
+        (len(logits),),
+        (_THREADS,),
+        (*changed, logits, pointer(seen), seeds, stops, np.int32(len(stops)),
+         np.int64(changed[0].shape[1]), np.int32(logits.shape[1]), np.float32(penalty),
+         np.float64(temperature), np.int32(top_k), np.float64(top_p)),
+        0,
+    )  # fmt: skip
