@@ -58,7 +58,7 @@ class Casts:
     def __init__(self, dtype: Dtype) -> None:
         """Begin with nothing."""
         self.dtype = dtype
-        self._tick = -1  # of the latest assignment to any tensor when they were made
+        self._version = -1  # of the latest assignment to any tensor when they were made
         self._made: dict[int, tuple[Any, Tensor]] = {}  # by the id of the tensor that was cast
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -66,8 +66,8 @@ class Casts:
         source = tensor.data.dtype
         if source is self.dtype or not is_float(source) or source == float64:
             return tensor
-        if self._tick != engine.latest_tick():
-            self._tick = engine.latest_tick()
+        if self._version != engine.latest_version():
+            self._version = engine.latest_version()
             self._made.clear()
         key = id(tensor)
         wants = tensor.requires_grad and mode.grad_enabled

@@ -18,7 +18,7 @@ import numpy as np
 from tensorgrad.arrays import cast
 from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_function
-from tensorgrad.engine import Backward, Node, edge_of, gradients, leaves, mode
+from tensorgrad.engine import Backward, Node, Output, edge_of, gradients, leaves, mode
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
@@ -31,37 +31,64 @@ __all__ = [
     "value_and_grad",
 ]
 
+_NDARRAY = np.ndarray
+
 
 def record(
     name: str,
-    data: Array,
-    inputs: Sequence[Tensor],
+    outputs: Any,
+    inputs: Sequence[Tensor | None],
     backward: Backward,
     saved: tuple[Any, ...],
 ) -> Tensor:
-    """Wrap `data`; remember how to differentiate it when any input needs a gradient.
+    """Wrap the outputs of an op; remember how to differentiate it when an input needs a gradient.
 
     Args:
         name: the op, for error messages.
-        data: the result.
-        inputs: the tensors that it depends on.
+        outputs: the result, or a tuple of several.
+        inputs: the tensors that it depends on; None for an optional one that was not given.
         backward: `backward(dy, saved, needs)` returns one gradient (or None) per input. `dy` has
-            the shape and dtype of `data` and must not be modified. Where the op broadcast an
-            input, the gradient may come in the broadcast shape: the walk sums it down. Where it
-            has another float dtype than the input, the walk casts it. For a `Part` or
-            a `Late` see partial.py.
+            the shape and dtype of the output and must not be modified; of several outputs it is a
+            list, with None for one that nothing depends on. A need is False where no gradient is
+            wanted, else True or the gradient so far, to which the function may add instead of
+            returning an array (see accumulation.py). Where the op broadcast an input, the gradient
+            may come in the broadcast shape: the walk sums it down. Where it has another float dtype
+            than the input, the walk casts it.
         saved: what backward needs, most of all arrays; freed as the walk passes.
+
+    Returns:
+        A tensor; for a tuple of outputs a tuple of tensors, to be unpacked at once.
     """
-    if isinstance(data, np.generic):
-        data = np.asarray(data)  # NumPy turns 0-d results into scalars
+    if type(outputs) is not _NDARRAY:
+        if type(outputs) is tuple:
+            several: Tensor = _record_several(name, outputs, inputs, backward, saved)
+            return several
+        if isinstance(outputs, np.generic):
+            outputs = np.asarray(outputs)  # NumPy turns 0-d results into scalars
     if mode.grad_enabled:
-        for tensor in inputs:
-            if tensor.requires_grad:
-                edges = [
-                    (t if t.node is None else t.node) if t.requires_grad else None for t in inputs
-                ]
-                return Tensor(data, True, Node(name, edges, backward, saved, data))
-    return Tensor(data)
+        edges = [
+            (t if t.node is None else t.node) if t is not None and t.requires_grad else None
+            for t in inputs
+        ]
+        for edge in edges:
+            if edge is not None:
+                return Tensor(outputs, True, Node(name, edges, backward, saved, outputs))
+    return Tensor(outputs)
+
+
+def _record_several(
+    name: str,
+    outputs: tuple[Array, ...],
+    inputs: Sequence[Tensor | None],
+    backward: Backward,
+    saved: tuple[Any, ...],
+) -> Any:
+    """Do as `record` for several outputs, which become edges of their own."""
+    first = record(name, outputs[0], inputs, backward, saved)
+    node, count = first.node, len(outputs)
+    if node is None:
+        return tuple(map(Tensor, outputs))
+    return tuple([Tensor(y, True, Output(node, i, count, y)) for i, y in enumerate(outputs)])
 
 
 def stand_in(data: Array, source: Tensor) -> Tensor:

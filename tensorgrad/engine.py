@@ -1,37 +1,44 @@
-"""Automatic differentiation: what an op records, and the walk back over the record.
+"""The graph of recorded ops and the walk back over it.
 
-An op computes an array and calls `record`. When an input needs a gradient, the result gets a
-`Node`: the op's backward function, the arrays it saved, and one edge per input. An edge is the
-input's own node, the input itself where it is a leaf, or None where no gradient is wanted. So
-the graph holds what backward needs and nothing else: an intermediate array that no op saved is
-freed as soon as the user lets go of it.
+A `Node` is one recorded op: its backward function, the arrays it saved, and one edge per input. An
+edge is the input's own node, one of the `Output`s of a node that has several, the input itself
+where it is a leaf, or None where no gradient is wanted.
 
-`_walk` counts how often each node is used, then visits a node once all its users have been
-visited. It never recurses, adds contributions in an order that depends on the graph alone, and
-drops saved arrays as it passes. Gradients on the way are read-only: they may be shared.
+`_walk` counts how often each edge is used, then visits a node once all its users have been visited.
+It never recurses, adds contributions in an order that depends on the graph alone, and drops saved
+arrays as it passes. Gradients on the way are read-only: they may be shared.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from tensorgrad.accumulation import Into, into
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
-from tensorgrad.assignments import Assignments
-from tensorgrad.backend import Array, Shape, add_into, namespace, same_device
+from tensorgrad.backend import (
+    Array,
+    Shape,
+    add_into,
+    byte_bounds,
+    is_array,
+    namespace,
+    same_device,
+)
 from tensorgrad.checks import array_of
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import DtypeError, GradError, ShapeError
-from tensorgrad.partial import Late, Part, Twin
 
 if TYPE_CHECKING:
     from tensorgrad.amp import Casts
     from tensorgrad.tensor import Tensor
 
-Backward = Callable[[Array, tuple[Any, ...], Sequence[bool]], "Sequence[Array | None]"]
+# backward(dy, saved, needs) -> one gradient or None per input; of several outputs, dy is a list
+Backward = Callable[[Any, tuple[Any, ...], Sequence[Any]], "Sequence[Array | None]"]
 
 
 class _Mode(threading.local):
@@ -48,12 +55,12 @@ mode = _Mode()
 class Node:
     """One recorded op. `saved` is None once a walk has passed and freed it."""
 
-    __slots__ = ("backward", "dtype", "edges", "name", "saved", "shape", "tick")
+    __slots__ = ("backward", "dtype", "edges", "name", "saved", "shape", "version")
 
     def __init__(
         self,
         name: str,
-        edges: Sequence[Node | Tensor | None],
+        edges: Sequence[Edge | None],
         backward: Backward,
         saved: tuple[Any, ...] | None,
         data: Array,
@@ -64,10 +71,74 @@ class Node:
         self.saved = saved
         self.dtype: Dtype = data.dtype
         self.shape: Shape = data.shape
-        self.tick = _assigned.tick
+        self.version = _versions.current
 
 
-Edge: TypeAlias = "Node | Tensor"
+class Output:
+    """One of the `count` outputs of a node."""
+
+    __slots__ = ("count", "dtype", "index", "node", "shape")
+
+    def __init__(self, node: Node, index: int, count: int, data: Array) -> None:
+        self.node = node
+        self.index = index
+        self.count = count
+        self.dtype: Dtype = data.dtype
+        self.shape: Shape = data.shape
+
+
+Edge: TypeAlias = "Node | Output | Tensor"
+_RECORDED = frozenset((Node, Output))  # all edges but leaves
+
+
+class VersionCounter:
+    """Which memory was assigned to, and when; so that backward never uses overwritten arrays.
+
+    `current` counts assignments. A node remembers the version it was recorded at; only when the
+    count has moved since does the walk compare the node's saved arrays with what was assigned.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.current = 0
+        self.log: list[tuple[int, tuple[int, int], weakref.ref[Any]]] = []
+
+    def note(self, array: Array) -> None:
+        """Remember that the elements of `array` changed."""
+        owner = array
+        while getattr(owner, "base", None) is not None and is_array(owner.base):
+            owner = owner.base
+        bounds, reference = byte_bounds(array), weakref.ref(owner)
+        with self._lock:
+            others = [
+                entry for entry in self.log if entry[2]() is not None and entry[1] != bounds
+            ]  # one entry for memory that is assigned to again and again, as optimizers do
+            self.log = [*others, (self.current + 1, bounds, reference)]
+            self.current += 1
+
+    def advance(self) -> int:
+        """Begin a new version and return it."""
+        with self._lock:
+            self.current += 1
+            return self.current
+
+    def check(self, node: Node) -> None:
+        """Raise GradError when an array that the node saved was assigned to since."""
+        recent = [
+            bounds
+            for version, bounds, owner in self.log
+            if version > node.version and owner() is not None
+        ]
+        if not recent:
+            return
+        for saved in node.saved or ():
+            if is_array(saved) and saved.size:
+                begin, end = byte_bounds(saved)
+                if any(low < end and begin < high for low, high in recent):
+                    raise GradError(
+                        f"backward: {node.name} needs an array of shape {saved.shape} that was "
+                        "assigned to after the op ran; assign to a copy instead"
+                    )
 
 
 def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
@@ -89,7 +160,7 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
         DtypeError: `dy` holds no real numbers.
         DeviceError: `dy` is a tensor on another device.
     """
-    _walk(root, _seed(root, dy), _deliver, retain_graph)
+    _walk(root, _seed(root, dy), _deliver, retain_graph, need=_need)
 
 
 def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | None]:
@@ -107,10 +178,10 @@ def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | No
     return [found.get(edge) for edge in edges]
 
 
-def frontier(root: Tensor, tick: int) -> list[Edge]:
-    """Return the leaves and the ops recorded before `tick` that `root` depends on, in fixed order.
+def frontier(root: Tensor, version: int) -> list[Edge]:
+    """Return the leaves and the ops recorded before a version that `root` depends on, in order.
 
-    A tick comes from `next_tick`.
+    A version comes from `next_version`.
     """
     if not root.requires_grad:
         return []
@@ -119,24 +190,25 @@ def frontier(root: Tensor, tick: int) -> list[Edge]:
     stack, found = [start], []
     while stack:
         edge = stack.pop()
-        if type(edge) is not Node or edge.tick < tick:
+        node = edge.node if type(edge) is Output else edge
+        if type(node) is not Node or node.version < version:
             found.append(edge)
             continue
-        for target in edge.edges:
+        for target in node.edges:
             if target is not None and target not in seen:
                 seen.add(target)
                 stack.append(target)
     return found
 
 
-def next_tick() -> int:
-    """Begin a new tick and return it: what is recorded from now on is told from what was before."""
-    return _assigned.advance()
+def next_version() -> int:
+    """Begin a new version: what is recorded from now on is told from what was before."""
+    return _versions.advance()
 
 
-def latest_tick() -> int:
-    """Return the current tick: it is another one after each assignment."""
-    return _assigned.tick
+def latest_version() -> int:
+    """Return the current version: it is another one after each assignment."""
+    return _versions.current
 
 
 def edge_of(tensor: Tensor) -> Edge:
@@ -172,38 +244,62 @@ def _walk(
     deliver: Callable[[Any, Array | None, bool], None],
     retain_graph: bool,
     ends: frozenset[Edge] = frozenset(),
+    need: Callable[[Any, list[Any]], Any] = lambda edge, offered: True,
 ) -> None:
     """Visit every node after all its users; hand leaves and `ends` their complete gradients.
 
     deliver: is also told whether nobody else holds the gradient.
+    need: returns the need for an edge; one that holds a leaf's gradient notes the leaf in a list.
     """
     start = edge_of(root)
-    dx: Any
     waiting = {edge: uses for edge, uses in _count_uses(start, ends).items() if uses > 1}
-    sums: dict[Edge, Array | None] = {}
-    ready: list[tuple[Edge, Array | None]] = [(start, cast(dy, start.dtype))]
+    sums: dict[Edge, Any] = {}
+    private: dict[Edge | None, Into] = {}  # sums that nobody else holds
+    offered: list[Any] = []
+    ready: list[tuple[Edge, Any]] = [(start, cast(dy, start.dtype))]
     found: Sequence[Array | None]
+    dx: Any
     while ready:
         edge, dy = ready.pop()
-        if type(edge) is not Node or edge in ends:
-            deliver(edge, dy, False)
+        if type(edge) is not Node or (ends and edge in ends):
+            if type(edge) is Output and edge not in ends:
+                _collect(edge, dy, waiting, sums, ready)
+            else:
+                deliver(edge, dy, False)
             continue
         edges, saved = edge.edges, edge.saved
-        if saved is None or edge.tick != _assigned.tick:
+        if saved is None or edge.version != _versions.current:
             _check_saved(edge)
         if dy is None:
             found = [None] * len(edges)
         else:
-            found = edge.backward(dy, saved or (), [e is not None for e in edges])
+            if private:
+                needs = [
+                    e is not None and (private.get(e) or type(e) is Node or need(e, offered))
+                    for e in edges
+                ]
+            else:
+                needs = [type(e) is Node or (e is not None and need(e, offered)) for e in edges]
+            if offered:
+                with leaves:
+                    found = edge.backward(dy, saved or (), needs)
+                offered.clear()
+            else:
+                found = edge.backward(dy, saved or (), needs)
         if not retain_graph:
             edge.saved, edge.edges = None, ()
-        for target, dx in zip(edges, found, strict=True):
+        if len(found) != len(edges):
+            raise GradError(
+                f"backward: that of {edge.name} returned {len(found)} gradients, expected one or "
+                f"None for each of its {len(edges)} inputs"
+            )
+        for target, dx in zip(edges, found):  # noqa: B905  checked above, in half the time
             if target is None:
                 continue
             if dx is not None:
                 shape = dx.shape
                 if not shape or shape != target.shape or dx.dtype is not target.dtype:
-                    dx = _fit(dx, target, target in waiting, deliver is _deliver)
+                    dx = _fit(dx, target, target in waiting)
             if target in waiting:  # used several times: add up until the last contribution
                 other = sums.get(target)
                 if other is not None:
@@ -211,22 +307,24 @@ def _walk(
                         dx = other
                     elif type(other) is np.ndarray and dx.dtype is other.dtype is target.dtype:
                         dx = other + dx
+                        if type(dx) is not np.ndarray:
+                            dx = np.asarray(dx)  # NumPy turns 0-d sums into scalars
                     else:
                         dx = _sum(other, dx, target)
-                    if isinstance(dx, np.generic):
-                        dx = np.asarray(dx)  # NumPy turns 0-d sums into scalars
                 uses = waiting[target] - 1
                 if uses:
                     waiting[target], sums[target] = uses, dx
+                    if dx is not other and other is not None:  # a new sum
+                        private[target] = into(dx)
                     continue
                 sums.pop(target, None)
-                if type(dx) is Part:
-                    dx = dx.spread(target.shape)
-                if dx is not None and type(dx) is not Twin and type(target) is Node:
+                if private:
+                    private.pop(target, None)
+                if dx is not None and type(target) in _RECORDED:
                     dx = cast(dx, target.dtype)
-            if type(target) is Node:
+            if type(target) is Node or type(target) is Output:
                 ready.append((target, dx))
-            else:  # at once: who waits for a gradient shall not wait for the rest of the walk
+            else:  # at once: who waits for a gradient need not wait for the rest of the walk
                 leaf: Any = target
                 first = leaf.grad is None and leaf not in waiting  # else it is added or copied
                 own = first and _is_own(dx, (dy, *found, *(saved or ())))
@@ -234,22 +332,41 @@ def _walk(
         found, saved, dx = (), (), None  # so that memory falls before the next backward runs
 
 
+def _collect(
+    output: Output,
+    dy: Array | None,
+    waiting: dict[Edge, int],
+    sums: dict[Edge, Any],
+    ready: list[tuple[Edge, Any]],
+) -> None:
+    """Keep the gradient of an output until those of the node's other outputs are there."""
+    node = output.node
+    dys = sums.pop(node, None) or [None] * output.count
+    dys[output.index] = dy
+    uses = waiting.get(node, 1) - 1
+    if uses:
+        waiting[node], sums[node] = uses, dys
+    else:
+        ready.append((node, None if all(dy is None for dy in dys) else dys))
+
+
 def _count_uses(start: Edge, ends: frozenset[Edge]) -> dict[Edge, int]:
     """Return how many recorded ops use each node and leaf between `start` and `ends`."""
     uses: dict[Edge, int] = {start: 0}
-    stack = [start]
+    stack: list[Any] = [start] if type(start) in _RECORDED else []
     while stack:
         edge = stack.pop()
-        if type(edge) is Node and edge not in ends:
-            for target in edge.edges:
-                if target is None:
-                    continue
-                if target in uses:
-                    uses[target] += 1
-                else:
-                    uses[target] = 1
-                    if type(target) is Node:
-                        stack.append(target)
+        if ends and edge in ends:
+            continue
+        for target in edge.edges if type(edge) is Node else (edge.node,):
+            if target is None:
+                continue
+            if target in uses:
+                uses[target] += 1
+            else:
+                uses[target] = 1
+                if type(target) is Node or type(target) is Output:
+                    stack.append(target)
     return uses
 
 
@@ -260,51 +377,35 @@ def _check_saved(node: Node) -> None:
             f"backward: the graph of {node.name} was freed by an earlier backward; "
             "pass retain_graph=True to that one"
         )
-    _assigned.check(node)
+    _versions.check(node)
 
 
-def _fit(dx: Array, target: Any, more: bool, deliver: bool) -> Array | None:
+def _fit(dx: Array, target: Edge, more: bool) -> Array:
     """Return a gradient in the shape of its input and, but for leaves, in its dtype.
 
-    A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too. What
-    adds itself is added to such a gradient at once, or becomes it, and None is left to deliver.
-    Where more follow, their sum is cast.
+    A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too. Where
+    more follow, their sum is cast.
     """
-    if type(dx) is Twin:
-        return dx
-    if type(dx) is Part or type(dx) is Late:
-        if deliver and type(target) is not Node:
-            with leaves:
-                if _is_wide(target.grad):
-                    dx.add_to(target.grad)
-                    return None
-                if type(dx) is Late and target.grad is None and not more:
-                    dx = dx.spread(target.shape)
-                    if dx.shape == target.shape:
-                        target.grad = cast(dx, target.dtype)
-                        return None
-        if more and type(dx) is Part:
-            return dx.cast(target.dtype) if type(target) is Node else dx
-        if isinstance(dx, (Part, Late)):
-            dx = dx.spread(target.shape)
     if isinstance(dx, np.generic):
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
     if dx.shape != target.shape:
         dx = sum_to_shape(dx, target.shape)
-    return cast(dx, target.dtype) if type(target) is Node and not more else dx
+    return cast(dx, target.dtype) if type(target) in _RECORDED and not more else dx
 
 
-def _sum(a: Any, b: Any, target: Edge) -> Any:
+def _sum(a: Array, b: Array, target: Edge) -> Array:
     """Return the sum of two contributions, rounded once to the dtype of an op's result."""
-    if isinstance(a, Part) or isinstance(b, Part):
-        return a + b
-    narrow = type(target) is Node
+    narrow = type(target) in _RECORDED
     return added(a, b, target.dtype if narrow else np.result_type(a, b, target.dtype))
 
 
-def _is_wide(grad: Array | None) -> bool:
-    """Whether sums lose nothing when they are added to a gradient one by one."""
-    return grad is not None and grad.dtype == compute_dtype(grad.dtype)
+def _need(edge: Any, offered: list[Any]) -> Any:
+    """Return the need for an edge, for a leaf with the gradient that loses nothing by additions."""
+    grad = None if type(edge) in _RECORDED else edge.grad
+    if grad is None or grad.dtype != compute_dtype(grad.dtype):
+        return True
+    offered.append(edge)
+    return into(grad)
 
 
 def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
@@ -327,7 +428,7 @@ def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
         hook(leaf)
 
 
-_assigned = Assignments()
+_versions = VersionCounter()
 leaves = threading.RLock()  # of the gradients of all leaves, to which several threads may add
 
 
@@ -353,6 +454,6 @@ def check_assignable(op: str, tensor: Tensor) -> None:
 
 
 def mark_assigned(array: Array) -> None:
-    """Say that elements of an array changed, so that no graph that saved them is used on."""
+    """Note that elements of an array changed, so that no graph that saved them is used on."""
     if array.size:
-        _assigned.note(array)
+        _versions.note(array)

@@ -59,14 +59,14 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(f, updated=())
     def run(*args: Any, **kwargs: Any) -> Tensor:
-        tick = engine.next_tick()
+        version = engine.next_version()
         state = random.get_state()
         y = f(*args, **kwargs)
         if not isinstance(y, Tensor):
             raise GradError(f"{_name(f)} returned a {type(y).__name__}, expected one tensor")
         if not mode.grad_enabled or not y.requires_grad:
             return y
-        call = _Call(f, args, kwargs, mode.autocast, state, engine.frontier(y, tick))
+        call = _Call(f, args, kwargs, mode.autocast, state, engine.frontier(y, version))
         # the arrays stand here only for the walk, which refuses those that were assigned to since
         arrays = [t.data for t in (*args, *kwargs.values(), *call.edges) if isinstance(t, Tensor)]
         return Tensor(y.data, True, Node(_name(f), call.edges, _backward, (call, *arrays), y.data))
@@ -77,9 +77,9 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> list[Array | None]:
     call: _Call = saved[0]
     with _same_conditions(call):
-        tick = engine.next_tick()
+        version = engine.next_version()
         y = call.f(*call.args, **call.kwargs)
-        edges = engine.frontier(y, tick)
+        edges = engine.frontier(y, version)
         same = len(edges) == len(call.edges) and all(map(operator.is_, edges, call.edges))
         if y.dtype != dy.dtype or y.shape != dy.shape or not same:
             raise GradError(

@@ -14,7 +14,6 @@ import numpy as np
 from tensorgrad import backend, dlpack, engine
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, DtypeLike, is_float
-from tensorgrad.engine import Node
 from tensorgrad.errors import DtypeError
 
 Axis = int | tuple[int, ...] | None
@@ -41,12 +40,12 @@ class Tensor:
 
     __slots__ = ("__weakref__", "data", "grad", "hooks", "node", "requires_grad")
 
-    def __init__(self, data: Array, requires_grad: bool = False, node: Node | None = None) -> None:
+    def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:
         if requires_grad and node is None and not is_float(data.dtype):
             raise DtypeError(f"tensor: got dtype {data.dtype} with requires_grad, expected a float")
         self.data = data
         self.requires_grad = requires_grad
-        self.node = node
+        self.node: Any = node  # a Node or an Output, or the leaf
         self.grad: Array | None = None
         self.hooks: list[Callable[[Tensor], None]] | None = None
 

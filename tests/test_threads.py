@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, on_grad_ready, random
-from tensorgrad.assignments import Assignments
+from tensorgrad.engine import VersionCounter
 from tensorgrad.kernels.random import Key
 
 THREADS = 4
@@ -100,13 +100,13 @@ def test_hooks_of_several_threads_are_all_kept_and_removed() -> None:
 
 
 def test_assignments_of_several_threads_are_all_noted() -> None:
-    assigned, arrays = Assignments(), [[np.zeros(1) for _ in range(100)] for _ in range(THREADS)]
+    assigned, arrays = VersionCounter(), [[np.zeros(1) for _ in range(100)] for _ in range(THREADS)]
 
     def run(number: int) -> None:
         for array in arrays[number]:
             assigned.note(array)
 
     at_once(run)
-    ticks = [tick for tick, _, _ in assigned.log]
+    ticks = [version for version, _, _ in assigned.log]
     assert ticks == list(range(1, 100 * THREADS + 1))
-    assert assigned.tick == 100 * THREADS
+    assert assigned.current == 100 * THREADS

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import accumulated, kernel_sum
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.kernels.device import resident_blocks
 from tensorgrad.kernels.loader import load, number, pointer
 from tensorgrad.kernels.rows import Layout, aligned, held, looped
-from tensorgrad.partial import Late
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _STAGES = 2  # as in the kernel
@@ -47,7 +47,7 @@ def forward(
     rstd = backend.empty((rows,), compute, like=x)
     if not rows:
         return y, total, mean, rstd
-    weight, bias = _parameter(weight, x), _parameter(bias, x)
+    weight, bias = _computable(weight, x), _computable(bias, x)
     arrays = (y, total, pointer(mean), rstd, x, pointer(residual))
     launch = None
     if aligned(width, x, y, residual, weight, bias):
@@ -99,8 +99,8 @@ def backward(
     weight: Array | None,
     mean: Array | None,
     rstd: Array,
-    needs: Sequence[bool],
-) -> tuple[Array | Late | None, ...]:
+    needs: Sequence[Any],
+) -> tuple[Array | None, ...]:
     """Return dx, dweight and dbias, None where not needed; the latter two in the compute type.
 
     `dsum` is added to dx.
@@ -113,7 +113,7 @@ def backward(
     if not rows:
         zeros = backend.cupy.zeros((width,), rstd.dtype)
         return dx, zeros, zeros
-    weight = _parameter(weight, x)
+    weight = _computable(weight, x)
     layout = None
     if dx is not None and aligned(width, x, dy, dsum, dx, weight):
         layout = held(width * x.itemsize, (1, 2), lanes=512, threads=512, most=512)
@@ -125,47 +125,23 @@ def backward(
         partials = _columns(dy, x, mean, rstd) if any(needs[1:]) else None
     if partials is None:
         return dx, None, None
-    sums = _Sums(partials)
-    return (
-        dx,
-        sums.late(0, width) if needs[1] else None,
-        sums.late(width, 2 * width) if needs[2] else None,
-    )
+    return dx, _parameter(partials, 0, needs[1]), _parameter(partials, 1, needs[2])
 
 
-class _Sums:
-    """The sums of partial rows: of both parameters at once or, added to an array, of one."""
-
-    def __init__(self, partials: Array) -> None:
-        count, _, width = partials.shape
-        self._partials = partials.reshape(count, 2 * width)
-        self._both: Array | None = None
-
-    def late(self, begin: int, end: int) -> Late:
-        """Return the sums of these columns."""
-
-        def compute(total: Array | None) -> Array:
-            if total is not None:
-                self._launch(total, begin, True)
-                return total
-            if self._both is None:
-                sums = backend.empty(
-                    self._partials.shape[1:], self._partials.dtype, like=self._partials
-                )
-                self._both = self._launch(sums, 0, False)
-            return self._both[begin:end]
-
-        return Late(compute, self._partials.dtype)
-
-    def _launch(self, out: Array, begin: int, adds: bool) -> Array:
-        count, width = self._partials.shape
-        load(_BACKWARD, f"norm_backward_parameters<{c_name(out.dtype)}>")(
-            (-(-out.size // 32),),
-            (32, 32),
-            (out, self._partials, number("i4", begin), number("i4", out.size), number("i4", count),
-             number("i4", width), number("?", adds)),
-        )  # fmt: skip
-        return out
+def _parameter(partials: Array, place: int, need: Any) -> Array | None:
+    """Return the sums of dweight's partial rows (place 0) or dbias's (1); None once added."""
+    if not need:
+        return None
+    count, _, width = partials.shape
+    total = kernel_sum(need, partials.dtype)
+    out = backend.empty((width,), partials.dtype, like=partials) if total is None else total
+    load(_BACKWARD, f"norm_backward_parameters<{c_name(out.dtype)}>")(
+        (-(-width // 32),),
+        (32, 32),
+        (out, partials, number("i4", place * width), number("i4", width), number("i4", count),
+         number("i4", 2 * width), number("?", total is not None)),
+    )  # fmt: skip
+    return accumulated(out, need) if total is None else None
 
 
 def _rows(
@@ -226,7 +202,7 @@ def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
     return partials
 
 
-def _parameter(array: Array | None, x: Array) -> Array | None:
+def _computable(array: Array | None, x: Array) -> Array | None:
     """Return weight or bias, contiguous, in the dtype of x or the one it is computed in."""
     if array is None:
         return None

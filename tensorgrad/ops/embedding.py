@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import accumulated_view
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
@@ -21,7 +22,6 @@ from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.embedding import forward as _forward_cuda
 from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.indexing import add_rows
-from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 
 __all__ = ["embedding"]
@@ -54,15 +54,15 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: int = 0) -> T
     if weight.ndim != 2:
         raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C)")
     backend.same_device(op, ("weight", "ids"), (weight.data, ids))
-    inputs, rows = [weight], None
+    rows = None
     if positions is not None:
         positions = float_tensor(op, "positions", positions)
         _check_positions(weight, ids, positions, start)
-        inputs.append(positions)
         rows = positions.data[start : start + ids.shape[-1]]
     forward = _forward_numpy if type(weight.data) is np.ndarray else _forward_cuda
     y = forward(weight.data, ids, rows)
-    return record(op, y, inputs, _backward, (ids, start, weight.shape))
+    shapes = weight.shape, None if positions is None else positions.shape
+    return record(op, y, (weight, positions), _backward, (ids, start, *shapes))
 
 
 def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) -> None:
@@ -85,14 +85,13 @@ def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) 
 
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Any, ...]:
-    ids, start, shape = saved
+    ids, start, shape, positions_shape = saved
     dweight = _add_back(shape, ids, dy) if needs[0] else None
-    if len(needs) == 1:
-        return (dweight,)
     if not needs[1]:
         return dweight, None
-    dpositions = sum_array(dy, tuple(range(dy.ndim - 2)), dtype=compute_dtype(dy.dtype))
-    return dweight, Part(slice(start, start + ids.shape[-1]), dpositions)
+    drows = sum_array(dy, tuple(range(dy.ndim - 2)), dtype=compute_dtype(dy.dtype))
+    place = slice(start, start + ids.shape[-1])
+    return dweight, accumulated_view(drows, needs[1], positions_shape, place)
 
 
 def _add_back(shape: Shape, ids: Array, dy: Array) -> Array:

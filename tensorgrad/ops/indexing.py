@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensorgrad import autograd, backend, engine
+from tensorgrad.accumulation import accumulated_view
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
@@ -26,7 +27,6 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.indexing import add_rows_cuda
 from tensorgrad.operands import integer_array, tensor_of
-from tensorgrad.partial import Part
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -61,7 +61,7 @@ def getitem(x: Any, key: Any) -> Tensor:
     except (IndexError, ValueError, TypeError) as error:
         raise _explained("getitem", x.data.shape, key, error) from error
     if basic:
-        return record("getitem", y, (x,), _view_backward, (key,))
+        return record("getitem", y, (x,), _view_backward, (key, x.data.shape))
     arrays = key if isinstance(key, tuple) else (key,)  # saved one by one: assignment is noticed
     return record("getitem", y, (x,), _getitem_backward, (x.data.shape, *arrays))
 
@@ -69,11 +69,11 @@ def getitem(x: Any, key: Any) -> Tensor:
 def _view_backward(
     dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
 ) -> tuple[Array | None, ...]:
-    (key,) = saved
+    key, shape = saved
     parts = key if type(key) is tuple else (key,)
     if ... not in parts:
         parts = (*parts, ...)  # so that a single element is a view too
-    return (Part(parts, dy),)
+    return (accumulated_view(dy, needs[0], shape, parts),)
 
 
 def _getitem_backward(

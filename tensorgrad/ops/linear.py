@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad import backend
+from tensorgrad.accumulation import accumulated, kernel_sum
 from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import no_grad, record
@@ -25,7 +26,6 @@ from tensorgrad.operands import float_operand, tensor_of
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
-from tensorgrad.partial import Late
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -57,31 +57,24 @@ def linear(
         ArgumentError: there is no such kernel here, or it does not do this product.
     """
     inputs = _operands("linear", x, weight, bias, residual)
-    a, w = inputs["x"].data, inputs["weight"].data
+    a, w, added, beside = [_data(tensor) for tensor in inputs]
     dtype = promoted("linear", ("x", "weight"), (a, w))
-    beside = inputs["residual"].data if residual is not None else None
     if beside is not None and beside.dtype is not dtype:
         dtype = promoted("linear", ("x", "weight", "residual"), (a, w, beside))
-    added = inputs["bias"].data if bias is not None else None
     y = _affine(flat(a), w, added, beside, dtype, kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
-    saved = (a, w, kernel, bias is not None)
-    return record("linear", y, tuple(inputs.values()), _linear_backward, saved)
+    return record("linear", y, inputs, _linear_backward, (a, w, kernel))
 
 
 def _linear_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> list[Array | None]:
-    x, weight, kernel, biased = saved
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]
+) -> tuple[Array | None, ...]:
+    x, weight, kernel = saved
     rows = flat(dy)
     dtype = promoted("linear", ("dy", "weight"), (rows, weight))
-    found = [
-        product(rows, weight, dtype, kernel).reshape(x.shape) if needs[0] else None,
-        _weight_gradient(rows, flat(x), kernel) if needs[1] else None,
-    ]
-    if biased:
-        found.append(_bias_gradient(rows) if needs[2] else None)
-    return found if len(found) == len(needs) else [*found, dy]
+    dx = product(rows, weight, dtype, kernel).reshape(x.shape) if needs[0] else None
+    dweight = _weight_gradient(rows, flat(x), needs[1], kernel)
+    return dx, dweight, _bias_gradient(rows, needs[2]), dy
 
 
 def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh") -> Tensor:
@@ -102,21 +95,20 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
         ArgumentError: another name for `approximate`.
     """
     inputs = _operands("linear_gelu", x, weight, bias)
-    tensors = tuple(inputs.values())
-    a, w = tensors[0].data, tensors[1].data
-    if approximate != "tanh" or not _is_fused((a, w), [t.data for t in tensors[2:]]):
+    a, w, added, _ = [_data(tensor) for tensor in inputs]
+    if approximate != "tanh" or not _is_fused((a, w), (added,)):
         return gelu(linear(x, weight, bias), approximate)
-    y, pre = _activated(flat(a), w, tensors[2].data if bias is not None else None, tensors)
+    y, pre = _activated(flat(a), w, added, inputs)
     y = y.reshape(*a.shape[:-1], len(w))
-    return record("linear_gelu", y, tensors, _linear_gelu_backward, (a, w, pre))
+    return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, pre))
 
 
 def _linear_gelu_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> list[Array | None]:
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]
+) -> tuple[Array | None, ...]:
     x, weight, pre = saved
-    dpre = _SLOPED(flat(dy), pre).data
-    return _linear_backward(dpre, (x, weight, None, len(needs) == 3), needs)
+    dpre = _GELU_BACKWARD(flat(dy), pre).data
+    return _linear_backward(dpre, (x, weight, None), needs)
 
 
 def feed_forward(
@@ -145,47 +137,35 @@ def feed_forward(
     Raises:
         ShapeError, DtypeError, ArgumentError: as `linear_gelu` and `linear`, which it names.
     """
-    named = {"x": x, "up": up, "down": down, "up_bias": up_bias, "down_bias": down_bias,
-             "residual": residual}  # fmt: skip
-    inputs, (x, up, down) = _tensors("feed_forward", named, ("x", "up", "down"))
-    biases = [inputs[name].data for name in ("up_bias", "down_bias") if name in inputs]
-    shapes = [inputs[name].shape if name in inputs else None for name in named]
-    arrays = [x.data, up.data, down.data]
-    if residual is not None:
-        arrays.append(inputs["residual"].data)
-    if approximate != "tanh" or not _is_fused(arrays, biases) or not _fit(*shapes):
-        hidden = linear_gelu(x, up, inputs.get("up_bias"), approximate)
-        return linear(hidden, down, inputs.get("down_bias"), residual=inputs.get("residual"))
-    tensors = tuple(inputs.values())
-    h, pre = _activated(flat(x.data), up.data, biases[0] if "up_bias" in inputs else None, tensors)
-    y = _affine(h, down.data, biases[-1] if "down_bias" in inputs else None,
-                arrays[3] if residual is not None else None, x.dtype)  # fmt: skip
-    y = y.reshape(*x.shape[:-1], len(down.data))
-    saved = (x.data, up.data, down.data, pre, h, tuple(inputs))
-    return record("feed_forward", y, tensors, _feed_forward_backward, saved)
+    op, matrices = "feed_forward", {"x": x, "up": up, "down": down}
+    others = {"up_bias": up_bias, "down_bias": down_bias, "residual": residual}
+    inputs = x, up, up_bias, down, down_bias, residual = _tensors(
+        op, matrices, others, ("x", "up", "up_bias", "down", "down_bias", "residual")
+    )
+    arrays = [_data(tensor) for tensor in inputs]
+    a, u, b, d, c, r = arrays
+    fused = _is_fused((a, u, d) if r is None else (a, u, d, r), (b, c))
+    if approximate != "tanh" or not fused or not _fit(*[_shape(array) for array in arrays]):
+        hidden = linear_gelu(x, up, up_bias, approximate)
+        return linear(hidden, down, down_bias, residual=residual)
+    h, pre = _activated(flat(a), u, b, inputs)
+    y = _affine(h, d, c, r, a.dtype).reshape(*a.shape[:-1], len(d))
+    return record(op, y, inputs, _feed_forward_backward, (a, u, d, pre, h))
 
 
 def _feed_forward_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> list[Array | None]:
-    x, up, down, pre, h, names = saved
-    wanted = {name for name, need in zip(names, needs, strict=True) if need}
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]
+) -> tuple[Array | None, ...]:
+    x, up, down, pre, h = saved
     rows = flat(dy)
-    found: dict[str, Any] = {"residual": dy}
-    if "down" in wanted:
-        found["down"] = _weight_gradient(rows, h)
-    if "down_bias" in wanted:
-        found["down_bias"] = _bias_gradient(rows)
-    if wanted & {"x", "up", "up_bias"}:
+    ddown, ddown_bias = _weight_gradient(rows, h, needs[3]), _bias_gradient(rows, needs[4])
+    dx = dup = dup_bias = None
+    if any(needs[:3]):
         dpre = backend.empty(pre.shape, pre.dtype, like=pre)
         matmul_cuda.run(problem(rows, down, dpre, gelu_of=pre))
-        if "x" in wanted:
-            found["x"] = product(dpre, up, dpre.dtype).reshape(x.shape)
-        if "up" in wanted:
-            found["up"] = _weight_gradient(dpre, flat(x))
-        if "up_bias" in wanted:
-            found["up_bias"] = _bias_gradient(dpre)
-    return [found[name] if name in wanted else None for name in names]
+        dx = product(dpre, up, dpre.dtype).reshape(x.shape) if needs[0] else None
+        dup, dup_bias = _weight_gradient(dpre, flat(x), needs[1]), _bias_gradient(dpre, needs[2])
+    return dx, dup, dup_bias, ddown, ddown_bias, dy
 
 
 def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any = None) -> Tensor:
@@ -207,8 +187,11 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
         ShapeError: gate and up differ in shape, or do not fit x or their biases.
         DtypeError, DeviceError: as `linear`, which it names.
     """
-    named = {"x": x, "gate": gate, "up": up, "gate_bias": gate_bias, "up_bias": up_bias}
-    inputs, (x, gate, up) = _tensors("gated_linear", named, ("x", "gate", "up"))
+    matrices = {"x": x, "gate": gate, "up": up}
+    biases = {"gate_bias": gate_bias, "up_bias": up_bias}
+    inputs = x, gate, gate_bias, up, up_bias = _tensors(
+        "gated_linear", matrices, biases, ("x", "gate", "gate_bias", "up", "up_bias")
+    )
     if gate.shape != up.shape:
         raise ShapeError(
             f"gated_linear: up has shape {up.shape}, expected {gate.shape} as gate has"
@@ -218,25 +201,23 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
     for each in both:
         each.requires_grad = True  # so that swiglu keeps what its backward needs
     y = swiglu(*both)
-    saved = (x.data, gate.data, up.data, y.node, tuple(inputs))
-    return record("gated_linear", y.data, tuple(inputs.values()), _gated_linear_backward, saved)
+    saved = (x.data, gate.data, up.data, y.node)
+    return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 
 
 def _gated_linear_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> list[Array | None]:
-    x, gate, up, inner, names = saved
-    wanted = {name for name, need in zip(names, needs, strict=True) if need}
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]
+) -> tuple[Array | None, ...]:
+    x, gate, up, inner = saved
     dgate, dup = map(flat, inner.backward(dy, inner.saved, (True, True)))
-    found: dict[str, Any] = {}
-    if "x" in wanted:
-        found["x"] = _sum_of_products((dgate, gate), (dup, up)).reshape(x.shape)
-    for name, rows in (("gate", dgate), ("up", dup)):
-        if name in wanted:
-            found[name] = _weight_gradient(rows, flat(x))
-        if f"{name}_bias" in wanted:
-            found[f"{name}_bias"] = _bias_gradient(rows)
-    return [found.get(name) for name in names]
+    dx = _sum_of_products((dgate, gate), (dup, up)).reshape(x.shape) if needs[0] else None
+    return (
+        dx,
+        _weight_gradient(dgate, flat(x), needs[1]),
+        _bias_gradient(dgate, needs[2]),
+        _weight_gradient(dup, flat(x), needs[3]),
+        _bias_gradient(dup, needs[4]),
+    )
 
 
 def _sum_of_products(first: tuple[Array, Array], second: tuple[Array, Array]) -> Array:
@@ -252,24 +233,29 @@ def _sum_of_products(first: tuple[Array, Array], second: tuple[Array, Array]) ->
 
 
 def _tensors(
-    op: str, named: Mapping[str, Any], matrices: Sequence[str]
-) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return tensors of all that is given and, cast under autocast, those that must be."""
-    found = {
-        name: tensor_of(op, name, value)
-        for name, value in named.items()
-        if value is not None or name in matrices
-    }
+    op: str, matrices: Mapping[str, Any], others: Mapping[str, Any], order: Sequence[str]
+) -> list[Any]:
+    """Return operands as tensors: matrices cast under autocast, others None where not given."""
+    found = {name: tensor_of(op, name, value) for name, value in matrices.items()}
     if mode.autocast is not None:
-        found |= zip(matrices, cast_operands(*[found[name] for name in matrices]), strict=True)
-    return found, [found[name] for name in matrices]
+        found |= zip(matrices, cast_operands(*found.values()), strict=True)
+    found |= {name: tensor_of(op, name, v) for name, v in others.items() if v is not None}
+    return [found.get(name) for name in order]
 
 
-_SLOPED = Row("linear_gelu", "dy x", "dy * gelu_tanh_slope(x)")
+def _data(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.data
 
 
-def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> dict[str, Tensor]:
-    """Return the operands that there are as tensors, checked."""
+def _shape(array: Array | None) -> Any:
+    return None if array is None else array.shape
+
+
+_GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_slope(x)")
+
+
+def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:
+    """Return x, weight, bias and residual as tensors, checked; None where not given."""
     x, weight = tensor_of(op, "x", x), tensor_of(op, "weight", weight)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
@@ -279,23 +265,23 @@ def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> 
         raise ShapeError(
             f"{op}: weight has shape {w.shape}, expected (out, {width}) as x has shape {a.shape}"
         )
-    inputs = {"x": x, "weight": weight}
+    given = {"x": x, "weight": weight}
     if bias is not None:
-        inputs["bias"] = bias = tensor_of(op, "bias", bias)
+        given["bias"] = bias = tensor_of(op, "bias", bias)
         if bias.data.shape != w.shape[:1]:
             raise ShapeError(
                 f"{op}: bias has shape {bias.shape}, expected {w.shape[:1]} (out of weight)"
             )
     if residual is not None:
-        inputs["residual"] = residual = tensor_of(op, "residual", residual)
+        given["residual"] = residual = tensor_of(op, "residual", residual)
         shape = (*a.shape[:-1], w.shape[0])
         if residual.data.shape != shape:
             raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {shape}")
-    for name, operand in inputs.items():
+    for name, operand in given.items():
         if operand.data.dtype.kind != "f":  # bfloat16 has another kind
             float_operand(op, name, operand)
-    same_device(op, list(inputs), [t.data for t in inputs.values()])
-    return inputs
+    same_device(op, list(given), [t.data for t in given.values()])
+    return [x, weight, bias, residual]
 
 
 def _affine(
@@ -329,12 +315,12 @@ def _affine(
 
 
 def _activated(
-    rows: Array, weight: Array, bias: Array | None, tensors: Sequence[Tensor]
+    rows: Array, weight: Array, bias: Array | None, tensors: Sequence[Tensor | None]
 ) -> tuple[Array, Array | None]:
     """Return gelu(x W^T + b) and, if any of the tensors needs a gradient, what it is taken of."""
     y = backend.empty((len(rows), len(weight)), rows.dtype, like=rows)
     pre = None
-    if mode.grad_enabled and any(tensor.requires_grad for tensor in tensors):
+    if mode.grad_enabled and any(t is not None and t.requires_grad for t in tensors):
         pre = backend.empty(y.shape, y.dtype, like=y)
     bias = None if bias is None else contiguous(bias)
     matmul_cuda.run(problem(rows, weight.T, y, bias=bias, gelu=True, before_gelu=pre))
@@ -352,7 +338,7 @@ def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None]) -> bool:
     return all([bias is None or bias.dtype in (dtype, float32) for bias in biases])
 
 
-def _fit(x: Any, up: Any, down: Any, up_bias: Any, down_bias: Any, residual: Any) -> bool:
+def _fit(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, residual: Any) -> bool:
     """Whether the shapes are those that `feed_forward` takes."""
     return (
         len(up) == len(down) == 2
@@ -363,28 +349,25 @@ def _fit(x: Any, up: Any, down: Any, up_bias: Any, down_bias: Any, residual: Any
     )
 
 
-def _weight_gradient(dy: Array, x: Array, kernel: str | None = None) -> Late:
-    """Return dy^T x, to be added to the gradient by the product where that is possible."""
-
-    wide = compute_dtype(dy.dtype)
-
-    def compute(total: Array | None) -> Array | None:
-        if total is None:
-            return product(dy.T, x, wide, kernel)
-        matmul_cuda.run(problem(dy.T, x, total, add=True), kernel)
+def _weight_gradient(dy: Array, x: Array, need: Any, kernel: str | None = None) -> Array | None:
+    """Return dy^T x where it is needed; None once the product has added it to the gradient."""
+    if not need:
         return None
-
-    return Late(compute, float32 if wide is float32 and dy.dtype is x.dtype else None)
-
-
-def _bias_gradient(dy: Array) -> Late:
-    """Return the sum of the rows of dy."""
     wide = compute_dtype(dy.dtype)
+    total = kernel_sum(need, float32) if wide is float32 and dy.dtype is x.dtype else None
+    if total is None:
+        return accumulated(product(dy.T, x, wide, kernel), need)
+    matmul_cuda.run(problem(dy.T, x, total, add=True), kernel)
+    return None
 
-    def compute(total: Array | None) -> Array | None:
-        if total is None:
-            return sum_array(dy, (0,), dtype=wide)
-        add_sum_of_rows(total, dy)
+
+def _bias_gradient(dy: Array, need: Any) -> Array | None:
+    """Return the sum of the rows of dy where it is needed; None once it is added."""
+    if not need:
         return None
-
-    return Late(compute, wide if dy.size else None)
+    wide = compute_dtype(dy.dtype)
+    total = kernel_sum(need, wide) if dy.size else None
+    if total is None:
+        return accumulated(sum_array(dy, (0,), dtype=wide), need)
+    add_sum_of_rows(total, dy)
+    return None

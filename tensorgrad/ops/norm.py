@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import accumulated
 from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
@@ -20,12 +21,9 @@ from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
 from tensorgrad.kernels.norm import forward as _forward_cuda
 from tensorgrad.operands import float_tensor
-from tensorgrad.partial import Part, Twin
 from tensorgrad.tensor import Tensor
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
-
-_ABSENT = Tensor(np.zeros(()))  # stands among the inputs for one that was not given
 
 
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
@@ -131,9 +129,8 @@ def _run(op: str, x: Any, weight: Any, bias: Any, eps: float, centre: bool) -> T
     x = float_tensor(op, "x", x)
     check_range(op, "eps", eps)
     weight, bias = _parameters(op, {"x": x}, weight, bias)
-    y, total, mean, rstd = _forward(x.data, None, weight.data, bias.data, eps, centre)
-    saved = (total, _given(weight.data), mean, rstd)
-    return record(op, y, (x, weight, bias), _backward, saved)
+    y, total, mean, rstd = _forward(x.data, None, weight, bias, eps, centre)
+    return record(op, y, (x, weight, bias), _backward, (total, _data(weight), mean, rstd))
 
 
 def _run_added(
@@ -143,15 +140,15 @@ def _run_added(
     check_range(op, "eps", eps)
     if residual is None:
         weight, bias = _parameters(op, {"x": x}, weight, bias)
-        residual, first, second = _ABSENT, x.data, None
+        first, second = x.data, None
     else:
         residual = float_tensor(op, "residual", residual)
         weight, bias = _parameters(op, {"x": x, "residual": residual}, weight, bias)
         first, second = _terms(op, x, residual)
-    y, total, mean, rstd = _forward(first, second, weight.data, bias.data, eps, centre)
-    saved = (total, _given(weight.data), mean, rstd)
-    added = record(op, total, (x, residual, weight, bias), _backward_added, saved)
-    return added, record(op, y, (added,), _backward_normed, ())
+    y, total, mean, rstd = _forward(first, second, weight, bias, eps, centre)
+    saved = (total, _data(weight), mean, rstd)
+    added, normed = record(op, (total, y), (x, residual, weight, bias), _backward_added, saved)
+    return added, normed
 
 
 def _terms(op: str, x: Tensor, residual: Tensor) -> tuple[Array, Array]:
@@ -162,8 +159,10 @@ def _terms(op: str, x: Tensor, residual: Tensor) -> tuple[Array, Array]:
     return x.data.astype(dtype, copy=False), residual.data.astype(dtype, copy=False)
 
 
-def _parameters(op: str, given: dict[str, Tensor], weight: Any, bias: Any) -> tuple[Tensor, Tensor]:
-    """Return weight and bias, checked, _ABSENT for one that was not given."""
+def _parameters(
+    op: str, given: dict[str, Tensor], weight: Any, bias: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return weight and bias, checked, None for one that was not given."""
     x = given["x"]
     if x.ndim == 0:
         raise ShapeError(f"{op}: x has shape (), expected (..., C)")
@@ -176,42 +175,41 @@ def _parameters(op: str, given: dict[str, Tensor], weight: Any, bias: Any) -> tu
                     "(last axis of x)"
                 )
     backend.same_device(op, list(given), [t.data for t in given.values()])
-    return given.get("weight", _ABSENT), given.get("bias", _ABSENT)
+    return given.get("weight"), given.get("bias")
 
 
-def _given(parameter: Array) -> Array | None:
-    return None if parameter is _ABSENT.data else parameter
+def _data(parameter: Tensor | None) -> Array | None:
+    return None if parameter is None else parameter.data
 
 
 def _forward(
-    x: Array, residual: Array | None, weight: Array, bias: Array, eps: float, centre: bool
+    x: Array,
+    residual: Array | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centre: bool,
 ) -> tuple[Array, Array, Array | None, Array]:
     forward = _forward_numpy if type(x) is np.ndarray else _forward_cuda
-    return forward(x, residual, _given(weight), _given(bias), eps, centre)
+    return forward(x, residual, _data(weight), _data(bias), eps, centre)
 
 
 def _backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool], dsum: Array | None = None
+    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any], dsum: Array | None = None
 ) -> tuple[Array | None, ...]:
     backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
     x, weight, mean, rstd = saved
     return backward(dy, dsum, x, weight, mean, rstd, needs)
 
 
-def _backward_normed(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    return (Twin(None, dy),)
-
-
 def _backward_added(
-    dy: Array | Twin, saved: tuple[Any, ...], needs: Sequence[bool]
+    dys: Sequence[Array | None], saved: tuple[Any, ...], needs: Sequence[Any]
 ) -> tuple[Array | None, ...]:
-    if type(dy) is not Twin:  # nobody used the normalised rows
-        return dy, dy, None, None
-    dsum = dy.first.spread(saved[0].shape) if isinstance(dy.first, Part) else dy.first
+    dsum, dy = dys
+    if dy is None:  # nobody used the normalised rows
+        return dsum, dsum, None, None
     wanted = (needs[0] or needs[1], needs[2], needs[3])
-    dx, dweight, dbias = _backward(dy.second, saved, wanted, dsum)
+    dx, dweight, dbias = _backward(dy, saved, wanted, dsum)
     return dx, dx, dweight, dbias
 
 
@@ -258,7 +256,7 @@ def _backward_numpy(
     weight: Array | None,
     mean: Array | None,
     rstd: Array,
-    needs: Sequence[bool],
+    needs: Sequence[Any],
 ) -> tuple[Array | None, ...]:
     count, width = len(rstd), x.shape[-1]
     dtype = rstd.dtype
@@ -289,7 +287,7 @@ def _backward_numpy(
     dx = dx.reshape(x.shape)
     if dsum is not None:
         dx += dsum
-    return dx, dweights.sum(0), dbiases.sum(0)
+    return dx, accumulated(dweights.sum(0), needs[1]), accumulated(dbiases.sum(0), needs[2])
 
 
 def _block(width: int) -> int:

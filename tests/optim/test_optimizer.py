@@ -193,7 +193,7 @@ def test_a_graph_from_before_the_step_is_not_used_after_it() -> None:
     for _ in range(50):
         optimizer.step()
         toy.total(tensor * tensor).backward()
-    assert len(engine._assigned.log) < 40, "steps pile up in the log"
+    assert len(engine._versions.log) < 40, "steps pile up in the log"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, *HALVES], ids=str)
@@ -337,12 +337,12 @@ def test_ctrl_c_in_a_step_waits_until_all_of_it_is_done(
         update(*arrays, **options)
 
     monkeypatch.setattr(optimizer, "_update_numpy", interrupted)
-    tick = engine.latest_tick()
+    version = engine.latest_version()
     toy.set_gradients(tensors, 0)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(max_norm=1.0, scaler=scalers[1])
     assert len(calls) > 10
-    assert engine.latest_tick() > tick
+    assert engine.latest_version() > version
     proceed(optimizer, tensors, range(1, 3), max_norm=1.0, scaler=scalers[1])
     assert toy.same_bits(everything(expected), everything(optimizer))
     assert optimizer.numbers() == expected.numbers()

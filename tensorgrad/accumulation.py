@@ -1,0 +1,60 @@
+"""Gradients that backward functions may add to.
+
+A backward function is told of each input whether its gradient is wanted: False, True, or an `Into`,
+which is true as well and holds the gradient so far. A function that can add to it at no extra cost,
+as a matrix product can, does so and returns None; any other returns its gradient as usual.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
+from tensorgrad.dtypes import Dtype
+
+
+class Into(int):  # equal to True, also as a part of a key
+    """A need that is true, with the gradient so far.
+
+    Attributes:
+        array: owned by the walk or by a leaf; the shape of the input, maybe of a wider dtype.
+    """
+
+    array: Array
+
+
+def into(array: Array) -> Into:
+    """Return the need with this gradient so far."""
+    need = Into(True)
+    need.array = array
+    return need
+
+
+def kernel_sum(need: Any, dtype: Dtype) -> Array | None:
+    """Return the gradient so far if a kernel can add to it: contiguous, on the GPU, of `dtype`."""
+    if type(need) is not Into:
+        return None
+    total = need.array
+    fit = total.dtype is dtype and not is_numpy(total) and total.flags.c_contiguous
+    return total if fit else None
+
+
+def accumulated(dx: Array, need: Any) -> Array | None:
+    """Return a gradient, or None once it is added to the gradient so far."""
+    if type(need) is not Into:
+        return dx
+    add_into(need.array, dx)
+    return None
+
+
+def accumulated_view(dx: Array, need: Any, shape: Shape, key: Any) -> Array | None:
+    """Return a gradient that is dx in the view [key] and zero elsewhere, as `accumulated` does.
+
+    A loop over the T rows of an array so costs T rows, not T arrays.
+    """
+    if type(need) is Into:
+        add_into(need.array[key], dx)
+        return None
+    whole: Array = namespace(dx).zeros(shape, dx.dtype)
+    add_into(whole[key], dx)
+    return whole
