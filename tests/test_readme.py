@@ -1,4 +1,4 @@
-"""What the documents say runs: every Python block, every command, every link.
+"""What the documents say is true: Python blocks run; commands, links and source paths exist.
 
 A block opened with ```python runs as it stands. ```python gpu is skipped without a GPU, and
 ```python mpi runs on two ranks.
@@ -27,11 +27,16 @@ from tensorgrad import backend
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT, module_names
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+DOCS = sorted(ROOT.glob("docs/**/*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
 PROGRAM = r"((?:[A-Z_]+=\S+ |taskset \S+ \S+ )*(?:python|mpirun) {})"
 INDENTED = re.compile("^ {4}" + PROGRAM.format(".+$"), re.MULTILINE)
 QUOTED = re.compile("`" + PROGRAM.format("[^`]+") + "`")
+CODE = re.compile(r"`([^`\n]+)`")
+SOURCE = re.compile(
+    r"(?:tensorgrad|models|parallel|examples|tests|docs)/[\w./-]*|[\w/-]+\.(?:py|cuh?)"
+)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = {"sh", "bash", "shell", "console"}
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi}
@@ -223,9 +228,35 @@ def dead_links(document: Path, text: str) -> Iterator[str]:
             yield f"{name}#{anchor}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(document: Path) -> None:
     assert list(dead_links(document, document.read_text(encoding="utf-8"))) == []
+
+
+def missing_sources(text: str) -> Iterator[str]:
+    """Yield the source paths between backquotes that do not exist.
+
+    Paths begin at the root. A name alone may be in any folder that the text names.
+    """
+    names = [name for name in CODE.findall(FENCE.sub("", text)) if SOURCE.fullmatch(name)]
+    folders = {(ROOT / name) if name.endswith("/") else (ROOT / name).parent for name in names}
+    for name in names:
+        places = [ROOT] if "/" in name else folders - {ROOT}
+        if not any((place / name).exists() for place in places):
+            yield name
+
+
+@pytest.mark.parametrize(
+    "document", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_source_paths_exist(document: Path) -> None:
+    assert list(missing_sources(document.read_text(encoding="utf-8"))) == []
+
+
+def test_the_index_lists_every_document() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = {name for name, _ in LINK.findall(index.read_text(encoding="utf-8"))}
+    assert {str(path.relative_to(index.parent)) for path in DOCS} - {index.name} == listed
 
 
 def test_the_checks_would_notice() -> None:
@@ -239,8 +270,11 @@ def test_the_checks_would_notice() -> None:
     bench = ["mpirun", "-n", "2", "python", "-m", "examples.bench.parallel", "data", "--batch", "8"]
     assert list(problems(bench)) == []
     assert list(problems([*bench, "--nothing"])) == ["examples.bench.parallel --nothing"]
-    links = "[a](docs/none.md) [b](#quick-start) [c](#nothing) [d](docs/data.md#nothing)"
+    links = "[a](docs/none.md) [b](#quick-start) [c](#nothing) [d](docs/guides/data.md#nothing)"
     found = list(dead_links(ROOT / "README.md", links))
-    assert found == ["docs/none.md#", "#nothing", "docs/data.md#nothing"]
+    assert found == ["docs/none.md#", "#nothing", "docs/guides/data.md#nothing"]
+    sources = "`tensorgrad/tensor.py` `tensor.py` `models/none.py` `gpt2.py` `tensorgrad/nothing/`"
+    assert list(missing_sources(sources)) == ["models/none.py", "tensorgrad/nothing/"]
+    assert list(missing_sources("`tensor.py` `python none.py` `state.json`")) == ["tensor.py"]
     assert len(list(python_blocks())) > 0
     assert len(list(commands())) > 2
