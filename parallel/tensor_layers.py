@@ -145,7 +145,7 @@ class ColumnParallelLinear(Linear):
         if self.bias is not None:
             self.placements["bias"] = region.cut(self.bias, 0, sections, units)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Any) -> Tensor:  # type: ignore[override]
         """Return (B, T, the own outputs) for x (B, T, inputs) or, of a sequence, its own rows."""
         return ops.linear(self.region.enter(x), self.weight, self.bias)
 

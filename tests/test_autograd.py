@@ -489,7 +489,7 @@ def test_several_outputs_survive_recomputation_and_functional_gradients() -> Non
 def test_a_wrong_number_of_gradients_is_an_error_that_names_the_op() -> None:
     x = leaf(1.0)
     y = record("odd", x.data * 2, (x, x), lambda dy, saved, needs: (dy,), ())
-    with pytest.raises(GradError, match="odd returned 1 gradients, expected .* 2 inputs"):
+    with pytest.raises(GradError, match=r"odd returned 1 gradients, expected .* 2 inputs"):
         y.backward()
 
 

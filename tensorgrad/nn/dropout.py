@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad import ops
 from tensorgrad.checks import probability
 from tensorgrad.nn.module import Module
+from tensorgrad.ops.dropout import dropout, dropout_add
 from tensorgrad.tensor import Tensor
 
 
@@ -27,7 +27,11 @@ class Dropout(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x; x itself after `eval()` or where p is 0."""
-        return ops.dropout(x, self.p, self.training)
+        return dropout(x, self.p, self.training)
+
+    def add(self, x: Any, residual: Any) -> Tensor:
+        """Return residual + dropout(x), in one kernel."""
+        return dropout_add(x, residual, self.p, training=self.training)
 
     def extra_repr(self) -> str:
         """Return the probability."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import ops
 from tensorgrad.checks import check_integer
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter, check_input
+from tensorgrad.ops.linear import linear
 from tensorgrad.tensor import Tensor
 
 
@@ -37,22 +37,22 @@ class Linear(Module):
         if self.bias is not None:
             init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, x: Any) -> Tensor:
-        """Return (..., outputs) for x (..., inputs), of the layer's dtype or a narrower one."""
+    def forward(self, x: Any, residual: Any = None) -> Tensor:
+        """Return (..., outputs) for x (..., inputs), of the layer's dtype or a narrower one.
+
+        Args:
+            x: (..., inputs).
+            residual: (..., outputs), added by the matrix product; or None.
+        """
         check_input(self, x, self.weight)
-        return ops.linear(x, self.weight, self.bias)
+        check_input(self, residual, self.weight, "residual")
+        return linear(x, self.weight, self.bias, residual=residual)
+
+    def affine(self) -> tuple[Parameter, Parameter | None]:
+        """Return weight and bias: all that `forward` does, for ops that fuse the product."""
+        return self.weight, self.bias
 
     def extra_repr(self) -> str:
         """Return the sizes."""
         outputs, inputs = self.weight.shape
         return f"{inputs}, {outputs}" + ("" if self.bias is not None else ", bias=False")
-
-
-def add_linear(layer: Module, x: Any, residual: Any = None) -> Tensor:
-    """Return layer(x) + residual, the sum taken by the matrix product where the layer is Linear."""
-    if type(layer) is Linear:
-        check_input(layer, x, layer.weight)
-        check_input(layer, residual, layer.weight, "residual")
-        return ops.linear(x, layer.weight, layer.bias, residual=residual)
-    y: Tensor = layer(x) if residual is None else residual + layer(x)
-    return y

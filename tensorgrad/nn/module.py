@@ -12,8 +12,10 @@ follows into float64. The functions of `tensorgrad.ops` promote as NumPy does.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -330,6 +332,42 @@ def check_input(layer: Module, x: Any, weight: Tensor, name: str = "x") -> None:
             f"{type(layer).__name__}: {name} has dtype {dtype}, expected {weight.dtype} as the "
             f'layer; convert it, {name}.astype("{weight.dtype}"), or the layer, .to("{dtype}")'
         )
+
+
+def offers(layer: Module, method: str) -> bool:
+    """Whether a layer has a method that fuses its forward with what is around it.
+
+    A norm has `add`, a linear layer `affine`. A subclass that overrides `forward` alone computes
+    something else, and offers none.
+    """
+    return "forward" not in vars(layer) and _offers(type(layer), method)
+
+
+@cache
+def _offers(kind: Any, method: str) -> bool:
+    for base in kind.__mro__:
+        if method in vars(base):
+            return True
+        if "forward" in vars(base):
+            return False
+    return False
+
+
+def add_branch(layer: Module, x: Any, residual: Any = None) -> Tensor:
+    """Return residual + layer(x), in one kernel where the layer's forward takes a `residual`."""
+    y: Tensor
+    if residual is None:
+        y = layer(x)
+    elif _takes_residual(getattr(layer.forward, "__func__", layer.forward)):
+        y = layer(x, residual=residual)
+    else:
+        y = residual + layer(x)
+    return y
+
+
+@cache
+def _takes_residual(forward: Callable[..., Any]) -> bool:
+    return "residual" in inspect.signature(forward).parameters
 
 
 def _holds_modules(value: Any) -> bool:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import ops
 from tensorgrad.checks import check_integer, check_range
-from tensorgrad.nn.module import Module, Parameter, check_input
+from tensorgrad.nn.dropout import Dropout
+from tensorgrad.nn.module import Module, Parameter, check_input, offers
+from tensorgrad.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from tensorgrad.tensor import Tensor
 
 
@@ -35,13 +36,13 @@ class LayerNorm(Module):
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x, (..., width), of the layer's dtype or a narrower one."""
         check_input(self, x, self.weight)
-        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its normalisation, computed together; without one, x itself."""
         check_input(self, x, self.weight)
         check_input(self, residual, self.weight, "residual")
-        return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+        return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         """Return the size."""
@@ -69,14 +70,28 @@ class RMSNorm(Module):
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x, (..., width), of the layer's dtype or a narrower one."""
         check_input(self, x, self.weight)
-        return ops.rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its normalisation, computed together; without one, x itself."""
         check_input(self, x, self.weight)
         check_input(self, residual, self.weight, "residual")
-        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+        return add_rms_norm(x, residual, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         """Return the size."""
         return f"{self.weight.size}, eps={self.eps}"
+
+
+def add_norm(x: Any, branch: Any, norm: Any, dropout: Dropout | None = None) -> tuple[Any, Tensor]:
+    """Return x + dropout(branch), and its norm, in one kernel where the norm has `add`.
+
+    Without a branch, x itself and its norm, the gradients of which one kernel adds up.
+    """
+    if dropout is not None and dropout.drops:
+        x, branch = dropout.add(branch, x), None
+    if offers(norm, "add"):
+        total, normed = norm.add(x, branch)
+        return total, normed
+    total = x if branch is None else x + branch
+    return total, norm(total)

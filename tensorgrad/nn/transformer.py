@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorgrad import ops
 from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
 from tensorgrad.nn.dropout import Dropout
-from tensorgrad.nn.linear import Linear, add_linear
-from tensorgrad.nn.module import Module, check_input
-from tensorgrad.nn.norm import LayerNorm, RMSNorm
+from tensorgrad.nn.linear import Linear
+from tensorgrad.nn.module import Module, add_branch, check_input, offers
+from tensorgrad.nn.norm import LayerNorm, add_norm
+from tensorgrad.ops.elementwise.activation import gelu, swiglu
+from tensorgrad.ops.linear import feed_forward, gated_linear
 from tensorgrad.tensor import Tensor
 
 
@@ -42,14 +43,11 @@ class FeedForward(Module):
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return (..., width) for x of that shape; a residual is added."""
         up, down = self.up, self.down
-        fused = type(up) is Linear and type(down) is Linear  # not what a user has put there
-        if fused and not self.dropout.drops:
+        if offers(up, "affine") and offers(down, "affine") and not self.dropout.drops:
             check_input(self, x, up.weight)
             check_input(self, residual, down.weight, "residual")
-            return ops.feed_forward(
-                x, up.weight, up.bias, down.weight, down.bias, residual, self.approximate
-            )
-        return add_linear(down, self.dropout(ops.gelu(up(x), self.approximate)), residual)
+            return feed_forward(x, *up.affine(), *down.affine(), residual, self.approximate)
+        return add_branch(down, self.dropout(gelu(up(x), self.approximate)), residual)
 
 
 class SwiGLU(Module):
@@ -76,12 +74,13 @@ class SwiGLU(Module):
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return (..., width) for x of that shape; a residual is added."""
         gate, up = self.gate, self.up
-        if type(gate) is Linear and type(up) is Linear:  # not what a user has put there
+        if offers(gate, "affine") and offers(up, "affine"):
             check_input(self, x, gate.weight)
-            hidden = ops.gated_linear(x, gate.weight, up.weight, gate.bias, up.bias)
+            (gate_weight, gate_bias), (up_weight, up_bias) = gate.affine(), up.affine()
+            hidden = gated_linear(x, gate_weight, up_weight, gate_bias, up_bias)
         else:
-            hidden = ops.swiglu(gate(x), up(x))
-        return add_linear(self.down, self.dropout(hidden), residual)
+            hidden = swiglu(gate(x), up(x))
+        return add_branch(self.down, self.dropout(hidden), residual)
 
     @staticmethod
     def default_hidden(width: int) -> int:
@@ -135,27 +134,8 @@ class TransformerBlock(Module):
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
-        x, normed = _beside(x, self.norm1)
-        x, normed = self._add_and_norm(x, self.attention(normed, mask, cache))
-        if isinstance(self.feed_forward, (FeedForward, SwiGLU)) and not self.dropout.drops:
-            y: Tensor = self.feed_forward(normed, residual=x)
-            return y
-        return self._add(x, self.feed_forward(normed))
-
-    def _add_and_norm(self, x: Any, branch: Any) -> tuple[Tensor, Tensor]:
-        """Return x + dropout(branch) and norm2 of it, in one kernel where nothing is dropped."""
-        norm = self.norm2
-        if (type(norm) is LayerNorm or type(norm) is RMSNorm) and not self.dropout.drops:
-            return norm.add(x, branch)
-        return _beside(self._add(x, branch), norm)
-
-    def _add(self, x: Any, branch: Any) -> Tensor:
-        """Return x + dropout(branch), in one kernel."""
-        return ops.dropout_add(branch, x, self.dropout.p, training=self.dropout.training)
-
-
-def _beside(x: Any, norm: Module) -> tuple[Any, Tensor]:
-    """Return x to go on with, and norm(x), in whose backward kernel both gradients are added."""
-    if type(norm) is LayerNorm or type(norm) is RMSNorm:  # not what a user has put there
-        return norm.add(x)
-    return x, norm(x)
+        x, normed = add_norm(x, None, self.norm1)
+        x, normed = add_norm(x, self.attention(normed, mask, cache), self.norm2, self.dropout)
+        if self.dropout.drops:
+            return self.dropout.add(self.feed_forward(normed), x)
+        return add_branch(self.feed_forward, normed, x)

@@ -66,6 +66,63 @@ def test_the_block_is_two_residual_branches() -> None:
         np.testing.assert_allclose(block(x).numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
 
 
+def recorded(y: Tensor) -> list[str]:
+    """Return the names of the ops of a graph, in the order of a walk."""
+    names, stack, seen = [], [y.node], set()
+    while stack:
+        edge = stack.pop()
+        edge = getattr(edge, "node", None) or edge
+        if edge in seen or not hasattr(edge, "edges"):
+            continue
+        seen.add(edge)
+        names.append(edge.name)
+        stack += [target for target in edge.edges if target is not None]
+    return names
+
+
+def test_subclasses_that_keep_the_contract_are_fused_like_their_bases() -> None:
+    class Norm(nn.LayerNorm):
+        pass
+
+    class Product(nn.Linear):
+        def extra_repr(self) -> str:
+            return "own"
+
+    class Branch(nn.FeedForward):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.up, self.down = Product(width, 4 * width), Product(4 * width, width)
+
+    x = tensor(2, 5, 32)
+    plain = nn.TransformerBlock(32, 4)
+    derived = nn.TransformerBlock(32, 4, norm=Norm, feed_forward=Branch)
+    assert recorded(derived(x)) == recorded(plain(x))
+    assert "add_layer_norm" in recorded(plain(x))
+    other = nn.TransformerBlock(32, 4, norm=Doubled)
+    assert "layer_norm" in recorded(other(x))
+
+
+def test_a_layer_of_a_user_takes_part_without_the_protocol() -> None:
+    class Scale(nn.Module):
+        def __init__(self, width: int) -> None:
+            self.factor = nn.Parameter(np.full(width, 2, "float32"))
+
+        def forward(self, x: Any) -> Tensor:
+            return x * self.factor
+
+    block, x = nn.TransformerBlock(32, 4, norm=Scale, feed_forward=Scale), tensor(2, 5, 32)
+    middle = x + block.attention(x * 2)
+    np.testing.assert_allclose(block(x).numpy(), (middle + middle * 4).numpy(), rtol=1e-6)
+    block.dropout = nn.Dropout(0.5)
+    assert block(x).shape == x.shape
+    product = nn.Linear(4, 4)
+    product.forward = lambda x: x  # type: ignore[method-assign, assignment, misc]
+    branch = nn.FeedForward(4, hidden=4)
+    branch.up = product
+    y, given = tensor(2, 4), tensor(2, 4)
+    np.testing.assert_array_equal(branch(y, given).numpy(), branch.down(ops.gelu(y), given).numpy())
+
+
 def test_parameters_of_the_gpt2_block() -> None:
     names = dict(nn.TransformerBlock(8, 2).named_parameters())
     assert {name: p.shape for name, p in names.items()} == {
