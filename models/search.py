@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, ops
-from tensorgrad.arrays import widened
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer, check_number
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import check_tokens, checked_prompts

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
+from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.dtypes import Dtype, compute_dtype, int64, is_float, uint64
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
@@ -90,12 +90,6 @@ def sum_dtype(dtype: Dtype) -> Dtype:
 def keep_axes(y: Array, shape: Shape, axes: tuple[int, ...]) -> Array:
     """Return a reduced array with its axes kept as length 1."""
     return y.reshape([1 if axis in axes else n for axis, n in enumerate(shape)])
-
-
-def widened(array: Array) -> Array:
-    """Return 16-bit floats as float32, anything else as it is."""
-    dtype = compute_dtype(array.dtype)
-    return array if dtype is array.dtype else array.astype(dtype, copy=False)
 
 
 @cache

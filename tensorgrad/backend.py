@@ -197,6 +197,12 @@ def _add_into_kernel(compute: str) -> Any:
     )
 
 
+def widened(array: Array) -> Array:
+    """Return 16-bit floats as float32, anything else as it is."""
+    dtype = compute_dtype(array.dtype)
+    return array if dtype is array.dtype else array.astype(dtype, copy=False)
+
+
 def contiguous(array: Array) -> Array:
     """Return the array in C order, itself when it is so already."""
     return array if array.flags.c_contiguous else namespace(array).ascontiguousarray(array)

@@ -18,11 +18,12 @@ FOLDERS = {
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, where, and whether importing the file runs it."""
+    """One imported module, where, whether importing the file runs it, or only type checkers do."""
 
     name: str
     line: int
     at_top: bool
+    for_types: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,25 @@ def module_names() -> frozenset[str]:
 
 def imports(source: Source) -> Iterator[Import]:
     """Yield what a file imports, as a dotted name; of the library, the module and no further."""
+    typed = {
+        child
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
     for node, at_top in _walk(source.tree, True):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno, at_top)
+                yield Import(alias.name, node.lineno, at_top, node in typed)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                yield Import("." * node.level + base, node.lineno, at_top)
+                yield Import("." * node.level + base, node.lineno, at_top, node in typed)
                 continue
             for alias in node.names:
                 whole = f"{base}.{alias.name}"
                 inside = base in module_names() and whole not in module_names()
-                yield Import(base if inside else whole, node.lineno, at_top)
+                yield Import(base if inside else whole, node.lineno, at_top, node in typed)
 
 
 def _read(folder: Path, package: str) -> Iterator[Source]:

@@ -3,25 +3,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.layers import LAYERS, PICTURE, layer_of, picture
 from tests.source_tree import ROOT, Source, examples, imports, library, module_names
-
-# What a part may import: the parts of lower layers, and parts of its own layer in one direction.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "interrupt", "dtypes", "backend", "files", "readers", "command"),
-    ("kernels",),
-    ("core",),  # tensor, autograd, ops and what stands beside them
-    ("nn", "optim"),
-    ("models", "data"),
-    ("train", "parallel"),
-    ("tensorgrad",),  # the root, which exports them all
-    ("examples",),
-)
-LAYER_OF = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 
 RUN_TIME = {"numpy", "ml_dtypes", "tqdm", "safetensors", "tokenizers"}
 ONLY_IN = {
@@ -37,52 +26,118 @@ EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 NAMES = [source.module for source in library()]
 
 
-def part(module: str) -> str:
-    """Name the part of the design that a module belongs to."""
-    if module.startswith("examples"):
-        return "examples"
-    first = module.split(".")[1] if "." in module else "tensorgrad"
-    return first if first in LAYER_OF else "core"
+# The one import that goes up: the methods of Tensor call the ops, and NumPy's functions do.
+UPWARD = {
+    ("tensorgrad.tensor", "tensorgrad.ops"),
+    ("tensorgrad.tensor", "tensorgrad.ops.numpy_functions"),
+}
 
 
-def edges() -> Iterator[tuple[str, str, str]]:
-    """Yield (importing part, imported part, place) of every import inside the project."""
+@cache
+def edges() -> tuple[tuple[str, str, str], ...]:
+    """Return (importing module, imported module, place) of every import that runs."""
+    return tuple(_edges())
+
+
+def _edges() -> Iterator[tuple[str, str, str]]:
     for source in (*library(), *examples()):
         for found in imports(source):
-            if found.name.split(".")[0] in {"tensorgrad", "examples"}:
-                yield part(source.module), part(found.name), f"{source}:{found.line}"
+            inside = found.name.split(".")[0] in {"tensorgrad", "examples"}
+            if inside and not found.for_types and (source.module, found.name) not in UPWARD:
+                yield source.module, found.name, f"{source}:{found.line}"
 
 
 def of(module: str) -> Source:
     return next(source for source in library() if source.module == module)
 
 
-def test_the_parts_are_found() -> None:
+def upward(given: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return the imports of a higher layer."""
+    return [
+        f"{place}: {upper} imports {lower}"
+        for upper, lower, place in given
+        if layer_of(lower) > layer_of(upper)
+    ]
+
+
+def cycles(given: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return the imports that lead back to the module that has them."""
+    imported: dict[str, list[tuple[str, str]]] = {}
+    for upper, lower, place in given:
+        imported.setdefault(upper, []).append((lower, place))
+
+    @cache
+    def reached(start: str) -> frozenset[str]:
+        seen, stack = {start}, [start]
+        while stack:
+            for lower, _ in imported.get(stack.pop(), []):
+                if lower not in seen:
+                    seen.add(lower)
+                    stack.append(lower)
+        return frozenset(seen)
+
+    return [
+        f"{place}: {upper} imports {lower}, which leads back to it"
+        for upper, found in imported.items()
+        for lower, place in found
+        if upper in reached(lower)
+    ]
+
+
+def test_the_modules_are_found() -> None:
     assert {"tensorgrad.backend", "tensorgrad.models", "tensorgrad.parallel"} <= module_names()
     assert not any(name.startswith("tensorgrad.models.models") for name in module_names())
-    assert any(upper == "tensorgrad" or lower == "errors" for upper, lower, _ in edges())
+    assert len(edges()) > 500
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    for source in (*library(), *examples()):
+        layer_of(source.module)
+    with pytest.raises(LookupError, match=r"tensorgrad\.leftover belongs to no layer"):
+        layer_of("tensorgrad.leftover")
+    names = {source.module for source in library()}
+    listed = {part for parts in LAYERS.values() for part in parts if part != "examples"}
+    assert {f"tensorgrad.{part}".rstrip(".") for part in listed} <= names
 
 
 def test_imports_go_down() -> None:
-    wrong = [
-        f"{place}: {upper} imports {lower}"
-        for upper, lower, place in edges()
-        if LAYER_OF[lower] > LAYER_OF[upper]
-    ]
-    assert wrong == []
+    assert upward(edges()) == []
 
 
-def test_parts_of_one_layer_do_not_import_each_other_both_ways() -> None:
-    beside: dict[tuple[str, str], str] = {}
-    for upper, lower, place in edges():
-        if upper != lower and LAYER_OF[upper] == LAYER_OF[lower]:
-            beside[upper, lower] = place
+def test_there_are_no_cycles() -> None:
+    assert cycles(edges()) == []
+
+
+def test_the_exception_is_needed() -> None:
+    found = {(s.module, i.name) for s in library() for i in imports(s) if not i.for_types}
+    assert found >= UPWARD
+
+
+def test_a_wrong_import_is_found() -> None:
+    wrong = ("tensorgrad.backend", "tensorgrad.nn.linear", "backend.py:1")
+    assert upward([*edges(), wrong]) == [
+        "backend.py:1: tensorgrad.backend imports tensorgrad.nn.linear"
+    ]
+    back = ("tensorgrad.dtypes", "tensorgrad.backend", "dtypes.py:1")
+    assert "dtypes.py:1: tensorgrad.dtypes imports tensorgrad.backend, which leads back to it" in (
+        cycles([*edges(), back])
+    )
+
+
+def test_ops_launch_no_kernels() -> None:
     wrong = [
-        f"{place}: {upper} imports {lower} and {lower} imports {upper}"
-        for (upper, lower), place in beside.items()
-        if (lower, upper) in beside
+        f"{source}:{found.line}"
+        for source in library()
+        if source.module.startswith(("tensorgrad.ops", "tensorgrad.nn", "tensorgrad.optim"))
+        for found in imports(source)
+        if found.name.startswith("tensorgrad.kernels.loader")
     ]
     assert wrong == []
+    assert len(list((ROOT / "tensorgrad" / "ops").rglob("*.py"))) <= 34
+
+
+def test_the_picture_of_the_layers_is_up_to_date() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "run python -m tests.layers"
 
 
 def test_imports_are_absolute() -> None:

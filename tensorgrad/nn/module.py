@@ -340,7 +340,7 @@ def offers(layer: Module, method: str) -> bool:
     A norm has `add`, a linear layer `affine`. A subclass that overrides `forward` alone computes
     something else, and offers none.
     """
-    return "forward" not in vars(layer) and _offers(type(layer), method)
+    return "forward" not in vars(layer) and _offers(type(layer), method)  # type: ignore[arg-type]
 
 
 @cache

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.arrays import widened
-from tensorgrad.backend import Array, Shape
+from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.dtypes import Dtype
 from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, empty_result
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_number, check_range
 from tensorgrad.dtypes import Dtype, compute_dtype, float16
 from tensorgrad.engine import mode

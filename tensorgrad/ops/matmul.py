@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.amp import cast_operands
-from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, is_numpy, same_device
+from tensorgrad.backend import Array, is_numpy, same_device, widened
 from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode

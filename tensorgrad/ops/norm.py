@@ -13,9 +13,8 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.accumulation import accumulated
-from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_range, promoted
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda

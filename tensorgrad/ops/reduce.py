@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.arrays import keep_axes, sum_array, sum_dtype, widened
+from tensorgrad.arrays import keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape
+from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import axis_index, axis_tuple, check_number
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, ShapeError

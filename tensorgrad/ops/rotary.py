@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import rotary as kernel

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.arrays import widened
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, widened
 from tensorgrad.checks import axis_index, check_number
 from tensorgrad.dtypes import is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError

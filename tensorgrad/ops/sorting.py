@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from tensorgrad.arrays import widened
-from tensorgrad.backend import Array, namespace, same_device
+from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import axis_index, check_integer, promoted
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of

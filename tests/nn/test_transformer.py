@@ -107,7 +107,7 @@ def test_a_layer_of_a_user_takes_part_without_the_protocol() -> None:
         def __init__(self, width: int) -> None:
             self.factor = nn.Parameter(np.full(width, 2, "float32"))
 
-        def forward(self, x: Any) -> Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return x * self.factor
 
     block, x = nn.TransformerBlock(32, 4, norm=Scale, feed_forward=Scale), tensor(2, 5, 32)

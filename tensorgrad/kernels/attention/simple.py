@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from tensorgrad import backend
-from tensorgrad.arrays import widened
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, widened
 from tensorgrad.dtypes import c_name
 from tensorgrad.kernels.attention.arguments import blocks, dropout, problem, readable, rest, sums
 from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result

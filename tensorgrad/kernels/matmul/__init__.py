@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.arrays import widened
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, widened
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels.matmul import cublas as matmul_cublas
