@@ -26,7 +26,7 @@ from tensorgrad.data import TextStream, Tokenizer
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError, TensorgradError
-from tensorgrad.models.generate import generate_batch, stream
+from tensorgrad.models.generation import generate_batch, stream
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import load_huggingface
 from tensorgrad.models.restore import restore

@@ -22,7 +22,7 @@ from tensorgrad import backend, random
 from tensorgrad.command import command, printable
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.generate import generate
+from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config

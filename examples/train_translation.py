@@ -41,7 +41,7 @@ from tensorgrad.data import (
 from tensorgrad.data.pair_loader import IGNORED, Batch
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing
-from tensorgrad.models.search import LARGEST_PENALTY
+from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor

@@ -19,8 +19,8 @@ from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.dtypes import float32
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.models.generation import beam_search, greedy_search
 from tensorgrad.models.language_model import Cache
-from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
 from tensorgrad.ops.operand import check_integer, check_number, integer_array

@@ -27,8 +27,8 @@ from examples.bench.timing import Call, compare, random_array
 from tensorgrad import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.prepared import now
-from tensorgrad.models.decoder import Decoder
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
+from tensorgrad.models.generation.decoding_loop import Decoder
 from tensorgrad.models.gpt2 import GPT2, PRESETS
 from tensorgrad.nn import init
 from tensorgrad.ops import decode_cuda

@@ -14,7 +14,7 @@ import pytest
 from examples import generate
 from tensorgrad import random
 from tensorgrad.data import Tokenizer
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import save_huggingface
 from tensorgrad.parallel.merge import merge, open_checkpoint

@@ -18,7 +18,7 @@ from examples import train_gpt2
 from tensorgrad import backend
 from tensorgrad.data import Tokenizer
 from tensorgrad.files import locked
-from tensorgrad.models.generate import generate
+from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.train import checkpoint
 from tensorgrad.train.device import choose_device

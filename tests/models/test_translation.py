@@ -8,7 +8,7 @@ import pytest
 from tensorgrad import backend, no_grad, random
 from tensorgrad.data import PairLoader, Tokenizer, encode_pairs, language_token, train_tokenizer
 from tensorgrad.errors import ArgumentError, DataError, ShapeError
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.translation import (
     TranslationConfig,
     TranslationModel,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.models.decode_step import DecodeStep
+from tensorgrad.models.generation.decode_step import DecodeStep
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.nn import evaluating
 from tensorgrad.ops.sampling import Sampling, State, extend

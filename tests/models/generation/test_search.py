@@ -9,7 +9,7 @@ import pytest
 
 from tensorgrad import autocast, random
 from tensorgrad.errors import TensorgradError
-from tensorgrad.models.search import beam_search, greedy_search
+from tensorgrad.models.generation import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tensorgrad import autocast, backend, random
-from tensorgrad.models.decode_step import DecodeStep
-from tensorgrad.models.decoder import Decoder, Recomputer
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
+from tensorgrad.models.generation.decode_step import DecodeStep
+from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig

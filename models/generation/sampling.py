@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.decoder import Decoder, Recomputer
+from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.language_model import LanguageModel, check_tokens, checked_prompts
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
