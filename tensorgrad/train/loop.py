@@ -38,11 +38,11 @@ from tensorgrad.train.checkpoint import (
 )
 from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
-from tensorgrad.train.interrupt import STOPS, Interrupts
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import Progress
 from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.stop_signals import STOPS, StopSignals
 
 _log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class Trainer:
             end = min(end, first + settings.stop_after)
         self._begin_alike()
         self._progress = Progress(settings.steps, first, self._tokens_per_step, shown)
-        with Interrupts() as interrupts, ExitStack() as stack, self._progress:
+        with StopSignals() as interrupts, ExitStack() as stack, self._progress:
             if shown:
                 make_folder(self.folder)
                 stack.enter_context(hold(self.folder))

@@ -16,7 +16,7 @@ STOPS = [
 _log = logging.getLogger(__name__)
 
 
-class Interrupts:
+class StopSignals:
     """Notes the first of the signals STOPS inside a `with` block; a second one acts at once.
 
     In other threads than the main one, where Python delivers no signals, it notes nothing.
@@ -29,7 +29,7 @@ class Interrupts:
         self.received: signal.Signals | None = None
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in STOPS:
                 if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
