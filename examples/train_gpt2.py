@@ -26,13 +26,13 @@ from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
-from tensorgrad.train.command import free_folder, report_stop, resume_run
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.run import free_folder, report_stop, resume_run
 from tensorgrad.train.settings import TrainSettings
 
 log = logging.getLogger("train_gpt2")

@@ -50,11 +50,11 @@ from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, load_best
 from tensorgrad.train import config as run_config
-from tensorgrad.train.command import free_folder, report_stop, resume_run
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.run import free_folder, report_stop, resume_run
 from tensorgrad.train.settings import SCHEDULES
 
 log = logging.getLogger("train_sentiment")

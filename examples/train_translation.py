@@ -48,10 +48,10 @@ from tensorgrad.tensor import Tensor
 from tensorgrad.train import OneProcess, Outcome, Trainer, TrainSettings, average_checkpoints
 from tensorgrad.train import config as run_config
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
-from tensorgrad.train.command import report_stop, resume_run
 from tensorgrad.train.config import check, option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import run_folder
+from tensorgrad.train.run import report_stop, resume_run
 from tensorgrad.weights import save_arrays
 
 log = logging.getLogger("train_translation")
