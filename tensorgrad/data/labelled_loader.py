@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.data.loader import as_int32, read_ahead
+from tensorgrad.data.token_loader import as_int32, read_ahead
 from tensorgrad.errors import DataError, ShapeError
 from tensorgrad.ops.operand import check_integer, check_seed
 

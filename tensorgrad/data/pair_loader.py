@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.data.loader import as_int32, read_ahead
+from tensorgrad.data.token_loader import as_int32, read_ahead
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.ops.operand import check_integer, check_seed
 

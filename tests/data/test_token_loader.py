@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tensorgrad.data import TokenFile, TokenLoader
-from tensorgrad.data.loader import Batch, _keys, _shuffle
+from tensorgrad.data.token_loader import Batch, _keys, _shuffle
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 
 SEEDS = st.integers(0, (1 << 64) - 1)
