@@ -18,9 +18,9 @@ from tensorgrad.data.reviews import reviews
 from tensorgrad.data.split import Split, plan_split
 from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint
 from tensorgrad.data.text_stream import TextStream
+from tensorgrad.data.token_file import TokenFile, token_dtype, write_tokens
 from tensorgrad.data.token_loader import TokenLoader
 from tensorgrad.data.tokenizer import Tokenizer
-from tensorgrad.data.tokens import TokenFile, token_dtype, write_tokens
 from tensorgrad.data.words import WordVocabulary, read_vectors, split_words
 
 __all__ = [

@@ -21,8 +21,8 @@ from typing import Any
 
 from tensorgrad.data.split import plan_split
 from tensorgrad.data.text import SUFFIXES, documents, fingerprint
+from tensorgrad.data.token_file import TokenFile, write_tokens
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
-from tensorgrad.data.tokens import TokenFile, write_tokens
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked, make_folder, replacing, sync_folder
 from tensorgrad.ops.operand import check_integer, check_number

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensorgrad.data.tokens import TokenFile, Tokens
+from tensorgrad.data.token_file import TokenFile, Tokens
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 from tensorgrad.ops.operand import check_integer, check_seed, integer_array
 
