@@ -12,7 +12,6 @@ makes one of what several ranks have written. Without a prompt it asks for one a
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import sys
 import time
@@ -102,8 +101,7 @@ def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
     """Return a tokenizer; fail where it is not the one that the model was trained with."""
     tokenizer = Tokenizer.load(path)
     if checkpoint.state.get("tokenizer"):
-        found = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
-        check_same(checkpoint, "tokenizer", {"sha256": found})
+        check_same(checkpoint, "tokenizer", {"sha256": tokenizer.digest})
     return tokenizer
 
 

@@ -9,7 +9,6 @@ Without a text it reads lines: from a terminal one at a time, from a file many t
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import logging
 import sys
@@ -26,10 +25,10 @@ from tensorgrad.models.restore import restore
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.train import load_best, load_latest
 from tensorgrad.train.checkpoint import check_same
+from tensorgrad.train.translation import AVERAGED
 from tensorgrad.weights import load_arrays
 
 log = logging.getLogger("translate")
-AVERAGED = "averaged.safetensors"
 LINES = 1000  # of a file, at a time
 
 
@@ -100,8 +99,7 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
     model = restore(TranslationModel, TranslationConfig, sizes, arrays, name)
     model.to(device)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
-    sha256 = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
-    check_same(found, "tokenizer", {"sha256": sha256})
+    check_same(found, "tokenizer", {"sha256": tokenizer.digest})
     return Translator(model, tokenizer, data["source"], data["target"], data["lowercase"])
 
 

@@ -107,7 +107,7 @@ def prepare(
         "source": fingerprint(source, suffixes=suffixes, column=column),
         "validation": validation,
         "vocab_size": vocab_size if tokenizer is None else None,
-        "tokenizer": tokenizer and hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
+        "tokenizer": tokenizer and tokenizer.digest,
     }
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(source).name)[:40].strip("-") or "text"

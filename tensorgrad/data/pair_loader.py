@@ -39,7 +39,7 @@ class PairLoader:
     Attributes:
         batches: in an epoch.
         tokens: in an epoch, padding not included.
-        left_out: pairs whose source alone fills the context.
+        skipped: pairs whose source alone fills the context.
         cut: pairs that are longer than the context: the model sees only their beginning.
     """
 
@@ -80,7 +80,7 @@ class PairLoader:
                 f"PairLoader: of {len(pairs)} pairs none has a source shorter than the context, "
                 f"{context}; expected some"
             )
-        self.left_out = len(pairs) - len(kept)
+        self.skipped = len(pairs) - len(kept)
         self._end = end
         self._seed = seed
         # The last id of a row is a target alone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
@@ -225,6 +226,11 @@ class Tokenizer:
     def to_json(self) -> str:
         """Return what `save` writes; equal tokenizers give equal text."""
         return self._inner.to_str(pretty=True)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of `to_json`, in hexadecimal: equal for equal tokenizers."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
     def vocab_size(self) -> int:

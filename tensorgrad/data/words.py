@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -105,6 +106,11 @@ class WordVocabulary:
     def to_json(self) -> str:
         """Return what `save` writes; equal vocabularies give equal text."""
         return json.dumps({"format": _FORMAT, "words": self.words}, ensure_ascii=False, indent=0)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of `to_json`, in hexadecimal: equal for equal vocabularies."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
     def vocab_size(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -35,7 +35,24 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+class ProgramSettings(Dataclass, Protocol):
+    """The settings of a program that `read_command_line` reads."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a new run."""
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given, and those that follow from them.
+
+        Raises:
+            ArgumentError: two of them contradict each other.
+        """
+
+
 _Settings = TypeVar("_Settings", bound=Dataclass)
+_ProgramSettings = TypeVar("_ProgramSettings", bound=ProgramSettings)
 
 
 def option(
@@ -208,29 +225,23 @@ def contradictions(
 
 
 def read_command_line(
-    settings: type[_Settings],
-    description: str,
-    folder_of: Callable[[_Settings], Path],
+    settings: type[_ProgramSettings],
+    description: str | None,
     arguments: Sequence[str] | None = None,
-    complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
-) -> tuple[_Settings, Path, bool]:
-    """Return the settings, the folder of the run, and whether it goes on from a checkpoint.
-
-    What the user gives takes effect or is refused.
+) -> tuple[_ProgramSettings, Path, bool]:
+    """Return the settings, the folder of the run, and whether it is one to resume.
 
     Args:
         settings: the dataclass.
-        description: one line for --help.
-        folder_of: chooses the folder of a new run.
+        description: of the program; the first line is for --help.
         arguments: of the command; default: those of this process.
-        complete: takes what the user gave and returns that and what follows from it.
     Raises:
         ArgumentError: a setting is out of its range, the folder holds a run already, or an option
-            contradicts the run that is resumed or another option.
+            contradicts another option or the run to resume.
         CheckpointError: the folder to resume holds no run.
     """
-    options = parser(settings, description)
-    options.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder")
+    options = parser(settings, (description or "").partition("\n")[0])
+    options.add_argument("--resume", metavar="FOLDER", help="resume the run in this folder")
     given = vars(options.parse_args(arguments))
     _refuse(settings, given)
     if "resume" in given:
@@ -241,11 +252,11 @@ def read_command_line(
                 f"--out: got {out} with --resume {folder}, expected none: a run keeps its folder"
             )
         return resume(load(settings, folder), given, folder), folder, True
-    chosen = settings(**complete(given))
-    folder = folder_of(chosen)
+    chosen = settings(**settings.complete(given))
+    folder = chosen.folder
     if (folder / FILE).exists():
         raise ArgumentError(
-            f"--out: {folder} holds a run, expected a new folder; to go on: --resume {folder}"
+            f"--out: {folder} holds a run, expected a new folder; to resume it: --resume {folder}"
         )
     return chosen, folder, False
 

@@ -20,7 +20,7 @@ from tensorgrad.data import Tokenizer
 from tensorgrad.files import locked
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.train import checkpoint
+from tensorgrad.train import checkpoint, config, gpt2
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics
 from tests.source_tree import ROOT
@@ -220,9 +220,13 @@ def test_bad_options_are_named(
     assert not (tmp_path / "run").exists()  # or else the right options are refused there
 
 
+def read_settings(*options: str) -> gpt2.GPT2Settings:
+    return config.read_command_line(gpt2.GPT2Settings, None, options)[0]
+
+
 def test_the_warm_up_follows_the_steps() -> None:
     for steps, warmup in ((1, 0), (10, 0), (800, 40), (20_000, 1000)):
-        settings = train_gpt2.read_command_line(["--steps", str(steps)])[0]
+        settings = read_settings("--steps", str(steps))
         assert settings.warmup_steps == warmup
         assert settings.learning_rate(warmup) == settings.lr
 
@@ -341,10 +345,10 @@ def test_memory_that_is_used_up_is_one_line(
 
 
 def test_the_sample_may_begin_with_nothing(options: list[str]) -> None:
-    settings, _, _ = train_gpt2.read_command_line([*options, "--prompt", ""])
-    corpus = train_gpt2.prepare_corpus(settings)
+    settings = read_settings(*options, "--prompt", "")
+    corpus = gpt2.prepare_corpus(settings)
     model = GPT2(settings.model(corpus.tokenizer.vocab_size))
-    assert isinstance(train_gpt2.write_sample(settings, model, corpus), str)
+    assert isinstance(gpt2.write_sample(settings, model, corpus), str)
 
 
 def test_an_old_gpu_gets_another_type(
@@ -358,7 +362,7 @@ def test_an_old_gpu_gets_another_type(
     monkeypatch.setattr(backend, "gpu_index", lambda device: 0)
     monkeypatch.setattr(backend, "cupy", cupy)
     for given, got in (("bfloat16", "float16"), ("bfloat16-parameters", "float32")):
-        settings, _, _ = train_gpt2.read_command_line([*options, "--dtype", given])
+        settings = read_settings(*options, "--dtype", given)
         chosen, _ = choose_device(settings)
         assert chosen.dtype == got
         assert "has no bfloat16 (compute capability 75)" in caplog.text

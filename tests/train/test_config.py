@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,9 +133,17 @@ class Program(Settings):
     ask: str | None = option(None, "ask the run", asks=True)
     out: str = option("", "folder of the run")
 
+    @property
+    def folder(self) -> Path:
+        return Path(self.out)
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return given
+
 
 def read(*args: str) -> tuple[Program, Path, bool]:
-    return config.read_command_line(Program, "Try it.", lambda p: Path(p.out), args)
+    return config.read_command_line(Program, "Try it.", args)
 
 
 def test_an_option_takes_effect_or_is_refused(
