@@ -120,7 +120,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 
 def is_rank(process: int) -> bool:
-    ps = ["ps", "-o", "args=", "-p", str(process)]
+    ps = ["ps", "-ww", "-o", "args=", "-p", str(process)]
     words = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.split()
     return words[:2] == [sys.executable, str(PROGRAM)]
 
