@@ -30,7 +30,7 @@ from tqdm import tqdm
 from examples.bench.torch_transformer_lm import transformer_lm
 from tensorgrad import backend
 from tensorgrad.command import command
-from tensorgrad.data.pair_loader import Batch
+from tensorgrad.data.pair_loader import PairBatch
 from tensorgrad.train.config import read_command_line
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.translation import TranslationRun, TranslationSettings
@@ -84,7 +84,7 @@ def seconds(step: TrainStep, batches: Sequence[Any], device: str) -> float:
     return time.perf_counter() - began
 
 
-def spread(run: TranslationRun, count: int) -> list[Batch]:
+def spread(run: TranslationRun, count: int) -> list[PairBatch]:
     """Return batches of an epoch in its order, which mixes lengths."""
     return [run.batches.batch(step) for step in range(min(count, run.batches.batches))]
 

@@ -23,7 +23,7 @@ from tensorgrad.data import (
     read_pairs,
     train_tokenizer,
 )
-from tensorgrad.data.pair_loader import IGNORED, Batch
+from tensorgrad.data.pair_loader import IGNORED, PairBatch
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing
 from tensorgrad.models.generation.search import LARGEST_PENALTY
@@ -258,7 +258,7 @@ class TranslationRun:
             measured["bleu"] = results["bleu"]
         return measured
 
-    def validation_loss(self, batches: Iterable[Batch]) -> float:
+    def validation_loss(self, batches: Iterable[PairBatch]) -> float:
         """Return the mean negative log-likelihood of the target tokens, in nats."""
         total, count = np.zeros(()), 0
         with evaluating(self.model):
