@@ -84,9 +84,7 @@ class PairLoader(EpochLoader[PairBatch]):
             as_int32("PairLoader", "pairs", [*source, separator, *target, end][: context + 1])
             for source, target in kept
         ]
-        beyond = np.full(
-            context + 1, end, np.int32
-        )  # reads beyond the last row stay inside
+        beyond = np.full(context + 1, end, np.int32)  # reads beyond the last row stay inside
         self._ids = np.concatenate([*rows, beyond])
         ends = np.cumsum([len(row) for row in rows])
         self._sources = np.array([len(source) for source, _ in kept])

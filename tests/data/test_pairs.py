@@ -87,7 +87,7 @@ def test_bad_files_are_named(
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="which is no folder; expected one with train, valid"):
+    with pytest.raises(DataError, match="which is not a folder; expected one with train, valid"):
         read_pairs(str(tmp_path / "none"))
     with pytest.raises(ArgumentError, match="target_key is 'de', expected another"):
         read_pairs("phrases", "de", "de")
