@@ -24,7 +24,7 @@ from tensorgrad.files import replacing, to_json
 from tensorgrad.readers import read_json
 
 FILE = "config.json"
-# What a field of a type takes besides, and what errors call the type.
+# The types that a field accepts besides its own, and the names of types in errors.
 _FITS = {float: Real, int: Integral}
 _NAMES = {float: "a number", int: "an integer", str: "a text", bool: "True or False"}
 
@@ -73,21 +73,21 @@ def option(
     """Declare a field of a settings dataclass.
 
     Args:
-        default: its value when nothing is said.
+        default: its value if the option is not given.
         help: one line, with the unit.
         low, high: the smallest and the largest value allowed.
         choices: the only values allowed.
         free: whether a resumed run may change it, because no weight and no loss depends on it.
-        grows: whether a resumed run may raise it: what was done stays as it is, and more follows.
-        by_ranks: whether a resumed run may change it where batches are cut into another number of
-            parts for its ranks.
-        saved: whether config.json keeps it. What it does not is free, and each start of a run says
-            it anew: how many ranks share the work, say.
+        grows: whether a resumed run may raise it, which adds steps and changes none.
+        by_ranks: whether a resumed run may change it if the number of ranks that share a batch
+            changes.
+        saved: whether config.json keeps it. A field that it does not keep is free, and must be
+            given at each start of a run, such as the number of pipeline stages.
         flag: its name on the command line, if not that of the field.
-        refused: why the command line refuses it and --help leaves it out: the program computes it
-            itself, from what other options say.
-        asks: whether it asks a run something and trains no more: it needs --resume and takes no
-            other option beside that.
+        refused: why the command line refuses it and --help omits it, such as a setting that the
+            program computes from other options.
+        asks: whether it queries a run instead of training: it needs --resume and excludes all other
+            options.
     """
     saved = saved and not refused and not asks
     metadata = {
@@ -99,7 +99,7 @@ def option(
 
 
 def check(settings: Dataclass) -> None:
-    """Raise ArgumentError where a setting is out of its range, naming it and what is allowed."""
+    """Raise ArgumentError for a setting that is out of its range."""
     hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
@@ -124,7 +124,7 @@ def check(settings: Dataclass) -> None:
 
 
 def parser(settings: type[_Settings], description: str) -> argparse.ArgumentParser:
-    """Return a parser with an option for every field; it yields only what the user gave."""
+    """Return a parser with an option for every field; its result has only the options given."""
     options = argparse.ArgumentParser(
         description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False
     )
@@ -161,7 +161,7 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     """Return the settings that a run was started with.
 
     Raises:
-        CheckpointError: there is no config.json, or it is not of these settings.
+        CheckpointError: config.json is missing, or of other settings.
     """
     path = folder / FILE
     try:
@@ -177,7 +177,7 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
 
 
 def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Settings:
-    """Return the saved settings with what the user may change and did.
+    """Return the saved settings, changed by the options given.
 
     Raises:
         ArgumentError: an option contradicts the run.
@@ -198,14 +198,14 @@ def contradictions(
     now: Mapping[str, Any],
     same_ranks: bool = False,
 ) -> list[str]:
-    """Return what a resumed run has changed and must not: the one place that says what it may.
+    """Return the settings that a resumed run must not change but has.
 
     Args:
-        settings: whose fields say what may change (see `option`).
-        before, now: settings by name; what one of them lacks is not compared.
-        same_ranks: whether batches are known to be cut into as many parts for ranks as before.
+        settings: a dataclass whose fields say what may change (see `option`).
+        before, now: settings by name; a name that one of them lacks is not compared.
+        same_ranks: whether the same number of ranks as before shares a batch.
     Returns:
-        A text for each setting.
+        A text for each of them.
     """
     wrong = []
     for f in fields(settings):
@@ -219,7 +219,7 @@ def contradictions(
                 continue
             expected = f", expected {old!r:.80} or more"
         elif f.metadata["by_ranks"]:
-            expected = f", expected {old!r:.80} while batches are cut for as many ranks"
+            expected = f", expected {old!r:.80} with the same number of ranks"
         wrong.append(f"{_flag(f)} is {old!r:.80} there, got {new!r:.80}{expected}")
     return wrong
 
@@ -262,7 +262,7 @@ def read_command_line(
 
 
 def _refuse(settings: type[Dataclass], given: Mapping[str, Any]) -> None:
-    """Raise ArgumentError where an option that was given would do nothing."""
+    """Raise ArgumentError where an option that was given would have no effect."""
     for f in (f for f in fields(settings) if f.name in given):
         if f.metadata["refused"]:
             raise ArgumentError(

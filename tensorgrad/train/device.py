@@ -21,7 +21,7 @@ def choose_device(settings: _Settings) -> tuple[_Settings, str]:
     On a GPU without bfloat16 the settings get float16 or float32 instead, with a warning.
 
     Raises:
-        DeviceError: there is no such device.
+        DeviceError: the device does not exist.
     """
     device = backend.use_device(settings.device)
     index = backend.gpu_index(device)

@@ -142,11 +142,11 @@ def train(
             report_stop(outcome, settings.steps, folder, processes)
         if not (outcome.finished and settings.samples):
             return outcome, None
-        return outcome, write_sample(settings, model, corpus)  # by all: they may share the model
+        return outcome, write_sample(settings, model, corpus)  # on all ranks
 
 
 def prepare_corpus(settings: GPT2Settings) -> Corpus:
-    """Return the text as tokens, from the cache where it is there."""
+    """Return the text as tokens, from the cache if it has them."""
     seen = set()
 
     def progress(stage: str, done: int, total: int) -> None:

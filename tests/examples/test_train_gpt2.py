@@ -280,7 +280,7 @@ def test_it_runs_as_a_program_and_stops_when_asked(
         process.kill()
     assert process.returncode == 128 + number
     assert output == ""
-    assert f"to go on: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
+    assert f"to resume: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
     assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
 

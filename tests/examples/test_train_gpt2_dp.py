@@ -153,7 +153,7 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
     assert process.returncode == 128 + number, out
     found = load_latest(folder / "checkpoints")
     assert found is not None
-    again = rf"to go on: mpirun -n 2 python {PROGRAM} --resume {folder}"
+    again = rf"to resume: mpirun -n 2 python {PROGRAM} --resume {folder}"
     stopped = re.search(rf"stopped after step (\d+) of 100000; {again}", out)
     assert stopped is not None, out
     assert found.step == int(stopped[1])

@@ -312,7 +312,7 @@ def test_a_run_whose_folder_was_removed_begins_no_other(tmp_path: Path) -> None:
 
 def test_nothing_is_silently_started_anew_when_all_are_damaged(tmp_path: Path) -> None:
     truncate(save(tmp_path, 1) / "state.json")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
         load_latest(tmp_path)
 
 
