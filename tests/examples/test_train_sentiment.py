@@ -176,7 +176,7 @@ def fails(arguments: list[str], caplog: pytest.LogCaptureFixture) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--data", "nowhere"], "source has 'nowhere', which is no folder"),
+        (["--data", "nowhere"], "source has 'nowhere', which is not a folder"),
         (["--label-column", "stars"], "expected 'stars' and"),
         (["--text-column", "review"], "expected 'label' and 'review'"),
         (["--epochs", "0"], "--epochs: got 0, expected 1 or more"),

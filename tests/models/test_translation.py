@@ -189,7 +189,7 @@ def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> Non
         generate(model, nothing, "de", "en", tokenizer, 48, "test")
     with pytest.raises(ArgumentError, match=r"beams is 1\.5, expected an integer"):
         generate(model, some, "de", "en", tokenizer, 48, "test", beams=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="model sees what comes later too, expected causal"):
+    with pytest.raises(ArgumentError, match="model attends to later tokens, expected causal"):
         generate_batch(make(prefix=True), [[1, 2]], 3)
     for options in ({"beams": 0}, {"beams": 4, "rows": 3}):
         with pytest.raises(ArgumentError, match="expected 1 or more and as many rows"):

@@ -242,7 +242,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"lr": 0.02}, "--lr is 0.01 there, got 0.02"),
         ({"seed": 1}, "--seed is 0 there, got 1"),
-        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 while batches"),
+        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 with the same"),
     ):
         with pytest.raises(CheckpointError, match=f"made with other settings: {message}"):
             make_trainer(tmp_path, **change).resume()

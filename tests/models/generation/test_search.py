@@ -160,7 +160,7 @@ def test_no_prompts_give_no_results(model: TransformerLM) -> None:
     ("arguments", "message"),
     [
         (([[1], []], END, 5), r"search: prompt 1 has 0 tokens, expected 1 to 64 \(the context\)"),
-        (([[1] * 60], END, 5), "has 60 tokens and 5 shall follow, expected at most 64"),
+        (([[1] * 60], END, 5), "has 60 tokens and max_new_tokens is 5, expected at most 64"),
         (([[40]], END, 5), "has the token 40, expected 0 to 39"),
         (([[1.5]], END, 5), "the prompt has dtype float64, expected integers"),
         (([[[1], [2, 3]]], END, 5), "the prompt is .*, expected one axis"),
