@@ -95,7 +95,7 @@ def test_a_merged_file_writes_as_its_run(
         caplog.clear()
         save_arrays(other, load_arrays(file), said)
         assert generate.main(["--checkpoint", str(other), "--prompt", "a", *OPTIONS]) == 1
-        assert "does not say of which model it is" in caplog.text
+        assert "lacks the sizes of the model" in caplog.text
 
 
 def test_the_speed_has_a_line_of_its_own(
@@ -258,7 +258,7 @@ def test_a_stop_text_ends_the_output(
         (["--prompt", "a", "--seed", "-1"], "seed is -1, expected an integer"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "-", "--rows", "0"], "--rows is 0, expected 1 or more"),
-        (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere is no folder"),
+        (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere is not a folder"),
         (
             ["--checkpoint", ".", "--prompt", "a"],
             r"--checkpoint \. has none of these",
@@ -359,4 +359,4 @@ def test_a_merged_file_whose_header_is_damaged_is_named(
     arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
     save_arrays(path, arrays, {"model": header})
     assert generate.main(["--checkpoint", str(path), "--prompt", "a", *OPTIONS]) == 1
-    assert f"load: {path} does not say of which model it is" in caplog.text
+    assert f"load: the header of {path} lacks the sizes of the model" in caplog.text

@@ -206,7 +206,7 @@ def test_what_was_trained_translates(
         assert translate.main([run, "--checkpoint", which, "--device", "cpu", "acht Uhr"]) == 0
         assert capsys.readouterr().out.count("\n") == 1
     assert translate.main([run, "eins zwei " * 30, "--device", "cpu"]) == 0
-    assert "tokens, expected at most 23; the rest is left out" in caplog.text
+    assert "tokens, expected at most 23; the rest is omitted" in caplog.text
 
 
 class Fixed:
