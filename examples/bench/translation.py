@@ -40,7 +40,7 @@ TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the devi
 
 def ours(run: TranslationRun) -> TrainStep:
     """Return a training step of tensorgrad: forward, backward, clipping, AdamW."""
-    optimizer, clip = run.trainer.optimizer, run.settings.clip or math.inf
+    optimizer, clip = run.optimizer, run.settings.clip or math.inf
 
     def step(tokens: Any, targets: Any) -> None:
         optimizer.zero_grad()

@@ -84,7 +84,7 @@ def test_a_run_leaves_what_it_promises(
 def test_what_is_no_number_is_null(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translation.TranslationRun, "validation_loss", lambda *_: math.nan)
+    monkeypatch.setattr(train_translation.EvaluatedRun, "validation_loss", lambda *_: math.nan)
     assert train_translation.main(options) == 0
     assert results(tmp_path / "run", "epoch1")["validation_loss"] is None
     assert results(tmp_path / "run", "averaged")["validation_loss"] is None
@@ -387,7 +387,7 @@ def test_more_pairs_and_lower_case(options: list[str], folder: Path) -> None:
 
 def test_the_validation_loss_weighs_tokens(options: list[str], tmp_path: Path) -> None:
     settings, folder, _ = read_command_line(options)
-    run = translation.TranslationRun(settings, folder, "cpu", False)
+    run = train_translation.EvaluatedRun(settings, folder, "cpu", False)
     together = run.validation_loss(run.validation.evaluation_batches())
     alone = []
     for tokens, targets in run.validation.evaluation_batches():
