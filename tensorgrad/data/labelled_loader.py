@@ -68,7 +68,7 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
             longest: cut texts to this number of tokens.
         Raises:
             ArgumentError: an argument is out of its range.
-            DataError: there is no text.
+            DataError: rows is empty.
             ShapeError: the number of labels differs from that of texts.
             DtypeError: labels are not integers.
         """

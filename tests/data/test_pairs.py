@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder(folder: Path) -> None:
     corpus = read_pairs(str(folder))
-    # U+2028 ends no line; a pair with an empty side is no training pair, but is a test.
+    # U+2028 does not end a line; a pair with an empty side is for tests, not for training.
     assert corpus.train == [
         ("Eins", "One"),
         ("Zwei \u2028 drei", "Two \u2028 three"),

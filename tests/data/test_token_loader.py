@@ -116,7 +116,7 @@ def test_every_place_is_equally_likely(length: int) -> None:
         assert chi_square / expected < kinds + 5 * np.sqrt(2 * kinds)
 
 
-def test_the_order_is_the_same_for_ever() -> None:
+def test_the_order_never_changes() -> None:
     loader = TokenLoader(counting(10_000), 4, 16, seed=1234)
     assert starts(loader, 2) == [9465, 1689, 921, 857, 8809, 121, 2537, 8361]
     assert starts(loader, 2, first=1_000_000) == [7012, 5220, 7444, 4820, 1124, 9540, 1444, 8740]

@@ -129,7 +129,7 @@ def test_lines_of_a_file_are_written_on_together(
         assert capsys.readouterr().out + "\n" in together
 
 
-def test_lines_end_at_line_feeds_and_marks_of_byte_order_are_no_text(
+def test_lines_end_at_line_feeds_and_byte_order_marks_are_dropped(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "def a\u2028b\rc\r\n\nx\x0cy\n"
@@ -224,7 +224,7 @@ def test_it_asks_for_prompts(
     assert capsys.readouterr().out == "".join(texts)
 
 
-def test_a_conversation_goes_on_after_a_prompt_that_is_too_long(
+def test_prompts_after_one_that_is_too_long_are_answered(
     run: Path, model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

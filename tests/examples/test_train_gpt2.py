@@ -78,7 +78,7 @@ def test_a_checkpoint_is_enough_to_generate(options: list[str], tmp_path: Path) 
     assert len(tokenizer.decode(tokens)) > 0
 
 
-def test_a_run_goes_on_as_if_nothing_had_happened(
+def test_a_run_resumes_to_the_same_bits(
     options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

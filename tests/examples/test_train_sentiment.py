@@ -92,7 +92,7 @@ def test_it_learns_and_answers(
         assert said.endswith(f"%): {text}\n")
 
 
-def test_a_run_goes_on_as_if_nothing_had_happened(
+def test_a_run_resumes_to_the_same_bits(
     options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"

@@ -81,7 +81,7 @@ def test_a_run_leaves_what_it_promises(
     assert len(list((run / "checkpoints").iterdir())) == 2
 
 
-def test_what_is_no_number_is_null(
+def test_losses_that_are_not_finite_are_null(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_translation.EvaluatedRun, "validation_loss", lambda *_: math.nan)
@@ -105,7 +105,7 @@ def parameters(folder: Path) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in newest.arrays("model").items()}
 
 
-def test_a_run_goes_on_as_if_nothing_had_happened(
+def test_a_run_resumes_to_the_same_bits(
     options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"

@@ -170,7 +170,7 @@ def test_a_renamed_or_doubled_array_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_what_is_no_regular_file_is_named(folder: Path, name: str) -> None:
+def test_a_fifo_or_device_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     os.mkfifo(folder / name)
     with pytest.raises(CheckpointError, match=rf"{folder / name} is a FIFO or a device"):

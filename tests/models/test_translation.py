@@ -40,7 +40,7 @@ def test_the_loss_is_that_of_the_target_alone() -> None:
     rows, columns = np.nonzero(targets != -100)
     expected = -log_p[rows, columns + first, targets[rows, columns]].mean()
     assert model(tokens, targets).item() == pytest.approx(expected, rel=1e-5)
-    # Whatever stands where the loss does not count: it is no target.
+    # Any token where the loss does not count: it is not a target.
     other = np.concatenate([np.full((len(tokens), first), -100), targets], axis=1)
     assert model(tokens, other).item() == pytest.approx(expected, rel=1e-5)
 

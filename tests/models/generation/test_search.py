@@ -51,7 +51,7 @@ def test_greedy_takes_the_most_likely_token(model: TransformerLM, prompts: list[
 def test_cache_and_company_change_nothing(
     prompts: list[list[int]], beams: int, causal: bool, device: str
 ) -> None:
-    """Without causality the tokens of a prompt see each other: what is found later is causal."""
+    """Without causality the tokens of a prompt attend to each other; new ones are causal."""
     model = make().to(device)
     for block in model.blocks:
         assert isinstance(block, TransformerBlock)
