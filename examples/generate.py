@@ -226,7 +226,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--which", choices=("best", "last"), default="best",
-        help="checkpoint of a run: best by validation loss (default), or last",
+        help="checkpoint of a run: the best by validation loss (default), or the last",
     )  # fmt: skip
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (default: the model's)")
     prompts = parser.add_mutually_exclusive_group()

@@ -29,7 +29,7 @@ class MeshSettings(ParallelSettings):
     """The options of training on a mesh of ranks."""
 
     dp: int | None = option(
-        None, "data parallel ranks; none: as many as pp and tp allow", low=1, saved=False
+        None, "data parallel ranks", shown="as many as pp and tp allow", low=1, saved=False
     )
     pp: int = option(1, "pipeline stages", low=1, saved=False)
     tp: int = option(1, "tensor parallel ranks, which share each layer", low=1, saved=False)

@@ -36,11 +36,11 @@ class PipelineSettings(ParallelSettings):
         flag="--micro-batches",
     )
     stages: int | None = option(
-        None, "stages of a pipeline; none: as many as ranks", low=1, saved=False
+        None, "stages of a pipeline", shown="as many as ranks", low=1, saved=False
     )
     order: str = option("1f1b", "pipeline schedule", choices=tuple(SCHEDULES), saved=False)
     chunks: int | None = option(
-        None, "model chunks per stage; none: 1, or 2 if interleaved", low=1, saved=False
+        None, "model chunks per stage", shown="1, or 2 if interleaved", low=1, saved=False
     )
 
     def ranks(self, comm: Comm) -> Ranks:

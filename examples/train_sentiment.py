@@ -86,7 +86,7 @@ class SentimentSettings(EpochSettings):
         "hf:stanfordnlp/sst2",
         "a folder with train.tsv and dev.tsv, hf:NAME[:CONFIG], or reviews (synthetic)",
     )
-    text_column: str = option("", "column of the sentences; none: sentence, text or the only one")
+    text_column: str = option("", "column of the sentences", shown="sentence, text or the only one")
     label_column: str = option("label", "column of the labels, which are 0 and 1")
     held_out: float = option(
         0.0,
@@ -114,7 +114,7 @@ class SentimentSettings(EpochSettings):
     beta2: float = option(0.99, "AdamW: decay of the mean squared gradient", low=0, high=1)
     evaluate_every: int = option(0, "steps between evaluations; 0: an epoch", low=0)
     checkpoint_every: int = option(0, "steps between checkpoints; 0: an epoch", low=0, free=True)
-    out: str = option("", "folder of the run; none: the first new runs/sentiment-N", free=True)
+    out: str = option("", "folder of the run", shown="the first new runs/sentiment-N", free=True)
     predict: str | None = option(
         None,
         "train nothing: classify this sentence with the best checkpoint of --resume",

@@ -38,7 +38,7 @@ class ParallelSettings(GPT2Settings):
         saved=False,
     )
     bucket_mb: float | None = option(
-        None, "size of a gradient bucket in MB; none: chosen by the number of gradients",
+        None, "size of a gradient bucket in MB", shown="chosen by the number of gradients",
         saved=False,
     )  # fmt: skip
     zero: int = option(

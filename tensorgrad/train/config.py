@@ -67,6 +67,7 @@ def option(
     by_ranks: bool = False,
     saved: bool = True,
     flag: str = "",
+    shown: str = "",
     refused: str = "",
     asks: bool = False,
 ) -> Any:
@@ -84,6 +85,7 @@ def option(
         saved: whether config.json keeps it. A field that it does not keep is free, and must be
             given at each start of a run, such as the number of pipeline stages.
         flag: its name on the command line, if not that of the field.
+        shown: the default in --help, if not the value.
         refused: why the command line refuses it and --help omits it, such as a setting that the
             program computes from other options.
         asks: whether it queries a run instead of training: it needs --resume and excludes all other
@@ -93,7 +95,7 @@ def option(
     metadata = {
         "help": help, "low": low, "high": high, "choices": choices, "flag": flag,
         "free": free or not saved, "grows": grows, "by_ranks": by_ranks, "saved": saved,
-        "refused": refused, "asks": asks,
+        "shown": shown, "refused": refused, "asks": asks,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -131,7 +133,7 @@ def parser(settings: type[_Settings], description: str) -> argparse.ArgumentPars
     hints = get_type_hints(settings)
     for f in fields(settings):
         kind = _kind(hints[f.name])
-        shown = "none" if f.default is None or f.default == "" else f.default
+        shown = f.metadata["shown"] or ("none" if f.default in (None, "") else f.default)
         text = f"{f.metadata['help']} (default: {shown})".replace("%", "%%")
         text = argparse.SUPPRESS if f.metadata["refused"] else text
         if kind is bool:

@@ -44,12 +44,12 @@ class GPT2Settings(TrainSettings):
         "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source",
     )
     preset: str = option("small", "size of the model", choices=tuple(MODELS))
-    layers: int | None = option(None, "transformer blocks; none: as the preset", low=1)
-    heads: int | None = option(None, "attention heads; none: as the preset", low=1)
-    width: int | None = option(None, "width of the model; none: as the preset", low=1)
-    context: int | None = option(None, "context length in tokens; none: as the preset", low=1)
-    vocab: int | None = option(None, "size of the vocabulary; none: as the preset", low=257)
-    tokenizer: str = option("", "a tokenizer.json to use; none: train a tokenizer")
+    layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
+    heads: int | None = option(None, "attention heads", shown="the preset's", low=1)
+    width: int | None = option(None, "width of the model", shown="the preset's", low=1)
+    context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
+    vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
+    tokenizer: str = option("", "a tokenizer.json to use", shown="train a tokenizer")
     vocab_multiple: int = option(
         1, "pad the rows of the token embedding to a multiple of this; 128 suits GPUs", low=1
     )
@@ -57,7 +57,7 @@ class GPT2Settings(TrainSettings):
     validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
     evaluate_every: int = option(200, "steps between evaluations", low=1)
     evaluation_batches: int = option(20, "validation batches of an evaluation", low=1)
-    out: str = option("", "folder of the run; none: the first new runs/gpt2-N", free=True)
+    out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
     cache: str = option("runs/data", "folder for tokenized text", free=True)
     prompt: str = option("def ", "prompt of the sample at the end", free=True)
     sample: int = option(200, "tokens of the sample at the end; 0: no sample", low=0, free=True)

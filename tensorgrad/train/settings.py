@@ -31,7 +31,7 @@ class TrainSettings:
         1, "parts of a batch, computed one by one to save memory", low=1, by_ranks=True
     )
     lr: float = option(1e-3, "peak learning rate", low=0)
-    warmup: int | None = option(None, "warmup steps; none: 5 % of --steps", low=0)
+    warmup: int | None = option(None, "warmup steps", shown="5 % of --steps", low=0)
     schedule: str = option("cosine", "how the learning rate decays", choices=SCHEDULES)
     lr_end: float = option(0.1, "final learning rate, as a fraction of --lr", low=0, high=1)
     weight_decay: float = option(0.1, "weight decay of matrices, times --lr a step", low=0)
@@ -128,7 +128,8 @@ class EpochSettings(TrainSettings):
     steps: int = option(0, "optimizer steps; 0: those of --epochs", low=0, grows=True)
     warmup: int | None = option(
         None,
-        "warmup steps, fewer than all; none: 5 % of --steps, or without it the preset's",
+        "warmup steps, fewer than all",
+        shown="the preset's; with --steps, 5 % of them",
         low=0,
     )
     weight_decay: float = option(0.01, "weight decay of matrices, times --lr a step", low=0)

@@ -60,7 +60,8 @@ class TranslationSettings(EpochSettings):
     lowercase: bool = option(True, "train on lower case, and ignore case in BLEU")
     preset: str = option(
         "",
-        "defaults of the options below; none: phrases for --data phrases, else small",
+        "defaults of the options below",
+        shown="phrases for --data phrases, else small",
         choices=("", *PRESETS),
     )
     batch: int = option(8192, "tokens of a step, with padding", low=1)
@@ -78,7 +79,7 @@ class TranslationSettings(EpochSettings):
     prefix: bool = option(False, "let the tokens of a source attend in both directions")
     dropout: float = option(0.1, "dropout probability", low=0, high=1)
     attention_dropout: float | None = option(
-        None, "dropout probability of attention weights; none: as --dropout", low=0, high=1
+        None, "dropout probability of attention weights", shown="--dropout", low=0, high=1
     )
     activation_dropout: float = option(
         0.0, "dropout probability inside feed-forward layers", low=0, high=1
@@ -95,7 +96,7 @@ class TranslationSettings(EpochSettings):
     bleu_every: int = option(1, "epochs between translations of the test set", low=1, free=True)
     save_every: int = option(1, "epochs between checkpoints", low=1, free=True)
     test_limit: int | None = option(
-        None, "test sentences to translate; none: all", low=1, free=True
+        None, "test sentences to translate", shown="all", low=1, free=True
     )
     beams: int = option(1, "beams of beam search; 1: greedy", low=1, free=True)
     length_penalty: float = option(
@@ -108,7 +109,7 @@ class TranslationSettings(EpochSettings):
         10, "steps between logged losses; logging waits for the GPU", low=1, free=True
     )
     keep: int = option(5, "newest checkpoints to keep, besides the best", low=1, free=True)
-    out: str = option("", "folder of the run; none: workdir_vocab{V}_lr{lr}_embd{C}", free=True)
+    out: str = option("", "folder of the run", shown="workdir_vocab{V}_lr{lr}_embd{C}", free=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ class Settings:
     lr: float = option(0.1, "learning rate", low=0, high=1)
     text: str = option("", "some text", free=True)
     kind: str = option("a", "which", choices=("a", "b"))
-    limit: int | None = option(None, "at most this number")
+    limit: int | None = option(None, "at most this number", shown="no limit")
     fast: bool = option(True, "whether to hurry", free=True)
 
     def __post_init__(self) -> None:
@@ -46,7 +46,12 @@ def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         given("--help")
     shown = " ".join(capsys.readouterr().out.split())
-    for text in ("--steps INT how many, 100 % of them (default: 10)", "--kind {a,b}", "--no-fast"):
+    for text in (
+        "--steps INT how many, 100 % of them (default: 10)",
+        "--kind {a,b}",
+        "--no-fast",
+        "number (default: no limit)",
+    ):
         assert text in shown
 
 
