@@ -1,18 +1,17 @@
-"""Let a trained model write: on from a prompt, from each line of a file, or in a conversation.
+"""Generate text with a trained model, from a prompt, from each line of a file, or interactively.
 
     python examples/generate.py --checkpoint runs/gpt2-1 --prompt "def main("
     python examples/generate.py --checkpoint my_gpt2 --prompts questions.txt --temperature 0
     python examples/generate.py --checkpoint runs/gpt2-1
 
-The checkpoint is a run of train_gpt2.py, one checkpoint of it (runs/gpt2-1/checkpoints/step-...),
-a folder with a GPT-2 as Hugging Face transformers writes it, or a file of parallel.merge, which
-makes one of what several ranks have written. Without a prompt it asks for one again and again.
+The checkpoint is a run of train_gpt2.py, one of its checkpoints (runs/gpt2-1/checkpoints/step-...),
+a folder with a GPT-2 in the layout of Hugging Face transformers, or a file that parallel.merge has
+made of the checkpoint of several ranks. Without a prompt the program reads prompts, a line each.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import sys
 import time
@@ -26,7 +25,7 @@ from tensorgrad.data import TextStream, Tokenizer
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError, TensorgradError
-from tensorgrad.models.generate import generate_batch, stream
+from tensorgrad.models.generation import generate_batch, stream
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import load_huggingface
 from tensorgrad.models.restore import restore
@@ -51,11 +50,11 @@ def load(
 
     Args:
         checkpoint: the folder of a run, of one of its checkpoints, or in Hugging Face's layout; or
-            a model file that `tensorgrad.parallel.merge` has made.
-        which: of a run's checkpoints, "best" by validation loss or "last".
-        tokenizer: a tokenizer.json, if not the one beside the model.
+            a model file of `tensorgrad.parallel.merge`.
+        which: checkpoint of a run, "best" by validation loss or "last".
+        tokenizer: a tokenizer.json; None: the one beside the model.
     Raises:
-        CheckpointError: it is none of these, or damaged.
+        CheckpointError: the checkpoint is none of these, or damaged.
         DataError: the tokenizer is missing or damaged.
     """
     if (checkpoint / "checkpoints").is_dir():
@@ -71,10 +70,10 @@ def load(
         return load_huggingface(checkpoint), _published_tokenizer(checkpoint, tokenizer)
     if checkpoint.is_file():
         beside = tokenizer or checkpoint.parent / "tokenizer.json"
-        said = load_metadata(checkpoint).get("tokenizer", "{}")
-        state = {"tokenizer": parse_json(said, f"the header of {checkpoint}")}
+        written = load_metadata(checkpoint).get("tokenizer", "{}")
+        state = {"tokenizer": parse_json(written, f"the header of {checkpoint}")}
         return _merged(checkpoint), _tokenizer(Checkpoint(checkpoint, state), beside)
-    what = "has none of these" if checkpoint.is_dir() else "is no folder"
+    what = "has none of these" if checkpoint.is_dir() else "is not a folder"
     raise CheckpointError(
         f"load: --checkpoint {checkpoint} {what}, expected one with checkpoints/ (a run of "
         "train_gpt2.py), state.json (one of its checkpoints) or model.safetensors (Hugging Face's "
@@ -92,18 +91,17 @@ def _merged(path: Path) -> GPT2:
         sizes = parse_json(load_metadata(path).get("model", ""), f"the header of {path}")
     except DataError as error:
         raise CheckpointError(
-            f"load: {path} does not say of which model it is, expected a file of "
+            f"load: the header of {path} lacks the sizes of the model, expected a file of "
             f"tensorgrad.parallel.merge: {error}"
         ) from error
     return restore(GPT2, GPT2Config, sizes, load_arrays(path), str(path))
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
-    """Return a tokenizer; fail where it is not the one that the model was trained with."""
+    """Return a tokenizer; fail if the model was trained with another one."""
     tokenizer = Tokenizer.load(path)
     if checkpoint.state.get("tokenizer"):
-        found = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
-        check_same(checkpoint, "tokenizer", {"sha256": found})
+        check_same(checkpoint, "tokenizer", {"sha256": tokenizer.digest})
     return tokenizer
 
 
@@ -114,7 +112,7 @@ def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:
 
 
 def choose_dtype(dtype: str, device: str) -> str:
-    """Return the type to compute in: for "auto" 16 bits on a GPU, float32 on the CPU."""
+    """Return the dtype to compute in: for "auto" 16 bits on a GPU, float32 on the CPU."""
     if dtype != "auto":
         return dtype
     index = backend.gpu_index(device)
@@ -124,8 +122,8 @@ def choose_dtype(dtype: str, device: str) -> str:
     return "bfloat16" if modern else "float16"
 
 
-class Writer:
-    """A model that writes on, and how."""
+class Generator:
+    """A model, its tokenizer and the sampling options."""
 
     def __init__(self, model: GPT2, tokenizer: Tokenizer, given: argparse.Namespace) -> None:
         self._model, self._tokenizer, self._given = model, tokenizer, given
@@ -134,19 +132,19 @@ class Writer:
         )
         self._end = () if given.ignore_end else (tokenizer.end_of_text,)
 
-    def write(self, prompt: str) -> Iterator[str]:
-        """Return what follows a prompt: a piece for each token, which may be empty, and the rest.
+    def pieces(self, prompt: str) -> Iterator[str]:
+        """Return the text after a prompt: a piece for each token, which may be empty, and the rest.
 
-        Wrong arguments are errors at once.
+        Arguments are checked by the call, before the first piece.
         """
         text = TextStream(self._tokenizer, self._given.stop)
         steps = stream(
             self._model, [self._tokens(prompt)], self._given.max_new_tokens,
             **vars(self._how), seed=self._given.seed,
         )  # fmt: skip
-        return self._pieces(text, steps)
+        return self._decoded(text, steps)
 
-    def _pieces(self, text: TextStream, steps: Iterator[Any]) -> Iterator[str]:
+    def _decoded(self, text: TextStream, steps: Iterator[Any]) -> Iterator[str]:
         for tokens in steps:
             if tokens[0] in self._end:
                 break
@@ -155,14 +153,14 @@ class Writer:
                 break
         yield text.rest()
 
-    def write_all(self, prompts: Sequence[str]) -> Iterator[str]:
-        """Return what follows each prompt, as it comes; wrong arguments are errors at once."""
+    def texts(self, prompts: Sequence[str]) -> Iterator[str]:
+        """Return the text after each prompt; arguments are checked by the call."""
         TextStream(self._tokenizer, self._given.stop)
         tokens = [self._tokens(prompt) for prompt in prompts]
         return self._texts(tokens)
 
     def _texts(self, prompts: Sequence[list[int]]) -> Iterator[str]:
-        """Yield what follows each prompt, --rows of them at a time."""
+        """Yield the text after each prompt; --rows prompts are generated at a time."""
         for start in range(0, len(prompts), self._given.rows):
             found = generate_batch(
                 self._model, prompts[start : start + self._given.rows], self._given.max_new_tokens,
@@ -184,8 +182,8 @@ class Writer:
         return tokens
 
 
-def _converse(writer: Writer) -> bool:
-    """Ask for prompts until the input ends; return whether all of them could be used."""
+def _read_prompts(generator: Generator) -> bool:
+    """Read and answer prompts until the input ends; return whether all of them were valid."""
     lines, asking, failed = standard_input(), sys.stdin.isatty(), False
     while True:
         print("> " if asking else "", end="", flush=True)
@@ -195,7 +193,7 @@ def _converse(writer: Writer) -> bool:
         if not line.strip():
             continue
         try:
-            _show(writer, _text(line))
+            _show(generator, _text(line))
         except TensorgradError as error:
             log.error("%s", error)
             failed = True
@@ -204,16 +202,16 @@ def _converse(writer: Writer) -> bool:
 
 
 def _text(line: str) -> str:
-    """Return a line of the input without its end, and without a byte order mark."""
+    """Return a line of the input without its end and a byte order mark."""
     return line.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
 
 
-def _show(writer: Writer, prompt: str) -> None:
-    """Print a prompt and what follows it, as it comes; then say how fast that was."""
+def _show(generator: Generator, prompt: str) -> None:
+    """Print a prompt and the text after it token by token, then log the speed."""
     began = time.perf_counter()
-    pieces = writer.write(prompt)
+    pieces = generator.pieces(prompt)
     print(prompt, end="", flush=True)
-    count = -1  # the rest is of no token
+    count = -1  # the last piece is the rest
     for piece in pieces:
         print(piece, end="", flush=True)
         count += 1
@@ -223,34 +221,48 @@ def _show(writer: Writer, prompt: str) -> None:
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="folder of a trained model")
-    parser.add_argument("--which", choices=("best", "last"), default="best", help="of a run")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, if not the model's own")
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, help="run, checkpoint or model file"
+    )
+    parser.add_argument(
+        "--which", choices=("best", "last"), default="best",
+        help="checkpoint of a run: the best by validation loss (default), or the last",
+    )  # fmt: skip
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (default: the model's)")
     prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompt", help="text to go on from; without one it asks")
-    prompts.add_argument("--prompts", type=Path, help="file of prompts, one a line; - is the input")
-    parser.add_argument("--max-new-tokens", type=int, default=200, help="at most (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        help="draw from the k most likely tokens only; 0, the default: from all",
+    prompts.add_argument("--prompt", help="text to continue (default: read prompts from the input)")
+    prompts.add_argument(
+        "--prompts", type=Path, help="file with a prompt a line; -: standard input"
     )
-    parser.add_argument("--top-p", type=float, default=0.95, help="or from this share (0.95)")
     parser.add_argument(
-        "--repetition-penalty", type=float, default=1.0, help="above 1 repeats less"
+        "--max-new-tokens", type=int, default=200, help="largest number of tokens (default: 200)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="equal seeds write equal texts")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (default: 0.8)")
+    parser.add_argument(
+        "--top-k", type=int, default=0,
+        help="sample from the k most likely tokens only (default: 0, all tokens)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-p", type=float, default=0.95,
+        help="sample from the fewest tokens that together have this probability (default: 0.95)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0,
+        help="above 1: earlier tokens are less likely (default: 1, no penalty)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
     parser.add_argument(
         "--stop", action="append", default=[], help="text that ends the output; may be repeated"
     )
-    parser.add_argument("--ignore-end", action="store_true", help="go on after the end of a text")
-    parser.add_argument("--rows", type=int, default=32, help="of --prompts at a time (default: 32)")
+    parser.add_argument(
+        "--ignore-end", action="store_true", help="continue after an end-of-text token"
+    )
+    parser.add_argument("--rows", type=int, default=32, help="prompts at a time (default: 32)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
-        help="to compute in; auto: on a GPU bfloat16, or float16 if it has no such, else float32",
+        help="to compute in; auto (default): bfloat16 on a GPU, float16 if it lacks that; float32 "
+        "on the CPU",
     )  # fmt: skip
     return parser.parse_args(arguments)
 
@@ -274,19 +286,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"load: the tokenizer has {tokenizer.vocab_size} tokens, expected at most "
                 f"{model.vocab_size} (the vocabulary of {given.checkpoint})"
             )
-        writer = Writer(model.to(device, dtype), tokenizer, given)
+        generator = Generator(model.to(device, dtype), tokenizer, given)
         if given.prompt is not None:
-            _show(writer, given.prompt)
+            _show(generator, given.prompt)
         elif given.prompts is not None:
             from_input = str(given.prompts) == "-"
             whole = standard_input() if from_input else read_lines(given.prompts)
             prompts = [_text(line) for line in whole if line.strip()]
-            for prompt, text in zip(prompts, writer.write_all(prompts), strict=True):
+            for prompt, text in zip(prompts, generator.texts(prompts), strict=True):
                 print(f"{prompt}{text}\n", flush=True)
-        elif not _converse(writer):
+        elif not _read_prompts(generator):
             return 1
     except KeyboardInterrupt:
-        print()  # ends the line that was being written
+        print()  # ends the unfinished line
         raise
     return 0
 

@@ -1,15 +1,15 @@
-"""Translate lines with a model that train_translation.py has trained.
+"""Translate text with a model trained by train_translation.py.
 
     python examples/translate.py workdir_vocab10000_lr0.001_embd256 "wie geht es dir?"
     python examples/translate.py workdir_vocab10000_lr0.001_embd256 < german.txt > english.txt
 
-Without a text it reads lines: from a terminal one at a time, from a file many together.
+Without a text the program translates the lines of its input: from a terminal one by one, from a
+file or a pipe in batches.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import logging
 import sys
@@ -26,16 +26,16 @@ from tensorgrad.models.restore import restore
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.train import load_best, load_latest
 from tensorgrad.train.checkpoint import check_same
+from tensorgrad.train.translation import AVERAGED
 from tensorgrad.weights import load_arrays
 
 log = logging.getLogger("translate")
-AVERAGED = "averaged.safetensors"
-LINES = 1000  # of a file, at a time
+LINES = 1000  # of a file in a batch
 
 
 @dataclass(frozen=True)
 class Translator:
-    """A trained model, and what it was trained on."""
+    """A trained model with its tokenizer, languages and case."""
 
     model: TranslationModel
     tokenizer: Tokenizer
@@ -46,14 +46,14 @@ class Translator:
     def __call__(
         self, lines: Sequence[str], beams: int = 1, length_penalty: float = 0.6, rows: int = 128
     ) -> list[str]:
-        """Return the translations; empty lines stay empty, and long ones are cut with a warning."""
+        """Return the translations; empty lines stay empty, long ones are cut with a warning."""
         texts = [line.lower() if self.lowercase else line for line in map(str.strip, lines)]
-        room = self.model.context // 2 - 1
+        longest = self.model.context // 2 - 1
         for text, ids in zip(texts, self.tokenizer.encode_batch(texts), strict=True):
-            if len(ids) > room:
+            if len(ids) > longest:
                 log.warning(
-                    "%r... has %d tokens, expected at most %d; the rest is left out",
-                    *(text[:40], len(ids), room),
+                    "%r... has %d tokens, expected at most %d; the rest is omitted",
+                    *(text[:40], len(ids), longest),
                 )
         found = generate(
             self.model,
@@ -68,17 +68,17 @@ class Translator:
 
 
 def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Translator:
-    """Return what a run has learned.
+    """Load the model of a run.
 
     Args:
         folder: of the run.
         checkpoint: "best" by validation loss, "last", or "averaged".
         device: "cpu", "cuda", "cuda:N", or "auto": a GPU if there is one.
     Raises:
-        CheckpointError: the folder holds no translation run, no such checkpoint, or another
+        CheckpointError: the folder holds no translation run, lacks the checkpoint, or has another
             tokenizer than the checkpoint's.
-        DataError: its tokenizer is missing or damaged.
-        DeviceError: there is no such device.
+        DataError: the tokenizer is missing or damaged.
+        DeviceError: the device does not exist.
     """
     checkpoints = folder / "checkpoints"
     found = load_latest(checkpoints) if checkpoint == "last" else load_best(checkpoints)
@@ -100,30 +100,34 @@ def load(folder: Path, checkpoint: str = "best", device: str = "auto") -> Transl
     model = restore(TranslationModel, TranslationConfig, sizes, arrays, name)
     model.to(device)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
-    sha256 = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
-    check_same(found, "tokenizer", {"sha256": sha256})
+    check_same(found, "tokenizer", {"sha256": tokenizer.digest})
     return Translator(model, tokenizer, data["source"], data["target"], data["lowercase"])
 
 
 def _batches(text: str | None) -> Iterator[list[str]]:
-    """Yield what to translate together."""
+    """Yield batches of lines."""
     if text is not None:
         yield text.splitlines()
         return
     lines = iter(standard_input().readline, "")
     while batch := list(itertools.islice(lines, 1 if sys.stdin.isatty() else LINES)):
-        yield [line.removeprefix("\ufeff") for line in batch]  # a byte order mark is no text
+        yield [line.removeprefix("\ufeff") for line in batch]  # a byte order mark is not text
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path, help="folder of a run of train_translation.py")
-    parser.add_argument("text", nargs="?", help="what to translate; default: lines of the input")
+    parser.add_argument("text", nargs="?", help="text to translate (default: lines of the input)")
     choices = ("best", "last", "averaged")
-    parser.add_argument("--checkpoint", choices=choices, default="best", help="default: best")
-    parser.add_argument("--beams", type=int, default=4, help="1 is greedy (default: 4)")
+    parser.add_argument("--checkpoint", choices=choices, default="best", help="(default: best)")
     parser.add_argument(
-        "--length-penalty", type=float, default=0.6, help="more favours long ones (default: 0.6)"
+        "--beams", type=int, default=4, help="beams of beam search; 1: greedy (default: 4)"
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        default=0.6,
+        help="larger favours long texts (default: 0.6)",
     )
     parser.add_argument("--rows", type=int, default=128, help="sequences at a time (default: 128)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
@@ -139,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     translator = load(given.folder, given.checkpoint, given.device)
     for lines in _batches(given.text):
         for line in translator(lines, given.beams, given.length_penalty, given.rows):
-            print(*line.splitlines(), flush=True)  # one line for each that came
+            print(*line.splitlines(), flush=True)  # one line for each input line
 
 
 if __name__ == "__main__":

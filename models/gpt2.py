@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, pre-norm blocks, GELU, and a head tied to the table of tokens.
+"""GPT-2: learned positions, pre-norm blocks, GELU, and a head tied to the token embedding.
 
 Weights of the published models: see gpt2_weights.py. Tests: tests/models/test_language_model.py
 and, against PyTorch and transformers, tests/parity/test_gpt2.py.
@@ -28,13 +28,13 @@ class GPT2Config:
 
     Args:
         vocab_size: V, the number of tokens.
-        context: T, how many tokens the model can see.
-        layers: L, blocks.
+        context: T, the context length in tokens.
+        layers: L, the number of blocks.
         heads: H, attention heads; they divide the width.
         width: C.
         dropout: probability in training, in [0, 1).
-        vocab_multiple: the table of tokens gets rows up to a multiple of this. They stand for no
-            token and take no part in logits or loss: 128 makes 50,257 rows 50,304, which GPUs
+        vocab_multiple: the rows of the token embedding are padded to a multiple of this. Padding
+            rows are not tokens and have no logits: 128 pads 50,257 rows to 50,304, which GPUs
             multiply faster.
     Raises:
         ArgumentError: a size is out of its range.
@@ -59,7 +59,7 @@ class GPT2Config:
 
     @property
     def rows(self) -> int:
-        """The rows of the table of tokens."""
+        """The rows of the token embedding, with padding."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -87,14 +87,14 @@ class GPT2(LanguageModel):
         model(tokens, targets).backward()  # the mean loss
 
     Matrices are drawn from N(0, 0.02), those that end a residual branch from
-    N(0, 0.02 / sqrt(2 L)); biases are 0. `tensorgrad.random.seed` decides all values.
+    N(0, 0.02 / sqrt(2 L)); biases are 0. The seed is that of `tensorgrad.random.seed`.
 
     Args:
         config: the sizes.
 
     Attributes:
-        tokens: Embedding(V, C), also the head.
-        positions: Embedding(T, C).
+        tokens: Embedding(V, C), the token embedding, also the head.
+        positions: Embedding(T, C), the position embedding.
         norm: LayerNorm after the last block.
     Source: Radford et al. 2019, "Language models are unsupervised multitask learners".
     """
@@ -115,11 +115,11 @@ class GPT2(LanguageModel):
         initialize(self)
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
-        """Return (B, T, C): the embeddings of tokens and positions, added."""
+        """Return (B, T, C): dropout(token embedding + position embedding)."""
         tokens, start = self._checked(tokens, cache)
         x: Tensor
-        if cache and cache[0].lengths is not None:  # sequences of different lengths, a step of each
-            x = self.tokens(tokens) + self.positions(cache[0].lengths[:, None])
+        if cache and cache[0].lengths is not None:  # one token each of sequences of any lengths
+            x = self.tokens(tokens) + self.positions(cache[0].lengths[:, None])  # positions (B, 1)
         else:
             x = self.tokens(tokens, self.positions.weight, start)
         x = self.dropout(x)

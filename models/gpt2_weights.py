@@ -1,4 +1,4 @@
-"""GPT-2 weights from and to the files that Hugging Face transformers reads and writes.
+"""Loading and saving GPT-2 weights in the format of Hugging Face transformers.
 
 Their names differ from ours, and their linear layers (`Conv1D`) hold the weight as (in, out),
 transposed. Nothing is downloaded: give the folder that holds config.json and model.safetensors.
@@ -56,7 +56,7 @@ _SIZES = {
     "n_head": "heads",
     "n_embd": "width",
 }
-_WRITTEN_WITH = "config"  # the entry of the header of weights that has the sizes
+_WRITTEN_WITH = "config"  # the entry of the weights' header with the sizes
 _FIXED = {
     "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
@@ -65,25 +65,25 @@ _FIXED = {
     "scale_attn_weights": True,
     "tie_word_embeddings": True,
 }
-# Causal masks that old files hold, and the head, which is the table of tokens once more.
+# Causal masks in old files, and the head, which is a copy of the token embedding.
 _IGNORED = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight")
 
 
 def load_huggingface(
     folder: str | os.PathLike[str], dtype: DtypeLike = "float32", vocab_multiple: int = 1
 ) -> GPT2:
-    """Return the GPT-2 that a folder of Hugging Face transformers holds.
+    """Load a GPT-2 from a folder in the layout of Hugging Face transformers.
 
     Args:
         folder: with config.json and model.safetensors.
         dtype: of the parameters.
         vocab_multiple: see GPT2Config.
     Raises:
-        CheckpointError: a file is missing or damaged, or it is not of a GPT-2 as built here.
+        CheckpointError: a file is missing or damaged, or not of a GPT-2 with these features.
     """
     folder = Path(folder)
     config, path = _config(folder / "config.json", vocab_multiple), folder / "model.safetensors"
-    # First the header of the file: a model may be asked for that no memory holds.
+    # First the header of the file: config.json may ask for a model larger than any memory.
     with ArrayFile(path) as file:
         _check_header(path, [(_stem(name), file.shape(name)) for name in file.names], config)
         _check_written_together(path, file.metadata.get(_WRITTEN_WITH), config)
@@ -91,8 +91,8 @@ def load_huggingface(
     head = found.get("lm_head.weight")
     if head is not None and not np.array_equal(head, found["wte.weight"]):
         raise CheckpointError(
-            f"load_huggingface: {folder} has a lm_head.weight of its own, expected wte.weight once "
-            "more: the head of a GPT-2 is its table of tokens"
+            f"load_huggingface: {folder} has a lm_head.weight that differs from wte.weight, "
+            "expected the same: the head of a GPT-2 is tied to its token embedding"
         )
     more = config.rows - config.vocab_size
     found["wte.weight"] = np.pad(found["wte.weight"], ((0, more), (0, 0)))
@@ -111,15 +111,15 @@ def load_huggingface(
 def save_huggingface(model: GPT2, folder: str | os.PathLike[str]) -> None:
     """Write config.json and model.safetensors, which transformers' `GPT2LMHeadModel` loads.
 
-    model.safetensors says which sizes it was written with, so that one beside another config.json
-    (a kill came between the two) is an error of `load_huggingface`.
+    model.safetensors records the sizes in its header, so `load_huggingface` finds a config.json of
+    another model beside it (after a kill between the two).
 
     Args:
-        model: a GPT-2; rows beyond its vocabulary are left out.
+        model: a GPT-2; the padding rows of its token embedding are omitted.
         folder: created if missing.
     Raises:
-        CheckpointError: a file cannot be written. A model that was there is unchanged, unless what
-            failed was to rename the new config.json, the last thing that is done.
+        CheckpointError: a file cannot be written. An existing model is unchanged, unless the last
+            step failed, which renames the new config.json.
     """
     folder, config = Path(folder), model.config
     state = {name: to_numpy(tensor.data) for name, tensor in model.state_dict().items()}
@@ -135,7 +135,7 @@ def save_huggingface(model: GPT2, folder: str | os.PathLike[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "config.json") as file:
             file.write((json.dumps(values, indent=2) + "\n").encode())
-            file.flush()  # if there is no room, let nothing be replaced
+            file.flush()  # a full disk must fail before anything is replaced
             os.fsync(file.fileno())
             header = {"format": "pt", _WRITTEN_WITH: json.dumps(_sizes(config))}
             save_arrays(folder / "model.safetensors", arrays, header)
@@ -144,17 +144,17 @@ def save_huggingface(model: GPT2, folder: str | os.PathLike[str]) -> None:
 
 
 def _sizes(config: GPT2Config) -> dict[str, int]:
-    """Return the sizes of a model under their names."""
+    """Return the sizes of a model by the names of transformers."""
     return {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
 
 
-def _check_written_together(path: Path, said: str | None, config: GPT2Config) -> None:
-    """Raise CheckpointError where the weights say that they were written with other sizes."""
+def _check_written_together(path: Path, sizes: str | None, config: GPT2Config) -> None:
+    """Raise CheckpointError where the header of the weights has other sizes."""
     expected = json.dumps(_sizes(config))
-    if said not in (None, expected):
+    if sizes not in (None, expected):
         raise CheckpointError(
-            f"load_huggingface: {path.parent}/config.json has {expected}, expected {said:.400}, "
-            "with which model.safetensors was written"
+            f"load_huggingface: {path.parent}/config.json has {expected}, expected {sizes:.400}, "
+            "the sizes in the header of model.safetensors"
         )
 
 
@@ -166,10 +166,10 @@ class _Expected(NamedTuple):
 
 
 def _expected(config: GPT2Config) -> Iterator[_Expected]:
-    """Yield what a file has of a GPT-2, block after block; a caller may stop before the end."""
+    """Yield the arrays that a file of a GPT-2 has, block by block."""
     sizes = {"V": config.vocab_size, "T": config.context}
     sizes |= {"C": config.width, "3C": 3 * config.width, "4C": 4 * config.width}
-    for number in range(-1, config.layers):  # -1: what is in no block
+    for number in range(-1, config.layers):  # -1: the arrays outside the blocks
         for theirs, name, letters, transposed in _NAMES:
             if ("#" in theirs) == (number >= 0):
                 yield _Expected(
@@ -185,7 +185,7 @@ def _stem(name: str) -> str:
 
 
 def _check_header(path: Path, shapes: Sequence[tuple[str, Shape]], config: GPT2Config) -> None:
-    """Raise CheckpointError where names or shapes of a file are not those of the sizes."""
+    """Raise CheckpointError where names or shapes of a file do not fit the sizes."""
     found = dict(shapes)
     if len(found) < len(shapes):
         raise CheckpointError(
@@ -199,7 +199,7 @@ def _check_header(path: Path, shapes: Sequence[tuple[str, Shape]], config: GPT2C
             f"load_huggingface: {path} lacks {missing} and has {unknown[:3]}, expected the arrays "
             f"of a GPT-2 with {config.layers} layers"
         )
-    for each in _expected(config):  # all are there, so there are no more than the file has
+    for each in _expected(config):  # no longer than the file: none is missing
         if found[each.theirs] != each.shape:
             raise CheckpointError(
                 f"load_huggingface: {path}: {each.theirs} has shape {found[each.theirs]}, "
@@ -215,7 +215,7 @@ def _is_known(name: str, config: GPT2Config) -> bool:
 
 
 def _config(path: Path, vocab_multiple: int) -> GPT2Config:
-    """Return the sizes that a config.json gives; fail where it asks for what is not built here."""
+    """Return the sizes in a config.json; fail where it asks for an unsupported feature."""
     try:
         theirs = read_json(path)
         for name, expected in _FIXED.items():

@@ -1,4 +1,4 @@
-"""What language models share: logits, loss, and the step by step use of a cache."""
+"""The base of language models: logits, loss, and decoding with a key-value cache."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ __all__ = [
     "initialize",
 ]
 
-Cache = list[KeyValueCache]  # one a block
+Cache = list[KeyValueCache]  # one per block
 
 
 class LanguageModel(Module):
-    """Base of models that predict the next token: a subclass says how tokens enter.
+    """Base of models that predict the next token; a subclass defines `embed`.
 
     tokens (B, T) -> embed -> blocks -> finish -> logits (B, T, V), or the mean loss
 
-    Between these steps there is one array (B, T, C), so a model can be cut there.
+    Between these there is one array (B, T, C), where a pipeline can cut the model.
 
     Attributes:
         vocab_size: V; tokens are 0 to V - 1.
-        context: how many tokens the model can see.
+        context: the context length in tokens.
         tokens: Embedding(V or more, C).
         blocks: the transformer blocks.
-        norm: normalisation after the last block.
-        output: Linear(C, V) without bias; None where the head is the table of tokens.
-        linear, linear_cross_entropy: what makes logits and losses of features and the head. Those
-            of `ops`, unless a model has others in their place, as where ranks share the head.
+        norm: after the last block.
+        output: Linear(C, V) without bias; None where the head is tied to the token embedding.
+        linear, linear_cross_entropy: compute logits and losses from features and the head; tensor
+            parallelism replaces these functions where ranks share the head.
     """
 
     vocab_size: int
@@ -60,29 +60,29 @@ class LanguageModel(Module):
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(ops.linear_cross_entropy)
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
-        """Return (B, T, C): what goes into the first block. Arguments as of `forward`."""
+        """Return (B, T, C), the input of the first block; arguments as for `forward`."""
         raise NotImplementedError
 
     def finish(self, x: Tensor, targets: Any = None) -> Tensor:
-        """Return logits, or the mean loss when targets are given, of what the last block gives."""
+        """Return the logits, or the mean loss if targets are given, of the last block's output."""
         x = self.norm(x)
         if targets is None:
             logits = self.linear(x, self.head())
-            # Rows beyond the vocabulary are there for alignment and stand for no token.
+            # Padding rows of the embedding are not tokens.
             return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
         return self.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
 
     def head(self) -> Tensor:
-        """Return the matrix of the last linear layer, (V or more, C)."""
+        """Return the weight of the head, (V or more, C)."""
         return self.tokens.weight if self.output is None else self.output.weight
 
     def forward(self, tokens: Any, targets: Any = None, cache: Cache | None = None) -> Tensor:
-        """Return the logits of the token after each, or the mean loss when targets are given.
+        """Return the logits of the next tokens, or the mean loss when targets are given.
 
         Args:
             tokens: (B, T) integers in [0, V), 1 <= T <= context.
-            targets: (B, T) integers in [0, V), or -100 where the loss shall not count.
-            cache: from `new_cache`: tokens continue what it holds, and are added to it.
+            targets: (B, T) integers in [0, V), or -100 to ignore a position in the loss.
+            cache: from `new_cache`: the tokens continue its sequences, and are added to it.
         Returns:
             Logits (B, T, V); or the mean negative log-likelihood of the targets, a scalar.
         Raises:
@@ -90,34 +90,38 @@ class LanguageModel(Module):
             ArgumentError, DtypeError, DeviceError: see `ops.embedding` and
                 `ops.linear_cross_entropy`.
         """
-        return self.finish(self._run_blocks(self.embed(tokens, cache), cache), targets)
+        x = self.embed(tokens, cache)
+        x = self._run_blocks(x, cache)
+        return self.finish(x, targets)
 
     def next_logits(self, tokens: Any, cache: Cache | None = None, mask: Any = None) -> Tensor:
         """Return the logits (B, V) of the one token after `tokens`.
 
         Args:
             tokens, cache: as for `forward`.
-            mask: broadcastable to (B, 1, T, all tokens so far), bool, False for those that another
-                shall not see, such as padding; see `ops.attention`.
+            mask: broadcastable to (B, 1, T, all tokens so far), bool, False where a token must not
+                attend, such as to padding; see `ops.attention`.
         """
-        return self.finish(self._run_blocks(self.embed(tokens, cache), cache, mask)[:, -1])
+        x = self.embed(tokens, cache)
+        x = self._run_blocks(x, cache, mask)
+        return self.finish(x[:, -1])  # (B, C)
 
     def new_cache(self, batch: int, steps: int | None = None) -> Cache:
-        """Return an empty cache for `batch` sequences of `steps` tokens; default: the context."""
+        """Return an empty cache for `batch` sequences of `steps` tokens (default: the context)."""
         steps = self.context if steps is None else steps
         blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
         return [block.attention.new_cache(batch, steps) for block in blocks]
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees none that come later."""
+        """Whether no token attends to a later one."""
         return all(
             block.attention.causal for block in self.blocks if isinstance(block, TransformerBlock)
         )
 
     @property
     def device(self) -> str:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def _run_blocks(self, x: Tensor, cache: Cache | None, mask: Any = None) -> Tensor:
@@ -126,7 +130,7 @@ class LanguageModel(Module):
         return x
 
     def _checked(self, tokens: Any, cache: Cache | None) -> tuple[Tensor, int]:
-        """Return the tokens as a tensor, and how many came before them."""
+        """Return the tokens as a tensor, and the number of tokens before them."""
         name = type(self).__name__
         tokens = tensor_of(name, "tokens", tokens)
         before = cache[0].length if cache and cache[0].lengths is None else 0

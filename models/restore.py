@@ -1,7 +1,7 @@
-"""Models of sizes and arrays that were saved: the sizes are compared with the arrays first.
+"""Restoring a model from saved sizes and arrays, which are compared before anything is allocated.
 
-Sizes may ask for a model that no memory holds, or for a billion layers; the arrays of a file are
-at most as large as the file. Tests: tests/models/test_restore.py.
+Damaged sizes may ask for a model larger than any memory; the arrays of a file are at most as large
+as the file. Tests: tests/models/test_restore.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Config", "config_of", "restore"]
 
 
 class Config(Protocol):
-    """The sizes of a model: a dataclass that counts the parameters."""
+    """The sizes of a model: a dataclass that knows the number of parameters."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -39,16 +39,16 @@ def restore(
     arrays: Mapping[str, Array],
     name: str,
 ) -> _AnyModel:
-    """Return a model of saved sizes and arrays, on the CPU.
+    """Restore a model from saved sizes and arrays, on the CPU.
 
     Args:
         make: the model's class.
         kind: the class of its sizes.
-        sizes: the fields of `kind`, as JSON gives them.
+        sizes: the fields of `kind`, as parsed from JSON.
         arrays: the parameters and buffers by name.
-        name: the file that they are from, for errors.
+        name: of their file, for errors.
     Raises:
-        CheckpointError: the sizes are of another kind of model, or the arrays of other sizes.
+        CheckpointError: the sizes are of another kind of model, or do not fit the arrays.
     """
     config = config_of(kind, sizes, name)
     found = sum(array.size for array in arrays.values())
@@ -66,7 +66,7 @@ def restore(
 
 
 def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
-    """Return sizes as JSON gives them as the dataclass that they are of.
+    """Return the dataclass of sizes that were parsed from JSON.
 
     Raises:
         CheckpointError: a field is missing, unknown, of another type or out of its range.
@@ -93,6 +93,6 @@ def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
 
 
 def _types(hint: Any) -> set[type[Any]]:
-    """Return the types that JSON may give for a field: int too where it is a float."""
+    """Return the types that JSON may have for a field: for a float also int."""
     whole = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
     return {*whole, *({int} if float in whole else {})}

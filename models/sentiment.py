@@ -1,7 +1,7 @@
 """Classifiers of short texts: the mean of word vectors, and a small transformer.
 
-Texts come as rows of tokens, filled up on the right, with their lengths. What stands beyond the
-length of a row has no influence on its result, whatever token it is.
+Texts are rows of tokens, padded on the right, with their lengths. Padding has no influence on the
+result of a row.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """What both classifiers are told.
+    """The sizes of both classifiers.
 
     Args:
         vocab_size: V, the number of tokens.
-        classes: how many.
+        classes: the number of classes.
         width: C, of the word vectors.
-        dropout: probability with which an activation is dropped in training, in [0, 1).
-        word_dropout: probability with which a whole word is left out in training, in [0, 1).
+        dropout: probability of dropping an activation in training, in [0, 1).
+        word_dropout: probability of dropping a whole word in training, in [0, 1).
     Raises:
         ArgumentError: a size is out of its range.
     """
@@ -102,7 +102,7 @@ class TransformerConfig(ClassifierConfig):
     """The sizes of a TransformerClassifier.
 
     Args:
-        context: T, how many tokens the model can see.
+        context: T, the context length in tokens.
         layers: blocks.
         heads: of the attention; they divide the width.
     Raises:
@@ -131,11 +131,11 @@ class TransformerConfig(ClassifierConfig):
 
 
 class Classifier(Module):
-    """Base of models that say which class a text belongs to: a subclass makes features of it.
+    """Base of models that classify a text; a subclass computes its features.
 
     Attributes:
         config: the sizes.
-        words: Embedding(V, C).
+        words: Embedding(V, C), the word vectors.
         output: Linear(width of the features, classes).
     """
 
@@ -143,12 +143,12 @@ class Classifier(Module):
     words: Embedding
     output: Linear
 
-    def features(self, tokens: Array, share: Array) -> Tensor:
+    def features(self, tokens: Array, weights: Array) -> Tensor:
         """Return (B, any width).
 
         Args:
             tokens: (B, T).
-            share: (B, T), the share of each word in the mean of its text, 0 for what is not seen.
+            weights: (B, T), of each word in the mean of its text; 0 for padding and dropped words.
         """
         raise NotImplementedError
 
@@ -157,13 +157,13 @@ class Classifier(Module):
 
         Args:
             tokens: (B, T) integers in [0, V).
-            lengths: (B,) integers from 0 to T: the rest of a row is padding. A text without any
-                token gets the features 0.
+            lengths: (B,) integers from 0 to T: the rest of a row is padding. The features of an
+                empty text are 0.
             labels: (B,) integers from 0 to classes - 1.
         Returns:
             (B, classes); or the mean negative log-likelihood of the labels, a scalar.
         Raises:
-            ShapeError: shapes do not fit as above.
+            ShapeError: the shapes do not fit.
             ArgumentError, DtypeError, DeviceError: see `ops.embedding` and `ops.cross_entropy`.
         """
         name = type(self).__name__
@@ -175,25 +175,25 @@ class Classifier(Module):
                 "(B, T) and (B,)"
             )
         backend.same_device(name, ("tokens", "lengths"), (ids, counts))
-        logits: Tensor = self.output(self.features(ids, self._shares(ids, counts)))
+        logits: Tensor = self.output(self.features(ids, self._weights(ids, counts)))
         return logits if labels is None else ops.cross_entropy(logits, labels)
 
     def use_vectors(self, rows: Sequence[int], vectors: np.ndarray[Any, Any]) -> None:
-        """Set rows of the table of words, (rows, C), before training."""
+        """Set rows of the word vectors to vectors (rows, C) before training."""
         table = self.words.weight
         with no_grad():
             assign(table, np.asarray(rows), backend.asarray_like(vectors, table.data))
 
     @property
     def device(self) -> str:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.output.weight.device
 
-    def _shares(self, tokens: Array, lengths: Array) -> Array:
+    def _weights(self, tokens: Array, lengths: Array) -> Array:
         """Return (B, T): 1 / their number for the words of a text that are kept, 0 elsewhere."""
         xp = backend.namespace(tokens)
-        seen = (xp.arange(tokens.shape[1]) < lengths[:, None]).astype(np.float32)
-        kept = ops.dropout(seen, self.config.word_dropout, self.training).data
+        inside = (xp.arange(tokens.shape[1]) < lengths[:, None]).astype(np.float32)  # (B, T)
+        kept = ops.dropout(inside, self.config.word_dropout, self.training).data
         return kept / xp.maximum(kept.sum(1, keepdims=True), np.float32(1e-6))
 
 
@@ -212,25 +212,25 @@ class MeanClassifier(Classifier):
 
     def __init__(self, config: MeanConfig) -> None:
         self.config = config
-        self.words = _word_table(config)
+        self.words = _word_vectors(config)
         widths = [config.width] + [config.hidden] * config.layers
         self.hidden = ModuleList(Linear(*pair) for pair in pairwise(widths))
         self.output = Linear(widths[-1], config.classes)
         self.dropout = Dropout(config.dropout)
 
-    def features(self, tokens: Array, share: Array) -> Tensor:
+    def features(self, tokens: Array, weights: Array) -> Tensor:
         """Return (B, hidden); see `Classifier.features`."""
-        x: Tensor = self.dropout(_mean(self.words(tokens), share))
+        x: Tensor = self.dropout(_mean(self.words(tokens), weights))
         for layer in self.hidden:
             x = self.dropout(ops.relu(layer(x)))
         return x
 
 
 class TransformerClassifier(Classifier):
-    """Pre-norm transformer blocks in which each word sees all others, then the mean of them.
+    """Pre-norm transformer blocks without a causal mask, then the mean over the words.
 
     Attributes:
-        positions: (T, C), one vector for each place.
+        positions: (T, C), the position embedding.
         blocks: the transformer blocks.
         norm: LayerNorm after the last of them.
     """
@@ -239,7 +239,7 @@ class TransformerClassifier(Classifier):
 
     def __init__(self, config: TransformerConfig) -> None:
         self.config = config
-        self.words = _word_table(config)
+        self.words = _word_vectors(config)
         self.positions = Parameter(np.empty((config.context, config.width), np.float32))
         init.normal_(self.positions, 0.0, 0.02)
         self.blocks = ModuleList(
@@ -250,7 +250,7 @@ class TransformerClassifier(Classifier):
         self.output = Linear(config.width, config.classes)
         self.dropout = Dropout(config.dropout)
 
-    def features(self, tokens: Array, share: Array) -> Tensor:
+    def features(self, tokens: Array, weights: Array) -> Tensor:
         """Return (B, C); see `Classifier.features`."""
         if tokens.shape[1] > self.config.context:
             raise ShapeError(
@@ -258,22 +258,22 @@ class TransformerClassifier(Classifier):
                 f"{self.config.context} (the context)"
             )
         x: Tensor = self.dropout(self.words(tokens, self.positions))
-        seen = (share > 0)[:, None, None]
+        mask = (weights > 0)[:, None, None]  # (B, 1, 1, T)
         for block in self.blocks:
-            x = block(x, seen)
-        y: Tensor = self.dropout(_mean(self.norm(x), share))
-        return y
+            x = block(x, mask)
+        x = self.dropout(_mean(self.norm(x), weights))
+        return x
 
 
 def class_probabilities(
     model: Classifier, rows: Sequence[Sequence[int]], longest: int | None = None, batch: int = 64
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return (texts, classes): how likely each class is, for the token ids of some texts.
+    """Return (texts, classes): the probability of each class for the token ids of texts.
 
     Args:
         model: its mode (train or eval) is the same afterwards.
         rows: the token ids of each text.
-        longest: cut texts after so many tokens.
+        longest: cut texts to this number of tokens.
         batch: texts at a time.
     Raises:
         ArgumentError: longest or batch is below 1.
@@ -289,13 +289,13 @@ def class_probabilities(
     return np.concatenate(parts)
 
 
-def _word_table(config: ClassifierConfig) -> Embedding:
-    table = Embedding(config.vocab_size, config.width)
-    init.normal_(table.weight, 0.0, 0.1)
-    return table
+def _word_vectors(config: ClassifierConfig) -> Embedding:
+    words = Embedding(config.vocab_size, config.width)
+    init.normal_(words.weight, 0.0, 0.1)
+    return words
 
 
-def _mean(x: Tensor, share: Array) -> Tensor:
-    """Return the sum over T of x (B, T, C), each word times its share."""
-    shares = Tensor(share.astype(x.dtype, copy=False))
-    return ops.matmul(shares[:, None], x)[:, 0]
+def _mean(x: Tensor, weights: Array) -> Tensor:
+    """Return (B, C), the mean of x (B, T, C) over T with weights (B, T)."""
+    row = Tensor(weights.astype(x.dtype, copy=False))[:, None]  # (B, 1, T)
+    return ops.matmul(row, x)[:, 0]

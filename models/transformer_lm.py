@@ -1,4 +1,4 @@
-"""A language model of today's kind: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
+"""A Llama-style language model: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
 
 Tests: tests/models/test_language_model.py.
 """
@@ -36,17 +36,17 @@ class TransformerLMConfig:
 
     Args:
         vocab_size: V, the number of tokens.
-        context: T, how many tokens the model can see.
-        layers: L, blocks.
+        context: T, the context length in tokens.
+        layers: L, the number of blocks.
         heads: H, query heads; they divide the width.
         kv_heads: key and value heads; they divide the query heads.
         width: C.
         hidden: width inside the feed-forward layer; default 8/3 C, rounded up to a multiple of 64.
         dropout: probability in training, in [0, 1).
-        attention_dropout: that of attention weights; None: as `dropout`.
-        activation_dropout: that of what is inside the feed-forward layers.
-        tied: whether the head is the table of tokens.
-        rope_base: sets the slowest angle of the rotary positions.
+        attention_dropout: probability for attention weights; None: as `dropout`.
+        activation_dropout: probability inside the feed-forward layers.
+        tied: whether the head is tied to the token embedding.
+        rope_base: base of the rotary angles; larger for longer contexts.
     Raises:
         ArgumentError: a size is out of its range.
     """
@@ -92,7 +92,7 @@ class TransformerLMConfig:
 
 
 class TransformerLM(LanguageModel):
-    """A decoder of pre-norm blocks with RMSNorm, rotary positions, SwiGLU and shared key heads.
+    """A decoder of pre-norm blocks with RMSNorm, rotary positions, SwiGLU and grouped queries.
 
     Args:
         config: the sizes.
@@ -134,7 +134,7 @@ class TransformerLM(LanguageModel):
         initialize(self)
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
-        """Return (B, T, C): the embeddings of the tokens; positions enter in the attention."""
+        """Return (B, T, C): dropout(token embedding); attention rotates by position."""
         tokens, _ = self._checked(tokens, cache)
         x: Tensor = self.dropout(self.tokens(tokens))
         return x

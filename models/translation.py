@@ -1,4 +1,4 @@
-"""Translation by a decoder alone: source, a token that asks for a language, target.
+"""Translation by a decoder-only model: source, a token for the target language, target.
 
 Training data: data/pair_loader.py. Tests: tests/models/test_translation.py.
 """
@@ -20,8 +20,8 @@ from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.dtypes import float32
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.models.generation import beam_search, greedy_search
 from tensorgrad.models.language_model import Cache
-from tensorgrad.models.search import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
 from tensorgrad.operands import integer_array
@@ -40,8 +40,8 @@ class TranslationConfig(TransformerLMConfig):
     """The sizes of a TranslationModel.
 
     Args:
-        label_smoothing: share of the probability of a target that all tokens share, in [0, 1].
-        prefix: whether the tokens of a source see each other in both directions (a prefix
+        label_smoothing: fraction of a target's probability spread over all tokens, in [0, 1].
+        prefix: whether the tokens of a source attend to each other in both directions (a prefix
             language model: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1).
         others: as for `TransformerLMConfig`.
     Raises:
@@ -61,10 +61,10 @@ class TranslationConfig(TransformerLMConfig):
 
 
 class TranslationModel(TransformerLM):
-    """A TransformerLM whose loss is that of the last columns, with label smoothing in training.
+    """A TransformerLM whose loss covers the last columns, with label smoothing in training.
 
-    With `config.prefix` all tokens of a row up to the one that asks for the first target see each
-    other; without targets, all that come at once do.
+    With `config.prefix`, all tokens of a row up to the one that predicts the first target attend to
+    each other; without targets, all tokens of a call do.
 
     Args:
         config: the sizes.
@@ -79,20 +79,20 @@ class TranslationModel(TransformerLM):
             block.attention.causal = not config.prefix
 
     def forward(self, tokens: Any, targets: Any = None, cache: Cache | None = None) -> Tensor:
-        """Return logits, or the mean loss when targets are given; see `LanguageModel.forward`."""
+        """Return the logits, or the mean loss when targets are given; see `LanguageModel`."""
         x, mask = self.embed(tokens, cache), None
         if self.config.prefix and targets is not None:
             mask = prefix_mask(self._fitting(targets, x), x.shape[1])
         return self.finish(self._run_blocks(x, cache, mask), targets)
 
     def finish(self, x: Tensor, targets: Any = None) -> Tensor:
-        """Return logits, or the mean loss of the last places.
+        """Return the logits, or the mean loss of the last positions.
 
         Args:
             x: (B, T, C), from the last block.
-            targets: (B, n) for the last n <= T places, -100 where the loss shall not count.
+            targets: (B, n) for the last n <= T positions, -100 to ignore a position in the loss.
         Raises:
-            ShapeError: targets are not (B, n), none, or more than places.
+            ShapeError: targets are not (B, n) with n from 1 to T.
         """
         if targets is None:
             return super().finish(x)
@@ -107,7 +107,7 @@ class TranslationModel(TransformerLM):
 
     @staticmethod
     def _fitting(targets: Any, x: Tensor) -> Array:
-        """Return the targets, of the last places of x."""
+        """Return the targets of the last positions of x."""
         targets = integer_array("TranslationModel", "targets", targets)
         batch, steps = x.shape[:2]
         if targets.ndim != 2 or len(targets) != batch or not 1 <= targets.shape[1] <= steps:
@@ -119,21 +119,21 @@ class TranslationModel(TransformerLM):
 
 
 def prefix_mask(targets: Array, width: int) -> Tensor:
-    """Return who sees whom where sources are read in both directions.
+    """Return the attention mask of a prefix language model.
 
     Args:
-        targets: (B, n) for the last n of `width` places, -100 where the loss does not count. The
-            first that counts is that of the last token of the prefix.
+        targets: (B, n) for the last n of `width` positions, -100 for ignored ones. The first other
+            one is the target of the last token of the prefix.
         width: T.
     Returns:
-        (B, 1, T, T), float32: 0 where a place sees one of the prefix, itself or one before, -inf
-        elsewhere; to be added to the scores of attention.
+        (B, 1, T, T) float32, to add to the attention scores: 0 where a token attends (to the
+        prefix, itself and earlier tokens), -inf elsewhere.
     """
     xp = backend.namespace(targets)
-    last = (targets != IGNORED).argmax(1) + (width - targets.shape[1])
+    last = (targets != IGNORED).argmax(1) + (width - targets.shape[1])  # (B,), of the prefix
     columns = xp.arange(width, dtype=last.dtype)
-    seen = columns <= xp.maximum(columns[:, None], last[:, None, None])
-    mask = xp.where(seen, float32.type(0), float32.type(-math.inf))
+    attends = columns <= xp.maximum(columns[:, None], last[:, None, None])  # (B, T, T)
+    mask = xp.where(attends, float32.type(0), float32.type(-math.inf))
     return Tensor(mask.astype(float32, copy=False)[:, None])
 
 
@@ -150,9 +150,9 @@ def generate(
     length_penalty: float = 0.6,
     rows: int = 128,
 ) -> list[str]:
-    """Translate examples, those of similar length together, behind a progress bar.
+    """Translate examples in batches of similar length, with a progress bar.
 
-    Half of the positions are for the source, which is cut there, and half for the translation.
+    Half of the positions are for the source, which is cut to fit, and half for the translation.
 
     Args:
         model: trained on pairs of these languages.
@@ -161,10 +161,10 @@ def generate(
         tgt_key: the language to translate into; the tokenizer has a token for it.
         tokenizer: the model's.
         model_max_length: positions to use, 4 to the model's context.
-        desc: what the progress bar says.
-        beams: 1 takes the likeliest token each time; more search, see `beam_search`.
+        desc: the label of the progress bar.
+        beams: 1: greedy search; more: see `beam_search`.
         length_penalty: of `beam_search`.
-        rows: how many sequences to work on at a time, those of beams included.
+        rows: sequences to generate at a time; each beam counts.
     Returns:
         The translations, in the order of the examples.
     Raises:
@@ -192,10 +192,10 @@ def generate(
                 f"generate: example {number} has a {type(example[src_key]).__name__} under "
                 f"{src_key!r}, expected a text"
             )
-    asks, end = language_token(tokenizer, tgt_key), tokenizer.end_of_text
+    start_token, end = language_token(tokenizer, tgt_key), tokenizer.end_of_text
     longest = model_max_length // 2
     encoded = tokenizer.encode_batch([example[src_key] for example in examples])
-    prompts = [[*ids[: longest - 1], asks] for ids in encoded]
+    prompts = [[*ids[: longest - 1], start_token] for ids in encoded]
     by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]), reverse=True)
     texts = [""] * len(prompts)
     each = rows // beams
@@ -203,11 +203,11 @@ def generate(
         for start in range(0, len(prompts), each):
             numbers = by_length[start : start + each]
             part = [prompts[number] for number in numbers]
-            room = model_max_length - longest
+            limit = model_max_length - longest
             if beams == 1:
-                found = greedy_search(model, part, end, room)
+                found = greedy_search(model, part, end, limit)
             else:
-                found = beam_search(model, part, end, room, beams, length_penalty)
+                found = beam_search(model, part, end, limit, beams, length_penalty)
             for number, ids in zip(numbers, found, strict=True):
                 texts[number] = tokenizer.decode(ids).strip()
             bar.update(len(numbers))

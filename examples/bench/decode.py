@@ -28,8 +28,8 @@ from tensorgrad import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import decode as decode_cuda
 from tensorgrad.kernels.prepared import now
-from tensorgrad.models.decoder import Decoder
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
+from tensorgrad.models.generation.decoding_loop import Decoder
 from tensorgrad.models.gpt2 import GPT2, PRESETS
 from tensorgrad.nn import init
 from tensorgrad.ops.sampling import Sampling, new_state

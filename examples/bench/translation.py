@@ -28,18 +28,19 @@ import numpy as np
 from tqdm import tqdm
 
 from examples.bench.torch_transformer_lm import transformer_lm
-from examples.train_translation import Run, Settings, read_command_line
 from tensorgrad import backend
 from tensorgrad.command import command
-from tensorgrad.data.pair_loader import Batch
+from tensorgrad.data.pair_loader import PairBatch
+from tensorgrad.train.config import read_command_line
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.translation import TranslationRun, TranslationSettings
 
 TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device
 
 
-def ours(run: Run) -> TrainStep:
+def ours(run: TranslationRun) -> TrainStep:
     """Return a training step of tensorgrad: forward, backward, clipping, AdamW."""
-    optimizer, clip = run.trainer.optimizer, run.settings.clip or math.inf
+    optimizer, clip = run.optimizer, run.settings.clip or math.inf
 
     def step(tokens: Any, targets: Any) -> None:
         optimizer.zero_grad()
@@ -49,7 +50,7 @@ def ours(run: Run) -> TrainStep:
     return step
 
 
-def theirs(torch: Any, run: Run, device: str) -> TrainStep:
+def theirs(torch: Any, run: TranslationRun, device: str) -> TrainStep:
     """Return the same of PyTorch."""
     settings = run.settings
     torch.set_num_threads(backend.threads())
@@ -83,14 +84,16 @@ def seconds(step: TrainStep, batches: Sequence[Any], device: str) -> float:
     return time.perf_counter() - began
 
 
-def spread(run: Run, count: int) -> list[Batch]:
+def spread(run: TranslationRun, count: int) -> list[PairBatch]:
     """Return batches of an epoch in its order, which mixes lengths."""
-    return [run.train.batch(step) for step in range(min(count, run.train.batches))]
+    return [run.batches.batch(step) for step in range(min(count, run.batches.batches))]
 
 
-def measure(settings: Settings, folder: Path, device: str, steps: int, turns: int) -> Any:
+def measure(
+    settings: TranslationSettings, folder: Path, device: str, steps: int, turns: int
+) -> Any:
     """Return milliseconds a step and tokens a second of both."""
-    run = Run(settings, folder, device, False)
+    run = TranslationRun(settings, folder, device, False)
     batches = spread(run, steps)
     tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
     arrays = [tuple(backend.to_device(a.astype(np.int64), device) for a in b) for b in batches]
@@ -124,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own, rest = parser.parse_known_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         new = not any(word.startswith("--resume") for word in rest)
-        settings, _, _ = read_command_line([*(["--out", folder] if new else []), *rest])
+        arguments = [*(["--out", folder] if new else []), *rest]
+        settings, _, _ = read_command_line(TranslationSettings, __doc__, arguments)
         settings, device = choose_device(settings)
         found = measure(settings, Path(folder), device, own.timed, own.turns)
     for name, values in found.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tensorgrad.data.corpus import Corpus, prepare
 from tensorgrad.data.labelled import LabelledTexts, hold_out, read_labelled
 from tensorgrad.data.labelled_loader import LabelledLoader
-from tensorgrad.data.loader import TokenLoader
 from tensorgrad.data.pair_loader import PairLoader
 from tensorgrad.data.pairs import (
     PairCorpus,
@@ -19,8 +18,9 @@ from tensorgrad.data.reviews import reviews
 from tensorgrad.data.split import Split, plan_split
 from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint
 from tensorgrad.data.text_stream import TextStream
+from tensorgrad.data.token_file import TokenFile, token_dtype, write_tokens
+from tensorgrad.data.token_loader import TokenLoader
 from tensorgrad.data.tokenizer import Tokenizer
-from tensorgrad.data.tokens import TokenFile, token_dtype, write_tokens
 from tensorgrad.data.words import WordVocabulary, read_vectors, split_words
 
 __all__ = [

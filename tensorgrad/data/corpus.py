@@ -1,4 +1,4 @@
-"""From a source of text to a tokenizer and two token files, kept on disk for the next run."""
+"""Preparing a corpus: a tokenizer and two token files, cached on disk for the next run."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from typing import Any
 from tensorgrad.checks import check_integer, check_number
 from tensorgrad.data.split import plan_split
 from tensorgrad.data.text import SUFFIXES, documents, fingerprint
+from tensorgrad.data.token_file import TokenFile, write_tokens
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
-from tensorgrad.data.tokens import TokenFile, write_tokens
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked, make_folder, replacing, sync_folder
 from tensorgrad.readers import open_regular, read_json
 
 Progress = Callable[[str, int, int], None]
-CHARACTERS_PER_TOKEN = 1500  # to learn a vocabulary from; more makes hardly any difference
+CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any difference
 
 _log = logging.getLogger(__name__)
 _FORMAT = 2  # of the prepared folder; part of its key
 _FACTS = "corpus.json"
 _FILES = ("tokenizer.json", "train.npy", "validation.npy")
 _CHUNK = 1 << 22
-_SHOWN = 1 << 30  # bytes from which on it takes a second to check them
+_SHOWN = 1 << 30  # bytes; from here on the check takes a second or more
 
 
 @dataclass(frozen=True)
 class Corpus:
     """A prepared corpus.
 
-    Equal digests mean the same tokens and vocabulary, wherever they were made; a run that is
-    resumed should have the digest that it began with.
+    Equal digests mean equal tokens and vocabulary, on any machine: a run must resume with the
+    digest that it started with.
     """
 
     folder: Path
@@ -67,25 +67,24 @@ def prepare(
 ) -> Corpus:
     """Split a source, train a tokenizer, and write train.npy and validation.npy.
 
-    The result is kept in a folder of its own below `folder`, under a name made from the source
-    (for files: their sizes and times) and the settings; a second call only opens it. It appears
-    there in one step, so an interrupted call leaves no result, never a part of one. Several
-    processes may call this at once: one works, the others wait and open what it made.
+    The result is cached in a folder below `folder`, whose name is a hash of the source (for files:
+    their sizes and times) and the settings; a second call only opens it. The folder appears in one
+    step: an interrupted call leaves nothing. Several processes may call this at the same time: one
+    works, the others wait and open the result.
 
-    What is opened is compared first with the SHA-256 that was written down when it was made, which
-    takes about a second for each gigabyte of tokens. If a file has changed, a warning names it and
-    the corpus is made again from the source.
+    Cached files are first compared with their SHA-256, which takes about a second per gigabyte of
+    tokens. If one has changed, a warning names it and the corpus is prepared again from the source.
 
     Args:
         source, suffixes, column: as for `documents`.
-        folder: where prepared corpora are kept; created if missing.
-        vocab_size: of the tokenizer to train. A large source trains it with every n-th document,
-            so that there are about CHARACTERS_PER_TOKEN characters for each token.
-        validation: the share of the text for validation, between 0 and 1.
-        tokenizer: use this one and train none; vocab_size then has no effect.
+        folder: of the cache; created if missing.
+        vocab_size: of the tokenizer to train. From a large source only every n-th document is used
+            for that, about CHARACTERS_PER_TOKEN characters for each token.
+        validation: the fraction of the text for validation, between 0 and 1.
+        tokenizer: use this tokenizer and train none; vocab_size then has no effect.
         progress: called after each document with the stage ("reading", "tokenizer", "encoding"),
-            the characters done, and the characters in all (0 while unknown); and, where there is
-            more than a gigabyte to compare, with "checking" and bytes.
+            the characters done and their total (0 while unknown); and, for files of more than a
+            gigabyte, with "checking" and bytes.
     Returns:
         The opened corpus.
     Raises:
@@ -107,7 +106,7 @@ def prepare(
         "source": fingerprint(source, suffixes=suffixes, column=column),
         "validation": validation,
         "vocab_size": vocab_size if tokenizer is None else None,
-        "tokenizer": tokenizer and hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
+        "tokenizer": tokenizer and tokenizer.digest,
     }
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(source).name)[:40].strip("-") or "text"
@@ -116,7 +115,7 @@ def prepare(
         corpus, _ = _find(target, settings, progress)
         if corpus is None:
             with _alone(target):
-                corpus, problem = _find(target, settings, progress)  # made meanwhile?
+                corpus, problem = _find(target, settings, progress)  # prepared meanwhile?
                 if corpus is None:
                     if problem is not None:
                         _log.warning("%s; making it again from %s", problem, source)
@@ -139,7 +138,7 @@ def prepare(
 def _find(
     folder: Path, settings: Mapping[str, Any], progress: Progress | None
 ) -> tuple[Corpus | None, DataError | None]:
-    """Return the corpus of a folder, or None where there is none, and what is wrong with it."""
+    """Return the corpus of a folder, or None and the error if the folder is damaged."""
     if not folder.is_dir():
         return None, None
     try:
@@ -149,7 +148,7 @@ def _find(
 
 
 def _open(folder: Path, settings: Mapping[str, Any], progress: Progress | None) -> Corpus:
-    """Return the corpus of a folder if its files are those that were written down."""
+    """Return the corpus of a folder, if its files have the recorded SHA-256."""
     for name in (_FACTS, *_FILES):
         if not (folder / name).is_file():
             raise DataError(f"prepare: {folder / name} is missing, expected a file")
@@ -172,7 +171,7 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: Progress | None) 
 
 
 def _sums(folder: Path, progress: Progress | None) -> dict[str, str]:
-    """Return the SHA-256 of each file: 1.4 GB/s, where CRC-32 with its 2.5 would miss intent."""
+    """Return the SHA-256 of each file (1.4 GB/s; CRC-32 has 2.5 but would miss intent)."""
     total, done, sums = sum((folder / name).stat().st_size for name in _FILES), 0, {}
     for name in _FILES:
         digest = hashlib.sha256()
@@ -194,7 +193,7 @@ def _build(
     vocab_size: int,
     progress: Progress | None,
 ) -> dict[str, int]:
-    """Write the tokenizer and both token files; return what is worth knowing about them."""
+    """Write the tokenizer and both token files; return their counts."""
 
     done: Counter[str] = Counter()
 
@@ -223,24 +222,24 @@ def _build(
 
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Let one process after the other do what makes a folder; delete what killed ones have left.
+    """Hold the lock of a folder; delete temporary folders that killed processes left.
 
-    Nothing breaks without the lock: it only keeps processes from doing the same work twice.
+    The lock only keeps processes from doing the same work twice: nothing breaks without it.
     """
     make_folder(target.parent)
     with locked(target.with_name(f".{target.name}.lock"), wait=True) as alone:
         if alone:
-            for left in target.parent.glob(_temporary(target, "*")):  # by one that was killed
+            for left in target.parent.glob(_temporary(target, "*")):  # by a process that was killed
                 shutil.rmtree(left)
         yield
 
 
 @contextlib.contextmanager
 def _replacing_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder that becomes `target` at the end, in one step.
+    """Yield an empty folder that is renamed to `target` at the end.
 
-    A damaged one that is there makes room first. One that another process has made meanwhile,
-    where there are no locks, stays.
+    A damaged target is renamed away before. One that another process has made meanwhile, on a file
+    system without locks, stays.
     """
     damaged = target.is_dir()
     new, old = (target.with_name(_temporary(target, secrets.token_hex(4))) for _ in range(2))

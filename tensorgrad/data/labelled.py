@@ -1,4 +1,4 @@
-"""Texts with a label each: from tab-separated files, Hugging Face data sets, or made by rules."""
+"""Labelled texts: from tab-separated files, Hugging Face data sets, or synthetic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorgrad.checks import check_number, check_seed
 from tensorgrad.data.reviews import reviews
-from tensorgrad.data.text import PACKED, load_named, read_lines
+from tensorgrad.data.text import PACKED, find_file, load_dataset, read_lines
 from tensorgrad.errors import ArgumentError, DataError
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
@@ -26,7 +26,7 @@ _PARTS = {"train": ("train",), "validation": ("dev", "validation", "valid", "val
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts, and for each the number of its class."""
+    """Texts, and the number of the class of each."""
 
     texts: list[str]
     labels: Labels
@@ -41,7 +41,7 @@ class LabelledTexts:
 
     @property
     def digest(self) -> str:
-        """A text that is equal for equal texts with equal labels."""
+        """A SHA-256 in hexadecimal, equal for equal texts with equal labels."""
         digest = hashlib.sha256(self.labels.astype("<i4").tobytes())
         for text in self.texts:
             digest.update(f"{text}\0".encode("utf-8", "surrogatepass"))
@@ -65,14 +65,14 @@ def read_labelled(
             no quotes;
             `hf:NAME[:CONFIG]`: a Hugging Face data set with the splits train and validation,
             which needs the datasets package;
-            `reviews`: sentences about films, made by rules.
+            `reviews`: synthetic sentences about films.
         part: "train" or "validation".
         text_column: the name of the column; by default "sentence", "text", or the only column
             beside the labels.
         label_column: the name of the column of labels, which are 0 to classes - 1.
-        classes: how many.
+        classes: the number of classes.
     Raises:
-        ArgumentError: the source has a wrong form, or there is no such part.
+        ArgumentError: the source has a wrong form, or the part is unknown.
         DataError: a file, a column or a text is missing, or a label is not one of the classes.
     """
     source = os.fspath(source)
@@ -99,18 +99,18 @@ def read_labelled(
 def hold_out(
     data: LabelledTexts, share: float, seed: int = 0
 ) -> tuple[LabelledTexts, LabelledTexts]:
-    """Split into texts to train on and whole sentences to measure with.
+    """Split texts into a training set and a held-out set of whole sentences.
 
-    A text may be a phrase of another one, as in SST-2: then words of the one were seen when the
-    other is measured. So a share of those texts is chosen that are part of no other, and left out
-    of training are these and the phrases that only they contain. Measured is with them alone.
+    A text may be a phrase of another text, as in SST-2: training on one would leak words of the
+    other. So only whole sentences, which are part of no other text, are held out, and the phrases
+    that only they contain are dropped from training.
 
     Args:
-        data: what to split.
-        share: of the whole sentences, between 0 and 1.
-        seed: chooses them, 0 to 2^64 - 1.
+        data: the texts to split.
+        share: the fraction of the whole sentences to hold out, between 0 and 1.
+        seed: of the choice, 0 to 2^64 - 1.
     Returns:
-        What is left for training, and what was held out.
+        The training set and the held-out set.
     Raises:
         ArgumentError: share or seed is out of its range.
         DataError: one of the two would be empty.
@@ -133,10 +133,10 @@ def hold_out(
 
 
 def sentences_of(texts: Sequence[str]) -> list[list[int]]:
-    """Return for each text the numbers of the texts that contain it and are part of no other.
+    """Return for each text the numbers of the whole sentences that contain it.
 
-    Words are what stands between spaces. A text that is part of no other contains itself; of
-    equal ones the first stands for all.
+    A whole sentence is part of no other text and contains itself; of equal ones only the first
+    counts. Words are separated by spaces.
     """
     padded = [f" {' '.join(text.split())} " for text in texts]
     order = sorted(range(len(texts)), key=lambda row: -len(padded[row]))
@@ -166,12 +166,12 @@ def _path(folder: Path, part: str) -> Path:
     """Return the file of a part."""
     if not folder.is_dir():
         raise DataError(
-            f"read_labelled: source has {str(folder)!r}, which is no folder; expected one with "
+            f"read_labelled: source has {str(folder)!r}, which is not a folder; expected one with "
             "train.tsv and dev.tsv, 'hf:NAME' or 'reviews'"
         )
-    names = [f"{stem}.tsv{packed}" for stem in _PARTS[part] for packed in PACKED]
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    path = find_file(folder, [f"{stem}.tsv" for stem in _PARTS[part]])
     if path is None:
+        names = [f"{stem}.tsv{packed}" for stem in _PARTS[part] for packed in PACKED]
         raise DataError(f"read_labelled: {folder} has none of {', '.join(names)}; expected one")
     return path
 
@@ -179,7 +179,7 @@ def _path(folder: Path, part: str) -> Path:
 def _file_rows(
     path: Path, text_column: str | None, label_column: str
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield place, text and label of each line after the first."""
+    """Yield the place, text and label of each line after the first."""
     lines = read_lines(path)
     first = next(lines, "")
     if not first:
@@ -199,7 +199,7 @@ def _file_rows(
 def _columns(
     name: str, columns: Sequence[str], text_column: str | None, label_column: str
 ) -> tuple[int, int]:
-    """Return the numbers of the columns of texts and labels."""
+    """Return the indices of the text column and the label column."""
     others = [column for column in columns if column != label_column]
     if text_column is None and len(others) == 1:
         text_column = others[0]
@@ -229,7 +229,7 @@ def _class(label: Any, classes: int, place: str, column: str) -> int:
 def _dataset_rows(
     source: str, part: str, text_column: str | None, label_column: str
 ) -> tuple[str, Iterator[tuple[str, Any, Any]]]:
-    data = load_named("read_labelled", source, part)
+    data = load_dataset("read_labelled", source, part)
     columns = list(data.features)
     text, label = _columns(source, columns, text_column, label_column)
     texts, labels = data[columns[text]], data[columns[label]]

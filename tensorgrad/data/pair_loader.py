@@ -1,14 +1,13 @@
-"""Batches of pairs for a model that reads source and target as one sequence.
+"""Batches of sentence pairs for a model that reads source and target as one sequence.
 
     tokens   s1 s2 s3 <sep> t1    t2  <end>    targets   --    t1 t2    <end> --
              s1 s2 <sep> t1 t2    t3  t4                 t1    t2 t3    t4    <end>
 
-Rows are padded on the right. What comes later cannot reach a causal model, so padding needs no
-attention mask; targets are -100 (--) where the loss shall not count. They have a column for the
-last places of the tokens only, from the first that counts in any row: the head of the model has
-nothing to do before.
+Rows are padded on the right. In a causal model no token attends to the padding, so no mask is
+needed. Targets that do not count in the loss are -100 (--). They cover only the last columns of the
+tokens, from the first one that counts in any row: the head computes nothing before it.
 
-Pairs of similar length share a batch, of as many rows as fit into a number of tokens.
+A batch has pairs of similar length, as many as fit into a number of tokens.
 """
 
 from __future__ import annotations
@@ -18,29 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_integer, check_seed
-from tensorgrad.data.loader import as_int32, read_ahead
+from tensorgrad.checks import check_integer
+from tensorgrad.data.batches import EpochLoader, Ids, as_int32
 from tensorgrad.errors import ArgumentError, DataError
 
-Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
+PairBatch = tuple[Ids, Ids]  # tokens, targets
 EncodedPair = tuple[Sequence[int], Sequence[int]]
 
 IGNORED = -100  # a target whose loss does not count
 _MULTIPLE = 8  # of the columns of a batch: few shapes, and aligned ones
 
 
-class PairLoader:
-    """Batches of pairs, where batch number `step` is a pure function of `step`.
+class PairLoader(EpochLoader[PairBatch]):
+    """Batches of tokens (B, T) and targets (B, n) for the last n of the T columns, int32.
 
     Pairs are sorted by length, rounded up to a multiple of 8, and cut into batches. Each epoch
-    mixes pairs of equal rounded length anew, and the batches; how many there are, and their
-    shapes, stay the same.
+    shuffles the pairs of equal rounded length, and the batches; their number and shapes stay.
 
     Attributes:
         batches: in an epoch.
-        tokens: in an epoch, padding not included.
-        left_out: pairs whose source alone fills the context.
-        cut: pairs that are longer than the context: the model sees only their beginning.
+        tokens: in an epoch, without padding.
+        skipped: the number of pairs whose source alone fills the context.
+        cut: the number of pairs longer than the context, of which the model sees the beginning.
     """
 
     def __init__(
@@ -52,15 +50,15 @@ class PairLoader:
         context: int,
         seed: int = 0,
     ) -> None:
-        """Lay out the batches.
+        """Sort the pairs and cut them into batches.
 
         Args:
             pairs: token ids of source and target.
             separator: the token between them.
-            end: the token after the target; it also fills the rows up.
-            batch_tokens: in a batch, padding included; at least context.
-            context: how many tokens the model can see.
-            seed: chooses the order, 0 to 2^64 - 1.
+            end: the token after the target and in the padding.
+            batch_tokens: tokens of a batch, with padding; at least context.
+            context: T, the context length of the model.
+            seed: of the order, 0 to 2^64 - 1.
         Raises:
             ArgumentError: an argument is out of its range, or a token too large.
             DataError: no pair is left.
@@ -68,7 +66,6 @@ class PairLoader:
         """
         check_integer("PairLoader", "context", context, 2)
         check_integer("PairLoader", "batch_tokens", batch_tokens)
-        check_seed("PairLoader", seed)
         if batch_tokens < context:
             raise ArgumentError(
                 f"PairLoader: batch_tokens has {batch_tokens}, expected {context} or more "
@@ -80,15 +77,14 @@ class PairLoader:
                 f"PairLoader: of {len(pairs)} pairs none has a source shorter than the context, "
                 f"{context}; expected some"
             )
-        self.left_out = len(pairs) - len(kept)
+        self.skipped = len(pairs) - len(kept)
         self._end = end
-        self._seed = seed
-        # The last id of a row is a target alone.
+        # The last id of a row is only a target.
         rows = [
             as_int32("PairLoader", "pairs", [*source, separator, *target, end][: context + 1])
             for source, target in kept
         ]
-        beyond = np.full(context + 1, end, np.int32)  # so that the last row may be read too far
+        beyond = np.full(context + 1, end, np.int32)  # reads beyond the last row stay inside
         self._ids = np.concatenate([*rows, beyond])
         ends = np.cumsum([len(row) for row in rows])
         self._sources = np.array([len(source) for source, _ in kept])
@@ -98,48 +94,20 @@ class PairLoader:
         self.tokens = int(self._lengths.sum())
         self._widths = np.minimum(-(-self._lengths // _MULTIPLE) * _MULTIPLE, context)
         self._cuts = _cuts(np.sort(self._widths), batch_tokens)
-        self._order: tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+        super().__init__(seed, len(self._cuts) - 1)
 
-    @property
-    def batches(self) -> int:
-        """The number of batches in an epoch."""
-        return len(self._cuts) - 1
-
-    def batch(self, step: int) -> Batch:
-        """Return batch number `step`.
-
-        Args:
-            step: 0 or more.
-        Returns:
-            tokens (B, T) int32, and targets (B, n) int32 for the last n of the T columns.
-        Raises:
-            ArgumentError: step is negative.
-        """
-        check_integer("PairLoader.batch", "step", step, 0)
-        epoch, place = divmod(step, self.batches)
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, *self._shuffled(epoch)
-        _, rows, batches = self._order
-        number = batches[place]
-        return self._read(rows[self._cuts[number] : self._cuts[number + 1]])
-
-    def iterate(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield batch(start_step), batch(start_step + 1), ... without end; see `read_ahead`."""
-        return read_ahead(self.batch, start_step)
-
-    def evaluation_batches(self) -> Iterator[Batch]:
+    def evaluation_batches(self) -> Iterator[PairBatch]:
         """Yield every pair once, the shortest first."""
         rows = np.argsort(self._widths, kind="stable")
         for first, last in zip(self._cuts[:-1], self._cuts[1:], strict=True):
             yield self._read(rows[first:last])
 
-    def _shuffled(self, epoch: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return the rows in the order of an epoch, by rounded length, and its order of batches."""
-        bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
+    def _shuffled(self, bits: np.random.Philox) -> Sequence[np.ndarray[Any, Any]]:
         rows = np.lexsort((bits.random_raw(len(self._starts)), self._widths))
-        return rows, np.argsort(bits.random_raw(self.batches), kind="stable")
+        order = np.argsort(bits.random_raw(self.batches), kind="stable")
+        return [rows[self._cuts[number] : self._cuts[number + 1]] for number in order]
 
-    def _read(self, numbers: np.ndarray[Any, Any]) -> Batch:
+    def _read(self, numbers: np.ndarray[Any, Any]) -> PairBatch:
         first = int(self._sources[numbers].min()) // _MULTIPLE * _MULTIPLE
         columns = np.arange(self._widths[numbers].max())
         start, source, length = (

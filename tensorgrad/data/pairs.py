@@ -1,4 +1,4 @@
-"""Pairs of sentences that mean the same: from files, Hugging Face data sets, or made by rules."""
+"""Pairs of sentences with the same meaning: from files, Hugging Face data sets, or synthetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.data.phrases import Pair, phrases
-from tensorgrad.data.text import PACKED, load_named, read_lines
+from tensorgrad.data.text import find_file, load_dataset, read_lines
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.errors import ArgumentError, DataError
 
@@ -25,7 +25,7 @@ _SPLITS = {
 
 @dataclass(frozen=True)
 class PairCorpus:
-    """The parts of a corpus of pairs, each a list of (source text, target text)."""
+    """The parts of a parallel corpus, each a list of (source text, target text)."""
 
     train: list[Pair]
     validation: list[Pair]
@@ -33,7 +33,7 @@ class PairCorpus:
 
     @property
     def digest(self) -> str:
-        """A text that is equal for equal corpora."""
+        """A SHA-256 in hexadecimal, equal for equal corpora."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation, self.test):
             digest.update(b"%d " % len(part))
@@ -52,7 +52,7 @@ def read_pairs(
 ) -> PairCorpus:
     """Return the pairs of a source.
 
-    Pairs for training and validation of which one side is empty are left out.
+    Pairs for training and validation with an empty side are skipped.
 
     Args:
         source: one of
@@ -60,15 +60,15 @@ def read_pairs(
             so on, plain UTF-8 or .gz or .xz;
             `hf:NAME[:CONFIG]`: a Hugging Face data set whose rows have a column for either
             language, or one column "translation" with both, which needs the datasets package;
-            `phrases`: German phrases made by rules, with their English.
+            `phrases`: synthetic German phrases with their English translations.
         source_key, target_key: the languages, as files and columns call them.
         lowercase: make both sides lower case.
-        parts: those to read; the others stay empty.
+        parts: the parts to read; the others stay empty.
     Raises:
-        ArgumentError: the source has a wrong form, the phrases have no such languages, or there is
-            no such part.
-        DataError: files or columns are missing, or do not have the same number of lines, or a
-            part has no pair.
+        ArgumentError: the source has a wrong form, a language is not one of the phrases, or a part
+            is unknown.
+        DataError: files or columns are missing or differ in the number of lines, or a part has no
+            pair.
     """
     if source_key == target_key:
         raise ArgumentError(f"read_pairs: target_key is {target_key!r}, expected another language")
@@ -80,7 +80,7 @@ def read_pairs(
     found: dict[str, list[Pair]] = {name: [] for name in _SPLITS}
     whole: Any = _made(keys) if source == "phrases" else None
     if source.startswith("hf:"):
-        whole = load_named("read_pairs", source, None)
+        whole = load_dataset("read_pairs", source, None)
     for part in parts:
         if source == "phrases":
             pairs = whole[part]
@@ -99,18 +99,18 @@ def read_pairs(
 
 
 def train_tokenizer(pairs: Sequence[Pair], vocab_size: int, languages: Sequence[str]) -> Tokenizer:
-    """Learn one vocabulary for all languages, with a token that asks for each.
+    """Train one vocabulary for all languages, with a special token for each.
 
     Raises:
-        ArgumentError: vocab_size leaves no room for the bytes.
-        DataError: there is no pair.
+        ArgumentError: vocab_size is smaller than the bytes and special tokens.
+        DataError: pairs is empty.
     """
     texts = (text for pair in pairs for text in pair)
     return Tokenizer.train(texts, vocab_size, [_name(language) for language in languages])
 
 
 def language_token(tokenizer: Tokenizer, language: str) -> int:
-    """Return the id of the token after which a translation into a language begins.
+    """Return the id of the special token that starts a translation into a language.
 
     Raises:
         DataError: the tokenizer has none.
@@ -150,18 +150,19 @@ def _made(keys: tuple[str, str]) -> Mapping[str, list[Pair]]:
 def _file_pairs(folder: Path, part: str, keys: tuple[str, str]) -> Iterator[Pair]:
     if not folder.is_dir():
         raise DataError(
-            f"read_pairs: source has {str(folder)!r}, which is no folder; expected one with "
+            f"read_pairs: source has {str(folder)!r}, which is not a folder; expected one with "
             f"train, valid and test files in {keys[0]} and {keys[1]}, 'hf:NAME' or 'phrases'"
         )
-    names = [
-        [folder / f"{stem}.{key}{packed}" for stem in _SPLITS[part] for packed in PACKED]
-        for key in keys
-    ]
-    paths = [next((path for path in each if path.is_file()), None) for each in names]
-    for path, each in zip(paths, names, strict=True):
+    paths = []
+    for key in keys:
+        names = [f"{stem}.{key}" for stem in _SPLITS[part]]
+        path = find_file(folder, names)
         if path is None:
-            raise DataError(f"read_pairs: {each[0]} is missing, expected it, or with .gz or .xz")
-    columns = [list(read_lines(path)) for path in paths if path is not None]
+            raise DataError(
+                f"read_pairs: {folder / names[0]} is missing, expected it, or with .gz or .xz"
+            )
+        paths.append(path)
+    columns = [list(read_lines(path)) for path in paths]
     if len(columns[0]) != len(columns[1]):
         raise DataError(
             f"read_pairs: {paths[0]} has {len(columns[0]):,} lines and {paths[1]} "

@@ -1,11 +1,11 @@
-"""German phrases about numbers, dates, times and prices with their English, made by rules.
+"""Synthetic German phrases about numbers, dates, times and prices, with English translations.
 
     Der Zug fährt am dritten Mai um halb vier ab.
     The train leaves at half past three on the third of May.
 
-A small world that takes what translation takes: words in another order (einundzwanzig,
-twenty-one), one word for several, digits that are copied or converted, and sentences made of parts
-that were seen in other company. There are millions of phrases, so held-out ones are new.
+They need what translation needs: another word order (einundzwanzig, twenty-one), one word for
+several, digits to copy or convert, and known parts in new combinations. There are millions of
+phrases, so held-out ones are new.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ _PAID = (
 
 
 def phrases(count: int, seed: int = 0) -> Iterator[Pair]:
-    """Yield phrases of which no two have the same German or the same English.
+    """Yield phrases, no two of which have the same German or the same English.
 
     Args:
-        count: how many; more than 100,000 take long to find.
+        count: the number of phrases; more than 100,000 take long.
         seed: equal seeds give equal phrases in equal order.
     Raises:
-        ArgumentError: count is negative, or no integer.
+        ArgumentError: count is negative or not an integer.
     """
     check_integer("phrases", "count", count, 0)
     rng = random.Random(seed)

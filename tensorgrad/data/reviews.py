@@ -1,4 +1,4 @@
-"""Sentences about films, made by rules, that say good or bad of them: data without a download."""
+"""Synthetic sentences about films, positive or negative: data without a download."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _DEGREES = ("", "", "", "very ", "really ", "quite ", "often ", "surprisingly ",
 
 
 def reviews(count: int, seed: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield sentences of which no two are equal, each with 1 for praise or 0 for blame.
+    """Yield distinct sentences, each with the label 1 (positive) or 0 (negative).
 
-    Some hold words of both kinds: "not dull" is praise, and in "despite the witty script , the
-    film is dull" the second half counts. So who only counts words is not always right.
+    Some have words of both kinds: "not dull" is positive, and in "despite the witty script , the
+    film is dull" the second half decides. So a model that only counts words makes errors.
 
     Args:
-        count: how many; more than 100,000 take long to find.
+        count: the number of sentences; more than 100,000 take long.
         seed: equal seeds give equal sentences in equal order.
     Raises:
-        ArgumentError: count is negative, or no integer.
+        ArgumentError: count is negative or not an integer.
     """
     check_integer("reviews", "count", count, 0)
     rng = random.Random(seed)

@@ -14,11 +14,11 @@ from tensorgrad.errors import ArgumentError, DataError
 
 @dataclass(frozen=True)
 class Split:
-    """Which text is for validation: documents with a hash below `threshold`, and no other.
+    """A split by document: those with a hash below `threshold` are for validation.
 
-    If whole documents cannot make up the share that was asked for (a single book, say), the
-    last `tail` characters of the document whose hash is `threshold` are for validation too.
-    `documents` and `characters` count the corpus.
+    Where whole documents cannot make up the fraction (a single book, say), the last `tail`
+    characters of the document whose hash is `threshold` are for validation too. `documents` and
+    `characters` count the corpus.
     """
 
     threshold: int
@@ -27,11 +27,11 @@ class Split:
     characters: int
 
     def train(self, document: str) -> str:
-        """Return the part of a document that is for training: all, nothing, or its beginning."""
+        """Return the training part of a document: all, nothing, or its beginning."""
         return document[: self._cut(document)]
 
     def validation(self, document: str) -> str:
-        """Return the part of a document that is for validation: the rest."""
+        """Return the validation part of a document: the rest."""
         return document[self._cut(document) :]
 
     def _cut(self, document: str) -> int:
@@ -46,17 +46,17 @@ class Split:
 def plan_split(documents: Iterable[str], fraction: float) -> Split:
     """Choose documents by their hash until they hold `fraction` of all characters.
 
-    Equal documents get the same side, and what is chosen does not depend on the order. A
-    document is cut only where whole ones would come to less than half of what was asked for.
+    Equal documents are on the same side, and the choice does not depend on their order. A document
+    is cut only if whole ones would make up less than half of the fraction.
 
     Args:
         documents: the corpus; 16 bytes are kept for each.
-        fraction: the share of the characters for validation, between 0 and 1.
+        fraction: of the characters for validation, between 0 and 1.
     Returns:
         The split.
     Raises:
         ArgumentError: the fraction is not between 0 and 1.
-        DataError: there are no documents, or only one character.
+        DataError: documents is empty, or has only one character.
     """
     if not 0 < fraction < 1:
         raise ArgumentError(f"plan_split: fraction has {fraction}, expected between 0 and 1")

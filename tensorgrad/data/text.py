@@ -25,10 +25,9 @@ STDLIB_BYTES = 10_000_000
 LONGEST_DOCUMENT = 1 << 22  # characters
 LONGEST_LINE = 1 << 22
 
-PACKED = ("", ".gz", ".xz")  # what may stand behind the name of a file
+PACKED = ("", ".gz", ".xz")  # suffixes of compressed files
 _CHUNK = 1 << 20
-# What is not Python that people write to be read: tests, tables, and packages that are gone
-# from later versions.
+# Not Python written to be read: tests, tables, and packages that later versions removed.
 _STDLIB_SKIPPED = {
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo"),
     *("encodings", "pydoc_data", "ensurepip", "lib2to3", "distutils"),
@@ -43,25 +42,25 @@ def documents(
 ) -> Iterator[str]:
     """Yield the documents of a source, always in the same order.
 
-    Documents without any visible character are left out. One longer than LONGEST_DOCUMENT
-    characters comes as several, cut between lines, so that no source need fit in memory.
+    Documents without any visible character are skipped. One longer than LONGEST_DOCUMENT
+    characters is cut between lines into several, so that no source need fit in memory.
 
     Args:
         source: one of
             a text file: documents are separated by `<|endoftext|>`;
-            a folder: every file below it with one of the suffixes, hidden ones left out, sorted;
+            a folder: every file below it with one of the suffixes, sorted, without hidden ones;
             `hf:NAME[:CONFIG][:SPLIT]`: a Hugging Face data set (split "train" if not named;
             `hf:NAME::SPLIT` names the split alone), which needs the datasets package;
             `stdlib`: the source of the Python standard library on this machine, without tests,
             up to STDLIB_BYTES bytes.
             Files are UTF-8; those that end in .gz or .xz are decompressed.
-        suffixes: which files of a folder, each also with .gz or .xz behind it.
+        suffixes: of the files in a folder to read, also with .gz or .xz appended.
         column: the text column of a data set; by default "text", or else its only text column.
     Returns:
         An iterator over the documents.
     Raises:
         ArgumentError: the source has a wrong form.
-        DataError: nothing is there, it cannot be read, it holds no text, or it is not UTF-8
+        DataError: the source does not exist, cannot be read, holds no text, or is not UTF-8
             (at which byte).
     """
     name = os.fspath(source)
@@ -79,12 +78,12 @@ def fingerprint(
     suffixes: Sequence[str] = SUFFIXES,
     column: str | None = None,
 ) -> str:
-    """Return a text that changes when the source does: for files, with a size or a time.
+    """Return a text that changes when the source does: for files, when a size or a time does.
 
     Args:
         source, suffixes, column: as for `documents`.
     Raises:
-        DataError: nothing is there, or it cannot be read.
+        DataError: the source does not exist or cannot be read.
     """
     name = os.fspath(source)
     if name.startswith("hf:"):
@@ -107,7 +106,7 @@ def read_text(path: str | os.PathLike[str], limit: int = VOCABULARY_BYTES) -> st
 
     Args:
         path: the file.
-        limit: the most characters that it may have.
+        limit: the largest number of characters allowed.
     Raises:
         DataError: it is missing, damaged, longer than the limit or not UTF-8.
     """
@@ -125,8 +124,7 @@ def read_text(path: str | os.PathLike[str], limit: int = VOCABULARY_BYTES) -> st
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield the lines of a UTF-8 file, decompressed if it ends in .gz or .xz, without their ends.
 
-    Lines end at line feeds (or those after a carriage return) alone: text may hold U+2028. The
-    file is read bit by bit.
+    Only LF and CR LF end a line: text may hold U+2028. The file is read in chunks.
 
     Raises:
         DataError: it is missing, damaged or not UTF-8, or a line has more than LONGEST_LINE
@@ -145,8 +143,14 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
         yield rest.removesuffix("\r")
 
 
+def find_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """Return the first of some files that a folder has, plain or compressed."""
+    paths = (folder / f"{name}{packed}" for name in names for packed in PACKED)
+    return next((path for path in paths if path.is_file()), None)
+
+
 def standard_input() -> TextIO:
-    """Return the standard input, where lines end as in files: not at a carriage return alone."""
+    """Return the standard input, where lines end as in `read_lines`: not at CR alone."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(newline="\n")
     return sys.stdin
@@ -187,8 +191,8 @@ def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
 
 
 def _walk(folder: Path, skipped: Set[str] = frozenset()) -> Iterator[Path]:
-    """Yield the files below a folder, sorted, without what is skipped or begins with a dot."""
-    waiting = [(folder, True)]  # a stack: folders may be nested deeper than functions
+    """Yield the files below a folder, sorted, except names to skip and hidden ones."""
+    waiting = [(folder, True)]  # a stack: folders may be nested deeper than calls
     while waiting:
         path, is_folder = waiting.pop()
         if not is_folder:
@@ -199,7 +203,7 @@ def _walk(folder: Path, skipped: Set[str] = frozenset()) -> Iterator[Path]:
                 kept = [e for e in entries if not (e.name.startswith(".") or e.name in skipped)]
             for entry in sorted(kept, key=lambda e: e.name, reverse=True):
                 inner = entry.is_dir(follow_symlinks=False)
-                # Unlike that of the entry, is_file of a path takes symbolic links in a circle.
+                # Unlike that of the entry, is_file of a path survives symbolic links in a circle.
                 if inner or (path / entry.name).is_file():
                     waiting.append((path / entry.name, inner))
         except OSError as error:
@@ -247,7 +251,7 @@ def _chunks(path: Path) -> Iterator[str]:
                 if not data:
                     return
     except UnicodeDecodeError as error:
-        # What the decoder was given last ends at `position`, and begins with bytes kept before.
+        # The decoder's last input ends at `position`, and begins with bytes it kept before.
         offset = position - len(error.object) + error.start
         packed = " of the decompressed text" if path.suffix in PACKED[1:] else ""
         raise DataError(
@@ -263,7 +267,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _file_documents(path: Path) -> Iterator[str]:
-    """Yield what stands between the separators; a line end right after one belongs to it."""
+    """Yield the text between separators; a line end right after a separator belongs to it."""
     rest = ""
     after_separator = False
     for chunk in _chunks(path):
@@ -271,7 +275,7 @@ def _file_documents(path: Path) -> Iterator[str]:
         for text in finished:
             yield _without_line_end(text) if after_separator else text
             after_separator = True
-        # A long document leaves bit by bit; `rest` may end with a part of a separator.
+        # A long document is yielded in pieces; `rest` may end with a part of a separator.
         while len(rest) > LONGEST_DOCUMENT + len(END_OF_TEXT):
             end = _line_end(rest, 0)
             yield _without_line_end(rest[:end]) if after_separator else rest[:end]
@@ -302,46 +306,30 @@ def _line_end(text: str, start: int) -> int:
 
 def _dataset_documents(name: str, column: str | None) -> Iterator[str]:
     """Return the texts of a Hugging Face data set."""
-    path, *options = name.removeprefix("hf:").split(":")
-    if not path or len(options) > 2:
-        raise ArgumentError(
-            f"documents: source has {name!r}, expected 'hf:NAME', 'hf:NAME:CONFIG', "
-            "'hf:NAME:CONFIG:SPLIT' or 'hf:NAME::SPLIT'"
-        )
-    config, split = (*options, "", "")[:2]
-    data = load_dataset("documents", name, path, config, split or "train")
+    data = load_dataset("documents", name, "train", names_split=True)
     column = _text_column(name, data, column)
     batches = data.select_columns([column]).iter(batch_size=1000)
     return (text for batch in batches for text in batch[column] if text)
 
 
-def load_named(op: str, source: str, split: str | None) -> Any:
-    """Return one split of a data set that is named `hf:NAME[:CONFIG]`, or a mapping of all.
+def load_dataset(op: str, source: str, split: str | None, names_split: bool = False) -> Any:
+    """Return one split of a Hugging Face data set, or a mapping of all splits.
 
     Args:
-        op, split: as for `load_dataset`.
-        source: the name.
+        op: the name of the caller, for errors.
+        source: `hf:NAME[:CONFIG]`.
+        split: such as "train"; None: all.
+        names_split: whether the source may name another split: `hf:NAME[:CONFIG][:SPLIT]`.
     Raises:
-        ArgumentError: it has a wrong form.
-        DataError: see `load_dataset`.
-    """
-    path, *options = source.removeprefix("hf:").split(":")
-    if not path or len(options) > 1:
-        raise ArgumentError(f"{op}: source has {source!r}, expected 'hf:NAME' or 'hf:NAME:CONFIG'")
-    return load_dataset(op, source, path, "".join(options), split)
-
-
-def load_dataset(op: str, source: str, path: str, config: str, split: str | None) -> Any:
-    """Return one split of a Hugging Face data set, or a mapping of all.
-
-    Args:
-        op, source: for errors: who asks, and what the user said.
-        path: its name, or a folder.
-        config: "" for the only one.
-        split: such as "train"; None for all.
-    Raises:
+        ArgumentError: the source has a wrong form.
         DataError: the datasets package is missing, or it cannot load this.
     """
+    path, *options = source.removeprefix("hf:").split(":")
+    if not path or len(options) > 1 + names_split:
+        more = ", 'hf:NAME:CONFIG', 'hf:NAME:CONFIG:SPLIT' or 'hf:NAME::SPLIT'"
+        forms = "'hf:NAME'" + (more if names_split else " or 'hf:NAME:CONFIG'")
+        raise ArgumentError(f"{op}: source has {source!r}, expected {forms}")
+    config, named = (*options, "", "")[:2]
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -350,7 +338,7 @@ def load_dataset(op: str, source: str, path: str, config: str, split: str | None
             "pip install 'tensorgrad-cupy[text]'"
         ) from error
     try:
-        return datasets.load_dataset(path, config or None, split=split)
+        return datasets.load_dataset(path, config or None, split=named or split)
     except Exception as error:  # network, names, formats: the library raises nearly anything
         raise DataError(f"{op}: cannot load {source!r}: {error}") from error
 

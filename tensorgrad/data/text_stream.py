@@ -1,4 +1,4 @@
-"""Text that appears token by token. Tests: tests/data/test_text_stream.py."""
+"""Streaming detokenization. Tests: tests/data/test_text_stream.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorgrad.errors import ArgumentError
 
 
 class TextStream:
-    """Turn tokens into text as they come, never cutting a character, up to a text that ends it.
+    """Turn tokens into text as they come, whole characters only, up to a stop text.
 
         stream = TextStream(tokenizer, stops=["\\n\\n"])
         for token in tokens:
@@ -19,15 +19,15 @@ class TextStream:
                 break
         print(stream.rest())
 
-    A token may end inside a character; the bytes wait for the next one. So does what may become
-    one of `stops`. Bytes that are not UTF-8 become U+FFFD.
+    A token may end inside a character: its bytes are held back until the next token. So is text
+    that may be the beginning of one of `stops`. Bytes that are not UTF-8 become U+FFFD.
 
     Args:
         tokenizer: of the tokens.
-        stops: texts of which the first to come ends the stream; it is not part of it.
+        stops: the first of these texts ends the stream and is not part of it.
 
     Attributes:
-        ended: whether one of `stops` came.
+        ended: whether one of `stops` was found.
     Raises:
         ArgumentError: one of `stops` is empty.
     """
@@ -42,15 +42,15 @@ class TextStream:
         self._waiting = ""
 
     def add(self, token: int) -> str:
-        """Return the text that is certain now; it may be empty.
+        """Return the text that is complete with this token; it may be empty.
 
         Raises:
-            DataError: the tokenizer has no such token.
+            DataError: the token is outside the vocabulary.
         """
         return self._take(self._decoder.decode(self._tokenizer.decode_bytes([token])), False)
 
     def rest(self) -> str:
-        """Return what waited, after the last token."""
+        """Return the text held back, after the last token."""
         return self._take(self._decoder.decode(b"", True), True)
 
     def _take(self, text: str, last: bool) -> str:
@@ -68,6 +68,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of the text a stop may begin with."""
+    """Return the length of the longest end of the text that a stop begins with."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

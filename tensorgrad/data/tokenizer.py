@@ -1,7 +1,8 @@
-"""Byte-level BPE: text to token ids and back, without loss."""
+"""Byte-level BPE: text to token ids and back, lossless."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
@@ -28,7 +29,7 @@ _WORD = re.compile(
 # In any text a word ends before ASCII whitespace that follows a visible character. (Unicode has
 # more whitespace, but Python and the tokenizers library do not agree on what it is.)
 _CUT = re.compile(r"(?<=\S)(?=[ \t\n\r\f\v])")
-# What is longer than any word (the letters of a genome, say) would train for hours.
+# Runs longer than any word (the letters of a genome, say) would train for hours.
 _LONG_WORD = re.compile(r"(?<!\S)\S{1001}")
 _SHORT_WORDS = re.compile(r"\s*\S{1,1000}|\s+")
 _REMEMBERED = 1 << 21  # characters: a part may be a whole line where words have no spaces
@@ -54,8 +55,8 @@ _BYTE_OF = {ord(character): byte for byte, character in enumerate(_ALPHABET)}
 class Tokenizer:
     """A byte-level BPE vocabulary with GPT-2's rules for cutting text into words.
 
-    Its 256 single bytes are tokens, so any text can be encoded. A special token such as
-    `<|endoftext|>` has an id, but never comes out of `encode`: written in a text, it is text.
+    The 256 bytes are tokens, so any text can be encoded. A special token such as `<|endoftext|>`
+    has an id, but `encode` never returns it: in a text it is encoded as text.
     Make one with `Tokenizer.train`, `Tokenizer.load` or `Tokenizer.from_gpt2`.
     """
 
@@ -80,7 +81,7 @@ class Tokenizer:
         if text:
             raise DataError(
                 f"Tokenizer: {name} has the special token {text[0]!r}, which stands for text too; "
-                "expected special tokens that are no piece of a word, such as '<|user|>'"
+                "expected special tokens that are not a piece of a word, such as '<|user|>'"
             )
         _check_needed(ids, name)
         tokens = {index: token for token, index in ids.items()}
@@ -102,20 +103,20 @@ class Tokenizer:
     def train(
         cls, documents: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()
     ) -> Tokenizer:
-        """Learn a vocabulary from text; the same text gives the same vocabulary.
+        """Train a vocabulary on text; equal text gives an equal vocabulary.
 
         Args:
-            documents: the text. Held in memory are only its distinct words.
-            vocab_size: how many tokens to learn, `<|endoftext|>` (id 0), the other special
-                tokens and the 256 bytes included. Little text may give fewer.
-            special_tokens: more tokens that `encode` never produces.
+            documents: the text. Only its distinct words are held in memory.
+            vocab_size: the number of tokens, including `<|endoftext|>` (id 0), the other special
+                tokens and the 256 bytes. Little text may give fewer.
+            special_tokens: more tokens that `encode` never returns.
         Returns:
             The tokenizer.
         Raises:
-            ArgumentError: vocab_size leaves no room for the bytes, or a special token is empty
-                or given twice.
+            ArgumentError: vocab_size is smaller than the bytes and special tokens, or a special
+                token is empty or given twice.
             DataError: the documents hold no text, or half of a surrogate pair.
-            DtypeError: a document is no str, or they are one instead of a list.
+            DtypeError: a document is not a str, or documents is a single str.
         Source: Sennrich et al. 2016, arXiv:1508.07909, section 3.2.
         """
         specials = [END_OF_TEXT, *special_tokens]
@@ -179,7 +180,7 @@ class Tokenizer:
         Returns:
             The tokenizer; `<|endoftext|>` is its special token.
         Raises:
-            DataError: a file is missing or damaged, or they do not belong together: the pairs of
+            DataError: a file is missing or damaged, or they do not fit together: the pairs of
                 merges.txt must make all tokens of vocab.json and no others.
         """
         vocabulary = parse_json(read_text(vocab_file), os.fspath(vocab_file))
@@ -214,7 +215,7 @@ class Tokenizer:
         """Write a tokenizer.json, which `load` and the tokenizers library read.
 
         Raises:
-            DataError: the file cannot be written; one that was there is unchanged.
+            DataError: the file cannot be written; an existing one is unchanged.
         """
         try:
             with replacing(path) as file:
@@ -223,8 +224,13 @@ class Tokenizer:
             raise DataError(f"Tokenizer.save: cannot write {path}: {error.strerror}") from error
 
     def to_json(self) -> str:
-        """Return what `save` writes; equal tokenizers give equal text."""
+        """Return the content of the file that `save` writes; equal tokenizers give equal text."""
         return self._inner.to_str(pretty=True)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of `to_json`, in hexadecimal: equal for equal tokenizers."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
     def vocab_size(self) -> int:
@@ -246,7 +252,7 @@ class Tokenizer:
 
         Raises:
             DataError: the text has half of a surrogate pair, which no UTF-8 text has.
-            DtypeError: it is no str.
+            DtypeError: it is not a str.
         """
         return self.encode_batch([text])[0]
 
@@ -255,7 +261,7 @@ class Tokenizer:
 
         Raises:
             DataError: a text has half of a surrogate pair, which no UTF-8 text has.
-            DtypeError: one is no str, or they are one instead of a list.
+            DtypeError: one is not a str, or texts is a single str.
         """
         parts = [_parts(text) for text in _texts("Tokenizer.encode", texts)]
         if self._remembered > _REMEMBERED:
@@ -269,7 +275,7 @@ class Tokenizer:
         return [[i for part in text for i in known[part]] for text in parts]
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Return ids from which `decode_bytes` gives back exactly these bytes, UTF-8 or not."""
+        """Return ids that `decode_bytes` turns back into exactly these bytes, UTF-8 or not."""
         ids: list[int] = []
         # "surrogateescape" turns a byte b that is not UTF-8 into U+DC00 + b.
         pieces = re.split("([\udc80-\udcff]+)", data.decode("utf-8", "surrogateescape"))
@@ -285,7 +291,7 @@ class Tokenizer:
 
         Raises:
             DataError: an id is outside the vocabulary.
-            DtypeError: one is no integer.
+            DtypeError: one is not an integer.
         """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
@@ -294,7 +300,7 @@ class Tokenizer:
 
         Raises:
             DataError: an id is outside the vocabulary.
-            DtypeError: one is no integer.
+            DtypeError: one is not an integer.
         """
         ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         odd = [i for i in ids if not hasattr(i, "__index__")]
@@ -321,7 +327,7 @@ class Tokenizer:
 
 
 def _complete(inner: tokenizers.Tokenizer) -> None:
-    """Set what stands around the BPE: GPT-2's rule for words, and the way back to text."""
+    """Set the pre-tokenizer, GPT-2's rule for words, and the decoder."""
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     inner.decoder = decoders.ByteLevel()
 
@@ -332,14 +338,14 @@ def _named_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # A panic of Rust is no Exception, and its class has no name that can be imported.
+        # A Rust panic is not an Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{problem}: {error!s:.300}") from error
 
 
 def _check_file(state: dict[str, Any], name: str) -> None:
-    """Raise DataError where the library could not, or must not, see a tokenizer.json."""
+    """Raise DataError for a tokenizer.json that the library cannot, or must not, read."""
     _check_kind(state, name)
     model, added = _part(state, "model", dict, name), _part(state, "added_tokens", list, name)
     vocabulary = _part(model, "vocab", dict, name)
@@ -351,7 +357,7 @@ def _check_file(state: dict[str, Any], name: str) -> None:
 
 
 def _check_needed(tokens: Mapping[str, Any], name: str) -> None:
-    """Raise DataError where the end of text or a byte has no token."""
+    """Raise DataError where a byte or the end of text has no token."""
     missing = [token for token in (END_OF_TEXT, *_ALPHABET) if token not in tokens]
     if missing:
         raise DataError(
@@ -374,7 +380,7 @@ def _check_ids(vocabulary: Mapping[str, Any], count: int, name: str) -> None:
 
 
 def _part(state: Any, key: str, kind: type[Any], name: str) -> Any:
-    """Return what an object of a file has under a key, of the type that it must have."""
+    """Return the value of a key of a JSON object; raise DataError unless it has the type."""
     found = state.get(key) if isinstance(state, dict) else None
     if not isinstance(found, kind):
         raise DataError(
@@ -385,14 +391,14 @@ def _part(state: Any, key: str, kind: type[Any], name: str) -> Any:
 
 
 def _check_kind(state: dict[str, Any], name: str) -> None:
-    """Raise DataError where the tokenizer does not cut and merge as GPT-2's does."""
+    """Raise DataError where the tokenizer does not split and merge as GPT-2's does."""
     words, normalizer = state.get("pre_tokenizer"), state.get("normalizer")
     words = words if isinstance(words, dict) else {"type": words}
     normalizer = normalizer if isinstance(normalizer, dict) else {"type": normalizer}
     model = _part(state, "model", dict, name)
     added = _part(state, "added_tokens", list, name)
     found = {
-        "model": model.get("type", "BPE"),  # old files do not say it
+        "model": model.get("type", "BPE"),  # old files lack it
         "pre_tokenizer": words.get("type"),
         "add_prefix_space": words.get("add_prefix_space"),
         "use_regex": words.get("use_regex", True),
@@ -421,7 +427,7 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
 
 
 def _merges(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
-    """Yield the pairs that a BPE joins; older files write a pair as one text."""
+    """Yield the merges of a BPE; older files have a pair as one text."""
     for pair in pairs:
         parts = pair.split(" ") if isinstance(pair, str) else pair
         if not (isinstance(parts, list) and len(parts) == 2 and all(map(_is_text, parts))):
@@ -432,7 +438,7 @@ def _merges(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
 def _check_merges(
     merges: Iterable[tuple[str, str]], vocabulary: Mapping[str, Any], name: str
 ) -> None:
-    """Raise DataError where a merge is of, or makes, what is no token: the library may panic."""
+    """Raise DataError where a merge has or makes an unknown token: the library may panic."""
     for left, right in merges:
         lost = next((t for t in (left, right, left + right) if t not in vocabulary), None)
         if lost is not None:
@@ -447,7 +453,7 @@ def _is_text(value: object) -> bool:
 
 
 def _texts(name: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts; raise DtypeError at what is none."""
+    """Yield the texts; raise DtypeError at one that is not a str."""
     if isinstance(texts, str):
         raise DtypeError(f"{name}: texts is a str, expected a list of them")
     for text in texts:
@@ -457,7 +463,7 @@ def _texts(name: str, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _parts(text: str) -> list[str]:
-    """Cut a text where words end: at every such place in ASCII text, at sure ones in other."""
+    """Split a text where words end: at each end in ASCII text, only at certain ones in other."""
     return _WORD.findall(text) if text.isascii() else _CUT.split(text)
 
 

@@ -1,7 +1,8 @@
-"""Words as tokens: a rule for what a word is, a vocabulary, and vectors of words from a file."""
+"""Words as tokens: splitting text into words, a vocabulary, and word vectors from a file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -32,12 +33,12 @@ def split_words(text: str) -> list[str]:
 
 
 class WordVocabulary:
-    """A token for each word of a list, and token 0 for all others.
+    """A token for each word of a list, and token 0 for unknown words.
 
     Args:
         words: all different; word i has the id i + 1.
     Raises:
-        DataError: there is no word, or one is there twice.
+        DataError: words is empty or has a word twice.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -51,12 +52,12 @@ class WordVocabulary:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, at_least: int = 1) -> WordVocabulary:
-        """Take the most frequent words of some texts; of equally frequent ones, the first.
+        """Make a vocabulary of the most frequent words, in order of frequency and first occurrence.
 
         Args:
             texts: see `split_words`.
-            vocab_size: at most so many tokens, that for other words included; 2 or more.
-            at_least: leave out words that occur less often.
+            vocab_size: the largest number of tokens, with token 0; 2 or more.
+            at_least: omit words that occur less often.
         Raises:
             ArgumentError: vocab_size is below 2, or at_least below 1.
             DataError: no word is left.
@@ -107,6 +108,11 @@ class WordVocabulary:
         return json.dumps({"format": _FORMAT, "words": self.words}, ensure_ascii=False, indent=0)
 
     @property
+    def digest(self) -> str:
+        """The SHA-256 of `to_json`, in hexadecimal: equal for equal vocabularies."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
     def vocab_size(self) -> int:
         """The number of tokens; ids are 0 to vocab_size - 1."""
         return len(self.words) + 1
@@ -120,16 +126,17 @@ class WordVocabulary:
 def read_vectors(
     path: str | os.PathLike[str], words: Sequence[str], width: int
 ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Return the vectors that a file has for some words.
+    """Return the vectors of some words from a file.
 
     Args:
         path: UTF-8 text as GloVe publishes it, plain or .gz or .xz: a line has a word and its
-            numbers with spaces between. A first line with two whole numbers, as word2vec writes
-            it, is passed over.
-        words: wanted.
-        width: C, how many numbers a vector must have.
+            numbers, separated by spaces. A first line with two whole numbers, as word2vec writes,
+            is skipped.
+        words: the words to look up.
+        width: C, the length of a vector.
     Returns:
-        (words, C), zeros where the file has no vector, and which words it has, (words,).
+        (words, C) float32, zeros where the file has no vector, and (words,) bool, true where it
+        has one.
     Raises:
         DataError: the file is missing or damaged, its vectors have another width, or it has none
             of the words.

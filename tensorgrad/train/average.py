@@ -1,4 +1,4 @@
-"""The mean of some checkpoints of a run, such as the last, often better than any of them."""
+"""Checkpoint averaging: the mean of the last checkpoints is often better than each of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def average_checkpoints(paths: Sequence[str | os.PathLike[str]]) -> dict[str, np
     """Return the mean of the model's arrays over checkpoints.
 
     Args:
-        paths: the folders of one or more, as `checkpoint.list_checkpoints` finds them.
+        paths: folders of checkpoints, one or more; see `checkpoint.list_checkpoints`.
     Returns:
-        Arrays by name, summed in float64, in the dtype that they have in the first one.
+        Arrays by name, summed in float64, in the dtype of the first checkpoint.
     Raises:
-        ArgumentError: there is no path.
-        CheckpointError: one of them is missing, damaged or of another model than the first.
+        ArgumentError: paths is empty.
+        CheckpointError: a checkpoint is missing, damaged or of another model than the first.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 6.1.
     """
     if not paths:

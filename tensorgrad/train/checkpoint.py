@@ -2,16 +2,16 @@
 
     checkpoints/step-00000500/
         model.safetensors       parameters and buffers under their names
-        optimizer.safetensors   what the optimizer remembers
+        optimizer.safetensors   the state of the optimizer
         state.json              step, settings, generator, what the checkpoint belongs to, metrics,
                                 size and CRC-32 of the other files, and its own CRC-32
 
-A checkpoint is written into a temporary folder, brought to the disk, and renamed; older ones
-are deleted after that. So a kill or a full disk at any moment leaves every earlier one as it was.
+A checkpoint is written into a temporary folder, synced to the disk, and renamed; then older ones
+are deleted. So a kill or a full disk at any moment leaves all earlier checkpoints unchanged.
 
-What is damaged (a file has other content than was written) is passed over for an earlier one. What
-the system fails to read (an I/O error, too many open files) may be whole: that is an error for the
-user to look at, and neither passed over nor deleted.
+A damaged checkpoint (a file differs from what was written) is skipped for an earlier one. One that
+the system fails to read (an I/O error, too many open files) may be intact: that is an error for the
+user to look into, and the checkpoint is neither skipped nor deleted.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 24
 BEST_BY = "validation_loss"
-# What the system says where a file is not what was written, but missing or of another kind.
+# The errors of a file that is missing or of another kind.
 _GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are all there and have the sums that were written down."""
+    """A checkpoint whose files are complete and match their recorded sums."""
 
     path: Path
     state: dict[str, Any]
 
     @property
     def step(self) -> int:
-        """How many optimizer steps were done."""
+        """The number of optimizer steps done."""
         return int(self.state["step"])
 
     def entry(self, name: str) -> Any:
-        """Return what was written down under a name.
+        """Return an entry of the state.
 
         Raises:
-            CheckpointError: nothing was.
+            CheckpointError: the state has no such entry.
         """
         if name not in self.state:
             raise CheckpointError(f"load: {self.path} has no {name!r}, expected that of a run")
@@ -79,7 +79,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"load: {self.path} is of {len(files)} ranks, each of which has pieces, expected "
                 "one of one process; `python -m tensorgrad.parallel.merge` makes a model file of "
-                "it, and a run on any number of ranks goes on from it"
+                "it, and a run on any number of ranks resumes from it"
             )
         return load_arrays(self.path / f"{name}.safetensors")
 
@@ -96,9 +96,9 @@ def save_checkpoint(
     The best is the one with the lowest `state["metrics"]["validation_loss"]`.
 
     Args:
-        folder: where the checkpoints of a run are; created if missing, in a folder that is there.
-        step: how many optimizer steps were done.
-        arrays: for each file (without ".safetensors") its named arrays.
+        folder: of the checkpoints of a run; created if missing, but not its parent.
+        step: the number of optimizer steps done.
+        arrays: for each file (without ".safetensors") its arrays by name.
         state: anything that JSON can hold.
         keep: 1 or more.
     Returns:
@@ -122,15 +122,15 @@ def save_checkpoint(
 
 
 def begin_checkpoint(folder: Path, step: int) -> Path:
-    """Return a new temporary folder for the files of a checkpoint; delete those left by others.
+    """Return a new temporary folder for the files of a checkpoint; delete left-over ones.
 
     Raises:
-        CheckpointError: it cannot be made.
+        CheckpointError: the folder cannot be made.
     """
     new = folder / f".step-{step:08d}-{secrets.token_hex(4)}.tmp"
     try:
         if not folder.is_dir():
-            os.stat(folder.parent)  # a run whose folder was removed does not begin another
+            os.stat(folder.parent)  # fails where the folder of the run was removed
             make_folder(folder)
         _delete_leftovers(folder)
         new.mkdir()
@@ -140,7 +140,7 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
 
 
 def sums_of(path: Path) -> dict[str, int]:
-    """Return what is written down of a file: its size and CRC-32."""
+    """Return the size and the CRC-32 of a file."""
     return {"bytes": path.stat().st_size, "crc32": _crc32(path)}
 
 
@@ -151,7 +151,7 @@ def finish_checkpoint(
     files: Mapping[str, Mapping[str, int]],
     keep: int,
 ) -> Path:
-    """Make a checkpoint of a temporary folder whose other files are all on the disk.
+    """Write the state into a temporary folder with the other files and rename it.
 
     Args:
         new: from `begin_checkpoint`.
@@ -183,7 +183,7 @@ def finish_checkpoint(
 
 
 def _take_place(new: Path, target: Path) -> None:
-    """Rename a folder, in place of a damaged one that the run has come to again."""
+    """Rename a temporary folder; a damaged checkpoint of the same step is replaced."""
     damaged = None
     if target.exists():
         damaged = _doomed(target)
@@ -197,7 +197,7 @@ def _take_place(new: Path, target: Path) -> None:
 
 
 def abandon_checkpoint(new: Path, reason: object) -> CheckpointError:
-    """Delete a temporary folder; return the error that says why, and what is still there."""
+    """Delete a temporary folder; return the error with the reason and what is still there."""
     shutil.rmtree(new, ignore_errors=True)
     folder, name = new.parent, new.name.removeprefix(".").rpartition("-")[0]
     try:
@@ -210,13 +210,13 @@ def abandon_checkpoint(new: Path, reason: object) -> CheckpointError:
 
 
 def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1) -> Checkpoint:
-    """Open one checkpoint after comparing its files with the sums that were written down.
+    """Open a checkpoint after comparing its files with their recorded sums.
 
     Args:
         path: its folder.
-        part, parts: compare every parts-th file from this one on: the ranks of a group share them.
+        part, parts: compare files part, part + parts, ...: ranks divide the files among them.
     Raises:
-        DamagedError: it is missing or damaged; the message says which file, and how.
+        DamagedError: the checkpoint is missing or damaged; the message names the file.
         CheckpointError: the system cannot read it, or it has another format.
     """
     path = Path(path)
@@ -227,7 +227,7 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint, compared with its own sum.
+    """Return the state of a checkpoint, checked by its own CRC-32.
 
     Raises:
         DamagedError: it is missing or damaged.
@@ -245,7 +245,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         version = state["format"]
         if version != _FORMAT:
             raise CheckpointError(f"load: {path} has format {version!r:.40}, expected {_FORMAT}")
-        # Those of before this sum was kept have none.
+        # Old checkpoints have none.
         if state.pop("crc32", None) not in (None, _crc32_of_json(state)):
             raise ValueError("it has another CRC-32 than when it was written")
         step, files = state["step"], state["files"]
@@ -263,7 +263,7 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def _compare(file: Path, expected: Mapping[str, int]) -> None:
-    """Raise DamagedError unless a file has the sums that were written down."""
+    """Raise DamagedError unless a file matches its recorded sums."""
     try:
         found = file.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -293,18 +293,18 @@ def _unreadable(file: Path, error: OSError) -> CheckpointError:
 def load_latest(
     folder: str | os.PathLike[str], load: Callable[[Path], Checkpoint] = load_checkpoint
 ) -> Checkpoint | None:
-    """Open the newest checkpoint that is whole, with a warning for each damaged one passed over.
+    """Open the newest intact checkpoint; warn of each damaged one that is skipped.
 
-    Going back costs only time: the steps since are done again, with the same result.
+    Going back costs only time: the steps since are repeated with the same result.
 
     Args:
-        folder: where the checkpoints of a run are.
-        load: opens one, or raises DamagedError to pass it over.
+        folder: of the checkpoints of a run.
+        load: opens one, or raises DamagedError to skip it.
     Returns:
-        The checkpoint; None when there is none at all.
+        The checkpoint; None if the folder has none.
     Raises:
-        CheckpointError: there are checkpoints, and all are damaged; or the system cannot read one
-            that may be whole.
+        CheckpointError: all checkpoints are damaged, or the system cannot read one that may be
+            intact.
         OSError: the system cannot list the folder.
     """
     folder, reasons = Path(folder), []
@@ -318,7 +318,7 @@ def load_latest(
             _log.warning("%s; going back to %s", reason, path)
         return found
     if reasons:
-        raise CheckpointError(f"load: no checkpoint in {folder} is whole: {'; '.join(reasons)}")
+        raise CheckpointError(f"load: no checkpoint in {folder} is intact: {'; '.join(reasons)}")
     return None
 
 
@@ -326,21 +326,22 @@ def load_best(folder: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint with the lowest validation loss, or the newest where none was measured.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or the system cannot read one.
+        CheckpointError: the folder has no checkpoint, the best is damaged, or the system cannot
+            read one.
     """
     states, paths = {}, list_checkpoints(Path(folder))
     for path in paths:
         try:
             states[path] = _read_state(path)
         except DamagedError as error:
-            _log.warning("%s; it is passed over", error)
+            _log.warning("%s; skipping it", error)
     if not paths:
         raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
     return load_checkpoint(_best(states) or next(iter(states), paths[0]))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder, the newest first, damaged or not; none if it is missing.
+    """Return the checkpoints of a folder, the newest first, damaged or not; [] if it is missing.
 
     Raises:
         OSError: the system cannot list it.
@@ -358,7 +359,7 @@ def _is_checkpoint(entry: os.DirEntry[str]) -> bool:
 
 
 def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where `state[name]` differs from what is expected, naming what does."""
+    """Raise CheckpointError where `state[name]` differs from the expected, naming each key."""
     found = checkpoint.state.get(name, {})
     if not isinstance(found, Mapping):
         raise CheckpointError(
@@ -429,15 +430,15 @@ def _best(states: Mapping[Path, Mapping[str, Any]]) -> Path | None:
 
 
 def prune_checkpoints(folder: Path, step: int, keep: int) -> None:
-    """Delete what is neither among the newest `keep` up to a step nor the best.
+    """Delete all checkpoints but the newest `keep` up to a step, and the best.
 
-    What is beyond the step was damaged, so that the run went back: it takes no one's place. What
-    cannot be read may be the best, and stays. Nothing depends on what is deleted, so what cannot
-    be is a warning; the next checkpoint is the next occasion.
+    Checkpoints beyond the step are damaged, or the run would not have gone back: they do not count.
+    One that cannot be read may be the best, and stays. A checkpoint that cannot be deleted gives a
+    warning, and is tried again at the next checkpoint.
 
     Args:
-        folder: where the checkpoints of a run are.
-        step: that of the newest checkpoint that is in use.
+        folder: of the checkpoints of a run.
+        step: of the newest checkpoint in use.
         keep: 1 or more.
     """
     try:
@@ -461,11 +462,11 @@ def prune_checkpoints(folder: Path, step: int, keep: int) -> None:
 
 
 def _delete_leftovers(folder: Path) -> None:
-    """Delete what processes that were killed have left half written or half deleted."""
+    """Delete half written or half deleted folders of killed processes."""
     for left in folder.glob(".step-*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def _doomed(path: Path) -> Path:
-    """Return the name under which a checkpoint is deleted, now or by the next process."""
+    """Return the temporary name of a checkpoint to delete, now or by the next process."""
     return path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -24,7 +24,7 @@ from tensorgrad.files import replacing, to_json
 from tensorgrad.readers import read_json
 
 FILE = "config.json"
-# What a field of a type takes besides, and what errors call the type.
+# The types that a field accepts besides its own, and the names of types in errors.
 _FITS = {float: Real, int: Integral}
 _NAMES = {float: "a number", int: "an integer", str: "a text", bool: "True or False"}
 
@@ -35,7 +35,24 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+class ProgramSettings(Dataclass, Protocol):
+    """The settings of a program that `read_command_line` reads."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a new run."""
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given, and those that follow from them.
+
+        Raises:
+            ArgumentError: two of them contradict each other.
+        """
+
+
 _Settings = TypeVar("_Settings", bound=Dataclass)
+_ProgramSettings = TypeVar("_ProgramSettings", bound=ProgramSettings)
 
 
 def option(
@@ -50,39 +67,41 @@ def option(
     by_ranks: bool = False,
     saved: bool = True,
     flag: str = "",
+    shown: str = "",
     refused: str = "",
     asks: bool = False,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
     Args:
-        default: its value when nothing is said.
+        default: its value if the option is not given.
         help: one line, with the unit.
         low, high: the smallest and the largest value allowed.
         choices: the only values allowed.
         free: whether a resumed run may change it, because no weight and no loss depends on it.
-        grows: whether a resumed run may raise it: what was done stays as it is, and more follows.
-        by_ranks: whether a resumed run may change it where batches are cut into another number of
-            parts for its ranks.
-        saved: whether config.json keeps it. What it does not is free, and each start of a run says
-            it anew: how many ranks share the work, say.
+        grows: whether a resumed run may raise it, which adds steps and changes none.
+        by_ranks: whether a resumed run may change it if the number of ranks that share a batch
+            changes.
+        saved: whether config.json keeps it. A field that it does not keep is free, and must be
+            given at each start of a run, such as the number of pipeline stages.
         flag: its name on the command line, if not that of the field.
-        refused: why the command line refuses it and --help leaves it out: the program computes it
-            itself, from what other options say.
-        asks: whether it asks a run something and trains no more: it needs --resume and takes no
-            other option beside that.
+        shown: the default in --help, if not the value.
+        refused: why the command line refuses it and --help omits it, such as a setting that the
+            program computes from other options.
+        asks: whether it queries a run instead of training: it needs --resume and excludes all other
+            options.
     """
     saved = saved and not refused and not asks
     metadata = {
         "help": help, "low": low, "high": high, "choices": choices, "flag": flag,
         "free": free or not saved, "grows": grows, "by_ranks": by_ranks, "saved": saved,
-        "refused": refused, "asks": asks,
+        "shown": shown, "refused": refused, "asks": asks,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
 
 def check(settings: Dataclass) -> None:
-    """Raise ArgumentError where a setting is out of its range, naming it and what is allowed."""
+    """Raise ArgumentError for a setting that is out of its range."""
     hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
@@ -107,14 +126,14 @@ def check(settings: Dataclass) -> None:
 
 
 def parser(settings: type[_Settings], description: str) -> argparse.ArgumentParser:
-    """Return a parser with an option for every field; it yields only what the user gave."""
+    """Return a parser with an option for every field; its result has only the options given."""
     options = argparse.ArgumentParser(
         description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False
     )
     hints = get_type_hints(settings)
     for f in fields(settings):
         kind = _kind(hints[f.name])
-        shown = "none" if f.default is None or f.default == "" else f.default
+        shown = f.metadata["shown"] or ("none" if f.default in (None, "") else f.default)
         text = f"{f.metadata['help']} (default: {shown})".replace("%", "%%")
         text = argparse.SUPPRESS if f.metadata["refused"] else text
         if kind is bool:
@@ -144,7 +163,7 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     """Return the settings that a run was started with.
 
     Raises:
-        CheckpointError: there is no config.json, or it is not of these settings.
+        CheckpointError: config.json is missing, or of other settings.
     """
     path = folder / FILE
     try:
@@ -160,7 +179,7 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
 
 
 def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Settings:
-    """Return the saved settings with what the user may change and did.
+    """Return the saved settings, changed by the options given.
 
     Raises:
         ArgumentError: an option contradicts the run.
@@ -181,14 +200,14 @@ def contradictions(
     now: Mapping[str, Any],
     same_ranks: bool = False,
 ) -> list[str]:
-    """Return what a resumed run has changed and must not: the one place that says what it may.
+    """Return the settings that a resumed run must not change but has.
 
     Args:
-        settings: whose fields say what may change (see `option`).
-        before, now: settings by name; what one of them lacks is not compared.
-        same_ranks: whether batches are known to be cut into as many parts for ranks as before.
+        settings: a dataclass whose fields say what may change (see `option`).
+        before, now: settings by name; a name that one of them lacks is not compared.
+        same_ranks: whether the same number of ranks as before shares a batch.
     Returns:
-        A text for each setting.
+        A text for each of them.
     """
     wrong = []
     for f in fields(settings):
@@ -202,35 +221,29 @@ def contradictions(
                 continue
             expected = f", expected {old!r:.80} or more"
         elif f.metadata["by_ranks"]:
-            expected = f", expected {old!r:.80} while batches are cut for as many ranks"
+            expected = f", expected {old!r:.80} with the same number of ranks"
         wrong.append(f"{_flag(f)} is {old!r:.80} there, got {new!r:.80}{expected}")
     return wrong
 
 
 def read_command_line(
-    settings: type[_Settings],
-    description: str,
-    folder_of: Callable[[_Settings], Path],
+    settings: type[_ProgramSettings],
+    description: str | None,
     arguments: Sequence[str] | None = None,
-    complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
-) -> tuple[_Settings, Path, bool]:
-    """Return the settings, the folder of the run, and whether it goes on from a checkpoint.
-
-    What the user gives takes effect or is refused.
+) -> tuple[_ProgramSettings, Path, bool]:
+    """Return the settings, the folder of the run, and whether it is one to resume.
 
     Args:
         settings: the dataclass.
-        description: one line for --help.
-        folder_of: chooses the folder of a new run.
+        description: of the program; the first line is for --help.
         arguments: of the command; default: those of this process.
-        complete: takes what the user gave and returns that and what follows from it.
     Raises:
         ArgumentError: a setting is out of its range, the folder holds a run already, or an option
-            contradicts the run that is resumed or another option.
+            contradicts another option or the run to resume.
         CheckpointError: the folder to resume holds no run.
     """
-    options = parser(settings, description)
-    options.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder")
+    options = parser(settings, (description or "").partition("\n")[0])
+    options.add_argument("--resume", metavar="FOLDER", help="resume the run in this folder")
     given = vars(options.parse_args(arguments))
     _refuse(settings, given)
     if "resume" in given:
@@ -241,17 +254,17 @@ def read_command_line(
                 f"--out: got {out} with --resume {folder}, expected none: a run keeps its folder"
             )
         return resume(load(settings, folder), given, folder), folder, True
-    chosen = settings(**complete(given))
-    folder = folder_of(chosen)
+    chosen = settings(**settings.complete(given))
+    folder = chosen.folder
     if (folder / FILE).exists():
         raise ArgumentError(
-            f"--out: {folder} holds a run, expected a new folder; to go on: --resume {folder}"
+            f"--out: {folder} holds a run, expected a new folder; to resume it: --resume {folder}"
         )
     return chosen, folder, False
 
 
 def _refuse(settings: type[Dataclass], given: Mapping[str, Any]) -> None:
-    """Raise ArgumentError where an option that was given would do nothing."""
+    """Raise ArgumentError where an option that was given would have no effect."""
     for f in (f for f in fields(settings) if f.name in given):
         if f.metadata["refused"]:
             raise ArgumentError(

@@ -1,40 +1,27 @@
-"""Where a run computes, and in which type."""
+"""The device of a run, and the dtype where a GPU lacks the one that was asked for."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TypeVar
 
 from tensorgrad import backend
+from tensorgrad.train.settings import TrainSettings
 
 _log = logging.getLogger(__name__)
 
 
-class HasDevice(Protocol):
-    """Settings with a device and a type."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def device(self) -> str:
-        """One of "cpu", "cuda", "cuda:N" and "auto": a GPU if there is one."""
-
-    @property
-    def dtype(self) -> str:
-        """As in TrainSettings."""
-
-
-_Settings = TypeVar("_Settings", bound=HasDevice)
+_Settings = TypeVar("_Settings", bound=TrainSettings)
 
 
 def choose_device(settings: _Settings) -> tuple[_Settings, str]:
-    """Return settings that the device can follow, and the device; a GPU becomes the current one.
+    """Return the settings and the device to train on; a GPU becomes the current one.
 
-    A GPU without bfloat16 gets float16 or float32, and a message.
+    On a GPU without bfloat16 the settings get float16 or float32 instead, with a warning.
 
     Raises:
-        DeviceError: there is no such device.
+        DeviceError: the device does not exist.
     """
     device = backend.use_device(settings.device)
     index = backend.gpu_index(device)

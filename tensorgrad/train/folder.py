@@ -1,4 +1,4 @@
-"""The folder of a run: that it can be written, and that one process at a time trains in it."""
+"""The folder of a run: it must be writable, and only one process at a time trains in it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _held: set[Path] = set()  # by this process
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Let no other process train in a folder while the block runs, or until this one ends.
+    """Lock a folder against training by other processes while the block runs.
 
     Raises:
-        CheckpointError: another process does.
+        CheckpointError: another process holds the lock.
         OSError: the lock cannot be made.
     """
     place = folder.resolve()
@@ -41,15 +41,15 @@ def hold(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def run_folder(folder: Path, is_main: bool = True) -> Iterator[None]:
-    """Take the folder of a run before any work: make it, try to write in it, and hold it.
+    """Create the folder of a run before any work, check that it is writable, and lock it.
 
-    One that the block leaves empty is removed again.
+    A folder that is still empty after the block is removed.
 
     Args:
         folder: created if missing.
-        is_main: of the ranks that train together one takes it.
+        is_main: whether to do so: one of the ranks that train together does.
     Raises:
-        ArgumentError: it cannot be written to.
+        ArgumentError: the folder is not writable.
         CheckpointError: another process trains in it.
     """
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What a run leaves to read: metrics.jsonl, and the loss curve as a picture."""
+"""The log of a run: metrics.jsonl, and a plot of the losses."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _NOT_OTHERS = {"step", "loss", "validation_loss", "lr", "gradient_norm"}
 class MetricsLog:
     """metrics.jsonl: one JSON object a line, in the order of steps.
 
-    It holds only what a second run with the same settings would measure again: no times. A
-    resumed run first cuts off what lies beyond its checkpoint, so that the file ends up equal
-    to that of a run that was never stopped.
+    It has only values that a second run with the same settings would measure again: no times. A
+    resumed run first removes the lines after its checkpoint, so the file ends up equal to that of
+    an uninterrupted run.
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        """Open the file to append; drop lines beyond `step`, and a last line cut short by a kill.
+        """Open the file to append; remove lines after `step`, and a last line cut short by a kill.
 
         Args:
             path: the file, created if missing.
-            step: the step of the checkpoint that the run goes on from; -1 for a new run.
+            step: of the checkpoint that the run resumes from; -1 for a new run.
         Raises:
-            DataError: what is there is no regular file, or cannot be read.
-            OSError: it cannot be written.
+            DataError: the path is not a regular file, or cannot be read.
+            OSError: the file cannot be written.
         """
         with named_in_errors(path):
             is_new = not os.path.lexists(path)
@@ -52,7 +52,7 @@ class MetricsLog:
             self._file.flush()
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Sync the file to the disk."""
         with named_in_errors(self._file.name):
             os.fsync(self._file.fileno())
 
@@ -63,7 +63,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl; lines that were cut short or damaged are left out.
+    """Return the records of a metrics.jsonl without lines that were cut short or damaged.
 
     Raises:
         DataError: the file cannot be read.
@@ -111,7 +111,7 @@ def plot_losses(records: Sequence[Record], path: Path) -> bool:
 
 
 def _length_until(path: Path, step: int) -> int:
-    """Return how many bytes the lines up to `step` take, damaged ones between whole ones too."""
+    """Return the length in bytes of the lines up to `step`, with damaged ones in between."""
     length = end = 0
     with _opened(path) as file:
         for line in _lines(file):
@@ -125,7 +125,7 @@ def _length_until(path: Path, step: int) -> int:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the record on a line; None where a kill cut it short, or a disk damaged it."""
+    """Return the record on a line; None if it was cut short or damaged."""
     try:
         record = parse_json(line.decode(), "a line")
     except ValueError:
@@ -145,5 +145,5 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines; one that is too long for a record comes in pieces, which are none either."""
+    """Yield lines; a line too long for a record is yielded in pieces, which are not records."""
     return iter(partial(file.readline, _LONGEST), b"")

@@ -1,13 +1,12 @@
-"""The training loop: accumulate, reduce, clip, update; evaluate, log, save; stop and go on.
+"""The training loop: accumulate, reduce, clip, update; evaluate, log, save; stop and resume.
 
-What differs between tasks comes in from outside: the loss of a batch, the batches from a step
-on, what to evaluate, and how several processes share the work (ranks.py). Every step is a
-function of the parameters, the optimizer's state, the generator's state and the number of the
-step; a checkpoint holds these four, so a run that was stopped goes on to the same bits.
+The caller gives what differs between tasks: the loss of a batch, the batches from a step on, the
+evaluation, and how several processes share the work (ranks.py). A step is a function of the
+parameters, the optimizer state, the generator state and the step number; a checkpoint holds these
+four, so a stopped run resumes to the same bits.
 
-Losses and norms stay on the device until `log_every` steps have passed, so a GPU never waits
-for the host in between. A step with NaN or infinity in its gradients changes nothing: the
-optimizer skips it on the device.
+Losses and norms stay on the device for `log_every` steps, so a GPU does not wait for the host in
+between. The optimizer skips a step with NaN or infinity in its gradients, on the device.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from tensorgrad.train.checkpoint import (
 )
 from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
-from tensorgrad.train.interrupt import STOPS, Interrupts
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import Progress
 from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.stop_signals import STOPS, StopSignals
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +51,12 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        step: how many steps were done in all.
-        finished: whether these are all the steps there are, or more.
-        skipped: how many steps of this process were skipped for NaN or infinity.
-        tokens_per_second: of this process's steps, evaluation and checkpoints left out.
+        step: the number of steps done in all.
+        finished: whether these are all steps of the run.
+        skipped: the number of steps of this process skipped for NaN or infinity.
+        tokens_per_second: of this process's steps, without evaluation and checkpoints.
         checkpoint: the newest one.
-        stopped_by: the signal that asked the run to stop before its end, if one did.
+        stopped_by: the signal that stopped the run before its end, or None.
     """
 
     step: int
@@ -69,7 +68,7 @@ class Outcome:
 
     @property
     def status(self) -> int:
-        """The exit status of a program that ends so: 0, or 128 + the signal as in a shell."""
+        """The exit status of the program: 0, or 128 + the signal, as in a shell."""
         return 0 if self.stopped_by is None else 128 + self.stopped_by
 
 
@@ -81,10 +80,10 @@ def mean_loss(
     Args:
         model: its mode (train or eval) is the same afterwards.
         loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
-        batches: this rank's.
-        ranks: all whose batches count; by default this process alone.
+        batches: of this rank.
+        ranks: the ranks whose batches are averaged; default: this process alone.
     Raises:
-        ArgumentError: there is no batch.
+        ArgumentError: batches is empty on all ranks.
     """
     device = next(model.parameters()).device
     ranks = ranks or OneProcess()
@@ -99,27 +98,27 @@ def mean_loss(
 class Trainer:
     """One training run in a folder.
 
-        runs/gpt2-1/metrics.jsonl     what was measured, the same in every run (see log.py)
-        runs/gpt2-1/loss.png          the same as a picture, with matplotlib
+        runs/gpt2-1/metrics.jsonl     losses and evaluations, equal in equal runs (see log.py)
+        runs/gpt2-1/loss.png          a plot of them, with matplotlib
         runs/gpt2-1/checkpoints/      see checkpoint.py
 
     Args:
         model: its parameters must be those of the optimizer.
-        optimizer: the learning rate is set here before each step.
+        optimizer: its learning rate is set before each step.
         loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
         batches: called with a step; yields the batch of that step, of the next, and so on.
         schedule: gives the learning rate of a step, counted from 0.
         settings: see TrainSettings.
         folder: of the run; created if missing.
         tokens_per_step: on all ranks together, to show the speed.
-        evaluate: returns what to log each `evaluate_every` steps; "validation_loss" decides which
-            checkpoint is the best.
-        belongs_to: what must be equal for a checkpoint to fit this run, group by group; for
+        evaluate: returns the values to log each `evaluate_every` steps; the checkpoint with the
+            lowest "validation_loss" is the best.
+        belongs_to: what a checkpoint must have been made with to fit this run, by group; for
             example {"model": {"layers": 2}, "data": {"key": "0f3a"}}.
         ranks: the processes that train together.
         scaler: for float16.
     Attributes:
-        step: how many steps were done.
+        step: the number of steps done.
     """
 
     def __init__(
@@ -158,10 +157,10 @@ class Trainer:
         return self.folder / "checkpoints"
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint of the folder that is whole.
+        """Load the newest intact checkpoint of the folder.
 
         Returns:
-            False where there is none yet: the run begins at the beginning.
+            False if there is none: the run starts at step 0.
         Raises:
             CheckpointError: it belongs to another model, vocabulary or data or was made with other
                 settings, all are damaged, or the system cannot read one.
@@ -176,7 +175,7 @@ class Trainer:
         return True
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take over everything from a checkpoint; nothing changes when it does not fit.
+        """Load the whole state of a checkpoint; nothing changes if it does not fit.
 
         Raises:
             CheckpointError: it belongs to another model, vocabulary or data, or was made with
@@ -218,7 +217,7 @@ class Trainer:
 
     @contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
-        """Undo what the block has done to the generator and the scaler where it fails."""
+        """Restore the generator and the scaler if the block fails."""
         generator = random.get_state()
         scale = None if self.scaler is None else self.scaler.state_dict()
         try:
@@ -230,11 +229,11 @@ class Trainer:
             raise
 
     def run(self) -> Outcome:
-        """Train until all steps are done or somebody asks to stop; leave a checkpoint behind.
+        """Train until all steps are done or a signal asks to stop; write a checkpoint at the end.
 
         Raises:
-            ArgumentError: it would begin at the beginning in a folder that has checkpoints; batches
-                end, or one is no tuple of arrays; the loss is no scalar tensor.
+            ArgumentError: a new run in a folder with checkpoints; batches end, or one is not a
+                tuple of arrays; the loss is not a scalar tensor.
             TrainingError: a loss or gradient is not finite, and `nan` is "stop".
             CheckpointError: a checkpoint cannot be written, or another process trains in the
                 folder.
@@ -248,9 +247,9 @@ class Trainer:
         first, end = self.step, settings.steps
         if settings.stop_after is not None:
             end = min(end, first + settings.stop_after)
-        self._begin_alike()
+        self._synchronize()
         self._progress = Progress(settings.steps, first, self._tokens_per_step, shown)
-        with Interrupts() as interrupts, ExitStack() as stack, self._progress:
+        with StopSignals() as interrupts, ExitStack() as stack, self._progress:
             if shown:
                 make_folder(self.folder)
                 stack.enter_context(hold(self.folder))
@@ -258,7 +257,7 @@ class Trainer:
                 self._log = stack.enter_context(closing(MetricsLog(self._metrics, first or -1)))
             batches = self._batches(first)
             if isinstance(batches, Generator):
-                stack.enter_context(closing(batches))  # ends the thread that reads ahead
+                stack.enter_context(closing(batches))  # ends the read-ahead thread
             if first == 0:
                 self._measure()
             stopped_by = None
@@ -267,7 +266,7 @@ class Trainer:
                 measures = self._due(settings.evaluate_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
                 asked = interrupts.received
-                # Several processes look together, so that all of them stop at the same step.
+                # Several processes agree, so that all of them stop at the same step.
                 at_once = asked is not None and isinstance(self._ranks, OneProcess)
                 if measures or saves or at_once or self._due(settings.log_every):
                     stopped_by = self._read(asked)
@@ -287,12 +286,13 @@ class Trainer:
             None if finished else stopped_by,
         )
 
-    def _begin_alike(self) -> None:
-        """Give all ranks the main rank's state, and each its own stream of random numbers.
+    def _synchronize(self) -> None:
+        """Broadcast the main rank's state, and give each rank its stream of random numbers.
 
-        Settings, model and data are of each rank's own making, and must be the same.
+        Each rank makes its own settings, model and data: they must be equal.
         """
-        arrays = [*self._model_arrays().values(), *self.optimizer.state.values()]
+        tensors = self.model.state_dict().values()
+        arrays = [*(tensor.data for tensor in tensors), *self.optimizer.state.values()]
         facts = {each.name: getattr(self.settings, each.name) for each in fields(TrainSettings)}
         for group, found in self._belongs_to.items():
             facts.update((f"{group} {name}", value) for name, value in found.items())
@@ -313,10 +313,10 @@ class Trainer:
             ) from error
 
     def _train_step(self, batch: Batch) -> None:
-        """Do one step, whole or not at all; leave its loss and gradient norm in `_pending`."""
+        """Take one step, completely or not at all; append its loss and norm to `_pending`."""
         settings, optimizer, before = self.settings, self.optimizer, self.step
         generator = random.get_state()
-        # Several processes all end with one, and here they may have to wait for each other.
+        # Several processes end together, and in this block they may wait for each other.
         whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
         try:
             optimizer.zero_grad()
@@ -337,7 +337,7 @@ class Trainer:
             raise
 
     def _read(self, asked: signal.Signals | None) -> signal.Signals | None:
-        """Log what the device has measured; return by which signal any rank was asked to stop."""
+        """Log the pending losses; return the signal that asked any rank to stop, or None."""
         pending, self._pending = self._pending, []
         losses = [float(loss) / self.settings.accumulate for _, _, loss, _ in pending]
         sums = self._ranks.sum([*losses, *(float(asked is each) for each in STOPS)])
@@ -353,7 +353,7 @@ class Trainer:
         return next((each for each, count in zip(STOPS, counts, strict=True) if count), None)
 
     def _check_finite(self, step: int, loss: float, norm: float) -> None:
-        """Act as `nan` says. A scaled norm may overflow now and then: the scaler sees to that."""
+        """Stop or skip where a value is not finite; the scaler handles norms that overflow."""
         if math.isfinite(loss) and (math.isfinite(norm) or self.scaler is not None):
             return
         what = f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}"
@@ -363,11 +363,11 @@ class Trainer:
         kept = f"the last good checkpoint is {self._saved}" if self._saved else "none was saved yet"
         raise TrainingError(
             f"train: {what}, expected finite numbers; {kept}. Try a lower learning rate, or "
-            "--nan skip to leave out such steps"
+            "--nan skip to skip such steps"
         )
 
     def _measure(self) -> None:
-        """Evaluate and log; the time it takes does not count as training."""
+        """Evaluate and log; its time does not count as training."""
         if self._evaluate is None:
             return
         began = time.perf_counter()
@@ -399,28 +399,25 @@ class Trainer:
         )
         self._progress.pause(time.perf_counter() - began)
 
-    def _model_arrays(self) -> dict[str, Array]:
-        return {name: tensor.data for name, tensor in self.model.state_dict().items()}
-
     @property
     def _metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
 
 
 def check_parts(rows: int, count: int, ranks: int) -> None:
-    """Raise ArgumentError unless the rows that each rank has of a batch make `count` parts."""
+    """Raise ArgumentError unless the rows of a rank divide into `count` equal parts."""
     if not rows:
         raise ArgumentError("train: a batch has 0 rows, expected one or more")
     if rows % count:
-        share = f", {rows} on each of {ranks} ranks" if ranks > 1 else ""
+        each = f", {rows} on each of {ranks} ranks" if ranks > 1 else ""
         raise ArgumentError(
-            f"train: accumulate is {count} and a batch has {rows * ranks} rows{share}, expected a "
+            f"train: accumulate is {count} and a batch has {rows * ranks} rows{each}, expected a "
             f"divisor of {rows}"
         )
 
 
 def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
-    """Cut the rows that a rank has of a batch into equal parts."""
+    """Cut the rows of this rank into equal parts."""
     rows = len(batch[0])
     check_parts(rows, count, ranks)
     size = rows // count

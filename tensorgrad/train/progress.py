@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a run: a bar on a terminal, elsewhere a line of the log from time to time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Progress:
         """Start the clock.
 
         Args:
-            steps: where the run ends.
-            start: how many steps were done before.
+            steps: of the run.
+            start: the number of steps done before.
             tokens_per_step: on all ranks together.
-            shown: whether to show anything: one rank of a run does.
+            shown: whether to show anything: one rank does.
         """
         self._steps = steps
         self._start = self._step = start
@@ -60,16 +60,16 @@ class Progress:
 
     @property
     def tokens_per_second(self) -> float:
-        """The speed since the start, evaluation and checkpoints left out."""
+        """The speed since the start, without evaluation and checkpoints."""
         seconds = time.perf_counter() - self._began - self._paused
         return (self._step - self._start) * self._tokens_per_step / max(seconds, 1e-9)
 
     def pause(self, seconds: float) -> None:
-        """Leave out a time that went into something else than training steps."""
+        """Exclude a time in which no training step ran from the speed."""
         self._paused += seconds
 
     def update(self, step: int, loss: float, lr: float, gradient_norm: float) -> None:
-        """Show what a step measured."""
+        """Show the loss, learning rate and gradient norm of a step."""
         done = step - self._step
         self._step = step
         if not self._shown:
@@ -94,7 +94,7 @@ class Progress:
 
 
 def _is_terminal() -> bool:
-    """Whether stderr is a terminal that says how large it is: without that tqdm shows nothing."""
+    """Whether stderr is a terminal of known size: without a size tqdm shows nothing."""
     if sys.stderr is None or not sys.stderr.isatty():  # it is None after `2>&-`
         return False
     try:

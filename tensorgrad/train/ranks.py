@@ -1,13 +1,13 @@
-"""The seam between the training loop and parallelism: what the loop asks of the ranks.
+"""The interface between the training loop and the parallel strategies.
 
 A step of the loop is
 
     optimizer.zero_grad()
-    ranks.compute_gradients(...)                            # forward, backward, what ranks add up
+    ranks.compute_gradients(...)                            # forward, backward, all-reduce
     optimizer.step(..., reduce_norm=ranks.reduce_norm)      # clip by the norm over all ranks
-    ranks.after_step()                                      # what ranks give each other back
+    ranks.after_step()                                      # all-gather of updated parameters
 
-and all else a strategy (parallel/data.py, zero.py, pipeline.py) does differs inside these.
+and strategies (parallel/data.py, zero.py, pipeline.py) differ only inside these calls.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ MakeOptimizer = Callable[[FlatParameters | NamedParameters], Optimizer]
 
 
 class Ranks:
-    """The processes that train together; as it stands, one process alone.
+    """The processes that train together; the base class is one process alone.
 
-    A strategy overrides what it does otherwise. Every rank calls the same methods in the same
-    order.
+    A strategy overrides methods. Every rank calls the same methods in the same order.
 
     Attributes:
-        rank, ranks: into how many parts each batch is cut, and which of them is this process's,
-            from 0. Where several processes share a part (stages of a pipeline, say) they have
-            the same number.
+        rank, ranks: the index of this process's part of each batch, from 0, and the number of
+            parts. Processes that share a part (stages of a pipeline, say) have the same index.
         is_main: whether this process shows progress and saves: one does.
     """
 
@@ -51,37 +49,37 @@ class Ranks:
     is_main = True
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
-        """Lay the parameters out as the strategy needs them, and return their optimizer.
+        """Lay out the parameters as the strategy needs them, and return their optimizer.
 
         Args:
             model: on its device and in its dtype.
-            make_optimizer: takes the flat parameters, or the pairs (name, tensor) to make them of.
+            make_optimizer: takes flat parameters, or the pairs (name, tensor) to flatten.
         """
         return make_optimizer(model.named_parameters())
 
     def begin(
         self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Check that all ranks are at this step, and give all the arrays of the main rank.
+        """Check that all ranks are at the same step, and broadcast the main rank's arrays.
 
         Args:
-            step: how many steps were done.
+            step: the number of steps done.
             arrays: parameters, buffers, optimizer state; written in place.
-            facts: what else must be the same on all ranks, by name; JSON can hold it.
+            facts: values that must be equal on all ranks, by name, as JSON.
         Raises:
-            CommError: the ranks differ; it says which of them in what.
+            CommError: the ranks differ; the message says which ones and in what.
         """
 
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
     ) -> Array:
-        """Make the optimizer's gradients that of the mean loss over all ranks and parts.
+        """Compute the gradients of the mean loss over all ranks and parts.
 
-        They must be 0 before: what ranks have added up once, they would add up again.
+        The gradients must be 0 before: ranks would reduce earlier ones twice.
 
         Part k of rank r draws its random numbers (dropout) from stream r * len(parts) + k, each
-        part from the same draw number on. So a batch that is cut into equally many parts in all,
-        on any number of ranks, drops the same.
+        part from the same draw number on. So dropout depends on the total number of parts of a
+        batch, not on how the ranks divide them.
 
         Args:
             loss: takes the arrays of a part and returns their mean loss.
@@ -109,20 +107,20 @@ class Ranks:
         return total
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context for backward after which more gradients will be added."""
+        """Return a context for backward that does not reduce: more gradients will be added."""
         return nullcontext()
 
     def reduce_gradients(self) -> None:
-        """After the last backward of a step: replace gradients by their mean over the ranks."""
+        """Replace the gradients by their mean over the ranks, after the last backward of a step."""
 
     def reduce_norm(self, squares: Array) -> None:
-        """Add, in place, the squares of gradients that other ranks alone have."""
+        """Add, in place, the squares of gradients that only other ranks have."""
 
     def add_shards(self, array: Array) -> None:
-        """Add, in place, what ranks that keep other parts of the gradients have in its place."""
+        """Add, in place, the arrays of ranks that keep other shards of the gradients."""
 
     def after_step(self) -> None:
-        """Give all ranks the parameters that the optimizer has updated elsewhere."""
+        """Give all ranks the parameters that other ranks have updated."""
 
     def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
         """Return the sum over this rank's batches of mean loss * rows, and the number of rows."""
@@ -134,7 +132,7 @@ class Ranks:
         return float(total), rows
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over the ranks of some numbers, the same on every rank."""
+        """Return the sums of numbers over the ranks, the same on every rank."""
         return list(values)
 
     def save(
@@ -151,9 +149,9 @@ class Ranks:
         Args:
             folder, step, keep: as for `save_checkpoint`.
             model, optimizer: whose arrays are saved.
-            state: what else is saved; that of the main rank counts.
+            state: the other entries to save; those of the main rank count.
         Returns:
-            The checkpoint's folder; None on ranks that do not know it.
+            The checkpoint's folder; None on ranks that do not write it.
         Raises:
             CheckpointError: it cannot be written; earlier ones are unchanged.
         """
@@ -167,18 +165,18 @@ class Ranks:
         return save_checkpoint(folder, step, groups, {**state, "optimizer": numbers}, keep)
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
-        """Open the newest checkpoint that is whole, the same on all ranks; None without any.
+        """Open the newest intact checkpoint, the same on all ranks; None if there is none.
 
         Raises:
-            CheckpointError: there are checkpoints, and all are damaged.
+            CheckpointError: all checkpoints are damaged.
         """
         return load_latest(folder)
 
     def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
-        """Take over what `save` has written, on any number of ranks.
+        """Load a checkpoint that `save` has written on any number of ranks.
 
         Raises:
-            CheckpointError: it does not fit; then nothing changes.
+            CheckpointError: it does not fit; then nothing is changed.
         """
         arrays = checkpoint.arrays("model")
         check_arrays(checkpoint, arrays, model.state_dict())
@@ -195,7 +193,7 @@ def mean_of(loss: Loss, batch: Batch) -> Tensor:
     """Return the mean loss of a batch.
 
     Raises:
-        ArgumentError: it is no scalar tensor.
+        ArgumentError: the loss is not a scalar tensor.
     """
     value = loss(*batch)
     if not isinstance(value, Tensor) or value.shape:

@@ -1,10 +1,11 @@
-"""The settings that every training run has, and what is made of them."""
+"""The settings of every training run, and the schedule, optimizer and precision they describe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError
@@ -18,51 +19,48 @@ SCHEDULES = ("cosine", "linear", "constant", "inverse-square-root")
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train: what a program adds is a subclass.
+    """How to train; the options of a program are a subclass.
 
     Raises:
         ArgumentError: a setting is out of its range.
     """
 
-    steps: int = option(1000, "optimizer steps in all", low=1, grows=True)
+    steps: int = option(1000, "optimizer steps", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
     accumulate: int = option(
-        1,
-        "parts that a batch is cut into, to need less memory; same result",
-        low=1,
-        by_ranks=True,
+        1, "parts of a batch, computed one by one to save memory", low=1, by_ranks=True
     )
-    lr: float = option(1e-3, "highest learning rate", low=0)
-    warmup: int | None = option(
-        None, "steps in which the learning rate rises, if not a twentieth of all", low=0
-    )
-    schedule: str = option("cosine", "how the learning rate falls after that", choices=SCHEDULES)
-    lr_end: float = option(0.1, "learning rate at the end, as a share of --lr", low=0, high=1)
-    weight_decay: float = option(0.1, "decay of matrices, times the learning rate", low=0)
+    lr: float = option(1e-3, "peak learning rate", low=0)
+    warmup: int | None = option(None, "warmup steps", shown="5 % of --steps", low=0)
+    schedule: str = option("cosine", "how the learning rate decays", choices=SCHEDULES)
+    lr_end: float = option(0.1, "final learning rate, as a fraction of --lr", low=0, high=1)
+    weight_decay: float = option(0.1, "weight decay of matrices, times --lr a step", low=0)
     beta1: float = option(0.9, "AdamW: decay of the mean gradient", low=0, high=1)
-    beta2: float = option(0.95, "AdamW: decay of the mean square", low=0, high=1)
-    clip: float = option(1.0, "largest norm of the gradient; 0 does not clip", low=0)
+    beta2: float = option(0.95, "AdamW: decay of the mean squared gradient", low=0, high=1)
+    clip: float = option(1.0, "clip the gradient norm to this; 0: no clipping", low=0)
     dtype: str = option(
         "float32",
-        "of matrix products; -parameters: parameters too, with float32 copies to update",
+        "dtype of matrix products; bfloat16-parameters: of the parameters too, with float32 "
+        "master weights",
         choices=DTYPES,
     )
     nan: str = option(
         "stop",
-        "a loss or gradient that is not finite: stop the run, or skip the step and count it",
+        "when a loss or gradient is not finite: stop the run, or skip the step and count it",
         choices=("stop", "skip"),
         free=True,
     )
-    seed: int = option(0, "chooses initial parameters, order of the data and dropout", low=0)
-    evaluate_every: int = option(100, "steps between two evaluations", low=1)
-    checkpoint_every: int = option(100, "steps between two checkpoints", low=1, free=True)
+    seed: int = option(0, "seed of parameters, data order and dropout", low=0)
+    evaluate_every: int = option(100, "steps between evaluations", low=1)
+    checkpoint_every: int = option(100, "steps between checkpoints", low=1, free=True)
     keep: int = option(2, "newest checkpoints to keep, besides the best", low=1, free=True)
     log_every: int = option(
-        1, "steps between two looks at the loss, each of which waits for the GPU", low=1, free=True
+        1, "steps between logged losses; logging waits for the GPU", low=1, free=True
     )
-    plot: bool = option(True, "draw loss.png at the end, where matplotlib is there", free=True)
+    plot: bool = option(True, "draw loss.png at the end, if matplotlib is installed", free=True)
+    device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
     stop_after: int | None = option(
-        None, "leave with a checkpoint after so many steps, as Ctrl-C does", low=1, saved=False
+        None, "exit with a checkpoint after this number of steps, as on Ctrl-C", low=1, saved=False
     )
 
     def __post_init__(self) -> None:
@@ -72,9 +70,19 @@ class TrainSettings:
                 f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
             )
 
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given, and those that follow from them: here none."""
+        return given
+
+    def sizes(self, config: type[Any]) -> dict[str, Any]:
+        """Return those fields of a model's config, a dataclass, that are settings too."""
+        names = (each.name for each in fields(config))
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
     @property
     def warmup_steps(self) -> int:
-        """In how many steps the learning rate rises."""
+        """The number of steps in which the learning rate rises."""
         return self.steps // 20 if self.warmup is None else self.warmup
 
     def learning_rate(self, step: int) -> float:
@@ -88,21 +96,51 @@ class TrainSettings:
         return falling(step, self.lr, self.steps, warmup, self.lr * self.lr_end)
 
     def optimizer(self, parameters: FlatParameters | NamedParameters) -> AdamW:
-        """Return AdamW over these parameters."""
+        """Return AdamW for these parameters."""
         betas = (self.beta1, self.beta2)
         return AdamW(parameters, self.lr, betas, weight_decay=self.weight_decay)
 
     def scaler(self) -> LossScaler | None:
-        """Return what float16 needs and the other types do not."""
+        """Return a loss scaler for float16, None for the other dtypes."""
         return LossScaler() if self.dtype == "float16" else None
 
     def precision(self) -> Callable[[], AbstractContextManager[None]]:
-        """Return what makes the context to compute the loss in."""
+        """Return a function that makes the autocast context to compute the loss in."""
         if self.dtype in ("bfloat16", "float16"):
             return lambda: autocast(self.dtype)
         return nullcontext
 
     @property
     def parameter_dtype(self) -> str:
-        """The type of the parameters."""
+        """The dtype of the parameters."""
         return "bfloat16" if self.dtype == "bfloat16-parameters" else "float32"
+
+
+@dataclass(frozen=True)
+class EpochSettings(TrainSettings):
+    """Settings of a run that is as long as its epochs, unless steps are given.
+
+    Raises:
+        ArgumentError: a setting is out of its range.
+    """
+
+    epochs: int = option(10, "passes over the training data", low=1, grows=True)
+    steps: int = option(0, "optimizer steps; 0: those of --epochs", low=0, grows=True)
+    warmup: int | None = option(
+        None,
+        "warmup steps, fewer than all",
+        shown="the preset's; with --steps, 5 % of them",
+        low=0,
+    )
+    weight_decay: float = option(0.01, "weight decay of matrices, times --lr a step", low=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.steps:
+            super().__post_init__()
+
+    def with_steps(self, epoch: int) -> Self:
+        """Return the settings with the number of steps, where an epoch has `epoch` of them."""
+        steps = self.steps or self.epochs * epoch
+        warmup = None if self.warmup is None else min(self.warmup, steps - 1)
+        return replace(self, steps=steps, warmup=warmup)

@@ -74,7 +74,7 @@ def test_a_bad_file_is_an_error_with_its_place(folder: Path, content: str, messa
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"which is no folder; expected one with train\.tsv"):
+    with pytest.raises(DataError, match=r"which is not a folder; expected one with train\.tsv"):
         read_labelled(str(tmp_path / "nothing"), "train")
     with pytest.raises(DataError, match=r"has none of train\.tsv, train\.tsv\.gz"):
         read_labelled(tmp_path, "train")

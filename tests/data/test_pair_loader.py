@@ -93,10 +93,10 @@ def test_a_batch_depends_on_its_number_alone() -> None:
     assert any(other.batch(step)[0].tobytes() != one.batch(step)[0].tobytes() for step in range(10))
 
 
-def test_long_pairs_lose_their_ends_and_long_sources_are_left_out() -> None:
+def test_long_pairs_lose_their_ends_and_long_sources_are_skipped() -> None:
     found = [([5] * 3, [6] * 20), ([5] * 7, [6]), ([5] * 8, [6]), ([5] * 2, [6])]
     batches = loader(found, context=8, batch_tokens=8)
-    assert (batches.left_out, batches.cut, batches.batches) == (1, 2, 3)
+    assert (batches.skipped, batches.cut, batches.batches) == (1, 2, 3)
     rows = [batch for batch in batches.evaluation_batches()]
     seen = [(tokens[0].tolist(), targets[0].tolist()) for tokens, targets in rows]
     cut = [5, 5, 5, 1, 6, 6, 6, 6], [-100, -100, -100, 6, 6, 6, 6, 6]  # no false end

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder(folder: Path) -> None:
     corpus = read_pairs(str(folder))
-    # U+2028 ends no line; a pair with an empty side is no training pair, but is a test.
+    # U+2028 does not end a line; a pair with an empty side is for tests, not for training.
     assert corpus.train == [
         ("Eins", "One"),
         ("Zwei \u2028 drei", "Two \u2028 three"),
@@ -87,7 +87,7 @@ def test_bad_files_are_named(
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="which is no folder; expected one with train, valid"):
+    with pytest.raises(DataError, match="which is not a folder; expected one with train, valid"):
         read_pairs(str(tmp_path / "none"))
     with pytest.raises(ArgumentError, match="target_key is 'de', expected another"):
         read_pairs("phrases", "de", "de")

@@ -77,7 +77,7 @@ def test_copies_of_a_document_stay_together() -> None:
     assert (split.train(copies[0]), split.validation(copies[0])) == ("x\n" * 25, "x\n" * 25)
 
 
-def test_the_choice_is_the_same_for_ever() -> None:
+def test_the_choice_never_changes() -> None:
     documents = books(30, 2)
     split = plan_split(documents, 0.2)
     assert [n for n, d in enumerate(documents) if split.validation(d)] == [3, 5, 7, 8, 13, 28]

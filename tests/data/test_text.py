@@ -304,7 +304,7 @@ def test_a_data_set_that_cannot_be_loaded_is_an_error(
         documents("hf:a")
 
 
-def test_what_is_no_regular_file_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_fifo_or_device_is_an_error_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     (tmp_path / "zero.txt").symlink_to("/dev/zero")
     for name in ("a.txt", "zero.txt"):

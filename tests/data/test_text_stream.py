@@ -31,7 +31,7 @@ def test_a_character_appears_with_its_last_byte(tokenizer: Tokenizer) -> None:
 
 
 @given(data=st.binary())
-def test_bytes_that_are_no_text_are_replaced(tokenizer: Tokenizer, data: bytes) -> None:
+def test_bytes_that_are_not_utf8_are_replaced(tokenizer: Tokenizer, data: bytes) -> None:
     found = parts(TextStream(tokenizer), tokenizer.encode_bytes(data))
     assert "".join(found) == data.decode("utf-8", "replace")
 

@@ -153,7 +153,7 @@ def test_training_on_nothing_is_an_error() -> None:
             Tokenizer.train(texts, 300)
 
 
-def test_one_text_is_no_list_of_them(tokenizer: Tokenizer) -> None:
+def test_one_text_is_refused_as_a_list(tokenizer: Tokenizer) -> None:
     with pytest.raises(DtypeError, match=r"Tokenizer\.train: texts is a str, expected a list"):
         Tokenizer.train("some text", 300)
     with pytest.raises(DtypeError, match=r"Tokenizer\.train: text is a bytes, expected a str"):
@@ -174,7 +174,7 @@ def test_half_a_surrogate_pair_is_an_error(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("ids", [[1.0], ["a"], [None], np.ones((1, 2), int)], ids=str)
-def test_ids_that_are_no_integers_are_named(tokenizer: Tokenizer, ids: Any) -> None:
+def test_ids_that_are_not_integers_are_named(tokenizer: Tokenizer, ids: Any) -> None:
     with pytest.raises(DtypeError, match=r"Tokenizer\.decode: ids has .*, expected integers"):
         tokenizer.decode(ids)
 
@@ -360,7 +360,7 @@ def test_a_panic_of_the_library_is_an_error(
         Tokenizer.load(path)
 
 
-def test_what_ends_the_program_is_no_error_of_the_library(
+def test_what_ends_the_program_is_not_an_error_of_the_library(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopped:

@@ -32,7 +32,7 @@ def run_script(folder: Path, *options: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_the_batch_script_begins_a_run_and_then_goes_on_with_it(tmp_path: Path) -> None:
+def test_the_batch_script_starts_a_run_and_then_resumes_it(tmp_path: Path) -> None:
     program = [".venv/bin/python", "examples/train_gpt2_3d.py"]
     launch = ["threads 8", "--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=8", *program]
     begun = run_script(tmp_path, "--tp", "2", "--prompt", "once upon")

@@ -14,7 +14,7 @@ import pytest
 from examples import generate
 from tensorgrad import random
 from tensorgrad.data import Tokenizer
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import save_huggingface
 from tensorgrad.parallel.merge import merge, open_checkpoint
@@ -95,7 +95,7 @@ def test_a_merged_file_writes_as_its_run(
         caplog.clear()
         save_arrays(other, load_arrays(file), said)
         assert generate.main(["--checkpoint", str(other), "--prompt", "a", *OPTIONS]) == 1
-        assert "does not say of which model it is" in caplog.text
+        assert "lacks the sizes of the model" in caplog.text
 
 
 def test_the_speed_has_a_line_of_its_own(
@@ -129,7 +129,7 @@ def test_lines_of_a_file_are_written_on_together(
         assert capsys.readouterr().out + "\n" in together
 
 
-def test_lines_end_at_line_feeds_and_marks_of_byte_order_are_no_text(
+def test_lines_end_at_line_feeds_and_byte_order_marks_are_dropped(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "def a\u2028b\rc\r\n\nx\x0cy\n"
@@ -224,7 +224,7 @@ def test_it_asks_for_prompts(
     assert capsys.readouterr().out == "".join(texts)
 
 
-def test_a_conversation_goes_on_after_a_prompt_that_is_too_long(
+def test_prompts_after_one_that_is_too_long_are_answered(
     run: Path, model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -258,7 +258,7 @@ def test_a_stop_text_ends_the_output(
         (["--prompt", "a", "--seed", "-1"], "seed is -1, expected an integer"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "-", "--rows", "0"], "--rows is 0, expected 1 or more"),
-        (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere is no folder"),
+        (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere is not a folder"),
         (
             ["--checkpoint", ".", "--prompt", "a"],
             r"--checkpoint \. has none of these",
@@ -359,4 +359,4 @@ def test_a_merged_file_whose_header_is_damaged_is_named(
     arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
     save_arrays(path, arrays, {"model": header})
     assert generate.main(["--checkpoint", str(path), "--prompt", "a", *OPTIONS]) == 1
-    assert f"load: {path} does not say of which model it is" in caplog.text
+    assert f"load: the header of {path} lacks the sizes of the model" in caplog.text

@@ -18,9 +18,9 @@ from examples import train_gpt2
 from tensorgrad import backend
 from tensorgrad.data import Tokenizer
 from tensorgrad.files import locked
-from tensorgrad.models.generate import generate
+from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.train import checkpoint
+from tensorgrad.train import checkpoint, config, gpt2
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics
 from tests.source_tree import ROOT
@@ -78,7 +78,7 @@ def test_a_checkpoint_is_enough_to_generate(options: list[str], tmp_path: Path) 
     assert len(tokenizer.decode(tokens)) > 0
 
 
-def test_a_run_goes_on_as_if_nothing_had_happened(
+def test_a_run_resumes_to_the_same_bits(
     options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -128,7 +128,7 @@ def test_what_changed_between_stop_and_resume_is_noticed(
         ({"beta2": 0.5}, "--beta2 is 0.95 there, got 0.5"),
         ({"evaluate_every": 3}, "--evaluate-every is 6 there, got 3"),
         ({"steps": 11}, "--steps is 12 there, got 11, expected 12 or more"),
-        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 while batches"),
+        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 with the same"),
     ):
         path.write_text(json.dumps(saved | change))
         assert message in fails(["--resume", str(folder)], caplog)
@@ -220,9 +220,13 @@ def test_bad_options_are_named(
     assert not (tmp_path / "run").exists()  # or else the right options are refused there
 
 
+def read_settings(*options: str) -> gpt2.GPT2Settings:
+    return config.read_command_line(gpt2.GPT2Settings, None, options)[0]
+
+
 def test_the_warm_up_follows_the_steps() -> None:
     for steps, warmup in ((1, 0), (10, 0), (800, 40), (20_000, 1000)):
-        settings = train_gpt2.read_command_line(["--steps", str(steps)])[0]
+        settings = read_settings("--steps", str(steps))
         assert settings.warmup_steps == warmup
         assert settings.learning_rate(warmup) == settings.lr
 
@@ -276,7 +280,7 @@ def test_it_runs_as_a_program_and_stops_when_asked(
         process.kill()
     assert process.returncode == 128 + number
     assert output == ""
-    assert f"to go on: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
+    assert f"to resume: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
     assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
 
@@ -341,10 +345,10 @@ def test_memory_that_is_used_up_is_one_line(
 
 
 def test_the_sample_may_begin_with_nothing(options: list[str]) -> None:
-    settings, _, _ = train_gpt2.read_command_line([*options, "--prompt", ""])
-    corpus = train_gpt2.prepare_corpus(settings)
+    settings = read_settings(*options, "--prompt", "")
+    corpus = gpt2.prepare_corpus(settings)
     model = GPT2(settings.model(corpus.tokenizer.vocab_size))
-    assert isinstance(train_gpt2.write_sample(settings, model, corpus), str)
+    assert isinstance(gpt2.write_sample(settings, model, corpus), str)
 
 
 def test_an_old_gpu_gets_another_type(
@@ -358,7 +362,7 @@ def test_an_old_gpu_gets_another_type(
     monkeypatch.setattr(backend, "gpu_index", lambda device: 0)
     monkeypatch.setattr(backend, "cupy", cupy)
     for given, got in (("bfloat16", "float16"), ("bfloat16-parameters", "float32")):
-        settings, _, _ = train_gpt2.read_command_line([*options, "--dtype", given])
+        settings = read_settings(*options, "--dtype", given)
         chosen, _ = choose_device(settings)
         assert chosen.dtype == got
         assert "has no bfloat16 (compute capability 75)" in caplog.text

@@ -17,7 +17,7 @@ SIZES = ["--accumulate", "2", "--vocab-multiple", "4", "--lr", "2e-4"]
 __all__ = ["options"]  # a fixture
 
 
-def test_a_run_goes_on_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> None:
+def test_a_run_resumes_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> None:
     alone, folder = tmp_path / "alone", tmp_path / "run"
     train_alone(*options, *SIZES, "--out", alone)
     first = ["--pp", 2, "--tp", 2, "--stop-after", 5]
@@ -47,7 +47,7 @@ def test_options_that_do_not_fit_are_one_line(options: list[str], tmp_path: Path
         assert len(result.stderr.splitlines()) == 1, result.stderr
 
 
-def test_a_model_that_cannot_be_cut_is_said_once(options: list[str], tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_cut_is_reported_once(options: list[str], tmp_path: Path) -> None:
     sizes = ["--vocab-multiple", 7, "--tp", 2, "--out", tmp_path / "run"]
     result = run_ranks(PROGRAM, 2, [*options, *sizes], check=False)
     assert result.returncode == 1

@@ -102,7 +102,7 @@ def test_two_gpus_take_the_steps_of_one(options: list[str], tmp_path: Path) -> N
     same_run(tmp_path / "two", tmp_path / "one")
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(
+def test_a_run_resumes_with_another_number_of_ranks(
     options: list[str], alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -120,7 +120,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 
 def is_rank(process: int) -> bool:
-    ps = ["ps", "-o", "args=", "-p", str(process)]
+    ps = ["ps", "-ww", "-o", "args=", "-p", str(process)]
     words = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.split()
     return words[:2] == [sys.executable, str(PROGRAM)]
 
@@ -153,14 +153,14 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
     assert process.returncode == 128 + number, out
     found = load_latest(folder / "checkpoints")
     assert found is not None
-    again = rf"to go on: mpirun -n 2 python {PROGRAM} --resume {folder}"
+    again = rf"to resume: mpirun -n 2 python {PROGRAM} --resume {folder}"
     stopped = re.search(rf"stopped after step (\d+) of 100000; {again}", out)
     assert stopped is not None, out
     assert found.step == int(stopped[1])
     assert "Traceback" not in out
 
 
-def test_what_the_command_line_says_wrong_is_said_once(options: list[str], tmp_path: Path) -> None:
+def test_wrong_options_are_reported_once(options: list[str], tmp_path: Path) -> None:
     result = run_ranks(PROGRAM, 2, ["--lr", "much"], check=False)
     assert result.returncode == 2
     assert result.stderr.count("error: argument --lr") == 1

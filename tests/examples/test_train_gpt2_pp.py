@@ -15,7 +15,7 @@ PROGRAM = ROOT / "examples" / "train_gpt2_pp.py"
 __all__ = ["options"]  # a fixture
 
 
-def test_a_run_goes_on_with_another_number_of_stages(options: list[str], tmp_path: Path) -> None:
+def test_a_run_resumes_with_another_number_of_stages(options: list[str], tmp_path: Path) -> None:
     alone, folder = tmp_path / "alone", tmp_path / "run"
     train_alone(*options, "--accumulate", 4, "--out", alone)
     result = run_ranks(PROGRAM, 2, [*options, "--out", folder, "--stop-after", 5])
@@ -30,7 +30,7 @@ def test_a_run_goes_on_with_another_number_of_stages(options: list[str], tmp_pat
     same_run(folder, alone)
 
 
-def test_sizes_that_do_not_fit_are_said_once(options: list[str], tmp_path: Path) -> None:
+def test_sizes_that_do_not_fit_are_reported_once(options: list[str], tmp_path: Path) -> None:
     for given, message in (
         (["--micro-batches", 3], "--micro-batches: got 3, expected a divisor of the 8 sequences"),
         (["--order", "interleaved"], "the model has 2 layers, expected 4 or more: 2 stages with 2"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ KINDS = {
         *("--vocab", "400", "--dropout", "0.1", "--word-dropout", "0"),
     ],
 }
+
+
+def read_settings(arguments: Sequence[str]) -> train_sentiment.SentimentSettings:
+    return config.read_command_line(train_sentiment.SentimentSettings, None, arguments)[0]
 
 
 @pytest.fixture
@@ -87,7 +92,7 @@ def test_it_learns_and_answers(
         assert said.endswith(f"%): {text}\n")
 
 
-def test_a_run_goes_on_as_if_nothing_had_happened(
+def test_a_run_resumes_to_the_same_bits(
     options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
@@ -118,7 +123,7 @@ def test_it_trains_and_answers_without_standard_streams(
 def test_few_sentences_are_passed_more_often(tmp_path: Path) -> None:
     def chosen(*more: str) -> tuple[int, int]:
         told = ["--out", str(tmp_path / "new"), *more]
-        settings, _, _ = train_sentiment.read_command_line(told)
+        settings = read_settings(told)
         return settings.epochs, settings.batch
 
     assert chosen() == (3, 256)
@@ -131,7 +136,7 @@ def test_the_accuracy_is_that_of_the_answers(mean: list[str], tmp_path: Path, da
     assert train_sentiment.main([*mean, "--keep", "9"]) == 0
     folder = tmp_path / "run"
     dev = read_labelled(str(data), "validation")
-    settings = config.load(train_sentiment.Settings, folder)
+    settings = config.load(train_sentiment.SentimentSettings, folder)
     _, loss, accuracy = min(measured(folder), key=lambda found: found[1])
     right = [
         train_sentiment.predict(settings, folder, text).startswith(train_sentiment.CLASSES[label])
@@ -171,7 +176,7 @@ def fails(arguments: list[str], caplog: pytest.LogCaptureFixture) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--data", "nowhere"], "source has 'nowhere', which is no folder"),
+        (["--data", "nowhere"], "source has 'nowhere', which is not a folder"),
         (["--label-column", "stars"], "expected 'stars' and"),
         (["--text-column", "review"], "expected 'label' and 'review'"),
         (["--epochs", "0"], "--epochs: got 0, expected 1 or more"),
@@ -196,7 +201,9 @@ def test_bad_options_are_named(
 
 def test_a_run_of_few_steps_is_warm_before_its_end() -> None:
     for given, warmup in (([], 100), (["--steps", "40"], 2), (["--epochs", "1"], 49)):
-        settings = train_sentiment.read_command_line(["--data", "any", *given])[0]
+        settings = config.read_command_line(
+            train_sentiment.SentimentSettings, None, ["--data", "any", *given]
+        )[0]
         assert settings.with_steps(50).warmup_steps == warmup
 
 

@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import sacrebleu
 
 from examples import train_translation, translate
 from tensorgrad.data import Tokenizer, phrases
-from tensorgrad.train import checkpoint
+from tensorgrad.train import checkpoint, config, translation
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.translation import TranslationSettings
 from tests.processes import closed_streams, unread_output
 from tests.source_tree import ROOT
 
@@ -43,6 +45,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def options(folder: Path, tmp_path: Path) -> list[str]:
     return ["--data", str(folder), "--out", str(tmp_path / "run"), *TINY.split()]
+
+
+def read_command_line(arguments: Sequence[str]) -> tuple[TranslationSettings, Path, bool]:
+    return config.read_command_line(TranslationSettings, None, arguments)
 
 
 def results(folder: Path, name: str) -> Any:
@@ -75,21 +81,21 @@ def test_a_run_leaves_what_it_promises(
     assert len(list((run / "checkpoints").iterdir())) == 2
 
 
-def test_what_is_no_number_is_null(
+def test_losses_that_are_not_finite_are_null(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_translation.Run, "validation_loss", lambda *_: math.nan)
+    monkeypatch.setattr(train_translation.EvaluatedRun, "validation_loss", lambda *_: math.nan)
     assert train_translation.main(options) == 0
     assert results(tmp_path / "run", "epoch1")["validation_loss"] is None
     assert results(tmp_path / "run", "averaged")["validation_loss"] is None
 
 
 def test_a_run_of_few_steps_is_warm_before_its_end() -> None:
-    settings = train_translation.read_command_line(["--epochs", "2", "--data", "hf:any"])[0]
+    settings = read_command_line(["--epochs", "2", "--data", "hf:any"])[0]
     assert settings.warmup == 400
     assert settings.with_steps(50).warmup == 99
     assert settings.with_steps(500).warmup == 400
-    settings = train_translation.read_command_line(["--steps", "100", "--data", "phrases"])[0]
+    settings = read_command_line(["--steps", "100", "--data", "phrases"])[0]
     assert settings.with_steps(50).warmup_steps == 5
 
 
@@ -99,7 +105,7 @@ def parameters(folder: Path) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in newest.arrays("model").items()}
 
 
-def test_a_run_goes_on_as_if_nothing_had_happened(
+def test_a_run_resumes_to_the_same_bits(
     options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -200,7 +206,7 @@ def test_what_was_trained_translates(
         assert translate.main([run, "--checkpoint", which, "--device", "cpu", "acht Uhr"]) == 0
         assert capsys.readouterr().out.count("\n") == 1
     assert translate.main([run, "eins zwei " * 30, "--device", "cpu"]) == 0
-    assert "tokens, expected at most 23; the rest is left out" in caplog.text
+    assert "tokens, expected at most 23; the rest is omitted" in caplog.text
 
 
 class Fixed:
@@ -287,14 +293,14 @@ def test_a_translator_says_what_is_missing(
     [
         (["--epochs", "0"], "--epochs: got 0, expected 1 or more"),
         (["--heads", "3"], "expected a multiple of"),
-        (["--data", "missing"], "'missing', which is no folder"),
+        (["--data", "missing"], "'missing', which is not a folder"),
         (["--batch", "40"], "batch_tokens has 40, expected 48 or more"),
         (["--accumulate", "2"], "--accumulate: got 2, expected none: a batch has"),
         (["--average", "9"], "--average: got 9, expected at most --keep, 5"),
         (["--length-penalty", "11"], "--length-penalty: got 11.0, expected 10 or less"),
         (["--steps", "2"], "--warmup: got 2, expected less than --steps, 2"),
         (["--target", "fr"], "train.fr is missing"),
-        (["--also", "missing"], "'missing', which is no folder"),
+        (["--also", "missing"], "'missing', which is not a folder"),
         (["--device", "tpu"], "device: got 'tpu'"),
         (["--evaluate-every", "5"], "each epoch is evaluated; see --bleu-every"),
     ],
@@ -344,18 +350,16 @@ def test_without_sacrebleu_nothing_begins(
 
 
 def test_presets_and_folders() -> None:
-    settings, folder, _ = train_translation.read_command_line(["--lr", "0.02"])
+    settings, folder, _ = read_command_line(["--lr", "0.02"])
     assert str(folder) == "workdir_vocab10000_lr0.02_embd256"
     assert (settings.layers, settings.heads, settings.preset) == (4, 8, "small")
     assert settings.data.startswith("hf:")
-    settings, folder, _ = train_translation.read_command_line(
-        ["--data", "phrases", "--width", "64"]
-    )
+    settings, folder, _ = read_command_line(["--data", "phrases", "--width", "64"])
     assert settings.preset == "phrases"
     assert (settings.width, settings.lowercase) == (64, False)
     assert f"embd{settings.width}" in str(folder)
-    for preset in train_translation.PRESETS:
-        settings, _, _ = train_translation.read_command_line(["--preset", preset])
+    for preset in translation.PRESETS:
+        settings, _, _ = read_command_line(["--preset", preset])
         assert settings.model(300).width == settings.width
 
 
@@ -373,17 +377,17 @@ def test_16_bits_learn_as_well(options: list[str], tmp_path: Path, dtype: str) -
 
 def test_more_pairs_and_lower_case(options: list[str], folder: Path) -> None:
     more = ["--also", str(folder), "--lowercase"]
-    settings, _, _ = train_translation.read_command_line([*options, *more])
-    corpus = train_translation.read_corpus(settings)
+    settings, _, _ = read_command_line([*options, *more])
+    corpus = translation.read_corpus(settings)
     assert len(corpus.train) == 180
     assert corpus.train == [(a.lower(), b.lower()) for a, b in corpus.train]
-    plain, _, _ = train_translation.read_command_line(options)
-    assert len(train_translation.read_corpus(plain).train) == 90
+    plain, _, _ = read_command_line(options)
+    assert len(translation.read_corpus(plain).train) == 90
 
 
 def test_the_validation_loss_weighs_tokens(options: list[str], tmp_path: Path) -> None:
-    settings, folder, _ = train_translation.read_command_line(options)
-    run = train_translation.Run(settings, folder, "cpu", False)
+    settings, folder, _ = read_command_line(options)
+    run = train_translation.EvaluatedRun(settings, folder, "cpu", False)
     together = run.validation_loss(run.validation.evaluation_batches())
     alone = []
     for tokens, targets in run.validation.evaluation_batches():

@@ -60,7 +60,7 @@ SECONDS, MEMORY = 10, 1 << 30
 TEXT = "".join(f"Line {n}: the häuser of the {n % 7} <b>\n" for n in range(60))
 SIZES = GPT2Config(vocab_size=270, context=8, layers=2, heads=2, width=4)
 TINY = GPT2Config(vocab_size=32, context=8, layers=1, heads=2, width=4)
-SETTINGS = train_sentiment.Settings()
+SETTINGS = train_sentiment.SentimentSettings()
 Files = dict[str, bytes]
 
 

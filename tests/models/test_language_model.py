@@ -99,7 +99,7 @@ def test_gradients_agree_with_numeric_differences(model: LanguageModel) -> None:
         )
 
 
-def test_a_token_sees_only_those_before_it(model: LanguageModel) -> None:
+def test_a_token_attends_only_to_earlier_ones(model: LanguageModel) -> None:
     x = tokens(1, 12)
     before = model(x).numpy()
     x[0, 8] = (x[0, 8] + 1) % 61
@@ -202,7 +202,7 @@ def test_bad_tokens_are_named(
         model(given)
 
 
-def test_a_token_of_the_padding_is_no_target() -> None:
+def test_padding_rows_are_not_targets() -> None:
     with pytest.raises(ArgumentError, match="61"):
         MAKERS["gpt2-padded"]()(tokens(1, 3), np.full((1, 3), 61))
 
@@ -260,7 +260,7 @@ def test_activations_inside_feed_forward_layers_may_be_dropped() -> None:
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
-def test_a_dropout_that_is_no_probability_is_refused(name: str) -> None:
+def test_a_dropout_that_is_not_a_probability_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: 1.0}
     with pytest.raises(ArgumentError, match=f"{name} is 1.0, expected 0 <= {name} < 1"):
         TransformerLMConfig(61, **options)

@@ -41,7 +41,7 @@ def arrays_of(model: Module) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("make", "config"), MODELS)
-def test_a_model_comes_back(make: Callable[[Any], Module], config: Any) -> None:
+def test_a_model_is_restored(make: Callable[[Any], Module], config: Any) -> None:
     model = make(config)
     assert sum(p.size for p in model.parameters()) == config.parameters
     found = restore(make, type(config), asdict(config), arrays_of(model), "file")

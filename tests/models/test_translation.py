@@ -8,7 +8,7 @@ import pytest
 from tensorgrad import backend, no_grad, random
 from tensorgrad.data import PairLoader, Tokenizer, encode_pairs, language_token, train_tokenizer
 from tensorgrad.errors import ArgumentError, DataError, ShapeError
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.translation import (
     TranslationConfig,
     TranslationModel,
@@ -40,7 +40,7 @@ def test_the_loss_is_that_of_the_target_alone() -> None:
     rows, columns = np.nonzero(targets != -100)
     expected = -log_p[rows, columns + first, targets[rows, columns]].mean()
     assert model(tokens, targets).item() == pytest.approx(expected, rel=1e-5)
-    # Whatever stands where the loss does not count: it is no target.
+    # Any token where the loss does not count: it is not a target.
     other = np.concatenate([np.full((len(tokens), first), -100), targets], axis=1)
     assert model(tokens, other).item() == pytest.approx(expected, rel=1e-5)
 
@@ -189,7 +189,7 @@ def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> Non
         generate(model, nothing, "de", "en", tokenizer, 48, "test")
     with pytest.raises(ArgumentError, match=r"beams is 1\.5, expected an integer"):
         generate(model, some, "de", "en", tokenizer, 48, "test", beams=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="model sees what comes later too, expected causal"):
+    with pytest.raises(ArgumentError, match="model attends to later tokens, expected causal"):
         generate_batch(make(prefix=True), [[1, 2]], 3)
     for options in ({"beams": 0}, {"beams": 4, "rows": 3}):
         with pytest.raises(ArgumentError, match="expected 1 or more and as many rows"):

@@ -19,7 +19,7 @@ import pytest
 from tensorgrad import random
 from tensorgrad.autograd import record
 from tensorgrad.errors import TensorgradError
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import random
-from tensorgrad.models.generate import generate
+from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.parallel import Mesh
 from tensorgrad.parallel.merge import main

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad.models.generate import generate
+from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
 from tensorgrad.optim import AdamW

@@ -50,7 +50,7 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in list_checkpoints(folder)]
 
 
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_checkpoint_round_trips(tmp_path: Path) -> None:
     found = load_checkpoint(save(tmp_path / "new", 7))
     assert found.step == 7
     assert found.state["data"] == {"batch": 7}
@@ -310,9 +310,9 @@ def test_a_run_whose_folder_was_removed_begins_no_other(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_silently_started_anew_when_all_are_damaged(tmp_path: Path) -> None:
+def test_no_run_is_silently_restarted_when_all_are_damaged(tmp_path: Path) -> None:
     truncate(save(tmp_path, 1) / "state.json")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
         load_latest(tmp_path)
 
 

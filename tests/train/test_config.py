@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ class Settings:
     lr: float = option(0.1, "learning rate", low=0, high=1)
     text: str = option("", "some text", free=True)
     kind: str = option("a", "which", choices=("a", "b"))
-    limit: int | None = option(None, "at most so many")
+    limit: int | None = option(None, "at most this number", shown="no limit")
     fast: bool = option(True, "whether to hurry", free=True)
 
     def __post_init__(self) -> None:
@@ -31,7 +32,7 @@ def given(*args: str) -> dict[str, object]:
     return vars(config.parser(Settings, "Try it.").parse_args(args))
 
 
-def test_the_command_line_gives_what_was_said_and_nothing_else() -> None:
+def test_the_command_line_gives_only_the_options_given() -> None:
     assert given() == {}
     assert given("--steps", "3", "--no-fast", "--limit", "4", "--kind", "b") == {
         "steps": 3,
@@ -45,7 +46,12 @@ def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         given("--help")
     shown = " ".join(capsys.readouterr().out.split())
-    for text in ("--steps INT how many, 100 % of them (default: 10)", "--kind {a,b}", "--no-fast"):
+    for text in (
+        "--steps INT how many, 100 % of them (default: 10)",
+        "--kind {a,b}",
+        "--no-fast",
+        "number (default: no limit)",
+    ):
         assert text in shown
 
 
@@ -109,12 +115,12 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         config.load(Settings, tmp_path)
 
 
-def test_a_folder_without_a_config_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_config_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         config.load(Settings, tmp_path)
 
 
-def test_what_is_not_saved_is_said_anew_at_each_start(tmp_path: Path) -> None:
+def test_options_that_are_not_saved_are_given_at_each_start(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class More(Settings):
         ranks: int = option(1, "how many share the work", saved=False)
@@ -132,9 +138,17 @@ class Program(Settings):
     ask: str | None = option(None, "ask the run", asks=True)
     out: str = option("", "folder of the run")
 
+    @property
+    def folder(self) -> Path:
+        return Path(self.out)
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return given
+
 
 def read(*args: str) -> tuple[Program, Path, bool]:
-    return config.read_command_line(Program, "Try it.", lambda p: Path(p.out), args)
+    return config.read_command_line(Program, "Try it.", args)
 
 
 def test_an_option_takes_effect_or_is_refused(

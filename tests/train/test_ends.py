@@ -1,4 +1,4 @@
-"""However a run ends, nothing is lost, its status says why, and going on gives the same bits."""
+"""However a run ends, nothing is lost, its status says why, and it resumes to the same bits."""
 
 from __future__ import annotations
 

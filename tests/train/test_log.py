@@ -92,7 +92,7 @@ def test_other_measures_are_drawn_too(tmp_path: Path) -> None:
     assert pictures[1] == pictures[2]
 
 
-def test_without_matplotlib_there_is_no_picture(
+def test_without_matplotlib_nothing_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -100,7 +100,7 @@ def test_without_matplotlib_there_is_no_picture(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_values_that_are_no_numbers_are_dropped(tmp_path: Path) -> None:
+def test_values_that_are_not_numbers_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     wrong = ['"x"', "[1]", "{}", "true", "NaN", "1e999", "9" * 5000, "[" * 100_000]
     lines = ['{"step": 1, "loss": null}', *(f'{{"step": 2, "loss": {one}}}' for one in wrong)]
@@ -124,7 +124,7 @@ def test_an_endless_line_takes_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
+def test_a_fifo_or_device_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with pytest.raises(DataError, match=rf"cannot read {path}: No such file"):
         read_metrics(path)

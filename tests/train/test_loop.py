@@ -209,7 +209,7 @@ def test_batches_that_are_none_are_named(batch: Any, message: str, tmp_path: Pat
     [(3.0, "float"), (Tensor(np.ones(1)), r"shape \(1,\)")],
     ids=["float", "vector"],
 )
-def test_a_loss_that_is_no_scalar_is_refused(loss: Any, got: str, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_scalar_is_refused(loss: Any, got: str, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer._loss = lambda *batch: loss
     with pytest.raises(ArgumentError, match=f"loss returned {got}, expected a scalar tensor"):
@@ -242,7 +242,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"lr": 0.02}, "--lr is 0.01 there, got 0.02"),
         ({"seed": 1}, "--seed is 0 there, got 1"),
-        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 while batches"),
+        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 with the same"),
     ):
         with pytest.raises(CheckpointError, match=f"made with other settings: {message}"):
             make_trainer(tmp_path, **change).resume()
@@ -323,7 +323,7 @@ def test_nan_can_be_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert record["gradient_norm"] is None
 
 
-def test_an_overflow_of_the_loss_scale_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_an_overflow_of_the_loss_scale_does_not_stop_the_run(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, dtype="float16")
     assert trainer.scaler is not None
     trainer.scaler.load_state_dict({"scale": 2.0**100, "streak": 0})
@@ -333,7 +333,7 @@ def test_an_overflow_of_the_loss_scale_is_no_reason_to_stop(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_writes_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.train.tiny_run", str(tmp_path)]
     options = ["--steps", "100000", "--checkpoint-every", "100000", "--no-plot"]
     process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -444,7 +444,7 @@ def test_a_rank_that_was_asked_to_stop_stops_all(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == [1]
 
 
-def test_ranks_begin_alike_with_random_numbers_of_their_own(tmp_path: Path) -> None:
+def test_ranks_start_with_equal_states_and_their_own_random_numbers(tmp_path: Path) -> None:
     make_trainer(tmp_path, stop_after=1).run()
     assert random.get_state()["stream"] == 0
     ranks = Two()

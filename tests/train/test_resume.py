@@ -29,7 +29,7 @@ OPTIONS = [
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    """Start a run, or go on with one, and wait until it trains."""
+    """Start or resume a run, and wait until it trains."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.train.tiny_run", str(folder), *OPTIONS, *more],
         cwd=ROOT,
@@ -62,7 +62,7 @@ def has_saved(folder: Path, step: int) -> bool:
 
 
 def kill_and_resume(folder: Path) -> list[Path]:
-    """Kill a run at random moments and go on with it each time; return the runs that came to end.
+    """Kill a run at random moments and resume it each time; return the runs that finished.
 
     A fast machine may finish before the last kill, and begins again.
     """

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tensorgrad import autocast, backend, random
-from tensorgrad.models.decode_step import DecodeStep
-from tensorgrad.models.decoder import Decoder, Recomputer
-from tensorgrad.models.generate import generate_batch
+from tensorgrad.models.generation import generate_batch
+from tensorgrad.models.generation.decode_step import DecodeStep
+from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
@@ -60,7 +60,7 @@ def tokens(one: Decoder | Recomputer, steps: int) -> list[Any]:
 @pytest.mark.parametrize("how", HOWS, ids=str)
 @pytest.mark.parametrize("kind", ["gpt2", "modern", *map(on_gpu, ["odd", "untied"])])
 def test_the_cache_changes_no_token(kind: str, how: Sampling, device: str) -> None:
-    """Sequences fill the context at different times and go on beyond it."""
+    """Sequences fill the context at different times and continue beyond it."""
     more = 28 if device == "cpu" else 55
     model = make(kind, device)
     assert DecodeStep.supports(model) == (device != "cpu")

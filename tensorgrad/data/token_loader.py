@@ -1,41 +1,35 @@
-"""Batches of token windows, shuffled, where batch number `step` is a pure function of `step`.
+"""Shuffled batches of token windows, where batch number `step` is a pure function of `step`.
 
-An epoch cuts the corpus into windows at a random offset and visits them in a random order. The
-order comes from a formula, not from a stored permutation: any step can be computed at any time,
-by any number of ranks, in constant memory, with the same result on every version of NumPy.
+An epoch cuts the corpus into windows at a random offset and visits them in a random order. A
+formula gives the order, not a stored permutation: any number of ranks can compute any step, in
+constant memory, with the same result on every version of NumPy.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from tensorgrad.checks import check_integer, check_seed
-from tensorgrad.data.tokens import TokenFile, Tokens
+from tensorgrad.data.batches import Ids, read_ahead
+from tensorgrad.data.token_file import TokenFile, Tokens
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
-from tensorgrad.operands import integer_array
 
-Batch = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
-_Item = TypeVar("_Item")
+TokenBatch = tuple[Ids, Ids]  # x and y
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 _ROUNDS = 12  # fewer leave a trace in epochs of ten windows
-_AHEAD = 2
 
 
 class TokenLoader:
     """Windows of a token file for training and evaluation.
 
-    Every rank of a run makes a loader with the same arguments, but for `rank`. The rows of rank
-    r are rows r * B/n to (r + 1) * B/n of the batch that one process alone would get, for any
-    number of ranks n; so a run may go on at any step, and on another number of ranks.
+    Every rank of a run makes a loader with the same arguments, except `rank`. Of n ranks, rank r
+    gets rows r * B/n to (r + 1) * B/n of the batch that one process would get, so a run may resume
+    at any step and on another number of ranks.
     """
 
     def __init__(
@@ -47,17 +41,17 @@ class TokenLoader:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        """Describe the batches; nothing is read yet.
+        """Check the arguments; nothing is read yet.
 
         Args:
             tokens: (N,), integers.
             batch: B, rows of a batch on all ranks together; a multiple of `ranks`.
-            context: T, tokens that the model sees at once.
-            seed: chooses the order, 0 to 2^64 - 1.
-            rank: which of the ranks this is.
-            ranks: how many there are.
+            context: T, the length of a window in tokens.
+            seed: of the order, 0 to 2^64 - 1.
+            rank: of this process, 0 to ranks - 1.
+            ranks: the number of ranks.
         Raises:
-            ArgumentError: an argument is out of its range, or batch is no multiple of ranks.
+            ArgumentError: an argument is out of its range, or batch not a multiple of ranks.
             DataError: there are fewer tokens than one window and the token after it.
             DtypeError, ShapeError: tokens is not an array of integers with one axis.
         """
@@ -90,7 +84,7 @@ class TokenLoader:
         self._seed = seed
         self._rank = rank
         self._ranks = ranks
-        # One window less than fits leaves room to move the windows by `context` and more.
+        # With one window less than fits, the windows can be shifted by `context` or more.
         self._windows = max(1, (array.size - 1) // context - 1)
         self._offsets = array.size - self._windows * context
 
@@ -100,10 +94,10 @@ class TokenLoader:
         return self._windows
 
     def epoch(self, step: int) -> float:
-        """Return how many epochs the batches before `step` are."""
+        """Return the number of epochs before `step`, a fraction included."""
         return step * self._batch / self._windows
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TokenBatch:
         """Return this rank's part of batch number `step`.
 
         Args:
@@ -126,22 +120,19 @@ class TokenLoader:
         offset = keys[-1] % np.uint64(self._offsets)
         return self._read(offset + window * np.uint64(self._context))
 
-    def iterate(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield batch(start_step), batch(start_step + 1), ... without end.
-
-        A thread reads two batches ahead; see `read_ahead`.
-        """
+    def iterate(self, start_step: int = 0) -> Iterator[TokenBatch]:
+        """Yield batch(start_step), batch(start_step + 1), ... without end; see `read_ahead`."""
         return read_ahead(self.batch, start_step)
 
-    def evaluation_batches(self, limit: int | None = None) -> Iterator[Batch]:
-        """Yield windows side by side from the first token on, each once, in the file's order.
+    def evaluation_batches(self, limit: int | None = None) -> Iterator[TokenBatch]:
+        """Yield adjacent windows from the first token on, each once, in the file's order.
 
-        The last batch has fewer rows where the number of windows is no multiple of B; a rank
-        then has its part of them, or no such batch. So weight losses by rows. Tokens at the end
-        that fill no window are left out.
+        Where the number of windows is not a multiple of B, the last batch has fewer rows, and some
+        ranks may have none of them: weight losses by rows. Tokens at the end that do not fill a
+        window are skipped.
 
         Args:
-            limit: at most so many batches, all of them by default.
+            limit: the largest number of batches; None: all.
         Yields:
             x and y as from `batch`, with up to B / ranks rows.
         Raises:
@@ -159,48 +150,13 @@ class TokenLoader:
             if begin < end:
                 yield self._read(np.arange(begin, end, dtype=np.uint64) * np.uint64(self._context))
 
-    def _read(self, starts: _Numbers) -> Batch:
+    def _read(self, starts: _Numbers) -> TokenBatch:
         x = np.empty((starts.size, self._context), np.int32)
         y = np.empty_like(x)
         for row, start in enumerate(starts.tolist()):
             x[row] = self._tokens[start : start + self._context]
             y[row] = self._tokens[start + 1 : start + 1 + self._context]
         return x, y
-
-
-def read_ahead(batch_of: Callable[[int], _Item], start_step: int = 0) -> Iterator[_Item]:
-    """Yield batch_of(start_step), batch_of(start_step + 1), ... without end, made in a thread.
-
-    It is two batches ahead. Closing the iterator, or letting go of it, ends the thread; what goes
-    wrong in the thread is raised here. Where the system allows no thread, nothing is read ahead.
-    """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="read_ahead")
-    ahead: deque[Future[_Item]] = deque()
-    try:
-        with suppress(RuntimeError):  # no thread can be started, as under a limit (ulimit -u)
-            ahead.append(pool.submit(batch_of, start_step))
-        for step in count(start_step + 1) if ahead else ():
-            ahead.append(pool.submit(batch_of, step))
-            if len(ahead) > _AHEAD:
-                yield ahead.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-    yield from map(batch_of, count(start_step))
-
-
-def as_int32(op: str, name: str, values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return integers as int32.
-
-    Raises:
-        DtypeError: they are no integers; a fraction is never cut off.
-        ArgumentError: one does not fit.
-    """
-    array = np.asarray(integer_array(op, name, values))
-    found: np.ndarray[Any, np.dtype[np.int32]] = array.astype(np.int32)
-    wrong = array[found != array]
-    if wrong.size:
-        raise ArgumentError(f"{op}: {name} has {wrong[0]}, expected -2^31 to 2^31 - 1")
-    return found
 
 
 def _keys(seed: int, epoch: _Numbers) -> _Numbers:
@@ -210,11 +166,11 @@ def _keys(seed: int, epoch: _Numbers) -> _Numbers:
 
 
 def _shuffle(position: _Numbers, length: int, keys: _Numbers) -> _Numbers:
-    """Return where a permutation of 0 to length - 1 takes each position; each has its own keys.
+    """Return the image of each position in a permutation of 0 to length - 1, given by its keys.
 
     A number is written as (row, column) of a table with just over `length` cells, and row and
-    column are shifted in turn by a hash of the other. Every shift can be undone, so the whole is
-    a permutation of the cells. Who lands in a cell beyond `length` is sent on until he does not.
+    column are shifted in turn by a hash of the other. Every shift can be undone, so this is a
+    permutation of the cells. A number that lands in a cell beyond `length` is permuted again.
 
     Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 4 and 5.
     """

@@ -1,4 +1,4 @@
-"""Tokens out of a model, one after the other: greedy or sampled, one prompt or a batch."""
+"""Autoregressive generation: greedy or sampled tokens after one prompt or a batch of prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.decoder import Decoder, Recomputer
+from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.language_model import LanguageModel, check_tokens, checked_prompts
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
@@ -23,7 +23,7 @@ __all__ = [
 
 Tokens = np.ndarray[Any, Any]
 _MOST_TOKENS = 2**31 - 1  # of a sequence: the device counts them in 32 bits
-_LOOK_EVERY = 16  # steps between two looks at whether all sequences have ended
+_CHECK_EVERY = 16  # steps between checks whether all sequences have ended
 
 
 def generate(
@@ -39,7 +39,7 @@ def generate(
     stop_tokens: Collection[int] = (),
     use_cache: bool = True,
 ) -> list[int]:
-    """Return the tokens that follow one prompt; see `generate_batch`."""
+    """Return the tokens after one prompt; see `generate_batch`."""
     return generate_batch(
         model,
         [prompt],
@@ -67,24 +67,24 @@ def generate_batch(
     stop_tokens: Collection[int] = (),
     use_cache: bool = True,
 ) -> list[list[int]]:
-    """Return for each prompt the tokens that follow it, up to its first stop token.
+    """Return the tokens after each prompt, up to the first stop token.
 
-    When the model's context is full, the older half of what it sees is dropped, and the rest is
-    read again. What a prompt gets does not depend on the others.
+    When a sequence fills the model's context, the older half of its window is dropped. The tokens
+    of a prompt do not depend on the other prompts.
 
     Args:
         model: a language model; dropout is off while this runs.
-        prompts: for each sequence its tokens, 1 to as many as the model's context.
-        max_new_tokens: how many tokens to add at most.
-        temperature: divides the logits; 0 takes the most likely token each time (greedy).
-        top_k: draw from the k most likely tokens only.
-        top_p: draw from the fewest tokens that together have this probability.
-        repetition_penalty: above 1 makes tokens that occurred less likely; see `Sampling`.
-        seed: equal seeds draw equal tokens, on every device for equal logits; nothing else that
-            is random is touched. One for each prompt, or s, which gives prompt i the seed s + i.
+        prompts: the tokens of each sequence, from 1 up to the model's context.
+        max_new_tokens: the largest number of tokens to append.
+        temperature: divides the logits; 0: greedy, the most likely token.
+        top_k: sample from the k most likely tokens only.
+        top_p: sample from the fewest tokens that together have this probability (nucleus).
+        repetition_penalty: above 1 makes earlier tokens less likely; see `Sampling`.
+        seed: equal seeds and logits give equal tokens on every device; the global generator is not
+            used. One for each prompt, or s: prompt i then has the seed s + i.
         stop_tokens: end a sequence; not part of the result.
-        use_cache: keep keys and values from token to token; False computes all anew each time,
-            with the same result up to rounding.
+        use_cache: use a key-value cache; False recomputes all tokens in each step, with the same
+            result up to rounding.
     Returns:
         B lists of at most `max_new_tokens` tokens.
     Raises:
@@ -100,7 +100,7 @@ def generate_batch(
         return [[] for _ in lengths]
     for number in range(1, max_new_tokens + 1):
         decoder.step()
-        if number % _LOOK_EVERY == 0 or number == max_new_tokens:
+        if number % _CHECK_EVERY == 0 or number == max_new_tokens:
             flags = _checked_flags(decoder)
             if (flags & STOPPED).all():
                 break
@@ -125,9 +125,9 @@ def stream(
     seed: int | Sequence[int] = 0,
     use_cache: bool = True,
 ) -> Iterator[Tokens]:
-    """Yield the next token of every sequence, (B,), as soon as it is known.
+    """Yield the next token of every sequence, (B,), step by step.
 
-    Arguments and errors are those of `generate_batch`; when to stop is up to the caller.
+    Arguments and errors are those of `generate_batch`; the caller decides when to stop.
     """
     how = Sampling(temperature, top_k, top_p, repetition_penalty)
     decoder, _ = _begin(model, prompts, max_new_tokens, how, seed, (), use_cache)
@@ -150,11 +150,11 @@ def _begin(
     stops: Sequence[int],
     use_cache: bool,
 ) -> tuple[Decoder | Recomputer, list[int]]:
-    """Return what makes tokens, and the lengths of the prompts."""
+    """Return the decoder and the lengths of the prompts."""
     if not model.causal:
         raise ArgumentError(
-            "generate: model sees what comes later too, expected causal attention; a translation "
-            "model with a prefix is for models.translation.generate"
+            "generate: model attends to later tokens, expected causal attention; for a translation "
+            "model with a prefix use models.translation.generate"
         )
     tokens = checked_prompts("generate", prompts, model)
     if not tokens:

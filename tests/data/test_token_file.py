@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.data import TokenFile, Tokenizer, token_dtype, write_tokens
-from tensorgrad.data import tokens as module
+from tensorgrad.data import token_file as module
 from tensorgrad.errors import DataError, DtypeError
 from tests.disk import full_disk
 from tests.source_tree import ROOT

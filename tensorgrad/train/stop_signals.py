@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as requests that training fulfils at the end of a step."""
+"""SIGINT (Ctrl-C), SIGTERM and SIGHUP as requests to stop at the end of a training step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-# Ctrl-C, what a scheduler sends before the time is over, and the end of the terminal.
+# Ctrl-C, the signal of a scheduler before its time limit, and the end of the terminal.
 STOPS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]  # Windows has no SIGHUP
@@ -16,20 +16,20 @@ STOPS = [
 _log = logging.getLogger(__name__)
 
 
-class Interrupts:
-    """Notes the first of the signals STOPS inside a `with` block; a second one acts at once.
+class StopSignals:
+    """Record the first of the signals STOPS inside a `with` block; a second one acts immediately.
 
-    In other threads than the main one, where Python delivers no signals, it notes nothing.
+    Python delivers signals to the main thread only: in other threads nothing is recorded.
 
     Attributes:
-        received: the signal, or None.
+        received: the recorded signal, or None.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in STOPS:
                 if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup

@@ -1,4 +1,4 @@
-"""What programs that train do alike: the folder of a run, and what to say when it was stopped."""
+"""What training programs share: naming a new run, resuming one, and reporting that it stopped."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def free_folder(name: str) -> Path:
 
 
 def resume_run(trainer: Trainer) -> None:
-    """Resume a run from its newest checkpoint; one that has trained nothing starts at step 0.
+    """Resume a run from its newest checkpoint; a run without any step starts at step 0.
 
     Raises:
-        CheckpointError: it has trained but has no checkpoint, or none that can be used.
+        CheckpointError: the run has steps but no checkpoint, or none that can be used.
     """
     if trainer.resume():
         return
@@ -40,15 +40,15 @@ def resume_run(trainer: Trainer) -> None:
     if done > 0:
         raise CheckpointError(
             f"resume: {trainer.folder} came to step {done} but has no checkpoint: it was stopped "
-            "before its first one, or they were removed. To train anew, choose another --out"
+            "before its first one, or they were removed. To start again, choose another --out"
         )
     _log.info("%s has trained nothing yet: starting at step 0", trainer.folder)
 
 
 def report_stop(outcome: Outcome, steps: int, folder: Path, ranks: int = 1) -> None:
-    """Say after how many of the steps the run in a folder was stopped, and how to go on with it."""
+    """Log the step at which the run in a folder stopped, and the command that resumes it."""
     launcher = f"mpirun -n {ranks} " if ranks > 1 else ""
     _log.info(
-        "stopped after step %d of %d; to go on: %spython %s --resume %s",
+        "stopped after step %d of %d; to resume: %spython %s --resume %s",
         *(outcome.step, steps, launcher, sys.argv[0], folder),
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.models.generate import generate, generate_batch, stream
+from tensorgrad.models.generation import generate, generate_batch, stream
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig

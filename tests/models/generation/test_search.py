@@ -9,7 +9,7 @@ import pytest
 
 from tensorgrad import autocast, random
 from tensorgrad.errors import TensorgradError
-from tensorgrad.models.search import beam_search, greedy_search
+from tensorgrad.models.generation import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
 
@@ -51,7 +51,7 @@ def test_greedy_takes_the_most_likely_token(model: TransformerLM, prompts: list[
 def test_cache_and_company_change_nothing(
     prompts: list[list[int]], beams: int, causal: bool, device: str
 ) -> None:
-    """Without causality the tokens of a prompt see each other: what is found later is causal."""
+    """Without causality the tokens of a prompt attend to each other; new ones are causal."""
     model = make().to(device)
     for block in model.blocks:
         assert isinstance(block, TransformerBlock)
@@ -160,7 +160,7 @@ def test_no_prompts_give_no_results(model: TransformerLM) -> None:
     ("arguments", "message"),
     [
         (([[1], []], END, 5), r"search: prompt 1 has 0 tokens, expected 1 to 64 \(the context\)"),
-        (([[1] * 60], END, 5), "has 60 tokens and 5 shall follow, expected at most 64"),
+        (([[1] * 60], END, 5), "has 60 tokens and max_new_tokens is 5, expected at most 64"),
         (([[40]], END, 5), "has the token 40, expected 0 to 39"),
         (([[1.5]], END, 5), "the prompt has dtype float64, expected integers"),
         (([[[1], [2, 3]]], END, 5), "the prompt is .*, expected one axis"),

@@ -1,4 +1,4 @@
-"""Token files: a corpus as one flat .npy array of ids, written as a stream, read in place."""
+"""Token files: a corpus as one flat .npy array of ids, streamed to disk, memory-mapped to read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHECKED_TOKENS = 1 << 24
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the type that holds the ids 0 to vocab_size - 1: uint16 or uint32."""
+    """Return the dtype of the ids 0 to vocab_size - 1: uint16 or uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -35,19 +35,19 @@ def write_tokens(
 ) -> int:
     """Encode documents into a token file, each followed by the end-of-text token.
 
-    The documents are taken one after the other, so they may be more than fits in memory.
-    The file appears under its name when it is whole, and not before.
+    The documents are read one by one, so they may be larger than memory. The file appears under
+    its name only when it is complete.
 
     Args:
         path: the .npy file to write or replace; uint16 up to 65,536 tokens, else uint32.
         documents: the text.
-        tokenizer: what encodes it.
+        tokenizer: encodes the text.
         progress: called now and then with the characters read and the tokens written so far.
     Returns:
-        How many tokens were written.
+        The number of tokens written.
     Raises:
-        DataError: there are no documents, or the file cannot be written (a full disk); a file
-            that was there is then unchanged.
+        DataError: documents is empty, or the file cannot be written (a full disk); an existing
+            file is then unchanged.
         DtypeError: the documents are one text instead of a list.
     """
     if isinstance(documents, str):
@@ -81,7 +81,7 @@ def write_tokens(
 
 @dataclass(frozen=True)
 class TokenFile:
-    """An open token file; `tokens` reads from the disk what is asked for, when it is asked for."""
+    """An open token file; `tokens` is memory-mapped: indexing reads from the disk."""
 
     path: Path
     tokens: Tokens
@@ -125,7 +125,7 @@ class TokenFile:
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Group documents, so that a batch is worth encoding at once."""
+    """Group documents into batches of about a million characters to encode together."""
     batch: list[str] = []
     size = 0
     for text in documents:

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tensorgrad.data import TokenFile, TokenLoader
-from tensorgrad.data.loader import Batch, _keys, _shuffle
+from tensorgrad.data.token_loader import TokenBatch, _keys, _shuffle
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 
 SEEDS = st.integers(0, (1 << 64) - 1)
@@ -29,7 +29,7 @@ def starts(loader: TokenLoader, steps: int, first: int = 0) -> list[int]:
     return [int(x) for step in range(first, first + steps) for x in loader.batch(step)[0][:, 0]]
 
 
-def equal(one: Batch, other: Batch) -> bool:
+def equal(one: TokenBatch, other: TokenBatch) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -116,7 +116,7 @@ def test_every_place_is_equally_likely(length: int) -> None:
         assert chi_square / expected < kinds + 5 * np.sqrt(2 * kinds)
 
 
-def test_the_order_is_the_same_for_ever() -> None:
+def test_the_order_never_changes() -> None:
     loader = TokenLoader(counting(10_000), 4, 16, seed=1234)
     assert starts(loader, 2) == [9465, 1689, 921, 857, 8809, 121, 2537, 8361]
     assert starts(loader, 2, first=1_000_000) == [7012, 5220, 7444, 4820, 1124, 9540, 1444, 8740]
@@ -149,7 +149,7 @@ def test_what_goes_wrong_in_the_thread_is_raised(monkeypatch: pytest.MonkeyPatch
     loader = TokenLoader(counting(200), 4, 8)
     read = loader.batch
 
-    def broken(step: int) -> Batch:
+    def broken(step: int) -> TokenBatch:
         if step == 5:
             raise OSError("the disk is gone")
         return read(step)
@@ -182,7 +182,7 @@ def test_only_two_batches_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> Non
     loader = TokenLoader(counting(200), 4, 8)
     read, asked = loader.batch, []
 
-    def noting(step: int) -> Batch:
+    def noting(step: int) -> TokenBatch:
         asked.append(step)
         return read(step)
 

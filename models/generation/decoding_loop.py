@@ -1,9 +1,9 @@
-"""Sequences that grow by one token a step, and what the model remembers of them.
+"""The decoding loop: sequences that grow by one token a step, and their key-value cache.
 
-A step feeds the newest token of each sequence, whose keys and values join those in the cache, and
-draws the next. So a prompt is read but for its last token, and the first step does the rest.
-Sequences may differ in length: padding is on the right, where a causal model never looks, and what
-is there in the cache is written over.
+A step computes the latest token of each sequence, adds its keys and values to the cache, and
+samples the next token. The prefill computes all tokens of a prompt but the last, which the first
+step does. Sequences may differ in length: padding is on the right, where a causal model does not
+attend, and its entries in the cache are overwritten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.models.decode_step import DecodeStep
+from tensorgrad.models.generation.decode_step import DecodeStep
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.nn import evaluating
 from tensorgrad.ops.sampling import Sampling, State, extend
@@ -25,45 +25,44 @@ __all__ = [
     "Recomputer",
 ]
 
-_READ_AT_ONCE = 1 << 16  # tokens
+_PREFILL = 1 << 16  # tokens of a forward pass
 
 
 class Decoder:
     """A model, its cache, and sequences that grow.
 
-    A step has fixed shapes: what changes is on the device (see `State`), which the host does not
-    wait for. When the model's context is full, the older half of what it sees is dropped and the
-    rest is read again; when that will be, the host knows without looking.
+    A step has fixed shapes and keeps its state on the device (see `State`), so the host does not
+    wait for it. When a sequence fills the model's context, the older half of its window is dropped
+    and the rest is read again; the host counts the steps until then.
 
     Args:
         model: a language model.
         prompts: token ids, one or more each, none longer than the model's context.
-        state: of these prompts, where the model is.
-        how: tokens are chosen.
+        state: of these prompts, on the model's device.
+        how: the sampling options.
     """
 
     def __init__(
         self, model: LanguageModel, prompts: Sequence[Any], state: State, how: Sampling
     ) -> None:
         self.model, self.state, self.how = model, state, how
-        room = state.tokens.shape[1]
-        steps = min(model.context, room)
+        steps = min(model.context, state.tokens.shape[1])
         self._cache = model.new_cache(len(prompts), steps)
         self._counts = np.array([len(prompt) for prompt in prompts])
         self._held = self._counts - 1
-        self._until_full = steps - int(self._held.max())  # steps; the host counts along
+        self._until_full = steps - int(self._held.max())  # steps
         self._read(slice(None), state.tokens[:, : int(self._held.max())])
         for cache in self._cache:
-            if cache is not None:  # a model of which other ranks have layers
+            if cache is not None:  # other ranks have this layer
                 cache.lengths = state.lengths
         self._prepared = None
         if DecodeStep.supports(model):
             self._prepared = DecodeStep(model, self._cache, state, how)
 
     def step(self) -> None:
-        """Add a token to each sequence."""
+        """Append a token to each sequence."""
         if self._until_full == 0:
-            self._make_room()
+            self._drop_older_half()
         if self._prepared is not None:
             self._prepared()
         else:
@@ -75,8 +74,8 @@ class Decoder:
         self._held += 1
         self._until_full -= 1
 
-    def _make_room(self) -> None:
-        """Drop the older half of what the model sees of each sequence that fills its context."""
+    def _drop_older_half(self) -> None:
+        """Drop the older half of the window of each sequence that fills the context."""
         kept = max(1, self.model.context // 2)
         for row in np.flatnonzero(self._held == self.model.context):
             rows, count = slice(row, row + 1), int(self._counts[row])
@@ -86,10 +85,10 @@ class Decoder:
         self._until_full = self.model.context - int(self._held.max())
 
     def _read(self, rows: slice, tokens: Any) -> None:
-        """Fill the cache of these sequences with what the model makes of tokens (B, T)."""
+        """Fill the cache of these sequences with the keys and values of tokens (B, T)."""
         if not tokens.size:
             return
-        count = max(1, _READ_AT_ONCE // tokens.shape[1])
+        count = max(1, _PREFILL // tokens.shape[1])
         first = rows.start or 0
         with evaluating(self.model):
             for start in range(0, len(tokens), count):
@@ -100,7 +99,7 @@ class Decoder:
 
 
 class Recomputer:
-    """What a Decoder does, without a cache: each step computes all anew.
+    """A Decoder without a cache: each step recomputes all tokens.
 
     Args:
         model, prompts, state, how: as for Decoder.
@@ -111,10 +110,10 @@ class Recomputer:
     ) -> None:
         self.model, self.state, self.how = model, state, how
         self._counts = np.array([len(prompt) for prompt in prompts])
-        self._first = np.zeros_like(self._counts)  # token that the model sees
+        self._first = np.zeros_like(self._counts)  # token of the window
 
     def step(self) -> None:
-        """Add a token to each sequence."""
+        """Append a token to each sequence."""
         full = self._counts - self._first > self.model.context
         self._first[full] = self._counts[full] - max(1, self.model.context // 2)
         logits = []

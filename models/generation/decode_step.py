@@ -1,9 +1,9 @@
-"""A step of generation on the GPU as a list of launches that are prepared once.
+"""A decode step on the GPU as a list of kernel launches that is prepared once.
 
-At one row a step is short: 0.05 ms for the weights of 124M parameters. Preparing the arguments of
-some ninety kernels in Python takes longer than that each time, so it is done when generation
-begins. A block is seven launches: norm, qkv, attention, proj, norm, up, down, and with SwiGLU gate;
-bias, GELU and residual are part of the products.
+With one sequence a step is short: 0.05 ms for the weights of 124M parameters. Python takes longer
+to prepare the arguments of some ninety kernels, so it does that once, when generation begins. A
+block is seven launches: norm, qkv, attention, proj, norm, up, down (eight with SwiGLU's gate).
+Bias, GELU and residual are fused into the matrix products.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = [
     "DecodeStep",
 ]
 
-# A model that looks like this one is computed as it is here: no layer of a user's own, none shared
-# among ranks, and no method replaced.
+# The layers that the launches reproduce. A model with a user's own layer, a layer shared among
+# ranks, or a replaced method is not supported.
 _LAYERS = (
     Dropout, Embedding, FeedForward, LayerNorm, Linear, ModuleList, MultiHeadAttention, RMSNorm,
     RotaryEmbedding, SwiGLU, TransformerBlock,
@@ -49,28 +49,28 @@ _METHODS = {"forward", "next_logits", "new_cache", "linear"}
 
 
 class DecodeStep:
-    """All launches of a step: the newest token of each sequence in, the next one out.
+    """All launches of a decode step: from the latest token of each sequence to the next one.
 
     Args:
         model: one that `supports` accepts.
         cache: of the model, with `lengths`.
         state: the sequences.
-        how: tokens are chosen.
+        how: the sampling options.
     """
 
     def __init__(self, model: LanguageModel, cache: Cache, state: State, how: Sampling) -> None:
         self._launches = Launches()
         self._add = self._launches.add
         self._state = state
-        self._table = model.tokens.weight.data
+        self._embedding = model.tokens.weight.data
         self._buffers: dict[tuple[str, int], Array] = {}
-        self._rooms: dict[tuple[Any, ...], decode_cuda.Room] = {}
-        with self._table.device:
+        self._workspaces: dict[tuple[Any, ...], decode_cuda.Room] = {}
+        with self._embedding.device:
             self._prepare(model, cache, how)
 
     @staticmethod
     def supports(model: LanguageModel) -> bool:
-        """Whether this model, as it is, can be run so: on a GPU, with the layers known here."""
+        """Whether this model is on a GPU and has only layers that the launches reproduce."""
         if model.device == "cpu" or type(model) not in (GPT2, TransformerLM):
             return False
         below = [module for module in model.modules() if module is not model]
@@ -78,24 +78,26 @@ class DecodeStep:
             return False
         if any(_METHODS & vars(module).keys() for module in (model, *below)):
             return False
-        table = model.tokens.weight.data
+        embedding = model.tokens.weight.data
         return all(
             isinstance(block, TransformerBlock)
             and isinstance(block.feed_forward, (FeedForward, SwiGLU))
-            and decode_cuda.supports(table, table.shape[1] // block.attention.heads)
+            and decode_cuda.supports(embedding, embedding.shape[1] // block.attention.heads)
             for block in model.blocks
-        ) and all(p.dtype == table.dtype and p.data.flags.c_contiguous for p in model.parameters())
+        ) and all(
+            p.dtype == embedding.dtype and p.data.flags.c_contiguous for p in model.parameters()
+        )
 
     def __call__(self) -> None:
-        """Add a token to each sequence."""
-        with self._table.device:
+        """Append a token to each sequence."""
+        with self._embedding.device:
             self._launches.run()
 
     def _prepare(self, model: LanguageModel, cache: Cache, how: Sampling) -> None:
-        state, width = self._state, self._table.shape[1]
+        state, width = self._state, self._embedding.shape[1]
         x, normed = self._buffer("x", width), self._buffer("normed", width)
         positions = model.positions.weight.data if isinstance(model, GPT2) else None
-        decode_cuda.embed(self._add, x, self._table, positions, state.latest, state.lengths)
+        decode_cuda.embed(self._add, x, self._embedding, positions, state.latest, state.lengths)
         for block, own in zip(model.blocks, cache, strict=True):
             assert isinstance(block, TransformerBlock)  # see `supports`
             self._norm(normed, x, block.norm1)
@@ -115,12 +117,12 @@ class DecodeStep:
         mixed = self._buffer("mixed", x.shape[1])
         keys, values = cache.arrays
         key = (qkv.shape, keys.shape, layer.window)
-        if key not in self._rooms:
-            self._rooms[key] = decode_cuda.Room(qkv, keys, values, layer.window)
+        if key not in self._workspaces:
+            self._workspaces[key] = decode_cuda.Room(qkv, keys, values, layer.window)
         rotary = layer.rotary
         self._linear(qkv, normed, layer.qkv)
         decode_cuda.attention(
-            self._add, mixed, qkv, keys, values, self._state.lengths, self._rooms[key],
+            self._add, mixed, qkv, keys, values, self._state.lengths, self._workspaces[key],
             layer.window, None if rotary is None else rotary.table(keys.shape[2], keys),
             rotary is not None and rotary.interleaved,
         )  # fmt: skip
@@ -148,10 +150,10 @@ class DecodeStep:
         decode_cuda.product(self._add, y, x, layer.weight.data, bias, **options)
 
     def _buffer(self, name: str, columns: int, dtype: Dtype | None = None) -> Array:
-        """Return room for a row of each sequence; blocks share it."""
+        """Return a buffer with a row for each sequence; blocks share it."""
         key = name, columns
         if key not in self._buffers:
             shape = (len(self._state.latest), columns)
-            dtype = self._table.dtype if dtype is None else dtype
-            self._buffers[key] = backend.empty(shape, dtype, like=self._table)
+            dtype = self._embedding.dtype if dtype is None else dtype
+            self._buffers[key] = backend.empty(shape, dtype, like=self._embedding)
         return self._buffers[key]

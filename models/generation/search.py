@@ -1,8 +1,8 @@
-"""The likeliest tokens after prompts of different lengths: greedy search and beam search.
+"""Greedy search and beam search for prompts of different lengths.
 
-Prompts are padded on the left, so that their next tokens stand in one column. Attention leaves
-the padding out, and rotary positions only know distances, so a row gets what it would get alone.
-A row that has ended leaves the batch.
+Prompts are padded on the left, so that their next tokens are in one column. Attention masks the
+padding, and rotary positions depend on distances only, so the result of a row does not depend on
+the others. A row that has ended is removed from the batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 Tokens = np.ndarray[Any, Any]
 Prompts = Sequence[Sequence[int] | Tokens] | Tokens
 
-LARGEST_PENALTY = 10  # its power of a length is a float at any length
+LARGEST_PENALTY = 10  # larger exponents overflow for long sequences
 
 
 def greedy_search(
@@ -42,21 +42,21 @@ def greedy_search(
     *,
     use_cache: bool = True,
 ) -> list[list[int]]:
-    """Return for each prompt the most likely token, again and again, up to the token `end`.
+    """Return the tokens after each prompt, each the most likely one, up to the token `end`.
 
     Args:
         model: dropout is off while this runs.
         prompts: token ids, of any lengths from 1 on.
         end: ends a sequence; not part of the result.
-        max_new_tokens: how many tokens to add at most; with the longest prompt they fit into the
-            model's context.
-        use_cache: keep keys and values from token to token; False computes all anew each time.
+        max_new_tokens: the largest number of tokens to append; with the longest prompt they must
+            fit into the model's context.
+        use_cache: use a key-value cache; False recomputes all tokens in each step.
     Returns:
         A list of at most `max_new_tokens` tokens for each prompt.
     Raises:
         ArgumentError: max_new_tokens or a token is out of its range, or a prompt is empty or too
             long.
-        ShapeError, DtypeError: a prompt is no list of integers.
+        ShapeError, DtypeError: a prompt is not a list of integers.
     """
     prompts = _checked(model, prompts, end, max_new_tokens)
     if not prompts:
@@ -87,23 +87,23 @@ def beam_search(
     *,
     use_cache: bool = True,
 ) -> list[list[int]]:
-    """Return for each prompt the best of the ends that a search with several beams comes to.
+    """Return the tokens after each prompt with the best score that beam search finds.
 
         score = log p(tokens, end | prompt) / ((5 + n) / 6)^length_penalty
 
-    with n tokens, the end included. In each step the `beams` likeliest beginnings of a prompt are
-    continued in all ways. A prompt is done when `beams` continuations have ended; what has not
-    ended after `max_new_tokens` counts as it is.
+    with n tokens, including the end. Each step extends the `beams` likeliest hypotheses of a prompt
+    by every token. A prompt is done when `beams` hypotheses have ended; those that have not after
+    `max_new_tokens` count as they are.
 
     Args:
         model, prompts, end, max_new_tokens, use_cache: as for `greedy_search`.
         beams: 1 or more.
-        length_penalty: 0 to LARGEST_PENALTY; larger favours long results.
+        length_penalty: 0 to LARGEST_PENALTY; larger values favour longer results.
     Returns:
         A list of at most `max_new_tokens` tokens for each prompt.
     Raises:
         ArgumentError: an option or a token is out of its range, or a prompt is empty or too long.
-        ShapeError, DtypeError: a prompt is no list of integers.
+        ShapeError, DtypeError: a prompt is not a list of integers.
     Source: Wu et al. 2016, arXiv:1609.08144, section 7, eq. 14.
     """
     check_integer("beam_search", "beams", beams, 1)
@@ -119,10 +119,11 @@ def beam_search(
     with evaluating(model):
         rows = _Rows(model, prompts, max_new_tokens, use_cache)
         going = searches
-        first = np.where(np.arange(beams) == 0, 0.0, -np.inf)  # at first all beams are alike
+        first = np.where(np.arange(beams) == 0, 0.0, -np.inf)  # all beams begin equal: use one
         scores = np.tile(first, (len(prompts), 1))
         logits = rows.next_logits().repeat(beams, axis=0)
-        parents: Any = np.arange(len(prompts)).repeat(beams).reshape(-1, beams)  # row of each beam
+        # The row of each beam, (prompts, beams).
+        parents: Any = np.arange(len(prompts)).repeat(beams).reshape(-1, beams)
         while True:
             best = _best(logits, scores, 2 * beams)
             kept = [
@@ -150,44 +151,44 @@ def _checked(model: TransformerLM, prompts: Prompts, end: int, max_new_tokens: i
     width = max(map(len, tokens), default=0)
     if width + max_new_tokens > model.context:
         raise ArgumentError(
-            f"search: a prompt has {width} tokens and {max_new_tokens} shall follow, expected "
-            f"at most {model.context} in all (the context)"
+            f"search: a prompt has {width} tokens and max_new_tokens is {max_new_tokens}, expected "
+            f"at most {model.context} together (the context)"
         )
     return tokens
 
 
 class _Rows:
-    """Rows of tokens that grow by one a step, and what the model remembers of them."""
+    """Rows of tokens that grow by one a step, and their key-value cache."""
 
     def __init__(
         self, model: TransformerLM, prompts: list[Tokens], max_new_tokens: int, use_cache: bool
     ) -> None:
         width = max(map(len, prompts))
         tokens = np.zeros((len(prompts), width), np.int64)
-        real = np.ones((len(prompts), 1, 1, width + max_new_tokens), bool)
+        is_token = np.ones((len(prompts), 1, 1, width + max_new_tokens), bool)
         for row, prompt in enumerate(prompts):
             tokens[row, width - len(prompt) :] = prompt
-            real[row, ..., : width - len(prompt)] = False
+            is_token[row, ..., : width - len(prompt)] = False
         self._model = model
         self._tokens = backend.to_device(tokens, model.device)
-        self._mask = None if real.all() else backend.to_device(real, model.device)
+        self._mask = None if is_token.all() else backend.to_device(is_token, model.device)
         self._prompt = width
         self._cache = model.new_cache(len(prompts), width + max_new_tokens) if use_cache else None
-        self._fresh = self._tokens  # what the cache does not hold yet
+        self._fresh = self._tokens  # tokens that the cache does not have yet
 
     def next_logits(self) -> Array:
         """Return (rows, V), on the model's device."""
         length = self._tokens.shape[1]
         mask = None if self._mask is None else self._mask[..., :length]
-        if self._cache is None:  # no token sees one that was found later
+        if self._cache is None:  # no token attends to a later one; in the prompt, the model decides
             steps = backend.namespace(self._tokens).arange(length)
-            seen = (steps <= steps[:, None]) | (steps < self._prompt)
-            mask = seen if mask is None else mask & seen
+            causal = (steps <= steps[:, None]) | (steps < self._prompt)  # (T, T)
+            mask = causal if mask is None else mask & causal
         fresh = self._tokens if self._cache is None else self._fresh
         return self._model.next_logits(Tensor(fresh), self._cache, mask).data
 
     def extend(self, tokens: Any, rows: Any) -> None:
-        """Keep these rows, in this order, and add a token to each."""
+        """Keep these rows, in this order, and append a token to each."""
         like = self._tokens
         if len(rows) != len(like) or (rows != np.arange(len(rows))).any():
             rows = backend.asarray_like(rows, like)
@@ -201,7 +202,7 @@ class _Rows:
 
 @dataclass
 class _Search:
-    """The beams of one prompt: tokens (beams, n) and the logarithms of their probabilities."""
+    """The beams of one prompt: tokens (beams, n) and their log-probabilities (beams,)."""
 
     beams: int
     length_penalty: float
@@ -214,9 +215,9 @@ class _Search:
         self.scores = np.zeros(self.beams)
 
     def advance(self, scores: Any, origins: Any, tokens: Any, end: int) -> Any:
-        """Take the best continuations, the best first; return which beams go on.
+        """Take 2 * beams continuations, the best first; return the parents of the new beams.
 
-        Of twice as many as there are beams at most half end, one of each beam.
+        At most half of the continuations end, one of each beam.
         """
         length = self.tokens.shape[1] + 1
         for rank in np.flatnonzero(tokens[: self.beams] == end):
@@ -228,12 +229,12 @@ class _Search:
         if length == self.longest:
             for score, beam in zip(self.scores, self.tokens, strict=True):
                 self._end(score, beam, length)
-        ended = len(self.ended) >= self.beams or not len(live)  # a vocabulary of the end alone
+        ended = len(self.ended) >= self.beams or not len(live)  # the vocabulary has only the end
         self.done = length == self.longest or ended
         return origins[live]
 
     def result(self) -> list[int]:
-        """Return the best; of equals the one that ended first."""
+        """Return the best hypothesis; of equals the one that ended first."""
         return max(self.ended, key=lambda each: each[0])[1]
 
     def _end(self, score: float, tokens: Any, length: int) -> None:
@@ -244,16 +245,17 @@ class _Search:
 
 
 def _best(logits: Array, scores: Any, count: int) -> tuple[Any, Any, Any]:
-    """Return the best continuations of each prompt: scores, beams and tokens, (prompts, count)."""
+    """Return the best continuations: scores, beams and tokens, each (prompts, count)."""
     prompts, beams = scores.shape
     xp = backend.namespace(logits)
-    logp = ops.log_softmax(Tensor(widened(logits))).data.reshape(prompts, -1)
+    logp = ops.log_softmax(Tensor(widened(logits))).data  # (prompts * beams, V)
+    logp = logp.reshape(prompts, -1)  # (prompts, beams * V)
     vocab = logp.shape[1] // beams
     total = logp + xp.asarray(scores, np.float32).repeat(vocab, axis=1)
     count = min(count, total.shape[1])
     picked = xp.argpartition(-total, count - 1, axis=1)[:, :count]
     found = backend.to_numpy(picked)
     values = backend.to_numpy(xp.take_along_axis(total, picked, 1)).astype(np.float64)
-    order = np.lexsort((found, -values), axis=1)  # of equals the one with the lowest number first
+    order = np.lexsort((found, -values), axis=1)  # ties: the lowest index first
     found = np.take_along_axis(found, order, 1)
     return np.take_along_axis(values, order, 1), found // vocab, found % vocab

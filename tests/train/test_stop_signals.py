@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from tensorgrad.train.interrupt import Interrupts
+from tensorgrad.train.stop_signals import StopSignals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_noted(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with Interrupts() as interrupts:
+    with StopSignals() as interrupts:
         assert interrupts.received is None
         os.kill(os.getpid(), number)
         assert interrupts.received is number
@@ -21,7 +21,7 @@ def test_the_first_signal_is_noted(number: signal.Signals) -> None:
 
 
 def test_the_second_acts_at_once() -> None:
-    with Interrupts() as interrupts:
+    with StopSignals() as interrupts:
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.received is signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
@@ -30,7 +30,7 @@ def test_the_second_acts_at_once() -> None:
 
 def test_an_interrupt_that_acts_at_once_says_how_to_resume() -> None:
     def interrupted_twice() -> None:
-        with Interrupts():
+        with StopSignals():
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -42,7 +42,7 @@ def test_an_interrupt_that_acts_at_once_says_how_to_resume() -> None:
 def test_a_signal_that_was_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Interrupts() as interrupts:
+        with StopSignals() as interrupts:
             os.kill(os.getpid(), signal.SIGINT)
             assert interrupts.received is None
     finally:
@@ -54,7 +54,7 @@ def test_other_threads_leave_signals_alone() -> None:
     seen = []
 
     def run() -> None:
-        with Interrupts() as interrupts:
+        with StopSignals() as interrupts:
             seen.append((interrupts.received, signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=run)

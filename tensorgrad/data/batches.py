@@ -1,0 +1,99 @@
+"""Batches by number: what the loaders share, and the thread that prepares batches ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from tensorgrad.checks import check_integer, check_seed
+from tensorgrad.errors import ArgumentError
+from tensorgrad.operands import integer_array
+
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+_Batch = TypeVar("_Batch")
+
+_AHEAD = 2  # batches
+
+
+class EpochLoader(Generic[_Batch]):
+    """Base of loaders whose epochs visit every row once, in an order that depends on the seed.
+
+    Batch number `step` is a pure function of `step`, so a run may resume at any step.
+
+    Args:
+        seed: of the order, 0 to 2^64 - 1.
+        batches: in an epoch.
+    """
+
+    def __init__(self, seed: int, batches: int) -> None:
+        check_seed(type(self).__name__, seed)
+        self.batches = batches
+        self._seed = seed
+        self._order: tuple[int, Sequence[np.ndarray[Any, Any]]] | None = None
+
+    def batch(self, step: int) -> _Batch:
+        """Return batch number `step`, 0 or more.
+
+        Raises:
+            ArgumentError: step is negative.
+        """
+        check_integer(f"{type(self).__name__}.batch", "step", step, 0)
+        epoch, place = divmod(step, self.batches)
+        if self._order is None or self._order[0] != epoch:
+            bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
+            self._order = epoch, self._shuffled(bits)
+        return self._read(self._order[1][place])
+
+    def iterate(self, start_step: int = 0) -> Iterator[_Batch]:
+        """Yield batch(start_step), batch(start_step + 1), ... without end; see `read_ahead`."""
+        return read_ahead(self.batch, start_step)
+
+    def _shuffled(self, bits: np.random.Philox) -> Sequence[np.ndarray[Any, Any]]:
+        """Return the numbers of the rows of each batch of an epoch."""
+        raise NotImplementedError
+
+    def _read(self, numbers: np.ndarray[Any, Any]) -> _Batch:
+        """Return the batch of the rows with these numbers."""
+        raise NotImplementedError
+
+
+def read_ahead(batch_of: Callable[[int], _Batch], start_step: int = 0) -> Iterator[_Batch]:
+    """Yield batch_of(start_step), batch_of(start_step + 1), ... without end.
+
+    A thread computes two batches ahead. Closing or deleting the iterator ends the thread; an error
+    in the thread is raised here. Where no thread can be started, each batch is computed when it is
+    asked for.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="read_ahead")
+    ahead: deque[Future[_Batch]] = deque()
+    try:
+        with suppress(RuntimeError):  # no thread can be started, as under a limit (ulimit -u)
+            ahead.append(pool.submit(batch_of, start_step))
+        for step in count(start_step + 1) if ahead else ():
+            ahead.append(pool.submit(batch_of, step))
+            if len(ahead) > _AHEAD:
+                yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+    yield from map(batch_of, count(start_step))
+
+
+def as_int32(op: str, name: str, values: Any) -> Ids:
+    """Return integers as int32.
+
+    Raises:
+        DtypeError: they are not integers.
+        ArgumentError: one does not fit.
+    """
+    array = np.asarray(integer_array(op, name, values))
+    found: Ids = array.astype(np.int32)
+    wrong = array[found != array]
+    if wrong.size:
+        raise ArgumentError(f"{op}: {name} has {wrong[0]}, expected -2^31 to 2^31 - 1")
+    return found

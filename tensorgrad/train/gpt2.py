@@ -1,0 +1,233 @@
+"""Training a GPT-2: its settings, and a run from text to a sample of what the model writes.
+
+`train` is the program of examples/train_gpt2.py in one process, and of parallel/train_gpt2.py on
+several ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tensorgrad import backend, random
+from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.generation import generate
+from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.tensor import Tensor
+from tensorgrad.train import config
+from tensorgrad.train.config import option
+from tensorgrad.train.folder import run_folder
+from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
+from tensorgrad.train.ranks import Ranks
+from tensorgrad.train.run import free_folder, report_stop, resume_run
+from tensorgrad.train.settings import TrainSettings
+
+_log = logging.getLogger(__name__)
+
+# Small enough for two CPU cores and a few minutes.
+SMALL = GPT2Config(vocab_size=1024, context=128, layers=2, heads=4, width=192)
+MODELS = {"small": SMALL, **PRESETS}
+
+
+@dataclass(frozen=True)
+class GPT2Settings(TrainSettings):
+    """The options of a program that trains a GPT-2."""
+
+    steps: int = option(800, "optimizer steps", low=1, grows=True)
+    lr: float = option(3e-3, "peak learning rate", low=0)
+    data: str = option(
+        "stdlib",
+        "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source",
+    )
+    preset: str = option("small", "size of the model", choices=tuple(MODELS))
+    layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
+    heads: int | None = option(None, "attention heads", shown="the preset's", low=1)
+    width: int | None = option(None, "width of the model", shown="the preset's", low=1)
+    context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
+    vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
+    tokenizer: str = option("", "a tokenizer.json to use", shown="train a tokenizer")
+    vocab_multiple: int = option(
+        1, "pad the rows of the token embedding to a multiple of this; 128 suits GPUs", low=1
+    )
+    dropout: float = option(0.0, "dropout probability", low=0, high=1)
+    validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
+    evaluate_every: int = option(200, "steps between evaluations", low=1)
+    evaluation_batches: int = option(20, "validation batches of an evaluation", low=1)
+    out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
+    cache: str = option("runs/data", "folder for tokenized text", free=True)
+    prompt: str = option("def ", "prompt of the sample at the end", free=True)
+    sample: int = option(200, "tokens of the sample at the end; 0: no sample", low=0, free=True)
+    temperature: float = option(0.7, "temperature of the sample; 0: greedy", low=0, free=True)
+    top_p: float = option(
+        0.95,
+        "sample from the fewest tokens that together have this probability; 0: from all",
+        low=0, high=1, free=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer and self.vocab is not None:
+            raise ArgumentError(
+                f"--vocab: got {self.vocab} with --tokenizer, expected none: it has its own"
+            )
+
+    @property
+    def samples(self) -> bool:
+        """Whether to write a sample at the end."""
+        return self.sample > 0
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a new run."""
+        return Path(self.out) if self.out else free_folder("runs/gpt2")
+
+    def model(self, vocab_size: int) -> GPT2Config:
+        """Return the sizes of the preset, replaced where an option gives another."""
+        given = {name: getattr(self, name) for name in ("layers", "heads", "width", "context")}
+        return replace(
+            MODELS[self.preset],
+            vocab_size=vocab_size,
+            vocab_multiple=self.vocab_multiple,
+            dropout=self.dropout,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+
+def train(
+    settings: GPT2Settings,
+    folder: Path,
+    resuming: bool,
+    device: str,
+    ranks: Ranks,
+    processes: int = 1,
+) -> tuple[Outcome, str | None]:
+    """Train a GPT-2, from step 0 or from the newest checkpoint.
+
+    Args:
+        settings: see GPT2Settings.
+        folder: of the run.
+        resuming: whether the folder holds a run to resume.
+        device: "cpu", "cuda" or "cuda:N".
+        ranks: the processes that train together.
+        processes: how many there are, for the command that resumes the run.
+    Returns:
+        How the run ended, and a sample of the model's text; None where none was asked for or the
+        run was stopped.
+    """
+    began = time.perf_counter()
+    with run_folder(folder, ranks.is_main):
+        corpus = prepare_corpus(settings)
+        random.seed(settings.seed)
+        model = GPT2(settings.model(corpus.tokenizer.vocab_size))
+        model.to(device, settings.parameter_dtype)
+        trainer = make_trainer(settings, folder, corpus, model, ranks)
+        if resuming:
+            resume_run(trainer)
+        if ranks.is_main:
+            config.save(settings, folder)
+            corpus.tokenizer.save(folder / "tokenizer.json")
+            _log.info(
+                "%s: %s parameters, vocabulary %s, %s tokens of text, on %s",
+                *(folder, f"{model.config.parameters:,}", f"{corpus.tokenizer.vocab_size:,}"),
+                *(f"{len(corpus.train):,}", device),
+            )
+        outcome = trainer.run()
+        if ranks.is_main and outcome.finished:
+            _report(folder, outcome, time.perf_counter() - began)
+        elif ranks.is_main:
+            report_stop(outcome, settings.steps, folder, processes)
+        if not (outcome.finished and settings.samples):
+            return outcome, None
+        return outcome, write_sample(settings, model, corpus)  # on all ranks
+
+
+def prepare_corpus(settings: GPT2Settings) -> Corpus:
+    """Return the text as tokens, from the cache if it has them."""
+    seen = set()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            _log.info("preparing %s: %s", settings.data, stage)
+
+    return prepare(
+        settings.data,
+        settings.cache,
+        settings.vocab or MODELS[settings.preset].vocab_size,
+        validation=settings.validation,
+        tokenizer=Tokenizer.load(settings.tokenizer) if settings.tokenizer else None,
+        progress=progress,
+    )
+
+
+def make_trainer(
+    settings: GPT2Settings, folder: Path, corpus: Corpus, model: GPT2, ranks: Ranks
+) -> Trainer:
+    """Return the trainer of a model: loss, batches, optimizer and evaluation, at step 0."""
+    precision = settings.precision()
+    context = model.config.context
+    batches, validation = (
+        TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
+        for tokens in (corpus.train, corpus.validation)
+    )
+    check_parts(settings.batch // ranks.ranks, settings.accumulate, ranks.ranks)
+
+    def loss(x: backend.Array, y: backend.Array) -> Tensor:
+        with precision():
+            return model.forward(Tensor(x), Tensor(y))
+
+    def evaluate() -> dict[str, float]:
+        some = validation.evaluation_batches(settings.evaluation_batches)
+        return {"validation_loss": mean_loss(model, loss, some, ranks)}
+
+    return Trainer(
+        model,
+        ranks.prepare(model, settings.optimizer),
+        loss,
+        batches.iterate,
+        settings.learning_rate,
+        settings,
+        folder,
+        tokens_per_step=settings.batch * context,
+        evaluate=evaluate,
+        belongs_to={
+            "model": asdict(model.config),
+            "tokenizer": {"sha256": corpus.tokenizer.digest},
+            "data": {"corpus": corpus.digest, "batch": settings.batch, "seed": settings.seed},
+        },
+        ranks=ranks,
+        scaler=settings.scaler(),
+    )
+
+
+def write_sample(settings: GPT2Settings, model: GPT2, corpus: Corpus) -> str:
+    """Return the prompt and the text that the model continues it with."""
+    tokenizer = corpus.tokenizer
+    prompt = tokenizer.encode(settings.prompt)[-model.config.context :]
+    tokens = generate(
+        model,
+        prompt or [tokenizer.end_of_text],
+        settings.sample,
+        temperature=settings.temperature,
+        top_p=settings.top_p or None,
+        seed=settings.seed,
+        stop_tokens=[tokenizer.end_of_text],
+    )
+    return settings.prompt + tokenizer.decode(tokens)
+
+
+def _report(folder: Path, outcome: Outcome, seconds: float) -> None:
+    losses = [
+        record["validation_loss"]
+        for record in read_metrics(folder / "metrics.jsonl")
+        if "validation_loss" in record
+    ]
+    _log.info(
+        "validation loss %.3f -> %.3f (%.0f %% lower) in %.0f s, %s tokens/s; all in %s",
+        *(losses[0], losses[-1], 100 * (1 - losses[-1] / losses[0]), seconds),
+        *(f"{outcome.tokens_per_second:,.0f}", folder),
+    )
