@@ -3,10 +3,10 @@
 if __name__ != "tensorgrad.parallel":
     raise ImportError("`parallel` is tensorgrad.parallel: write `from tensorgrad import parallel`")
 
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.comm import world
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
+from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadcast_parameters
-from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.strategy import mesh_ranks

@@ -18,7 +18,7 @@ from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.nn import Embedding, Module
 from tensorgrad.optim.flat import Segment
 from tensorgrad.parallel.bucket_size import usual_bucket
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
 
 

@@ -30,7 +30,7 @@ from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.placement import Piece, Placement, copies, owners
 from tensorgrad.readers import parse_json
 from tensorgrad.train import checkpoint as files

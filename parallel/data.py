@@ -25,8 +25,8 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_tables
 from tensorgrad.parallel.checkpoint import load_latest, load_pieces
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import MakeOptimizer, Ranks

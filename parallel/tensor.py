@@ -44,7 +44,7 @@ from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
 from tensorgrad.parallel.checkpoint import ShardedRanks
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.parallel.tensor_layers import (

@@ -36,7 +36,7 @@ from tensorgrad.nn import (
 )
 from tensorgrad.ops.operand import integer_array
 from tensorgrad.ops.row import Row
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.placement import Placement, cut_box, divide
 from tensorgrad.parallel.tensor_ops import (
     all_gather_rows,

@@ -24,7 +24,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.errors import ShapeError
 from tensorgrad.ops.operand import float_tensor
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.tensor import Tensor
 
 

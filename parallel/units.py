@@ -23,8 +23,8 @@ from tensorgrad.autograd import on_grad_ready, record
 from tensorgrad.backend import Array, add_into
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.nn import Module, ModuleList, Parameter
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.shards import SLOTS, ShardedParameters
 from tensorgrad.tensor import Tensor
 

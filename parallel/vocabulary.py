@@ -27,7 +27,7 @@ from tensorgrad.ops.cross_entropy_cuda import Options, Scale, rescale
 from tensorgrad.ops.linear_cross_entropy import check_shapes, rows_at_a_time
 from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.ops.operand import float_tensor, integer_array, promoted
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.tensor import Tensor
 
 

@@ -26,9 +26,9 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.buckets import Buckets
 from tensorgrad.parallel.checkpoint import ShardedRanks
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.data import DataParallel, broadcast_parameters
-from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import Units, find_units
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer

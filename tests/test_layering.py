@@ -25,8 +25,8 @@ LAYER_OF = {part: number for number, layer in enumerate(LAYERS) for part in laye
 
 RUN_TIME = {"numpy", "ml_dtypes", "tqdm", "safetensors", "tokenizers"}
 ONLY_IN = {
-    "mpi4py": {"tensorgrad.parallel.comm"},
-    "cupy.cuda.nccl": {"tensorgrad.parallel.comm"},
+    "mpi4py": {"tensorgrad.parallel.comm.mpi_nccl"},
+    "cupy.cuda.nccl": {"tensorgrad.parallel.comm.mpi_nccl"},
     "cupyx.distributed": set(),
     "torch": set(),
     "triton": set(),
@@ -134,8 +134,8 @@ READERS = {
 }
 # They read no file, but what other processes of the same run send.
 READ_MESSAGES = {
-    *("tensorgrad.parallel.collectives", "tensorgrad.parallel.comm"),
-    *("tensorgrad.parallel.watch", "tensorgrad.parallel.watcher"),
+    *("tensorgrad.parallel.comm.collectives", "tensorgrad.parallel.comm.mpi_nccl"),
+    *("tensorgrad.parallel.comm.watchdog_client", "tensorgrad.parallel.comm.watchdog"),
     *("examples.bench.first_use", "examples.bench.step_cpu"),
 }
 

@@ -55,8 +55,8 @@ from tensorgrad.parallel import (
     mesh_ranks,
     world,
 )
+from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.estimate import Job, estimate
-from tensorgrad.parallel.launch import launched_ranks
 from tensorgrad.parallel.schedule import idle_share
 from tensorgrad.train.ranks import OneProcess, Ranks
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorgrad.parallel import watcher
-from tensorgrad.parallel.watcher import HELLO, SAID, SECRET_BYTES, Message, Watcher, Word
+from tensorgrad.parallel.comm.mpi_nccl import watchdog
+from tensorgrad.parallel.comm.watchdog import HELLO, SAID, SECRET_BYTES, Message, Watcher, Word
 from tests.fuzz.cases import cases
 
 SECRET = bytes(range(100, 100 + SECRET_BYTES))
@@ -40,8 +40,8 @@ system = System()
 @pytest.fixture(autouse=True, scope="module")
 def harmless() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watcher, "os", system)
-        patch.setattr(watcher, "_STRANGERS", MOST)
+        patch.setattr(watchdog, "os", system)
+        patch.setattr(watchdog, "_STRANGERS", MOST)
         yield
 
 
@@ -92,7 +92,7 @@ def reset(connection: socket.socket) -> None:
 
 
 def hello(number: int, secret: bytes = SECRET) -> bytes:
-    return watcher.hello(secret, number, 2**22 + number, "nowhere")
+    return watchdog.hello(secret, number, 2**22 + number, "nowhere")
 
 
 def heard(rank: socket.socket) -> list[Word]:
@@ -201,7 +201,7 @@ def test_who_shows_the_secret_changes_something() -> None:
     program = Program()
     try:
         stranger = program.join(1)
-        say(stranger, watcher.said(Message.LATE, seconds=700, text="barrier"))
+        say(stranger, watchdog.said(Message.LATE, seconds=700, text="barrier"))
         program.step()
         assert heard(stranger) == [Word.REPORT]
         reset(stranger)

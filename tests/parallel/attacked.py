@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 
 from tensorgrad import parallel
-from tensorgrad.parallel import launch, watch, watcher
+from tensorgrad.parallel.comm.mpi_nccl import launch, watchdog, watchdog_client
 from tensorgrad.parallel.data import DataParallel
 from tests.parallel import strategies
 from tests.parallel.strangers import ATTACKS, Stranger
@@ -24,21 +24,21 @@ def attack_when_the_watcher_listens() -> threading.Thread:
     Returns:
         what attacks on during the run; it can be joined.
     """
-    connect = watch._connect
+    connect = watchdog_client._connect
     addresses: list[tuple[str, int]] = []
     joined = threading.Event()
 
     def attack_again() -> None:
         joined.wait()
         for attack in ATTACKS:
-            stranger = Stranger(addresses[0], b"x" * watcher.HELLO.size)
+            stranger = Stranger(addresses[0], b"x" * watchdog.HELLO.size)
             with suppress(ConnectionRefusedError):  # nobody listens any more
                 attack(stranger)
             stranger.leave()
 
     def attack_and_connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socket:
         addresses.append(address)
-        strangers = [Stranger(address, watcher.hello(secret, 0, 1, "stranger")) for _ in ATTACKS]
+        strangers = [Stranger(address, watchdog.hello(secret, 0, 1, "stranger")) for _ in ATTACKS]
         for attack, stranger in zip(ATTACKS, strangers, strict=True):
             attack(stranger)
         kept.extend(strangers)
@@ -47,7 +47,7 @@ def attack_when_the_watcher_listens() -> threading.Thread:
         return connection
 
     kept: list[Stranger] = []
-    vars(watch)["_connect"] = attack_and_connect
+    vars(watchdog_client)["_connect"] = attack_and_connect
     thread = threading.Thread(target=attack_again, daemon=True)
     thread.start()
     return thread

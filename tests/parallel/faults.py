@@ -14,7 +14,8 @@ import time
 import numpy as np
 
 from tensorgrad import parallel
-from tensorgrad.parallel import Comm, comm, launch
+from tensorgrad.parallel import Comm
+from tensorgrad.parallel.comm.mpi_nccl import launch, mpi_nccl
 
 
 def one_raises_early() -> None:
@@ -112,7 +113,7 @@ def killed(world: Comm) -> None:
 
 
 def numbers(world: Comm) -> None:
-    _, watching = comm._start()
+    _, watching = mpi_nccl._start()
     assert watching is not None
     number, launcher = watching._connection.fileno(), os.environ.get("PMI_FD", "none")
     print(f"file {number}, the launcher's {launcher}", flush=True)
@@ -154,8 +155,8 @@ EARLY = {
 if __name__ == "__main__":
     if sys.argv[1] in EARLY:
         EARLY[sys.argv[1]]()
-        comm.world()
+        parallel.world()
     else:
-        globals()[sys.argv[1]](comm.world())
+        globals()[sys.argv[1]](parallel.world())
     if parallel.world().rank == 0:
         print("the end")

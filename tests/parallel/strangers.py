@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from tensorgrad.parallel import watcher
-from tensorgrad.parallel.watcher import HELLO, Message
+from tensorgrad.parallel.comm.mpi_nccl import watchdog
+from tensorgrad.parallel.comm.watchdog import HELLO, Message
 
 IDLE = 1200  # connections: more than the 1,024 files that a process may usually open
 _PATIENCE = 60.0  # seconds
@@ -68,8 +68,8 @@ def idle_connections(stranger: Stranger) -> None:
 
 def wrong_secret(stranger: Stranger) -> None:
     for rank in range(4):  # also those that are not there yet
-        data = watcher.hello(b"?" * watcher.SECRET_BYTES, rank, 1, "stranger")
-        assert is_closed(stranger.say(data + watcher.said(Message.ABORT)))
+        data = watchdog.hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "stranger")
+        assert is_closed(stranger.say(data + watchdog.said(Message.ABORT)))
 
 
 def half_a_greeting(stranger: Stranger) -> None:
@@ -78,12 +78,12 @@ def half_a_greeting(stranger: Stranger) -> None:
 
 def greeting_and_close(stranger: Stranger) -> None:
     for rank in range(4):
-        stranger.say(watcher.hello(b"?" * watcher.SECRET_BYTES, rank, 1, "stranger")).close()
+        stranger.say(watchdog.hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "stranger")).close()
 
 
 def greeting_again(stranger: Stranger) -> None:
     """Be a second time a rank that is there; who knows the secret may do more, but not so."""
-    assert is_closed(stranger.say(stranger.overheard + watcher.said(Message.ABORT)))
+    assert is_closed(stranger.say(stranger.overheard + watchdog.said(Message.ABORT)))
 
 
 def random_bytes(stranger: Stranger) -> None:
@@ -108,7 +108,7 @@ def reset(stranger: Stranger) -> None:
 
 
 def messages_without_greeting(stranger: Stranger) -> None:
-    stranger.say(watcher.said(Message.ABORT) + watcher.said(Message.LATE, 0, 1e9, "barrier"))
+    stranger.say(watchdog.said(Message.ABORT) + watchdog.said(Message.LATE, 0, 1e9, "barrier"))
 
 
 Attack = Callable[[Stranger], None]

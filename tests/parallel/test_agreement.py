@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.parallel.agreement import by_rank, differences, digest, to_json
+from tensorgrad.parallel.comm.agreement import by_rank, differences, digest, to_json
 
 
 def test_ranks_with_one_value_are_named_together() -> None:

@@ -8,7 +8,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import FlatParameters
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_tables
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.units import find_units
 
 

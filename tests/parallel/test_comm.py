@@ -10,7 +10,8 @@ import pytest
 
 from tensorgrad import backend, parallel
 from tensorgrad.errors import CommError, DeviceError
-from tensorgrad.parallel import Comm, comm, launch
+from tensorgrad.parallel import Comm
+from tensorgrad.parallel.comm.mpi_nccl import launch, mpi_nccl
 from tests.parallel import collectives
 from tests.ranks import run_ranks
 
@@ -29,7 +30,7 @@ def test_one_process_needs_no_mpi(
     check: Callable[[Comm, str], None], device: str, monkeypatch: pytest.MonkeyPatch, alone: None
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    one = comm._start.__wrapped__()[0]
+    one = mpi_nccl._start.__wrapped__()[0]
     assert (one.rank, one.size, one.local_rank, one.local_size) == (0, 1, 0, 1)
     check(one, device)
 
@@ -87,7 +88,7 @@ def test_ranks_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch, alon
     with pytest.raises(
         CommError, match=r"2 ranks were started, but mpi4py .*tensorgrad-cupy\[mpi\]"
     ):
-        comm._start.__wrapped__()[0]
+        mpi_nccl._start.__wrapped__()[0]
 
 
 def test_an_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
@@ -100,7 +101,7 @@ def test_an_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch, a
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     with pytest.raises(CommError, match=r"started 2 ranks, .*MPICH Version: 5.0.2\) sees 1;"):
-        comm._start.__wrapped__()[0]
+        mpi_nccl._start.__wrapped__()[0]
 
 
 @pytest.fixture

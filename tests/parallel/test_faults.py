@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorgrad.parallel import watch
+from tensorgrad.parallel.comm.mpi_nccl import watchdog_client
 from tests.parallel import faults
 from tests.ranks import mpirun, run_ranks
 
@@ -145,7 +145,8 @@ def test_a_process_that_is_killed_closes_the_file_with_the_highest_number_first(
     for first in (0, 1):  # which of two sockets gets it
         pairs = [socket.socketpair() for _ in range(2)]
         theirs = [each[1].fileno() for each in pairs]
-        move = f"import fcntl, time; fcntl.fcntl({theirs[first]}, fcntl.F_DUPFD, {watch._HIGH})"
+        high = watchdog_client._HIGH
+        move = f"import fcntl, time; fcntl.fcntl({theirs[first]}, fcntl.F_DUPFD, {high})"
         close = f"import os; os.close({theirs[first]}); print(flush=True); time.sleep(100)"
         code = [sys.executable, "-c", f"{move}; {close}"]
         with (

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.parallel import watch, watcher
-from tensorgrad.parallel.watch import LastCall
-from tensorgrad.parallel.watcher import HELLO, SAID, Message, Watcher, Word
+from tensorgrad.parallel.comm.mpi_nccl import watchdog, watchdog_client
+from tensorgrad.parallel.comm.watchdog import HELLO, SAID, Message, Watcher, Word
+from tensorgrad.parallel.comm.watchdog_client import LastCall
 from tests.parallel.strangers import ATTACKS, Attack, Stranger, half_a_greeting, is_closed
 
 SIZE = 3
@@ -37,7 +37,7 @@ class Rank:
         self.socket.sendall(greeting)
 
     def say(self, message: Message, number: int = -1, seconds: float = 0, text: str = "") -> None:
-        self.socket.sendall(watcher.said(message, number, seconds, text))
+        self.socket.sendall(watchdog.said(message, number, seconds, text))
 
     def hear(self) -> Word | None:
         word = self.socket.recv(1)
@@ -61,17 +61,19 @@ class Joined:
         return rank
 
     def greeting(self, number: int) -> bytes:
-        return watcher.hello(self.secret, number, PROCESS + number, "nowhere")
+        return watchdog.hello(self.secret, number, PROCESS + number, "nowhere")
 
 
 class Watched(Joined):
     """A watcher in a process of its own."""
 
     def __init__(self, ranks: int) -> None:
-        listener = watch._listen(["127.0.0.1"])
+        listener = watchdog_client._listen(["127.0.0.1"])
         assert listener is not None
-        super().__init__(listener.getsockname(), secrets.token_bytes(watcher.SECRET_BYTES))
-        self.process: subprocess.Popen[bytes] = watch._start_watcher(listener, SIZE, self.secret)
+        super().__init__(listener.getsockname(), secrets.token_bytes(watchdog.SECRET_BYTES))
+        self.process: subprocess.Popen[bytes] = watchdog_client._start_watcher(
+            listener, SIZE, self.secret
+        )
         for number in range(ranks):
             self.join(number)
 
@@ -84,9 +86,9 @@ class Watched(Joined):
 @contextmanager
 def in_this_process(size: int) -> Iterator[Joined]:
     """Run a watcher whose constants a test may change."""
-    listener = watch._listen(["127.0.0.1"])
+    listener = watchdog_client._listen(["127.0.0.1"])
     assert listener is not None
-    here = Joined(listener.getsockname(), bytes(watcher.SECRET_BYTES))
+    here = Joined(listener.getsockname(), bytes(watchdog.SECRET_BYTES))
     thread = threading.Thread(target=Watcher(listener, size, here.secret).run, daemon=True)
     thread.start()
     yield here
@@ -205,7 +207,7 @@ def test_who_does_not_answer_is_named(start: Start, capfd: pytest.CaptureFixture
 
 def test_of_ranks_that_fail_the_first_alone_may_speak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever fails first waits for those before it, until they fail too or wait for others."""
-    monkeypatch.setattr(watcher, "_CHOICE", 100 * LONG)
+    monkeypatch.setattr(watchdog, "_CHOICE", 100 * LONG)
     with in_this_process(SIZE) as here:
         ranks = [here.join(number) for number in range(SIZE)]
         ranks[2].say(Message.FAILED)
@@ -225,7 +227,7 @@ def test_rank_0_may_speak_at_once(start: Start) -> None:
 
 
 def test_a_rank_does_not_wait_for_long_for_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "_CHOICE", 0.1)
+    monkeypatch.setattr(watchdog, "_CHOICE", 0.1)
     with in_this_process(2) as here:
         ranks = [here.join(number) for number in range(2)]
         ranks[1].say(Message.FAILED)
@@ -233,7 +235,7 @@ def test_a_rank_does_not_wait_for_long_for_one_that_works(monkeypatch: pytest.Mo
 
 
 def test_who_does_not_greet_in_time_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "_GREETING", 0.1)
+    monkeypatch.setattr(watchdog, "_GREETING", 0.1)
     with in_this_process(1) as here:
         stranger = Stranger(here.address, here.greeting(0))
         half_a_greeting(stranger)
@@ -244,7 +246,7 @@ def test_who_does_not_greet_in_time_is_closed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nobody_is_awaited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "_START", 0.1)
+    monkeypatch.setattr(watchdog, "_START", 0.1)
     with in_this_process(1):
         pass  # its end is waited for
 
@@ -301,9 +303,9 @@ def test_a_rank_outside_the_program_is_not_taken(start: Start) -> None:
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     text = "all_reduce " + "é" * 2000 + " in step"
-    _, _, _, data = SAID.unpack(watcher.said(Message.LATE, text=text))
+    _, _, _, data = SAID.unpack(watchdog.said(Message.LATE, text=text))
     assert len(data) == SAID.size - 17
-    short = watcher._text(data)
+    short = watchdog._text(data)
     assert short.startswith("all_reduce é")
     assert short.endswith("é in step")
     assert " ... " in short
@@ -311,7 +313,7 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
 
 def test_a_connection_ends_soon_after_its_host() -> None:
     with socket.socket() as connection:
-        watcher.end_with_host(connection)
+        watchdog.end_with_host(connection)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         if sys.platform == "linux":
             options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
@@ -352,48 +354,48 @@ class OtherRanks:
 def test_a_rank_that_cannot_reach_rank_0_continues_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watch, "_CONNECT", 0.1)
+    monkeypatch.setattr(watchdog_client, "_CONNECT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     network: Any = OtherRanks(3, ["localhost", "", f"127.0.0.1 {port} 00"])
-    assert watch.start(network, LastCall()) is None
+    assert watchdog_client.start(network, LastCall()) is None
     assert f"rank 3 cannot reach rank 0 at 127.0.0.1, port {port}" in caplog.text
 
 
 def test_a_host_that_others_do_not_know_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """To itself it is its loopback, and there is no such name at the others."""
     network: Any = OtherRanks(0, ["localhost", "127.0.0.1|127.0.1.1||", ""])
-    assert watch.start(network, LastCall()) is None
+    assert watchdog_client.start(network, LastCall()) is None
     assert "other hosts know no address of localhost, where rank 0 is" in caplog.text
 
 
 def test_the_watcher_listens_where_most_ranks_look_for_it() -> None:
     network: Any = OtherRanks(0, ["127.0.1.1|192.0.2.9|192.0.2.7|192.0.2.7 192.0.2.8"])
-    assert watch._addresses_of_rank_0(network, "localhost") == [
+    assert watchdog_client._addresses_of_rank_0(network, "localhost") == [
         "192.0.2.7",
         "192.0.2.9",
         "192.0.2.8",
     ]
     network.local_size = 4
-    assert watch._addresses_of_rank_0(network, "localhost") == ["127.0.0.1"]
+    assert watchdog_client._addresses_of_rank_0(network, "localhost") == ["127.0.0.1"]
 
 
 def test_the_watcher_listens_on_one_address_of_this_host() -> None:
-    listener = watch._listen(["192.0.2.7", "127.0.0.1"])  # the first is no host's
+    listener = watchdog_client._listen(["192.0.2.7", "127.0.0.1"])  # the first is no host's
     assert listener is not None
     with listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    assert watch._listen(["192.0.2.7"]) is None
+    assert watchdog_client._listen(["192.0.2.7"]) is None
 
 
 def test_a_rank_that_the_watcher_drops_tries_again() -> None:
-    secret = bytes(range(watcher.SECRET_BYTES))
+    secret = bytes(range(watchdog.SECRET_BYTES))
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
-        connecting = pool.submit(watch._connect, 3, server.getsockname(), secret)
+        connecting = pool.submit(watchdog_client._connect, 3, server.getsockname(), secret)
         server.accept()[0].close()
         again, _ = server.accept()
         with again:
-            greeting = again.recv(watcher.HELLO.size, socket.MSG_WAITALL)
+            greeting = again.recv(watchdog.HELLO.size, socket.MSG_WAITALL)
             assert HELLO.unpack(greeting)[:2] == (secret, 3)
             again.sendall(bytes([Word.WELCOME]))
             with connecting.result(LONG) as connection:
@@ -403,8 +405,8 @@ def test_a_rank_that_the_watcher_drops_tries_again() -> None:
 def test_a_process_that_may_have_few_files_keeps_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch, "_HIGH", 1 << 30)
+    monkeypatch.setattr(watchdog_client, "_HIGH", 1 << 30)
     ours, theirs = socket.socketpair()
-    with ours, watch._with_high_number(theirs) as kept:
+    with ours, watchdog_client._with_high_number(theirs) as kept:
         kept.sendall(b"here")
         assert ours.recv(4) == b"here"

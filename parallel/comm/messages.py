@@ -20,10 +20,10 @@ import numpy as np
 from tensorgrad import dtypes
 from tensorgrad.backend import Array
 from tensorgrad.errors import CommError
-from tensorgrad.parallel.agreement import digest
-from tensorgrad.parallel.arguments import as_bytes
-from tensorgrad.parallel.transport import Finish
-from tensorgrad.parallel.watch import LastCall
+from tensorgrad.parallel.comm.agreement import digest
+from tensorgrad.parallel.comm.arguments import as_bytes
+from tensorgrad.parallel.comm.transport import Finish
+from tensorgrad.parallel.comm.watchdog_client import LastCall
 
 Transfer = Iterator[None]
 Requests = list[Any]  # of mpi4py

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorgrad.parallel.transport import Finish
+from tensorgrad.parallel.comm.transport import Finish
 
 
 class Handle:

@@ -27,10 +27,9 @@ from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array
 from tensorgrad.command import open_standard_streams
 from tensorgrad.errors import ArgumentError, CommError, DeviceError
-from tensorgrad.parallel import watch
-from tensorgrad.parallel.agreement import by_rank
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.launch import (
+from tensorgrad.parallel.comm.agreement import by_rank
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.launch import (
     end_all_ranks_on_error,
     launched_rank,
     launched_ranks,
@@ -38,10 +37,11 @@ from tensorgrad.parallel.launch import (
     say,
     time_limit,
 )
-from tensorgrad.parallel.messages import Messages, Progress
-from tensorgrad.parallel.over_host import OverHost
-from tensorgrad.parallel.transport import Finish, GpuTransport
-from tensorgrad.parallel.watcher import Message
+from tensorgrad.parallel.comm.messages import Messages, Progress
+from tensorgrad.parallel.comm.mpi_nccl import watchdog_client
+from tensorgrad.parallel.comm.staging import OverHost
+from tensorgrad.parallel.comm.transport import Finish, GpuTransport
+from tensorgrad.parallel.comm.watchdog import Message
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def world(timeout: float | None = None) -> Comm:
     """
     if timeout is not None and not timeout > 0:
         raise ArgumentError(f"world: timeout is {timeout}, expected seconds above 0")
-    _wait_for_all_ranks(watch.TIMEOUT if timeout is None else timeout)
+    _wait_for_all_ranks(watchdog_client.TIMEOUT if timeout is None else timeout)
     comm, watching = _start()
     if timeout is not None and watching is not None:
         watching.timeout = timeout
@@ -191,7 +191,7 @@ def _abort_mpi(status: int) -> None:
 
 
 @cache
-def _start() -> tuple[Comm, watch.Watch | None]:
+def _start() -> tuple[Comm, watchdog_client.Watch | None]:
     """Start MPI, once; the watch is None for one rank, or where rank 0 cannot be reached."""
     started = launched_ranks()
     if started == 1:
@@ -217,7 +217,7 @@ def _start() -> tuple[Comm, watch.Watch | None]:
     network = _Mpi(everyone, range(started), Progress(), _place_on_host(everyone))
     comm = Comm(network)
     end_all_ranks_on_error(comm.abort)
-    network.watch = watch.start(network, network.last)
+    network.watch = watchdog_client.start(network, network.last)
     atexit.register(comm.leave)
     comm.agree("start", program_facts())
     return comm, network.watch
@@ -237,7 +237,7 @@ class _Mpi(Messages):
         self._in_place, self._max = MPI.IN_PLACE, MPI.MAX
         self._progress = progress
         self.last = progress.last
-        self.watch: watch.Watch | None = None
+        self.watch: watchdog_client.Watch | None = None
         self._place = self.local_rank, self.local_size = place
 
     def begin_call(self, call: str) -> None:
@@ -430,7 +430,7 @@ class _NcclStream:
     """One NCCL communicator and the stream of its calls."""
 
     def __init__(
-        self, unique_id: bytes, rank: int, size: int, device: int, last: watch.LastCall
+        self, unique_id: bytes, rank: int, size: int, device: int, last: watchdog_client.LastCall
     ) -> None:
         from cupy.cuda import nccl
 

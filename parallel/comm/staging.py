@@ -6,7 +6,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.parallel.transport import Finish, Transport
+from tensorgrad.parallel.comm.transport import Finish, Transport
 
 
 class OverHost:

@@ -14,8 +14,15 @@ from typing import overload
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError, ShapeError
-from tensorgrad.parallel.agreement import Json, by_rank, differences, digest, name_ranks, to_json
-from tensorgrad.parallel.arguments import (
+from tensorgrad.parallel.comm.agreement import (
+    Json,
+    by_rank,
+    differences,
+    digest,
+    name_ranks,
+    to_json,
+)
+from tensorgrad.parallel.comm.arguments import (
     as_bytes,
     as_numbers,
     check_like,
@@ -24,9 +31,9 @@ from tensorgrad.parallel.arguments import (
     checked,
     overlap,
 )
-from tensorgrad.parallel.handle import Handle
-from tensorgrad.parallel.launch import say, share_cores
-from tensorgrad.parallel.transport import Finish, GpuTransport, Network, Transport
+from tensorgrad.parallel.comm.handle import Handle
+from tensorgrad.parallel.comm.launch import say, share_cores
+from tensorgrad.parallel.comm.transport import Finish, GpuTransport, Network, Transport
 
 _END = "the end of the program"
 

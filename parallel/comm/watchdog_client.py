@@ -1,4 +1,4 @@
-"""A rank's side of the watch: what it does with others at the moment, for `watcher.py` to know.
+"""A rank's side of the watch: what it does with others at the moment, for `watchdog.py` to know.
 
 Without it the ranks would wait for ever for one that was killed or that hangs. A thread of each
 rank looks once a second whether the rank waits, and answers when the watcher asks.
@@ -22,9 +22,9 @@ from types import FrameType
 from typing import Any
 
 from tensorgrad.errors import CommError
-from tensorgrad.parallel import watcher
-from tensorgrad.parallel.transport import Network
-from tensorgrad.parallel.watcher import Message, Word
+from tensorgrad.parallel.comm.mpi_nccl import watchdog
+from tensorgrad.parallel.comm.transport import Network
+from tensorgrad.parallel.comm.watchdog import Message, Word
 
 if sys.platform != "win32":
     import fcntl
@@ -38,7 +38,7 @@ _CONNECT = 30.0  # seconds in which the watcher must welcome a rank
 _BACKLOG = 1024  # ranks that connect at once
 _AGAIN = 0.2  # seconds between two attempts
 _SPEAK = 30.0  # seconds after which a rank shows its error even if another was to be first
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent.parent)
 # Linux closes the files of a process that ends from the highest number down. So the watcher hears
 # of an end before the launcher, whose files have low numbers and which then kills all other ranks.
 _HIGH = 200
@@ -151,7 +151,7 @@ class Watch:
     def _say(
         self, message: Message, number: int | None = None, seconds: float = 0.0, text: str = ""
     ) -> None:
-        data = watcher.said(message, -1 if number is None else number, seconds, text)
+        data = watchdog.said(message, -1 if number is None else number, seconds, text)
         with self._sending:
             self._connection.sendall(data)
 
@@ -232,7 +232,7 @@ def start(network: Network, last: LastCall) -> Watch | None:
     """
     host = network.exchange(socket.gethostname())[0]
     addresses = _addresses_of_rank_0(network, host)
-    secret = secrets.token_bytes(watcher.SECRET_BYTES)
+    secret = secrets.token_bytes(watchdog.SECRET_BYTES)
     process, where = None, ""
     if network.rank == 0:
         listener = _listen(addresses)
@@ -286,7 +286,7 @@ def _start_watcher(listener: socket.socket, size: int, secret: bytes) -> subproc
     """Start the process, and hand the socket over to it."""
     with listener:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", watcher.__file__, str(listener.fileno()), str(size)],
+            [sys.executable, "-I", "-S", watchdog.__file__, str(listener.fileno()), str(size)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(listener.fileno(),),
@@ -305,7 +305,7 @@ def _connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socke
     many others connect at once it may drop one, which then tries again.
     """
     until = time.monotonic() + _CONNECT
-    greeting = watcher.hello(secret, rank, os.getpid(), socket.gethostname())
+    greeting = watchdog.hello(secret, rank, os.getpid(), socket.gethostname())
     while True:
         try:
             connection = _with_high_number(socket.create_connection(address, _CONNECT))
@@ -315,7 +315,7 @@ def _connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socke
                 if connection.recv(1) != bytes([Word.WELCOME]):
                     raise ConnectionError("it does not answer")
                 connection.settimeout(None)
-                watcher.end_with_host(connection)
+                watchdog.end_with_host(connection)
                 return connection
             except BaseException:
                 connection.close()
