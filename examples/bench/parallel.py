@@ -56,7 +56,7 @@ from tensorgrad.parallel import (
     world,
 )
 from tensorgrad.parallel.comm.launch import launched_ranks
-from tensorgrad.parallel.estimate import Job, estimate
+from tensorgrad.parallel.planning.estimate import Job, estimate
 from tensorgrad.parallel.schedule import idle_share
 from tensorgrad.train.ranks import OneProcess, Ranks
 

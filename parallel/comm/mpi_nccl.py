@@ -27,6 +27,7 @@ from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array
 from tensorgrad.command import open_standard_streams
 from tensorgrad.errors import ArgumentError, CommError, DeviceError
+from tensorgrad.parallel.comm import watchdog_client
 from tensorgrad.parallel.comm.agreement import by_rank
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import (
@@ -38,7 +39,6 @@ from tensorgrad.parallel.comm.launch import (
     time_limit,
 )
 from tensorgrad.parallel.comm.messages import Messages, Progress
-from tensorgrad.parallel.comm.mpi_nccl import watchdog_client
 from tensorgrad.parallel.comm.staging import OverHost
 from tensorgrad.parallel.comm.transport import Finish, GpuTransport
 from tensorgrad.parallel.comm.watchdog import Message

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from tensorgrad.errors import CommError
-from tensorgrad.parallel.comm.mpi_nccl import watchdog
+from tensorgrad.parallel.comm import watchdog
 from tensorgrad.parallel.comm.transport import Network
 from tensorgrad.parallel.comm.watchdog import Message, Word
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorgrad.parallel.comm.mpi_nccl import watchdog
+from tensorgrad.parallel.comm import watchdog
 from tensorgrad.parallel.comm.watchdog import HELLO, SAID, SECRET_BYTES, Message, Watcher, Word
 from tests.fuzz.cases import cases
 

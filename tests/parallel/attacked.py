@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 
 from tensorgrad import parallel
-from tensorgrad.parallel.comm.mpi_nccl import launch, watchdog, watchdog_client
+from tensorgrad.parallel.comm import launch, watchdog, watchdog_client
 from tensorgrad.parallel.data import DataParallel
 from tests.parallel import strategies
 from tests.parallel.strangers import ATTACKS, Stranger

@@ -16,7 +16,7 @@ import pytest
 from tensorgrad import backend, dtypes, nn, optim, parallel
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
 from tensorgrad.parallel import Comm
-from tensorgrad.parallel.comm.mpi_nccl import messages
+from tensorgrad.parallel.comm import messages
 from tests.parallel import pieces
 from tests.parallel.arrays import DTYPES, Array, same, values
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorgrad import parallel
 from tensorgrad.parallel import Comm
-from tensorgrad.parallel.comm.mpi_nccl import launch, mpi_nccl
+from tensorgrad.parallel.comm import launch, mpi_nccl
 
 
 def one_raises_early() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tensorgrad import parallel
-from tensorgrad.parallel.comm.mpi_nccl import launch
+from tensorgrad.parallel.comm import launch
 
 
 def main(folder: Path, waits_in: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tensorgrad import backend, dtypes
 from tensorgrad.errors import ArgumentError, CommError, DtypeError, ShapeError
 from tensorgrad.parallel import Comm, Handle
-from tensorgrad.parallel.comm.mpi_nccl import messages
+from tensorgrad.parallel.comm import messages
 from tests.parallel.arrays import Array, Host, same, values
 
 PIECES = ((1,), (33,), (0,), (2, 3), (5, 0), (1025,))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from tensorgrad.parallel.comm.mpi_nccl import watchdog
+from tensorgrad.parallel.comm import watchdog
 from tensorgrad.parallel.comm.watchdog import HELLO, Message
 
 IDLE = 1200  # connections: more than the 1,024 files that a process may usually open

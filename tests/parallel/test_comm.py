@@ -11,7 +11,7 @@ import pytest
 from tensorgrad import backend, parallel
 from tensorgrad.errors import CommError, DeviceError
 from tensorgrad.parallel import Comm
-from tensorgrad.parallel.comm.mpi_nccl import launch, mpi_nccl
+from tensorgrad.parallel.comm import launch, mpi_nccl
 from tests.parallel import collectives
 from tests.ranks import run_ranks
 

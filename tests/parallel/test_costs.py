@@ -10,7 +10,7 @@ from tensorgrad.autograd import Node
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.parallel import Comm
-from tensorgrad.parallel.costs import Costs, cut_blocks
+from tensorgrad.parallel.planning.costs import Costs, cut_blocks
 from tensorgrad.parallel.stages import block_costs, split
 from tensorgrad.parallel.tensor import tensor_parallel
 from tensorgrad.tensor import Tensor

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorgrad.parallel.comm.mpi_nccl import watchdog_client
+from tensorgrad.parallel.comm import watchdog_client
 from tests.parallel import faults
 from tests.ranks import mpirun, run_ranks
 

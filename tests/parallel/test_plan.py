@@ -11,8 +11,8 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Mesh
-from tensorgrad.parallel.estimate import Job, Plan, Speeds, estimate, stage_memory
-from tensorgrad.parallel.plan import bytes_of, fit, main
+from tensorgrad.parallel.planning.estimate import Job, Plan, Speeds, estimate, stage_memory
+from tensorgrad.parallel.planning.plan import bytes_of, fit, main
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import find_units
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.parallel.comm.mpi_nccl import watchdog, watchdog_client
+from tensorgrad.parallel.comm import watchdog, watchdog_client
 from tensorgrad.parallel.comm.watchdog import HELLO, SAID, Message, Watcher, Word
 from tensorgrad.parallel.comm.watchdog_client import LastCall
 from tests.parallel.strangers import ATTACKS, Attack, Stranger, half_a_greeting, is_closed

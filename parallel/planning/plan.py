@@ -1,8 +1,8 @@
 """Plan the training of a GPT-2 on many GPUs: memory, bytes sent, time; or which mesh fits.
 
-    python -m tensorgrad.parallel.plan --model gpt2-1558M --dp 8 --pp 4 --tp 2 --batch 512
-    python -m tensorgrad.parallel.plan --model gpt2-1558M --fit --memory 80GiB --batch 512
-    python -m tensorgrad.parallel.plan --model gpt2-124M --dp 2 --batch 64 --json
+    python -m tensorgrad.parallel.planning.plan --model gpt2-1558M --dp 8 --pp 4 --tp 2 --batch 512
+    python -m tensorgrad.parallel.planning.plan --model gpt2-1558M --fit --memory 80GiB --batch 512
+    python -m tensorgrad.parallel.planning.plan --model gpt2-124M --dp 2 --batch 64 --json
 
 Memory is that of the fullest GPU, time that of the slowest stage at the given speeds, both by the
 formulas of costs.py and estimate.py. No GPU is needed. Tests: tests/parallel/test_plan.py.
@@ -22,8 +22,8 @@ from typing import Any
 from tensorgrad.command import command
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
-from tensorgrad.parallel.estimate import DTYPES, Job, Plan, Speeds, estimate, stage_memory
 from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.planning.estimate import DTYPES, Job, Plan, Speeds, estimate, stage_memory
 from tensorgrad.parallel.schedule import SCHEDULES
 
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -210,7 +210,8 @@ def table(name: str, found: Plan, memory: float | None = None, reserved: float =
 def parser() -> argparse.ArgumentParser:
     """Return what reads the command line."""
     made = argparse.ArgumentParser(
-        prog="python -m tensorgrad.parallel.plan", description=(__doc__ or "").splitlines()[0]
+        prog="python -m tensorgrad.parallel.planning.plan",
+        description=(__doc__ or "").splitlines()[0],
     )
     add = made.add_argument
     add("--model", choices=PRESETS, default="gpt2-124M")

@@ -15,8 +15,8 @@ from functools import lru_cache
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, usual_bucket
-from tensorgrad.parallel.costs import Costs, cut_blocks
 from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.planning.costs import Costs, cut_blocks
 from tensorgrad.parallel.schedule import check_schedule, idle_share, most_remembered
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a parameter and of an activation
