@@ -3,7 +3,8 @@
 Formulas for the layers as they are built here, on the fullest of the tp ranks that share a layer:
 flash attention, which keeps no matrix of scores; a feed-forward layer that keeps what GELU is
 taken of and its result; a cross entropy that makes gradients in chunks and keeps no logits.
-docs/costs.md derives them; tests/parallel/test_costs.py compares them with models and graphs.
+docs/costs.md derives them; tests/parallel/planning/test_costs.py compares them with models and
+graphs.
 
     a block keeps, for each token, in elements of the activations' dtype
         inputs of both norms      2 C      divided by tp with `sequence`

@@ -2,7 +2,7 @@
 
 By the formulas of costs.py; nothing is measured. A plan says what it is of: the memory of the
 fullest GPU, and the bytes and times of the stage that computes longest. plan.py prints it and finds
-the mesh that fits. Tests: tests/parallel/test_plan.py.
+the mesh that fits. Tests: tests/parallel/planning/test_plan.py.
 """
 
 from __future__ import annotations

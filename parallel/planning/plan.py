@@ -5,7 +5,7 @@
     python -m tensorgrad.parallel.planning.plan --model gpt2-124M --dp 2 --batch 64 --json
 
 Memory is that of the fullest GPU, time that of the slowest stage at the given speeds, both by the
-formulas of costs.py and estimate.py. No GPU is needed. Tests: tests/parallel/test_plan.py.
+formulas of costs.py and estimate.py. No GPU is needed. Tests: tests/parallel/planning/test_plan.py.
 """
 
 from __future__ import annotations

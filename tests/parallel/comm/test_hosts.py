@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import on_hosts
-from tests.parallel.hosts import NAMES, Hosts, missing
+from tests.parallel.comm import on_hosts
+from tests.parallel.comm.hosts import NAMES, Hosts, missing
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 

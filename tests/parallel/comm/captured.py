@@ -1,4 +1,4 @@
-"""A collective inside a CUDA graph; run by test_comm.py on one GPU a rank."""
+"""A collective inside a CUDA graph; run by test_collectives.py on one GPU a rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What must hold on every rank; run by test_comm.py, alone and through mpirun.
+"""What must hold on every rank; run by test_collectives.py, alone and through mpirun.
 
-mpirun -n 4 python tests/parallel/collectives.py cpu
+mpirun -n 4 python tests/parallel/comm/collectives.py cpu
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tensorgrad import backend, dtypes, nn, optim, parallel
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.comm import messages
-from tests.parallel import pieces
-from tests.parallel.arrays import DTYPES, Array, same, values
+from tests.parallel.comm import pieces
+from tests.parallel.comm.arrays import DTYPES, Array, same, values
 
 SHAPES = ((), (1,), (31,), (33,), (1025,), (0,), (3, 0, 2), (5, 7))
 LAYOUTS_OF = (dtypes.float32, dtypes.bfloat16, dtypes.bool_)  # what differs in how it is sent

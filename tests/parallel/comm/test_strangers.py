@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import attacked, strategies
+from tests.parallel import strategies
+from tests.parallel.comm import attacked
 from tests.ranks import run_ranks
 
 

@@ -12,7 +12,7 @@ from tensorgrad import backend, dtypes
 from tensorgrad.errors import ArgumentError, CommError, DtypeError, ShapeError
 from tensorgrad.parallel import Comm, Handle
 from tensorgrad.parallel.comm import messages
-from tests.parallel.arrays import Array, Host, same, values
+from tests.parallel.comm.arrays import Array, Host, same, values
 
 PIECES = ((1,), (33,), (0,), (2, 3), (5, 0), (1025,))
 

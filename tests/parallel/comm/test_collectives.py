@@ -12,7 +12,7 @@ from tensorgrad import backend, parallel
 from tensorgrad.errors import CommError, DeviceError
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.comm import launch, mpi_nccl
-from tests.parallel import collectives
+from tests.parallel.comm import collectives
 from tests.ranks import run_ranks
 
 PROGRAM = Path(collectives.__file__)

@@ -22,7 +22,7 @@ import pytest
 from tensorgrad.parallel.comm import watchdog, watchdog_client
 from tensorgrad.parallel.comm.watchdog import HELLO, SAID, Message, Watcher, Word
 from tensorgrad.parallel.comm.watchdog_client import LastCall
-from tests.parallel.strangers import ATTACKS, Attack, Stranger, half_a_greeting, is_closed
+from tests.parallel.comm.strangers import ATTACKS, Attack, Stranger, half_a_greeting, is_closed
 
 SIZE = 3
 PROCESS = 2**22  # above all processes there are

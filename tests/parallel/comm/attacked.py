@@ -1,6 +1,6 @@
 """A small training on ranks, with or without strangers at its socket; run by test_strangers.py.
 
-mpirun -n 2 python tests/parallel/attacked.py attacked|alone
+mpirun -n 2 python tests/parallel/comm/attacked.py attacked|alone
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tensorgrad import parallel
 from tensorgrad.parallel.comm import launch, watchdog, watchdog_client
 from tensorgrad.parallel.data import DataParallel
 from tests.parallel import strategies
-from tests.parallel.strangers import ATTACKS, Stranger
+from tests.parallel.comm.strangers import ATTACKS, Stranger
 
 
 def attack_when_the_watcher_listens() -> threading.Thread:

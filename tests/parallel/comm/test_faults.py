@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tensorgrad.parallel.comm import watchdog_client
-from tests.parallel import faults
+from tests.parallel.comm import faults
 from tests.ranks import mpirun, run_ranks
 
 pytestmark = pytest.mark.mpi
