@@ -94,7 +94,7 @@ class Overlap:
         return max((self.gradients - self.last) / (count - 1), 1.0)
 
 
-def usual_bucket(gradients: float) -> float:
+def default_bucket_bytes(gradients: float) -> float:
     """Return a size in bytes that suits most machines: sqrt(G c w), as for GPUs with NVLink.
 
     Twice or half of it costs a quarter more, so what machines differ in matters little.

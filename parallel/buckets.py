@@ -17,7 +17,7 @@ from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.nn import Embedding, Module
 from tensorgrad.optim.flat import Segment
-from tensorgrad.parallel.bucket_size import usual_bucket
+from tensorgrad.parallel.bucket_size import default_bucket_bytes
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
 
@@ -49,7 +49,7 @@ def assign_buckets(
         return parameter.size * compute_dtype(parameter.dtype).itemsize
 
     if megabytes is None:
-        megabytes = usual_bucket(sum(map(gradient_bytes, parameters))) / 1e6
+        megabytes = default_bucket_bytes(sum(map(gradient_bytes, parameters))) / 1e6
     if not megabytes > 0:
         raise ArgumentError(f"assign_buckets: megabytes is {megabytes}, expected a number above 0")
     bucket, filled = 0, 0.0

@@ -31,7 +31,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, Shap
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.placement import Piece, Placement, copies, owners
+from tensorgrad.parallel.placement import ArrayPiece, Placement, copies, owners
 from tensorgrad.readers import parse_json
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ from tensorgrad.train.ranks import Ranks
 from tensorgrad.weights import ArrayFile, save_arrays
 
 _PIECES = "pieces"  # the entry of a file's header that says what its arrays are
-Held = Sequence[tuple[Piece, Array]]
+Held = Sequence[tuple[ArrayPiece, Array]]
 Json = Any
 
 
@@ -66,7 +66,8 @@ class Shards:
         self._comm, self._held = comm, list(held)
         mine = [piece.to_json() for piece, _ in held]
         everyone = [
-            [Piece.from_json(each) for each in pieces] for pieces in comm.all_gather_objects(mine)
+            [ArrayPiece.from_json(each) for each in pieces]
+            for pieces in comm.all_gather_objects(mine)
         ]
         shapes: dict[str, Shape] = {}
         for placement in (piece.placement for pieces in everyone for piece in pieces):
@@ -164,7 +165,7 @@ class _Kind(NamedTuple):
 class Stored(NamedTuple):
     """A piece that lies in a file."""
 
-    piece: Piece
+    piece: ArrayPiece
     name: str
     file: ArrayFile
 
@@ -174,9 +175,9 @@ class Stored(NamedTuple):
         return self.file.dtype(self.name)
 
 
-def _parts(held: Held, wanted: Sequence[Piece]) -> list[tuple[Piece, Array]]:
+def _parts(held: Held, wanted: Sequence[ArrayPiece]) -> list[tuple[ArrayPiece, Array]]:
     """Return pieces that are parts of those that are held, with their elements."""
-    by_box: dict[Placement, list[tuple[Piece, Array]]] = {}
+    by_box: dict[Placement, list[tuple[ArrayPiece, Array]]] = {}
     for piece, array in held:
         by_box.setdefault(piece.placement, []).append((piece, array))
     return [
@@ -191,7 +192,7 @@ def _parts(held: Held, wanted: Sequence[Piece]) -> list[tuple[Piece, Array]]:
 
 def pieces_of(
     model: Module, optimizer: Optimizer, placements: Mapping[str, Placement] | None = None
-) -> list[tuple[Piece, Array]]:
+) -> list[tuple[ArrayPiece, Array]]:
     """Return what a rank holds of the model and the optimizer: what it updates, and the buffers.
 
     Args:
@@ -210,9 +211,9 @@ def pieces_of(
     held = []
     for name, values, place, data in optimizer.flat.owned():
         span, shape = (values.start, values.stop), optimizer.flat.slots[name].shape
-        held.append((Piece(named("model", name, shape), *span), data))
+        held.append((ArrayPiece(named("model", name, shape), *span), data))
         for kind, buffer in optimizer.state.items():
-            held.append((Piece(named(f"optimizer/{kind}", name, shape), *span), buffer[place]))
+            held.append((ArrayPiece(named(f"optimizer/{kind}", name, shape), *span), buffer[place]))
     for name, tensor in model.state_dict().items():
         trained = name in optimizer.flat.slots
         if trained and tensor.size:
@@ -348,7 +349,7 @@ def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stor
                 if pieces is None:  # of one process: whole arrays
                     piece = Placement(f"{path.stem}/{key}", file.shape(key)).piece
                 else:
-                    piece = Piece.from_json(pieces[key])
+                    piece = ArrayPiece.from_json(pieces[key])
                     if file.shape(key) != (piece.size,):
                         raise ValueError(f"{key} has shape {file.shape(key)}, expected {piece}")
                 found.setdefault(piece.placement.name, []).append(Stored(piece, key, file))
@@ -361,7 +362,7 @@ def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stor
     return found
 
 
-def read_piece(target: Piece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
+def read_piece(target: ArrayPiece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
     """Return a piece, 1-D, made of stored ones, of which only what it needs is read."""
     plan = copies(target, [each.piece for each in stored])  # first: they may not make it up
     out = np.empty(target.size, stored[0].dtype)

@@ -35,11 +35,11 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, check_schedule, with_transfers
 from tensorgrad.parallel.stages import (
-    Elsewhere,
+    RemoteLayer,
     block_costs,
     check_not_shared,
-    leave_parts,
-    split,
+    keep_parts,
+    partition,
 )
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
@@ -50,7 +50,7 @@ _MOST_SENDS = 2  # gradients on their way at a time: each is kept in memory unti
 _Unit = tuple[int, int]  # a micro-batch and a part
 
 
-class _Pass(NamedTuple):
+class _PartPass(NamedTuple):
     """A forward pass of a part: what went in, if not tokens, and what came out."""
 
     x: Tensor | None
@@ -64,7 +64,7 @@ class _Output(NamedTuple):
     dtype: Dtype
     draws: int
 
-    def room(self, like: Array) -> Array:
+    def empty(self, like: Array) -> Array:
         """Return an array for it on the device of `like`."""
         return backend.empty(self.shape, self.dtype, like)
 
@@ -155,9 +155,9 @@ class Pipeline(ShardedRanks):
         # Ranks that share layers may have more heads than others: the slowest decide for all.
         self._world.agree("Pipeline", {"layers": len(model.blocks)})
         costs = self._world.all_gather_objects(block_costs(model))
-        self.parts = split([max(each) for each in zip(*costs, strict=True)], count)
+        self.parts = partition([max(each) for each in zip(*costs, strict=True)], count)
         self._tie(model)
-        leave_parts(model, self.parts, range(comm.rank, count, comm.size))
+        keep_parts(model, self.parts, range(comm.rank, count, comm.size))
         trains = comm.all_gather_objects(any(each.requires_grad for each in model.parameters()))
         if not all(trains):
             raise ArgumentError(
@@ -192,7 +192,7 @@ class Pipeline(ShardedRanks):
         """
         comm, before = self._comm, random.get_state()
         outputs = self._rehearse(loss, parts[0])
-        step = _Step(self, loss, parts, scaler, outputs)
+        step = _ScheduleRun(self, loss, parts, scaler, outputs)
         for action in self._plan(len(parts)):
             step.carry_out(action)
         total = step.end()
@@ -235,7 +235,7 @@ class Pipeline(ShardedRanks):
             x: Array | None = None
             for part in range(comm.rank, last + 1, comm.size):
                 if part > 0 and comm.size > 1:
-                    x = outputs[part - 1].room(self._like)
+                    x = outputs[part - 1].empty(self._like)
                     comm.recv(x, (part - 1) % comm.size)
                 x = self._through(loss, batch, part, x).y.data
                 if part < last and comm.size > 1:
@@ -304,7 +304,7 @@ class Pipeline(ShardedRanks):
         layers: list[Any] = list(self._model.blocks)
         steps = self._model.context if steps is None else steps
         return [
-            None if isinstance(layer, Elsewhere) else layer.attention.new_cache(batch, steps)
+            None if isinstance(layer, RemoteLayer) else layer.attention.new_cache(batch, steps)
             for layer in layers
         ]
 
@@ -313,12 +313,12 @@ class Pipeline(ShardedRanks):
             x = self._model.blocks[number](x, cache=None if cache is None else cache[number])
         return x
 
-    def _through(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _Pass:
+    def _through(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
         """Go forward through a part, from the activation `x` or, the first, from the tokens."""
         given = None if x is None else Tensor(x, requires_grad=True)
         self._now = part, given
         try:
-            return _Pass(given, loss(*batch))
+            return _PartPass(given, loss(*batch))
         finally:
             self._now = None
 
@@ -333,7 +333,7 @@ class Pipeline(ShardedRanks):
                 if part % comm.size == comm.rank:
                     x = None
                     if part > 0:
-                        x = found[-1].room(self._like)
+                        x = found[-1].empty(self._like)
                         x.fill(0)
                     with no_grad():
                         y = self._through(loss, batch, part, x).y
@@ -355,7 +355,7 @@ class Pipeline(ShardedRanks):
         return self._plans[micro]
 
 
-class _Step:
+class _ScheduleRun:
     """The actions of one step, as they are carried out, and the arrays that are there meanwhile."""
 
     def __init__(
@@ -369,7 +369,7 @@ class _Step:
         self._pipeline, self._loss, self._scaler = pipeline, loss, scaler
         self._batches, self._outputs = batches, outputs
         self._comm, self._random = pipeline._comm, random.get_state()
-        self._passes: dict[_Unit, _Pass] = {}  # forward is done, backward is not
+        self._passes: dict[_Unit, _PartPass] = {}  # forward is done, backward is not
         self._coming: dict[Action, tuple[Array, Handle]] = {}
         self._leaving: dict[_Unit, Handle] = {}  # activations on their way to the next part
         self._gradients: dict[_Unit, Array] = {}  # of inputs
@@ -394,14 +394,14 @@ class _Step:
             self._returning.append(self._comm.send(dx, (part - 1) % size, wait=False))
         else:
             output, source = (part - 1, part - 1) if kind == "receive_input" else (part, part + 1)
-            array = self._outputs[output].room(self._pipeline._like)
+            array = self._outputs[output].empty(self._pipeline._like)
             self._coming[action] = array, self._comm.recv(array, source % size, wait=False)
 
     def end(self) -> Array:
         """Wait for what was sent; return the sum of the losses, on the last stage."""
         for handle in self._returning:
             handle.wait()
-        total = self._outputs[-1].room(self._pipeline._like)
+        total = self._outputs[-1].empty(self._pipeline._like)
         total[...] = self._total
         return total
 
@@ -420,7 +420,7 @@ class _Step:
             self._total = self._total + y.data
             y = y * (1 / count) if count > 1 else y
             y = y if self._scaler is None else self._scaler.scale(y)
-        self._passes[unit] = _Pass(given, y)
+        self._passes[unit] = _PartPass(given, y)
 
     def _go_back(self, unit: _Unit) -> None:
         micro, part = unit

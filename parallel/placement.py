@@ -2,7 +2,7 @@
 
 A parameter of the whole model has a full name and a full shape. A rank holds a box of it, its
 `Placement`: all of it or, along one axis, one or several ranges side by side. Of the box it may
-hold (of a sharded buffer) only a range of the elements in C order: a `Piece`.
+hold (of a sharded buffer) only a range of the elements in C order: a `ArrayPiece`.
 
     full (4, 6)        placement: axis 1, ranges (0, 1), (3, 5)     piece: 2 to 7 of that box
     . . . . . .        x . . x x .                                  . . . . x .
@@ -96,12 +96,12 @@ class Placement:
         return math.prod(self.box)
 
     @property
-    def piece(self) -> Piece:
+    def piece(self) -> ArrayPiece:
         """All of the box."""
-        return Piece(self, 0, self.size)
+        return ArrayPiece(self, 0, self.size)
 
 
-class Piece(NamedTuple):
+class ArrayPiece(NamedTuple):
     """Elements `start` to `stop` of a box, in C order, as a 1-D array."""
 
     placement: Placement
@@ -119,7 +119,7 @@ class Piece(NamedTuple):
         return [box.name, box.shape, box.axis, box.ranges, self.start, self.stop]
 
     @staticmethod
-    def from_json(value: Sequence[Any]) -> Piece:
+    def from_json(value: Sequence[Any]) -> ArrayPiece:
         """Return the piece that `to_json` gave.
 
         Raises:
@@ -134,14 +134,15 @@ class Piece(NamedTuple):
             if not isinstance(name, str) or math.prod(shape) >= 2**63:
                 raise ValueError(f"it is {name!r} of shape {shape}")
             box = Placement(name, tuple(shape), axis, ranges)
-            piece = Piece(box, start, stop)
+            piece = ArrayPiece(box, start, stop)
         except (TypeError, ValueError) as error:
             raise ArgumentError(
-                f"Piece: got {value!r:.200}, expected what to_json gives"
+                f"ArrayPiece: got {value!r:.200}, expected what to_json gives"
             ) from error
         if not 0 <= piece.start <= piece.stop <= box.size:
             raise ArgumentError(
-                f"Piece: {name} has elements {start} to {stop}, expected some of 0 to {box.size}"
+                f"ArrayPiece: {name} has elements {start} to {stop}, expected some of 0 to "
+                f"{box.size}"
             )
         return piece
 
@@ -214,7 +215,7 @@ def cut_box(full: Array, placement: Placement) -> Array:
     return backend.namespace(full).concatenate(parts or [full[(*before, slice(0))]], placement.axis)
 
 
-def copies(target: Piece, sources: Sequence[Piece]) -> Runs:
+def copies(target: ArrayPiece, sources: Sequence[ArrayPiece]) -> Runs:
     """Return how to make a piece out of others, each element from one of them.
 
     Args:
@@ -251,7 +252,7 @@ def copies(target: Piece, sources: Sequence[Piece]) -> Runs:
     return kept
 
 
-def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
+def owners(held: Sequence[Sequence[ArrayPiece]]) -> list[list[ArrayPiece]]:
     """Say which rank writes what, so that everything is written once and all write about as much.
 
     Args:
@@ -264,14 +265,14 @@ def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
         for placement, start, stop in pieces:
             if start < stop or not placement.size:
                 holders.setdefault(placement, {}).setdefault((start, stop), []).append(rank)
-    shared: list[tuple[Piece, list[int]]] = []
+    shared: list[tuple[ArrayPiece, list[int]]] = []
     for placement, found in holders.items():
         edges = sorted({edge for span in found for edge in span})
         for start, stop in itertools.pairwise(edges) if placement.size else [(0, 0)]:
             both = {r for (a, b), rs in found.items() if a <= start and stop <= b for r in rs}
             if both:
-                shared.append((Piece(placement, start, stop), sorted(both)))
-    written: list[list[Piece]] = [[] for _ in held]
+                shared.append((ArrayPiece(placement, start, stop), sorted(both)))
+    written: list[list[ArrayPiece]] = [[] for _ in held]
     load = [0] * len(held)
     # What one rank alone holds first, then the largest: the rest fills up who has least.
     for piece, ranks in sorted(shared, key=lambda each: (len(each[1]) > 1, -each[0].size)):
@@ -281,7 +282,7 @@ def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
     return written
 
 
-def _runs(piece: Piece) -> Runs:
+def _runs(piece: ArrayPiece) -> Runs:
     """Return (N, 3): start in the full array, start in the piece and length of what is together."""
     shape, axis, ranges = piece.placement.shape, piece.placement.axis, piece.placement.ranges
     if ranges is None:
@@ -302,7 +303,7 @@ def _runs(piece: Piece) -> Runs:
     return kept
 
 
-def _meet(one: Piece, other: Piece) -> Runs:
+def _meet(one: ArrayPiece, other: ArrayPiece) -> Runs:
     """Return (N, 3): start in one piece, start in the other and length of runs that both have."""
     if one.placement == other.placement:  # one run, however the box is cut
         start, stop = max(one.start, other.start), min(one.stop, other.stop)

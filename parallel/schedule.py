@@ -6,7 +6,7 @@ in which order a stage does its share. They differ in how long stages stand idle
 micro-batches a stage must remember at a time (p stages, m micro-batches, v parts a stage):
 
     schedule      idle share                remembered by stage s
-    one_by_one    (p-1) / p                 1
+    sequential    (p-1) / p                 1
     gpipe         (p-1) / (m+p-1)           m
     one_f_one_b   (p-1) / (m+p-1)           min(m, p-s)
     interleaved   (p-1) / (v m+p-1)         min(v m, 2 (p-s-1) + (v-1) p + 1), each 1/v as large
@@ -49,7 +49,7 @@ class Action(NamedTuple):
 Schedule = Callable[[int, int, int, int], list[Action]]
 
 
-def one_by_one(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
+def sequential(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
     """Return plain model parallelism: a micro-batch begins when the one before is all done.
 
     With one micro-batch, the usual way to spread a model over GPUs that work in turns.
@@ -64,7 +64,7 @@ def one_by_one(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Act
     Raises:
         ArgumentError: a size is out of its range.
     """
-    _check("one_by_one", stages, micro, stage, chunks)
+    _check("sequential", stages, micro, stage, chunks)
     return [
         action
         for number in range(micro)
@@ -73,7 +73,7 @@ def one_by_one(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Act
 
 
 def gpipe(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
-    """Return GPipe: all micro-batches go forward, then all go back; arguments as `one_by_one`."""
+    """Return GPipe: all micro-batches go forward, then all go back; arguments as `sequential`."""
     _check("gpipe", stages, micro, stage, chunks)
     units = [(number, stage) for number in range(micro)]
     return _in_turns(micro, units, units)
@@ -82,7 +82,7 @@ def gpipe(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
 def one_f_one_b(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
     """Return 1F1B: each forward after the first few waits for a backward, which frees its memory.
 
-    Arguments as `one_by_one`.
+    Arguments as `sequential`.
     """
     _check("one_f_one_b", stages, micro, stage, chunks)
     units = [(number, stage) for number in range(micro)]
@@ -93,7 +93,7 @@ def interleaved(stages: int, micro: int, stage: int, chunks: int) -> list[Action
     """Return interleaved 1F1B: a stage has several parts, which makes idle times shorter.
 
     Micro-batches go in groups of p: first through the stage's first part, then the second, and
-    so on. There is v times as much to send. Arguments as `one_by_one`, but:
+    so on. There is v times as much to send. Arguments as `sequential`, but:
 
     Args:
         micro: a multiple of p.
@@ -120,7 +120,7 @@ def interleaved(stages: int, micro: int, stage: int, chunks: int) -> list[Action
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "model-parallel": one_by_one,
+    "model-parallel": sequential,
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
@@ -142,7 +142,7 @@ def check_schedule(op: str, schedule: str, chunks: int) -> None:
         )
 
 
-def idle_share(name: str, stages: int, micro: int, chunks: int = 1) -> float:
+def bubble_fraction(name: str, stages: int, micro: int, chunks: int = 1) -> float:
     """Return which share of a step a stage stands idle, when all parts take equally long.
 
     (p-1) / (v m+p-1); for plain model parallelism (p-1) / p
@@ -156,7 +156,7 @@ def idle_share(name: str, stages: int, micro: int, chunks: int = 1) -> float:
     return (stages - 1) / (chunks * micro + stages - 1)
 
 
-def most_remembered(name: str, stages: int, micro: int, stage: int, chunks: int = 1) -> int:
+def max_in_flight(name: str, stages: int, micro: int, stage: int, chunks: int = 1) -> int:
     """Return how many forward passes of parts a stage remembers at most, to go back through.
 
     1; m; min(m, p-s); min(v m, 2 (p-s-1) + (v-1) p + 1): see the top of this file.
@@ -245,11 +245,11 @@ def with_transfers(plans: Sequence[Sequence[Action]], stage: int) -> list[Action
             if need in places and action not in places:
                 kind: Kind = "send_output" if forward else "send_gradient"
                 what = Action(kind, need.micro, need.part)
-                messages.append(_Message(spans[need].end, need, what, places[need] + 1))
+                messages.append(_PlacedTransfer(spans[need].end, need, what, places[need] + 1))
             elif action in places and need not in places:
                 kind = "receive_input" if forward else "receive_gradient"
                 what = Action(kind, action.micro, action.part)
-                messages.append(_Message(spans[need].end, need, what, places[action]))
+                messages.append(_PlacedTransfer(spans[need].end, need, what, places[action]))
     return _woven(plan, sorted(messages, key=lambda message: message[:2]))
 
 
@@ -272,7 +272,7 @@ def draw(plans: Sequence[Sequence[Action]]) -> str:
     return "\n".join(lines)
 
 
-class _Message(NamedTuple):
+class _PlacedTransfer(NamedTuple):
     """What a stage sends or receives, and the first of its computations that may follow."""
 
     time: float
@@ -313,7 +313,7 @@ def _needs(action: Action, last: int) -> list[Action]:
     return needs if part == last else [*needs, Action("backward", micro, part + 1)]
 
 
-def _woven(plan: Sequence[Action], messages: Sequence[_Message]) -> list[Action]:
+def _woven(plan: Sequence[Action], messages: Sequence[_PlacedTransfer]) -> list[Action]:
     """Put messages between computations: in their order, each as early as it may stand."""
     slots, sent = [], 0
     for message in messages:

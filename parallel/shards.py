@@ -38,7 +38,7 @@ class ShardedParameters(FlatParameters):
 
     Attributes:
         units: for each unit its segment; empty in stage 1.
-        rooms: for each segment where its parameters and its gradients lie, all of them.
+        storage: for each segment where its parameters and its gradients lie, all of them.
         gradient_memory: the arrays in which gradients lie.
     """
 
@@ -53,7 +53,7 @@ class ShardedParameters(FlatParameters):
         self.rank, self.ranks, self.stage = rank, ranks, stage
         self._groups = groups
         self.units: list[int] = []
-        self.rooms: list[tuple[Array, Array]] = []
+        self.storage: list[tuple[Array, Array]] = []
         self.gradient_memory: list[Array] = []
         super().__init__(named_parameters, multiple=ALIGNMENT * ranks, groups=groups.__getitem__)
 
@@ -70,7 +70,7 @@ class ShardedParameters(FlatParameters):
         super().zero_grad()
         for number in range(len(self.segments)):
             if number not in self.units:
-                self.rooms[number][1].fill(0)
+                self.storage[number][1].fill(0)
 
     def _allocate(self, like: Array) -> list[tuple[Array, Array]]:
         if self.stage > 1:
@@ -79,7 +79,7 @@ class ShardedParameters(FlatParameters):
         self._let_go(like)
         wide = compute_dtype(self.dtype)
         data_rooms, data_parts, self.memory = self._buffers(self.dtype, like, self.stage == 3)
-        rooms, parts, self.gradient_memory = self._buffers(wide, like, self.stage >= 2)
+        storage, parts, self.gradient_memory = self._buffers(wide, like, self.stage >= 2)
         if self.stage < 3:
             self.data = self.memory[0]
         if self.stage == 1:
@@ -92,8 +92,8 @@ class ShardedParameters(FlatParameters):
             offset += data.size
         shards = [] if self.stage == 1 else self.gradient_memory[:1]  # the parts of all units
         self.grads = shards + [part for i, part in enumerate(parts) if i not in self.units]
-        self.rooms = list(zip(data_rooms, rooms, strict=True))
-        return self.rooms
+        self.storage = list(zip(data_rooms, storage, strict=True))
+        return self.storage
 
     def _let_go(self, like: Array) -> None:
         """Move the parameters to the host until the buffers are there: a GPU may not hold both."""
@@ -109,31 +109,31 @@ class ShardedParameters(FlatParameters):
         """Return where each segment lies, where this rank's part of it, and the memory of both."""
         if not sharded:
             whole = zeros(self.size, dtype, like)
-            rooms = [whole[segment.begin : segment.end] for segment in self.segments]
-            return rooms, [self.part(room) for room in rooms], [whole]
+            storage = [whole[segment.begin : segment.end] for segment in self.segments]
+            return storage, [self.part(room) for room in storage], [whole]
         sizes = [self.segments[number].size for number in self.units]
         slots = [zeros(max(sizes[i::SLOTS]), dtype, like) for i in range(min(SLOTS, len(sizes)))]
         shards = zeros(sum(sizes) // self.ranks, dtype, like)
         memory = [shards, *slots]
-        rooms, parts = [], []
+        storage, parts = [], []
         offset = 0
         for number, segment in enumerate(self.segments):
             if number in self.units:
-                rooms.append(slots[self.units.index(number) % SLOTS][: segment.size])
+                storage.append(slots[self.units.index(number) % SLOTS][: segment.size])
                 end = offset + segment.size // self.ranks
                 parts.append(shards[offset:end])
                 offset = end
             else:
-                rooms.append(zeros(segment.size, dtype, like))
-                parts.append(self.part(rooms[-1]))
-                memory.append(rooms[-1])
-        return rooms, parts, memory
+                storage.append(zeros(segment.size, dtype, like))
+                parts.append(self.part(storage[-1]))
+                memory.append(storage[-1])
+        return storage, parts, memory
 
     def _moved(self, number: int) -> None:
         """Keep the part of this rank, and leave the slots to the next segment."""
         if number not in self.units:
             return
-        data, grad = self.rooms[number]
+        data, grad = self.storage[number]
         if self.stage == 3:
             self.pieces[number].data[...] = self.part(data)
             data.fill(0)

@@ -36,7 +36,7 @@ def block_costs(model: LanguageModel) -> list[int]:
     return costs
 
 
-def split(costs: Sequence[float], parts: int) -> list[range]:
+def partition(costs: Sequence[float], parts: int) -> list[range]:
     """Cut a row of layers into parts, none empty, so that the costliest costs as little as can be.
 
     Of all such ways it takes the one whose parts differ least (in squares).
@@ -50,7 +50,7 @@ def split(costs: Sequence[float], parts: int) -> list[range]:
         ArgumentError: there are more parts than layers.
     """
     if not 1 <= parts <= len(costs):
-        raise ArgumentError(f"split: parts is {parts}, expected 1 to the {len(costs)} layers")
+        raise ArgumentError(f"partition: parts is {parts}, expected 1 to the {len(costs)} layers")
     least, _ = _best(costs, parts, max)
     _, cuts = _best(costs, parts, lambda sum, cost: sum + cost**2 if cost <= least else math.inf)
     return [range(begin, end) for begin, end in itertools.pairwise(cuts)]
@@ -77,7 +77,7 @@ def _best(
     return found[count]
 
 
-class Elsewhere(Module):
+class RemoteLayer(Module):
     """Stands for a layer that another stage has.
 
     Args:
@@ -122,7 +122,7 @@ def check_not_shared(op: str, model: LanguageModel) -> None:
                 )
 
 
-def leave_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[int]) -> None:
+def keep_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[int]) -> None:
     """Take everything out of a model, in place, but what some of its parts need.
 
     What is left keeps its names. A table of tokens that is also the head is needed by the first
@@ -130,13 +130,13 @@ def leave_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[i
 
     Args:
         model: the whole model.
-        parts: its blocks by part, from `split`.
+        parts: its blocks by part, from `partition`.
         mine: which parts are left.
     """
     for part, blocks in enumerate(parts):
         if part not in mine:
             for number in blocks:
-                model.blocks[number] = Elsewhere(f"blocks.{number}")
+                model.blocks[number] = RemoteLayer(f"blocks.{number}")
     ends = {"norm", "output"}
     kept = {"blocks"}
     if len(parts) - 1 in mine:
@@ -145,4 +145,4 @@ def leave_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[i
         if isinstance(child, Module | Parameter) and name not in kept:
             if 0 in mine and name not in ends:
                 continue
-            setattr(model, name, Elsewhere(name))
+            setattr(model, name, RemoteLayer(name))

@@ -264,8 +264,8 @@ class TensorParallel(ShardedRanks):
         self._inner = OneProcess() if inner is None else inner
         self.rank, self.ranks = self._inner.rank, self._inner.ranks
         self.is_main = self._inner.is_main and comm.rank == 0
-        self._terms: _Stretches | None = None
-        self._copies: _Stretches | None = None
+        self._terms: _JoinedGradients | None = None
+        self._copies: _JoinedGradients | None = None
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Cut the model, and return the optimizer of this rank's part.
@@ -281,9 +281,9 @@ class TensorParallel(ShardedRanks):
         self.parts = tensor_parallel(model, self._comm, self._sequence)
         self._placements = self.parts.placements
         optimizer = self._inner.prepare(model, make_optimizer)
-        self._terms = _Stretches(optimizer.flat, self.parts.summed)
+        self._terms = _JoinedGradients(optimizer.flat, self.parts.summed)
         if self._comm.rank > 0:
-            self._copies = _Stretches(optimizer.flat, self.parts.replicated)
+            self._copies = _JoinedGradients(optimizer.flat, self.parts.replicated)
         return optimizer
 
     def begin(
@@ -332,7 +332,7 @@ class TensorParallel(ShardedRanks):
         return self._inner.sum([float(each) for each in means])
 
 
-class _Stretches:
+class _JoinedGradients:
     """Gradients of some parameters, of which this rank may have a part, as one array.
 
     The array has room for all of them, in the order in which the model has them, so it is the same

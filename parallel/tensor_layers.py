@@ -77,7 +77,7 @@ class Region:
         return all_reduce(y, self.comm, overwrite=True)
 
     @contextmanager
-    def own_numbers(self) -> Iterator[None]:
+    def rank_random_stream(self) -> Iterator[None]:
         """Draw other random numbers than the other ranks: for what is cut, as dropout of heads.
 
         Outside, ranks draw the same ones, from the stream that the training loop has set. Draws
@@ -95,12 +95,12 @@ class Region:
         """Return dropout of what is cut."""
         if not layer.drops:
             return x
-        with self.own_numbers():
+        with self.rank_random_stream():
             return layer.forward(x)
 
-    def outside_numbers(self) -> AbstractContextManager[None]:
+    def outer_random_stream(self) -> AbstractContextManager[None]:
         """Draw the random numbers of what is outside: the own ones if the rows are cut."""
-        return self.own_numbers() if self.sequence else nullcontext()
+        return self.rank_random_stream() if self.sequence else nullcontext()
 
     def cut(
         self,
@@ -262,7 +262,7 @@ class ParallelAttention(MultiHeadAttention):
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return the shape of x; see `MultiHeadAttention`. The cache holds the heads of here."""
-        with self.region.own_numbers():
+        with self.region.rank_random_stream():
             return super().forward(x, mask, cache)
 
 
@@ -340,7 +340,7 @@ class ParallelBlock(TransformerBlock):
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return the shape of x: (B, T, C) or, of a sequence, the own rows."""
-        with self.region.outside_numbers():
+        with self.region.outer_random_stream():
             return super().forward(x, mask, cache)
 
 
@@ -358,7 +358,7 @@ class ParallelDropout(Dropout):
 
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x."""
-        with self.region.outside_numbers():
+        with self.region.outer_random_stream():
             return super().forward(x)
 
 

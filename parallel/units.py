@@ -102,7 +102,7 @@ class Units:
             for name in flat.segments[segment].names:
                 on_grad_ready(parameters[name], self._guard(unit, name))
 
-    def pass_by(self) -> None:
+    def gather_all(self) -> None:
         """Gather as forward does: other ranks run it, and this one has nothing to run."""
         for unit in range(self._count):
             self._begin_forward(unit)
@@ -177,7 +177,7 @@ class Units:
             return
         self._arrived(slot)  # nobody may have waited for a unit that was not run
         segment = self._flat.units[unit]
-        part, room = self._flat.pieces[segment].data, self._flat.rooms[segment][0]
+        part, room = self._flat.pieces[segment].data, self._flat.storage[segment][0]
         self._gathers[slot] = self._comm.all_gather(part, room, wait=False)
         self._inside[slot] = unit
 
@@ -190,7 +190,7 @@ class Units:
         """Begin to sum the gradients of the last unit that was not yet summed."""
         unit = self._last
         self._keep(unit + SLOTS)
-        room = self._flat.rooms[self._flat.units[unit]][1]
+        room = self._flat.storage[self._flat.units[unit]][1]
         part = self._flat.part(room)
         self._scatters[unit] = self._comm.reduce_scatter(room, part, "mean", wait=False)
         self._last -= 1
@@ -202,6 +202,6 @@ class Units:
             return
         handle.wait()
         segment = self._flat.units[unit]
-        room = self._flat.rooms[segment][1]
+        room = self._flat.storage[segment][1]
         add_into(self._flat.pieces[segment].grad, self._flat.part(room))
         room.fill(0)

@@ -92,7 +92,7 @@ def vocabulary_parallel_cross_entropy(
     if reduction == "mean":
         divisor = backend.namespace(counted).maximum(counted.sum(), 1).astype(wide)
     head = _Head(comm, weight.data, classes, options)
-    problem = _Problem(head, x.data, targets.reshape(-1), counted, divisor, dtype, chunk)
+    problem = _LossInputs(head, x.data, targets.reshape(-1), counted, divisor, dtype, chunk)
     wants = [mode.grad_enabled and tensor.requires_grad for tensor in (x, weight)]
     losses, gradients = _run(problem, wants)
     loss = losses.sum() if divisor is None else losses.sum() / divisor
@@ -121,7 +121,7 @@ class _Head(NamedTuple):
         return min(max(self.classes - self.first, 0), len(self.weight))
 
 
-class _Problem(NamedTuple):
+class _LossInputs(NamedTuple):
     """What is to be computed."""
 
     head: _Head
@@ -147,7 +147,7 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Seque
     return gradients
 
 
-def _run(problem: _Problem, wants: Sequence[bool]) -> tuple[Array, list[Array | None]]:
+def _run(problem: _LossInputs, wants: Sequence[bool]) -> tuple[Array, list[Array | None]]:
     """Return the losses of the rows, and the gradients that are wanted, for dy == 1."""
     head, shape, dtype = problem.head, problem.x.shape, problem.dtype
     wide = compute_dtype(dtype)
@@ -172,7 +172,7 @@ def _run(problem: _Problem, wants: Sequence[bool]) -> tuple[Array, list[Array | 
     return losses, [None if dx is None else dx.reshape(shape), dweight]
 
 
-def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wanted: bool) -> None:
+def _losses(problem: _LossInputs, losses: Array, logits: Array, piece: slice, wanted: bool) -> None:
     """Write the losses of a chunk and, if wanted, the gradient of its logits over them."""
     head, wide = problem.head, logits.dtype
     xp = backend.namespace(logits)

@@ -128,7 +128,7 @@ class Zero(ShardedRanks, DataParallel):
         flat, units = self._prepared()
         handles = [
             self._comm.all_gather(piece.data, room, wait=False)
-            for number, (piece, (room, _)) in enumerate(zip(flat.pieces, flat.rooms, strict=True))
+            for number, (piece, (room, _)) in enumerate(zip(flat.pieces, flat.storage, strict=True))
             if self.stage < 3 or number not in flat.units
         ]
         if units is not None:
@@ -150,7 +150,7 @@ class Zero(ShardedRanks, DataParallel):
         counts = self.sum(mine)
         result = super().add_losses(loss, batches)
         for _ in range(int(max(counts)) - len(batches)):
-            units.pass_by()
+            units.gather_all()
         return result
 
     @contextmanager
@@ -168,5 +168,5 @@ class Zero(ShardedRanks, DataParallel):
     def _scatter(self, number: int) -> Handle:
         """Begin to sum the gradients of a segment over the ranks; this rank gets its part."""
         flat, _ = self._prepared()
-        room = flat.rooms[number][1]
+        room = flat.storage[number][1]
         return self._comm.reduce_scatter(room, flat.part(room), "mean", wait=False)

@@ -1,6 +1,6 @@
 """Host arrays between ranks, over MPI's messages from one rank to another.
 
-A transfer is a generator that yields while its messages are on their way. `Progress` advances
+A transfer is a generator that yields while its messages are on their way. `ProgressEngine` advances
 all of them whenever a rank waits for any, so a rank that waits in one collective still does its
 part of those it has begun before, and ranks may finish them in any order.
 
@@ -68,7 +68,7 @@ class _Task:
             raise self._error
 
 
-class Progress:
+class ProgressEngine:
     """The transfers that a rank has begun and not yet seen done, in all its groups.
 
     Attributes:
@@ -115,7 +115,7 @@ class Progress:
             last.waits_since = None
 
 
-class Messages:
+class HostTransport:
     """The transport of host arrays between the ranks of one group.
 
     Args:
@@ -126,7 +126,7 @@ class Messages:
     """
 
     def __init__(
-        self, group: Any, ranks: Sequence[int], failure: type[Exception], progress: Progress
+        self, group: Any, ranks: Sequence[int], failure: type[Exception], progress: ProgressEngine
     ) -> None:
         """Take over the communicator."""
         self._group, self._failure, self._progress = group, failure, progress

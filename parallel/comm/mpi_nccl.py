@@ -38,8 +38,8 @@ from tensorgrad.parallel.comm.launch import (
     say,
     time_limit,
 )
-from tensorgrad.parallel.comm.messages import Messages, Progress
-from tensorgrad.parallel.comm.staging import OverHost
+from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine
+from tensorgrad.parallel.comm.staging import HostStaging
 from tensorgrad.parallel.comm.transport import Finish, GpuTransport
 from tensorgrad.parallel.comm.watchdog import Message
 
@@ -122,7 +122,7 @@ def _start_mpi() -> None:
         import mpi4py.MPI  # noqa: F401
 
 
-class _Beginning:
+class _EarlyFailures:
     """What ranks tell each other as soon as MPI has started: which of them failed before."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class _Beginning:
             return self._first
 
 
-_beginning = _Beginning()
+_beginning = _EarlyFailures()
 
 
 def _abort_before_start(status: int, why: str) -> None:
@@ -191,7 +191,7 @@ def _abort_mpi(status: int) -> None:
 
 
 @cache
-def _start() -> tuple[Comm, watchdog_client.Watch | None]:
+def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
     """Start MPI, once; the watch is None for one rank, or where rank 0 cannot be reached."""
     started = launched_ranks()
     if started == 1:
@@ -214,7 +214,7 @@ def _start() -> tuple[Comm, watchdog_client.Watch | None]:
     if _beginning.first_failed(failed=False) < started:
         time.sleep(_TO_MEET)  # that rank ends this one
         os._exit(1)
-    network = _Mpi(everyone, range(started), Progress(), _place_on_host(everyone))
+    network = _MpiNetwork(everyone, range(started), ProgressEngine(), _place_on_host(everyone))
     comm = Comm(network)
     end_all_ranks_on_error(comm.abort)
     network.watch = watchdog_client.start(network, network.last)
@@ -223,11 +223,11 @@ def _start() -> tuple[Comm, watchdog_client.Watch | None]:
     return comm, network.watch
 
 
-class _Mpi(Messages):
+class _MpiNetwork(HostTransport):
     """Host arrays over MPI, and how ranks agree, form groups and connect their GPUs."""
 
     def __init__(
-        self, group: Any, ranks: Sequence[int], progress: Progress, place: tuple[int, int]
+        self, group: Any, ranks: Sequence[int], progress: ProgressEngine, place: tuple[int, int]
     ) -> None:
         from mpi4py import MPI
 
@@ -237,7 +237,7 @@ class _Mpi(Messages):
         self._in_place, self._max = MPI.IN_PLACE, MPI.MAX
         self._progress = progress
         self.last = progress.last
-        self.watch: watchdog_client.Watch | None = None
+        self.watch: watchdog_client.WatchdogClient | None = None
         self._place = self.local_rank, self.local_size = place
 
     def begin_call(self, call: str) -> None:
@@ -262,11 +262,11 @@ class _Mpi(Messages):
             self._meeting.Allgatherv(mine, (joined, sizes))
         return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
 
-    def split(self, ranks: Sequence[int]) -> _Mpi:
+    def split(self, ranks: Sequence[int]) -> _MpiNetwork:
         """Return the network of this rank's group; every rank calls it with its own group."""
         with self._errors("split"):
             group = self._meeting.Split(min(ranks), ranks.index(self.rank))
-        part = _Mpi(group, [self.ranks[rank] for rank in ranks], self._progress, self._place)
+        part = _MpiNetwork(group, [self.ranks[rank] for rank in ranks], self._progress, self._place)
         part.watch = self.watch
         return part
 
@@ -288,9 +288,9 @@ class _Mpi(Messages):
                     self.size,
                     gpus,
                 )
-            return OverHost(self)
+            return HostStaging(self)
         unique_id = self.exchange(_nccl_unique_id().hex() if self.rank == 0 else "")[0]
-        return _Nccl(self, bytes.fromhex(unique_id), device)
+        return _NcclTransport(self, bytes.fromhex(unique_id), device)
 
     def leave(self) -> None:
         """Say that this rank ends now as it should."""
@@ -318,7 +318,7 @@ class _Mpi(Messages):
             raise CommError(f"{op}: MPI fails with {error}") from error
 
 
-class _Nccl:
+class _NcclTransport:
     """Arrays on one GPU a rank over NCCL.
 
     Collectives of a group share a communicator and its stream. Messages from one rank to another
@@ -326,10 +326,10 @@ class _Nccl:
     waits for its receiver would hold up those that the receiver waits for.
     """
 
-    def __init__(self, mpi: _Mpi, unique_id: bytes, device: int) -> None:
+    def __init__(self, mpi: _MpiNetwork, unique_id: bytes, device: int) -> None:
         self._mpi, self._device = mpi, device
-        self._group = _NcclStream(unique_id, mpi.rank, mpi.size, device, mpi.last)
-        self._pairs: dict[tuple[int, int], _NcclStream] = {}
+        self._group = _NcclCommunicator(unique_id, mpi.rank, mpi.size, device, mpi.last)
+        self._pairs: dict[tuple[int, int], _NcclCommunicator] = {}
 
     def all_reduce(self, array: Array, op: str) -> Finish:
         wide = _WIDE.get(array.dtype)
@@ -397,7 +397,7 @@ class _Nccl:
         for stream in (self._group, *self._pairs.values()):
             stream.close()
 
-    def _pair(self, source: int, to: int) -> _NcclStream:
+    def _pair(self, source: int, to: int) -> _NcclCommunicator:
         """Return the communicator of messages from `source`, its rank 0, to `to`, its rank 1."""
         if (source, to) not in self._pairs:
             self._connect(source, to)
@@ -419,14 +419,16 @@ class _Nccl:
             self._mpi.recv(told.reshape(-1), low)()
         for unique_id, (source, to) in zip(told, ((low, high), (high, low)), strict=True):
             sends = self._mpi.rank == source
-            pair = _NcclStream(unique_id.tobytes(), 1 - sends, 2, self._device, self._mpi.last)
+            pair = _NcclCommunicator(
+                unique_id.tobytes(), 1 - sends, 2, self._device, self._mpi.last
+            )
             self._pairs[source, to] = pair
             data = backend.cupy.zeros(1, "uint8")
             finish = self.send(data, to) if sends else self.recv(data, source)
             finish()
 
 
-class _NcclStream:
+class _NcclCommunicator:
     """One NCCL communicator and the stream of its calls."""
 
     def __init__(

@@ -9,7 +9,7 @@ from tensorgrad.backend import Array
 from tensorgrad.parallel.comm.transport import Finish, Transport
 
 
-class OverHost:
+class HostStaging:
     """Copies to the host, sends there, and copies back when the transfer is finished.
 
     Args:

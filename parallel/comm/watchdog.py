@@ -6,7 +6,7 @@ launcher kills all ranks when one has died: this process is left, can still say 
 and its hold on the standard error makes the launcher wait until it has done so.
 
 A rank opens with a `HELLO`, which shows the secret of the program, and then sends messages, all of
-one size (`SAID`). The watcher answers with single bytes (`Word`). Of a stranger it reads no more
+one size (`SAID`). The watcher answers with single bytes (`Command`). Of a stranger it reads no more
 than a `HELLO`, and compares the secret before it looks at anything else. Once all ranks are there
 it stops listening.
 """
@@ -56,7 +56,7 @@ class Message(IntEnum):
     REPORT = 6  # an answer; number as in WAITS; text: what it does
 
 
-class Word(IntEnum):
+class Command(IntEnum):
     """What the watcher tells a rank, in one byte."""
 
     WELCOME = 1
@@ -115,7 +115,7 @@ class _Rank:
         self.waits = False
         self.report: str | None = None
 
-    def tell(self, word: Word) -> None:
+    def tell(self, word: Command) -> None:
         with suppress(OSError):  # where it is gone its connection will say so too
             self.connection.send(bytes([word]), socket.MSG_DONTWAIT)
 
@@ -133,7 +133,7 @@ class _Question:
         self.asked = False
 
 
-class Watcher:
+class Watchdog:
     """Knows which ranks live and wait, and ends all when one is lost or none can go on."""
 
     def __init__(self, listener: socket.socket, size: int, secret: bytes) -> None:
@@ -278,7 +278,7 @@ class Watcher:
         stranger.data = rest
         self._ranks[number] = stranger
         self._joined.add(number)
-        stranger.tell(Word.WELCOME)
+        stranger.tell(Command.WELCOME)
         return True
 
     def _take(self, rank: _Rank) -> bool:
@@ -324,7 +324,7 @@ class Watcher:
         if time.monotonic() >= self._choose_by or all(rank.waits for rank in before):
             self._choose_by, self._chosen = None, True
             if failed:
-                self._ranks[first].tell(Word.SPEAK)
+                self._ranks[first].tell(Command.SPEAK)
 
     def _ask_if_all_are_stuck(self) -> None:
         everyone = len(self._ranks) == self._size
@@ -347,7 +347,7 @@ class Watcher:
                 question.asked, question.answers_at = True, now + _ANSWER
                 for rank in self._ranks.values():
                     rank.report = None
-                    rank.tell(Word.REPORT)
+                    rank.tell(Command.REPORT)
             return
         silent = [number for number, rank in self._ranks.items() if rank.report is None]
         if silent and now < question.answers_at:
@@ -369,7 +369,7 @@ class Watcher:
             os.write(2, f"{message}\n".encode())
         self._ending = time.monotonic() + _END
         for rank in self._ranks.values():
-            rank.tell(Word.END)
+            rank.tell(Command.END)
 
     def _kill(self) -> None:
         """Kill the ranks of this host that did not end; the launcher kills those of others."""
@@ -425,7 +425,7 @@ def main() -> None:
     _allow_many_files()
     secret = sys.stdin.buffer.read(SECRET_BYTES)
     listener = socket.socket(fileno=int(sys.argv[1]))
-    Watcher(listener, int(sys.argv[2]), secret).run()
+    Watchdog(listener, int(sys.argv[2]), secret).run()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 from tensorgrad.errors import CommError
 from tensorgrad.parallel.comm import watchdog
 from tensorgrad.parallel.comm.transport import Network
-from tensorgrad.parallel.comm.watchdog import Message, Word
+from tensorgrad.parallel.comm.watchdog import Command, Message
 
 if sys.platform != "win32":
     import fcntl
@@ -85,7 +85,7 @@ class LastCall:
             return False
 
 
-class Watch:
+class WatchdogClient:
     """The connection of one rank to the watcher, and the thread that serves it.
 
     Args:
@@ -172,11 +172,11 @@ class Watch:
                     return
 
     def _obey(self, word: int) -> None:
-        if word == Word.END:
+        if word == Command.END:
             os._exit(1)
-        elif word == Word.SPEAK:
+        elif word == Command.SPEAK:
             self._answered.set()
-        elif word == Word.REPORT:
+        elif word == Command.REPORT:
             self._say(Message.REPORT, self._stuck(), text=self._describe())
 
     def _look(self) -> None:
@@ -223,7 +223,7 @@ class Watch:
         os._exit(1)
 
 
-def start(network: Network, last: LastCall) -> Watch | None:
+def start(network: Network, last: LastCall) -> WatchdogClient | None:
     """Start the watcher beside rank 0 and connect this rank; None where it cannot be reached.
 
     Args:
@@ -258,7 +258,7 @@ def start(network: Network, last: LastCall) -> Watch | None:
             *(network.rank, address, port, error),
         )
         return None
-    return Watch(network.rank, connection, last, host, process)
+    return WatchdogClient(network.rank, connection, last, host, process)
 
 
 def _addresses_of_rank_0(network: Network, host: str) -> list[str]:
@@ -312,7 +312,7 @@ def _connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socke
             try:
                 connection.settimeout(_CONNECT)
                 connection.sendall(greeting)
-                if connection.recv(1) != bytes([Word.WELCOME]):
+                if connection.recv(1) != bytes([Command.WELCOME]):
                     raise ConnectionError("it does not answer")
                 connection.settimeout(None)
                 watchdog.end_with_host(connection)

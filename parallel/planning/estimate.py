@@ -14,10 +14,10 @@ from functools import lru_cache
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
-from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, usual_bucket
+from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, default_bucket_bytes
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning.costs import Costs, cut_blocks
-from tensorgrad.parallel.schedule import check_schedule, idle_share, most_remembered
+from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a parameter and of an activation
 _WIDE = 4  # of a gradient, a master copy and a moment
@@ -26,7 +26,7 @@ _SENDS = 4  # activations and gradients on their way between stages
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What is trained, and how the work is shared.
 
     Args:
@@ -146,7 +146,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Sent:
+class Traffic:
     """What a rank sends in a step, of one kind.
 
     Attributes:
@@ -167,7 +167,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Estimate:
     """What a job takes.
 
     Attributes:
@@ -178,11 +178,11 @@ class Plan:
         time: seconds of a step by what they are spent on.
     """
 
-    job: Job
+    job: TrainingJob
     speeds: Speeds
     stage: int
     memory: dict[str, float]
-    sent: list[Sent]
+    sent: list[Traffic]
     time: dict[str, float]
 
     @property
@@ -196,10 +196,10 @@ class Plan:
         return sum(self.time.values())
 
     @property
-    def idle(self) -> float:
+    def bubble_fraction(self) -> float:
         """Which share of the pipeline's time a stage stands idle."""
         job = self.job
-        return idle_share(job.schedule, job.mesh.pp, job.micro, job.chunks)
+        return bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
 
     @property
     def tokens_per_second(self) -> float:
@@ -221,7 +221,7 @@ def _stages(costs: Costs, pp: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     return tuple(parts[stage::pp] for stage in range(pp))
 
 
-def stage_memory(job: Job, stage: int) -> dict[str, float]:
+def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     """Return the bytes on a GPU of a stage by what they are for.
 
     Args:
@@ -238,7 +238,7 @@ def stage_memory(job: Job, stage: int) -> dict[str, float]:
     parameters = shared if job.zero == 3 else root + every
     gradients = shared if job.zero >= 2 else root + every
     state = (2 + (job.dtype != "float32")) * (root + every) / (mesh.dp if job.zero else 1)
-    remembered = most_remembered(job.schedule, mesh.pp, job.micro, stage, job.chunks)
+    remembered = max_in_flight(job.schedule, mesh.pp, job.micro, stage, job.chunks)
     if mesh.pp == 1 and job.schedule == "gpipe":
         remembered = 1  # without a pipeline each micro-batch goes back at once
     kept = max(parts) * costs.kept_by_block(tokens)
@@ -258,7 +258,9 @@ def stage_memory(job: Job, stage: int) -> dict[str, float]:
     }
 
 
-def estimate(job: Job, speeds: Speeds | None = None, bucket: float | None = None) -> Plan:
+def estimate(
+    job: TrainingJob, speeds: Speeds | None = None, bucket: float | None = None
+) -> Estimate:
     """Return what a job takes.
 
     Args:
@@ -279,28 +281,28 @@ def estimate(job: Job, speeds: Speeds | None = None, bucket: float | None = None
     sent += _sent_by_copies(job, speeds, slowest, backward / speeds.flops, bucket)
     compute = job.micro * (forward + backward) / speeds.flops
     layers = sum(each.exposed for each in sent if each.axis == "tp")
-    idle = idle_share(job.schedule, job.mesh.pp, job.micro, job.chunks)
+    idle = bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
     updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
     moved = 32 if job.dtype == "float32" else 36  # docs/optim.md
     time = {
         "compute": compute,
         "send within layers": layers,
-        "idle in the pipeline": (compute + layers) * idle / (1 - idle),
+        "pipeline bubble": (compute + layers) * idle / (1 - idle),
         "send between stages": sum(each.exposed for each in sent if each.axis == "pp"),
         "send gradients and parameters": sum(each.exposed for each in sent if each.axis == "dp"),
         "optimizer": updated * moved / speeds.memory_bandwidth,
     }
-    return Plan(job, speeds, stage, memories[stage], sent, time)
+    return Estimate(job, speeds, stage, memories[stage], sent, time)
 
 
-def _held(job: Job, stage: int) -> int:
+def _held(job: TrainingJob, stage: int) -> int:
     """Return the parameters of a stage on a rank."""
     blocks = sum(_stages(job.costs, job.mesh.pp, job.chunks)[stage])
     root = job.costs.root_parameters(stage == 0, stage == job.mesh.pp - 1)
     return blocks * job.costs.block_parameters + root
 
 
-def _compute(job: Job, stage: int) -> tuple[float, float]:
+def _compute(job: TrainingJob, stage: int) -> tuple[float, float]:
     """Return the FLOPs of a stage for a micro-batch, forward and backward."""
     blocks = sum(_stages(job.costs, job.mesh.pp, job.chunks)[stage])
     heads = int(stage == job.mesh.pp - 1)
@@ -309,7 +311,7 @@ def _compute(job: Job, stage: int) -> tuple[float, float]:
     return forward * job.tokens, backward * job.tokens
 
 
-def _sent_by_layers(job: Job, speeds: Speeds, stage: int) -> Iterator[Sent]:
+def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
     """Yield what ranks that share layers send: sums on the way in and out of two regions."""
     ranks = job.mesh.tp
     if ranks == 1:
@@ -323,10 +325,10 @@ def _sent_by_layers(job: Job, speeds: Speeds, stage: int) -> Iterator[Sent]:
         calls *= 2  # a gather and a scatter in place of each
     seconds = calls * speeds.latency + sent / speeds.link(ranks)
     what = "activations, gather and scatter" if job.sequence else "activations, all-reduce"
-    yield Sent(what, "tp", calls, sent, seconds, seconds)
+    yield Traffic(what, "tp", calls, sent, seconds, seconds)
 
 
-def _sent_by_stages(job: Job, speeds: Speeds, stage: int) -> Iterator[Sent]:
+def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
     """Yield what stages send: activations, their gradients, and the gradient of a tied table."""
     mesh = job.mesh
     if mesh.pp == 1:
@@ -337,16 +339,16 @@ def _sent_by_stages(job: Job, speeds: Speeds, stage: int) -> Iterator[Sent]:
     calls = job.micro * inner
     one = speeds.latency + size / link
     waits = 2 * (mesh.pp - 1) * one  # while the pipeline fills and empties; else it computes
-    yield Sent("activations and gradients", "pp", calls, calls * size, calls * one, waits)
+    yield Traffic("activations and gradients", "pp", calls, calls * size, calls * one, waits)
     if stage in (0, mesh.pp - 1):
         size = _WIDE * job.costs.table
         seconds = speeds.latency + size / link
-        yield Sent("gradient of the table of tokens", "pp", 1, size, seconds, seconds)
+        yield Traffic("gradient of the table of tokens", "pp", 1, size, seconds, seconds)
 
 
 def _sent_by_copies(
-    job: Job, speeds: Speeds, stage: int, backward: float, bucket: float | None
-) -> Iterator[Sent]:
+    job: TrainingJob, speeds: Speeds, stage: int, backward: float, bucket: float | None
+) -> Iterator[Traffic]:
     """Yield what ranks with the same layers send: gradients, and parameters that are sharded."""
     mesh, item = job.mesh, job.costs.item
     if mesh.dp == 1:
@@ -366,7 +368,7 @@ def _sent_by_copies(
     if job.zero < 2:
         gradients = _WIDE * parameters
         factor = 2 if job.zero == 0 else 1
-        calls = max(1, math.ceil(gradients / (bucket or usual_bucket(gradients))))
+        calls = max(1, math.ceil(gradients / (bucket or default_bucket_bytes(gradients))))
         size = factor * share * gradients
         seconds = calls * speeds.latency + size / link
         exposed = seconds
@@ -374,19 +376,19 @@ def _sent_by_copies(
             rate = all_reduce_bandwidth(link, mesh.dp) * 2 / factor
             last = _WIDE * (job.costs.table + job.config.context * job.config.width)
             model = Overlap(gradients, backward, rate, speeds.latency, last=last)
-            exposed = model.overhead(bucket or usual_bucket(gradients))
+            exposed = model.overhead(bucket or default_bucket_bytes(gradients))
         name = "gradients, all-reduce" if job.zero == 0 else "gradients, reduce-scatter"
-        yield Sent(name, "dp", calls, size, seconds, exposed)
+        yield Traffic(name, "dp", calls, size, seconds, exposed)
     else:
         calls = job.micro * blocks + 1
         size = share * _WIDE * (job.micro * inside + root)
         hidden = job.micro * backward if overlaps else 0.0
-        yield Sent("gradients, reduce-scatter", "dp", *cost(calls, size, hidden))
+        yield Traffic("gradients, reduce-scatter", "dp", *cost(calls, size, hidden))
     if job.zero in (1, 2):
         size = share * item * parameters
-        yield Sent("parameters, all-gather", "dp", *cost(1, size, 0.0))
+        yield Traffic("parameters, all-gather", "dp", *cost(1, size, 0.0))
     elif job.zero == 3:
         passes = job.micro * max(1, 2 * blocks - _SLOTS)
         size = share * item * (passes * job.costs.block_parameters + root)
         hidden = 1.5 * job.micro * backward if overlaps else 0.0
-        yield Sent("parameters, all-gather", "dp", *cost(passes + 1, size, hidden))
+        yield Traffic("parameters, all-gather", "dp", *cost(passes + 1, size, hidden))

@@ -23,21 +23,28 @@ from tensorgrad.command import command
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel.mesh import Mesh
-from tensorgrad.parallel.planning.estimate import DTYPES, Job, Plan, Speeds, estimate, stage_memory
+from tensorgrad.parallel.planning.estimate import (
+    DTYPES,
+    Estimate,
+    Speeds,
+    TrainingJob,
+    estimate,
+    stage_memory,
+)
 from tensorgrad.parallel.schedule import SCHEDULES
 
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 def fit(
-    job: Job,
+    job: TrainingJob,
     memory: float,
     speeds: Speeds | None = None,
     most: int = 16384,
     zero: int | None = None,
     reserved: float = 0.0,
     bucket: float | None = None,
-) -> Plan:
+) -> Estimate:
     """Return the plan of the fewest GPUs on which a job fits; of several meshes the fastest.
 
     Args:
@@ -55,9 +62,9 @@ def fit(
         raise ArgumentError(f"fit: most is {most} GPUs, expected 1 or more")
     speeds = Speeds() if speeds is None else speeds
     stages = range(4) if zero is None else (zero,)
-    nearest: tuple[float, Job] | None = None
+    nearest: tuple[float, TrainingJob] | None = None
     meshes = sorted(_meshes(job, speeds, most), key=lambda mesh: mesh.size)
-    found: list[Plan] = []
+    found: list[Estimate] = []
     for mesh in meshes:
         if found and mesh.size > found[0].job.mesh.size:
             break
@@ -88,7 +95,7 @@ def fit(
     return min(found, key=lambda each: (float(f"{each.seconds:.2g}"), each.job.micro))
 
 
-def describe(job: Job) -> str:
+def describe(job: TrainingJob) -> str:
     """Return the mesh and what goes with it in a line."""
     mesh = job.mesh
     parts = [f"dp {mesh.dp} x pp {mesh.pp} x tp {mesh.tp}"]
@@ -101,7 +108,7 @@ def describe(job: Job) -> str:
     return ", ".join(parts)
 
 
-def _meshes(job: Job, speeds: Speeds, most: int) -> Iterator[Mesh]:
+def _meshes(job: TrainingJob, speeds: Speeds, most: int) -> Iterator[Mesh]:
     """Yield the meshes on which the job can be trained."""
     config = job.config
     widest = min(config.heads, speeds.gpus_per_host)
@@ -116,7 +123,7 @@ def _meshes(job: Job, speeds: Speeds, most: int) -> Iterator[Mesh]:
                     yield Mesh(dp, pp, tp)
 
 
-def _micros(job: Job, mesh: Mesh) -> Iterator[int]:
+def _micros(job: TrainingJob, mesh: Mesh) -> Iterator[int]:
     """Yield numbers of micro-batches, the most first, which but for GPipe need least memory."""
     for micro in reversed(_divisors(job.batch // mesh.dp)):
         if job.schedule != "interleaved" or job.chunks == 1 or micro % mesh.pp == 0:
@@ -143,7 +150,7 @@ def bytes_of(text: str, name: str = "memory") -> float:
     return float(match[1]) * _UNITS[match[2] or ""]
 
 
-def to_json(found: Plan, reserved: float = 0.0) -> dict[str, Any]:
+def to_json(found: Estimate, reserved: float = 0.0) -> dict[str, Any]:
     """Return a plan as JSON can hold it: bytes and seconds."""
     job = found.job
     return {
@@ -160,14 +167,14 @@ def to_json(found: Plan, reserved: float = 0.0) -> dict[str, Any]:
         "memory": {**found.memory, "reserved": reserved, "total": found.bytes + reserved},
         "sent": [asdict(each) for each in found.sent],
         "time": {**found.time, "total": found.seconds},
-        "idle_share": found.idle,
+        "bubble_fraction": found.bubble_fraction,
         "tokens_per_second": found.tokens_per_second,
         "model_flops_per_second_and_gpu": found.flops_per_second,
         "problems": job.problems,
     }
 
 
-def table(name: str, found: Plan, memory: float | None = None, reserved: float = 0.0) -> str:
+def table(name: str, found: Estimate, memory: float | None = None, reserved: float = 0.0) -> str:
     """Return a plan as people read it.
 
     Args:
@@ -259,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(table(given.model, found, memory, reserved))
 
 
-def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> Plan:
+def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> Estimate:
     """Return the plan that the command line asks for."""
     mesh = [name for name in ("dp", "pp", "tp") if getattr(given, name) != 1]
     chosen = mesh + ["micro"] * (given.micro is not None)
@@ -276,7 +283,7 @@ def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> P
         given.latency * 1e-6,
         given.gpus_per_host,
     )
-    job = Job(
+    job = TrainingJob(
         _config(given),
         Mesh() if given.fit else Mesh(given.dp, given.pp, given.tp),
         given.batch,

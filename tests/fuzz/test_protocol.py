@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorgrad.parallel.comm import watchdog
-from tensorgrad.parallel.comm.watchdog import HELLO, SAID, SECRET_BYTES, Message, Watcher, Word
+from tensorgrad.parallel.comm.watchdog import HELLO, SAID, SECRET_BYTES, Command, Message, Watchdog
 from tests.fuzz.cases import cases
 
 SECRET = bytes(range(100, 100 + SECRET_BYTES))
@@ -52,7 +52,7 @@ class Program:
         system.lines.clear()
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
-        self.watcher = Watcher(listener, SIZE, SECRET)
+        self.watcher = Watchdog(listener, SIZE, SECRET)
         self.connections: list[socket.socket] = []
 
     def connect(self) -> socket.socket:
@@ -66,7 +66,7 @@ class Program:
         rank.setblocking(False)
         for _ in range(100):  # what comes over the loopback comes at once, or nearly so
             self.watcher.step(0.1)
-            if heard(rank) == [Word.WELCOME]:
+            if heard(rank) == [Command.WELCOME]:
                 return rank
         raise AssertionError(f"rank {number} is not welcome")
 
@@ -95,9 +95,9 @@ def hello(number: int, secret: bytes = SECRET) -> bytes:
     return watchdog.hello(secret, number, 2**22 + number, "nowhere")
 
 
-def heard(rank: socket.socket) -> list[Word]:
+def heard(rank: socket.socket) -> list[Command]:
     try:
-        return [Word(word) for word in rank.recv(100)]
+        return [Command(word) for word in rank.recv(100)]
     except BlockingIOError:
         return []
 
@@ -203,7 +203,7 @@ def test_who_shows_the_secret_changes_something() -> None:
         stranger = program.join(1)
         say(stranger, watchdog.said(Message.LATE, seconds=700, text="barrier"))
         program.step()
-        assert heard(stranger) == [Word.REPORT]
+        assert heard(stranger) == [Command.REPORT]
         reset(stranger)
         program.step()
         assert b"rank 1 of 3" in system.lines[0]

@@ -21,7 +21,7 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.checkpoint import pieces_of
-from tensorgrad.parallel.placement import Piece, Placement
+from tensorgrad.parallel.placement import ArrayPiece, Placement
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import OneProcess, Ranks
@@ -146,12 +146,12 @@ def train(ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm) -> Ru
     return Run([each / ranks.ranks for each in sums], norms, whole(held, everyone))
 
 
-def whole(held: list[tuple[Piece, Array]], everyone: Comm) -> dict[str, Values]:
+def whole(held: list[tuple[ArrayPiece, Array]], everyone: Comm) -> dict[str, Values]:
     """Return the parameters of the whole model, put together from those of all ranks."""
-    found: dict[str, list[tuple[Piece, Values]]] = {}
+    found: dict[str, list[tuple[ArrayPiece, Values]]] = {}
     for one in everyone.all_gather_objects([[p.to_json(), data.tolist()] for p, data in held]):
         for described, data in one:
-            piece = Piece.from_json(described)
+            piece = ArrayPiece.from_json(described)
             found.setdefault(piece.placement.name, []).append((piece, np.array(data)))
     shapes = {name: parts[0][0].placement.shape for name, parts in found.items()}
     return {

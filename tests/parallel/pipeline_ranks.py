@@ -28,7 +28,7 @@ from tensorgrad.optim import AdamW, Optimizer
 from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.pipeline import Pipeline
-from tensorgrad.parallel.schedule import most_remembered, one_f_one_b, timeline
+from tensorgrad.parallel.schedule import max_in_flight, one_f_one_b, timeline
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
@@ -370,7 +370,7 @@ def check_memory(comm: Comm, folder: Path) -> None:
             tracemalloc.stop()
     assert peaks["gpipe", 16] > 3 * peaks["gpipe", 4], peaks
     assert peaks["1f1b", 16] < 1.1 * peaks["1f1b", 4], peaks
-    remembered = most_remembered("1f1b", comm.size, 16, comm.rank) + 1  # one on its way
+    remembered = max_in_flight("1f1b", comm.size, 16, comm.rank) + 1  # one on its way
     assert peaks["1f1b", 16] < 1.2 * remembered / 16 * peaks["gpipe", 16], peaks
 
 

@@ -401,7 +401,7 @@ def check_dropout(comm: Comm) -> None:
             random.set_state({"seed": 3, "draw": 0, "stream": 2})
             close(y.data, plain(x).data, 1e-6)
     random.set_state({"seed": 3, "draw": 0, "stream": 2})
-    with Region(comm).own_numbers(), Region(comm).own_numbers():
+    with Region(comm).rank_random_stream(), Region(comm).rank_random_stream():
         mine = random.uniform(size=4).numpy()
     everyone = comm.all_gather(mine)
     assert len({each.tobytes() for each in everyone}) == comm.size

@@ -11,13 +11,13 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.schedule import (
     SCHEDULES,
     Action,
+    bubble_fraction,
     draw,
     gpipe,
-    idle_share,
     interleaved,
-    most_remembered,
-    one_by_one,
+    max_in_flight,
     one_f_one_b,
+    sequential,
     timeline,
     with_transfers,
 )
@@ -106,13 +106,13 @@ def test_idle_time_and_memory_are_as_the_formulas_say(
     spans = timeline(plans, forward, backward)
     work = micro * chunks * (forward + backward)
     end = max(span.end for span in spans.values())
-    assert 1 - work / end == pytest.approx(idle_share(name, stages, micro, chunks))
+    assert 1 - work / end == pytest.approx(bubble_fraction(name, stages, micro, chunks))
     for stage, plan in enumerate(plans):
         held = most = 0
         for action in plan:
             held += 1 if action.kind == "forward" else -1
             most = max(most, held)
-        assert most == most_remembered(name, stages, micro, stage, chunks)
+        assert most == max_in_flight(name, stages, micro, stage, chunks)
 
 
 @settings(max_examples=150, deadline=None)
@@ -185,7 +185,7 @@ def test_sizes_out_of_range_are_errors() -> None:
 
 
 def test_schedules_have_the_shapes_of_their_papers() -> None:
-    assert draw([one_by_one(2, 2, stage) for stage in range(2)]) == (
+    assert draw([sequential(2, 2, stage) for stage in range(2)]) == (
         "stage 0  0...aa1...bb\n"
         "stage 1  .0aa...1bb.."
     )  # fmt: skip

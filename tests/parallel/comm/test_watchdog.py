@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tensorgrad.parallel.comm import watchdog, watchdog_client
-from tensorgrad.parallel.comm.watchdog import HELLO, SAID, Message, Watcher, Word
+from tensorgrad.parallel.comm.watchdog import HELLO, SAID, Command, Message, Watchdog
 from tensorgrad.parallel.comm.watchdog_client import LastCall
 from tests.parallel.comm.strangers import ATTACKS, Attack, Stranger, half_a_greeting, is_closed
 
@@ -39,9 +39,9 @@ class Rank:
     def say(self, message: Message, number: int = -1, seconds: float = 0, text: str = "") -> None:
         self.socket.sendall(watchdog.said(message, number, seconds, text))
 
-    def hear(self) -> Word | None:
+    def hear(self) -> Command | None:
         word = self.socket.recv(1)
-        return Word(word[0]) if word else None
+        return Command(word[0]) if word else None
 
     def close(self) -> None:
         self.socket.close()
@@ -57,7 +57,7 @@ class Joined:
     def join(self, number: int) -> Rank:
         rank = Rank(self.address, self.greeting(number))
         self.ranks.append(rank)
-        assert rank.hear() is Word.WELCOME
+        assert rank.hear() is Command.WELCOME
         return rank
 
     def greeting(self, number: int) -> bytes:
@@ -89,7 +89,7 @@ def in_this_process(size: int) -> Iterator[Joined]:
     listener = watchdog_client._listen(["127.0.0.1"])
     assert listener is not None
     here = Joined(listener.getsockname(), bytes(watchdog.SECRET_BYTES))
-    thread = threading.Thread(target=Watcher(listener, size, here.secret).run, daemon=True)
+    thread = threading.Thread(target=Watchdog(listener, size, here.secret).run, daemon=True)
     thread.start()
     yield here
     for rank in here.ranks:
@@ -134,7 +134,7 @@ def test_the_first_that_is_lost_is_named_and_the_others_are_told(
     watched = start()
     ranks = watched.ranks
     ranks[1].close()
-    assert [ranks[0].hear(), ranks[2].hear()] == [Word.END] * 2
+    assert [ranks[0].hear(), ranks[2].hear()] == [Command.END] * 2
     watched.end()
     assert capfd.readouterr().err == (
         f"rank 1 of 3 (process {PROCESS + 1} on nowhere) is lost: killed, or crashed "
@@ -154,7 +154,7 @@ def test_of_ranks_that_ended_before_it_could_look_the_first_is_named(
         watched.ranks[number].close()
         time.sleep(0.05)
     os.kill(watched.process.pid, signal.SIGCONT)
-    assert watched.ranks[2].hear() is Word.END
+    assert watched.ranks[2].hear() is Command.END
     watched.end()
     first, after = (f"rank {n} of 3 (process {PROCESS + n} on nowhere)" for n in (1, 0))
     assert capfd.readouterr().err == (
@@ -178,13 +178,13 @@ def test_ranks_that_come_further_do_not_wait_for_each_other(
     for round, stuck in enumerate((-1, 11, 11)):  # at first rank 1 has come further
         assert capfd.readouterr().err == ""
         for number, rank in enumerate(ranks):
-            assert rank.hear() is Word.REPORT
+            assert rank.hear() is Command.REPORT
             rank.say(
                 Message.REPORT, number=stuck if number == 1 else 7 + number, text=f"in {number}"
             )
         if round == 0:
             ranks[1].say(Message.WAITS, number=10)
-    assert [rank.hear() for rank in ranks] == [Word.END] * 3
+    assert [rank.hear() for rank in ranks] == [Command.END] * 3
     assert capfd.readouterr().err == (
         "the ranks wait for each other: all ranks end\n"
         "  rank 0: in 0\n  rank 1: in 1\n  rank 2: in 2\n"
@@ -197,9 +197,9 @@ def test_who_does_not_answer_is_named(start: Start, capfd: pytest.CaptureFixture
         rank.say(Message.WAITS, number=3)
     ranks[0].say(Message.LATE, seconds=600.2, text="barrier")
     for number in (0, 2):
-        assert ranks[number].hear() is Word.REPORT
+        assert ranks[number].hear() is Command.REPORT
         ranks[number].say(Message.REPORT, number=3, text="in call 3")
-    assert [rank.hear() for rank in ranks] == [Word.END, Word.REPORT, Word.END]
+    assert [rank.hear() for rank in ranks] == [Command.END, Command.REPORT, Command.END]
     err = capfd.readouterr().err.splitlines()
     assert err[0] == "rank 0 of 3 has waited 600 s in barrier: all ranks end"
     assert err[2].startswith(f"  rank 1: does not answer (process {PROCESS + 1} on nowhere)")
@@ -213,7 +213,7 @@ def test_of_ranks_that_fail_the_first_alone_may_speak(monkeypatch: pytest.Monkey
         ranks[2].say(Message.FAILED)
         ranks[1].say(Message.FAILED)
         ranks[0].say(Message.WAITS, number=5, seconds=3.5)
-        assert ranks[1].hear() is Word.SPEAK
+        assert ranks[1].hear() is Command.SPEAK
         ranks[0].say(Message.FAILED)  # too late
         for rank in ranks:
             rank.say(Message.GOODBYE)
@@ -223,7 +223,7 @@ def test_of_ranks_that_fail_the_first_alone_may_speak(monkeypatch: pytest.Monkey
 def test_rank_0_may_speak_at_once(start: Start) -> None:
     ranks = start().ranks
     ranks[0].say(Message.FAILED)
-    assert ranks[0].hear() is Word.SPEAK
+    assert ranks[0].hear() is Command.SPEAK
 
 
 def test_a_rank_does_not_wait_for_long_for_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_a_rank_does_not_wait_for_long_for_one_that_works(monkeypatch: pytest.Mo
     with in_this_process(2) as here:
         ranks = [here.join(number) for number in range(2)]
         ranks[1].say(Message.FAILED)
-        assert ranks[1].hear() is Word.SPEAK
+        assert ranks[1].hear() is Command.SPEAK
 
 
 def test_who_does_not_greet_in_time_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +397,7 @@ def test_a_rank_that_the_watcher_drops_tries_again() -> None:
         with again:
             greeting = again.recv(watchdog.HELLO.size, socket.MSG_WAITALL)
             assert HELLO.unpack(greeting)[:2] == (secret, 3)
-            again.sendall(bytes([Word.WELCOME]))
+            again.sendall(bytes([Command.WELCOME]))
             with connecting.result(LONG) as connection:
                 assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 

@@ -11,7 +11,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.planning.costs import Costs, cut_blocks
-from tensorgrad.parallel.stages import block_costs, split
+from tensorgrad.parallel.stages import block_costs, partition
 from tensorgrad.parallel.tensor import tensor_parallel
 from tensorgrad.tensor import Tensor
 from tests.parallel.threads import on_ranks
@@ -122,7 +122,7 @@ def test_blocks_are_cut_so_that_the_costliest_part_costs_least() -> None:
     for config in (TINY, GPT2Config(vocab_size=99, context=8, layers=9, heads=1, width=4)):
         model = GPT2(config)
         for parts in range(1, config.layers + 1):
-            expected = tuple(len(each) for each in split(block_costs(model), parts))
+            expected = tuple(len(each) for each in partition(block_costs(model), parts))
             assert cut_blocks(Costs(config), parts) == expected
     with pytest.raises(ArgumentError, match=r"pp \* chunks is 13, expected 1 to the 12 layers"):
         cut_blocks(small, 13)

@@ -11,7 +11,13 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Mesh
-from tensorgrad.parallel.planning.estimate import Job, Plan, Speeds, estimate, stage_memory
+from tensorgrad.parallel.planning.estimate import (
+    Estimate,
+    Speeds,
+    TrainingJob,
+    estimate,
+    stage_memory,
+)
 from tensorgrad.parallel.planning.plan import bytes_of, fit, main
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import find_units
@@ -22,7 +28,7 @@ COUNT = LARGE.parameters
 
 
 def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
-    found = estimate(Job(LARGE, Mesh(), 8))
+    found = estimate(TrainingJob(LARGE, Mesh(), 8))
     assert found.memory["parameters"] == 2 * COUNT
     assert found.memory["gradients"] == 4 * COUNT
     assert found.memory["optimizer state"] == 12 * COUNT
@@ -31,7 +37,7 @@ def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
     assert found.memory["activations"] == 48 * tokens * each
     assert found.sent == []
     assert found.seconds == found.time["compute"] + found.time["optimizer"]
-    full = estimate(Job(LARGE, Mesh(), 8, dtype="float32"))
+    full = estimate(TrainingJob(LARGE, Mesh(), 8, dtype="float32"))
     assert full.memory["parameters"] == 4 * COUNT
     assert full.memory["optimizer state"] == 8 * COUNT
 
@@ -45,7 +51,7 @@ def test_zero_divides_what_its_stage_says(
 ) -> None:
     block = 12 * 1600**2 + 13 * 1600
     shared = COUNT - 48 * block + 2 * block + 48 * block / 4  # the root, two slots, a quarter
-    found = stage_memory(Job(LARGE, Mesh(4), 32, zero=zero), 0)
+    found = stage_memory(TrainingJob(LARGE, Mesh(4), 32, zero=zero), 0)
     assert found["parameters"] == 2 * (shared if parameters is None else COUNT)
     assert found["gradients"] == 4 * (shared if gradients is None else COUNT)
     assert found["optimizer state"] == 12 * COUNT * state
@@ -59,7 +65,7 @@ def test_zero_takes_the_memory_that_is_planned(zero: int) -> None:
     groups = units if zero > 1 else dict.fromkeys(parameters)
     flat = ShardedParameters(parameters.items(), 1, 4, zero, groups)
     optimizer = AdamW(flat)
-    planned = stage_memory(Job(SMALL, Mesh(4), 8, zero=zero, dtype="float32"), 0)
+    planned = stage_memory(TrainingJob(SMALL, Mesh(4), 8, zero=zero, dtype="float32"), 0)
     for what, arrays in (
         ("parameters", flat.memory),
         ("gradients", flat.gradient_memory),
@@ -71,7 +77,7 @@ def test_zero_takes_the_memory_that_is_planned(zero: int) -> None:
 
 def test_bytes_of_gradients_are_those_of_a_ring() -> None:
     def sent(zero: int, micro: int = 1) -> dict[str, float]:
-        found = estimate(Job(LARGE, Mesh(4), 32, micro, zero=zero))
+        found = estimate(TrainingJob(LARGE, Mesh(4), 32, micro, zero=zero))
         return {each.what: each.bytes for each in found.sent}
 
     share = 3 / 4
@@ -89,41 +95,41 @@ def test_bytes_of_gradients_are_those_of_a_ring() -> None:
 
 def test_layers_that_are_shared_send_activations() -> None:
     config = replace(SMALL, width=64)
-    found = estimate(Job(config, Mesh(1, 1, 4), 2, 2))
+    found = estimate(TrainingJob(config, Mesh(1, 1, 4), 2, 2))
     (sent,) = found.sent
     activation = 64 * 64 * 2  # C, tokens, bytes
     assert sent.calls == 2 * (4 * 8 + 2)
     assert sent.bytes == sent.calls * 2 * 3 / 4 * activation
     assert found.time["send within layers"] == sent.seconds
-    rows = estimate(Job(config, Mesh(1, 1, 4), 2, 2, sequence=True))
+    rows = estimate(TrainingJob(config, Mesh(1, 1, 4), 2, 2, sequence=True))
     assert rows.sent[0].bytes == sent.bytes
     assert rows.memory["activations"] < found.memory["activations"]
 
 
 def test_a_pipeline_remembers_micro_batches_and_stands_idle() -> None:
-    def of(schedule: str, micro: int, chunks: int = 1) -> Plan:
-        return estimate(Job(SMALL, Mesh(1, 4), 32, micro, 0, schedule, chunks))
+    def of(schedule: str, micro: int, chunks: int = 1) -> Estimate:
+        return estimate(TrainingJob(SMALL, Mesh(1, 4), 32, micro, 0, schedule, chunks))
 
-    whole = stage_memory(Job(SMALL, Mesh(), 32, 8), 0)["activations"] / 8  # of a block
+    whole = stage_memory(TrainingJob(SMALL, Mesh(), 32, 8), 0)["activations"] / 8  # of a block
     one = of("1f1b", 8)
-    assert one.idle == 3 / 11
+    assert one.bubble_fraction == 3 / 11
     assert one.stage == 0
     assert one.memory["activations"] == 4 * 2 * whole  # micro-batches, blocks
     assert of("gpipe", 8).memory["activations"] == 8 * 2 * whole
-    assert of("interleaved", 8, 2).idle == 3 / 19
+    assert of("interleaved", 8, 2).bubble_fraction == 3 / 19
     assert of("interleaved", 8, 2).memory["activations"] == 11 * whole
-    assert one.time["idle in the pipeline"] == pytest.approx(one.time["compute"] * 3 / 8)
+    assert one.time["pipeline bubble"] == pytest.approx(one.time["compute"] * 3 / 8)
     between = {each.what: each for each in one.sent}["activations and gradients"]
     assert between.calls in (8, 16)
     assert between.bytes == between.calls * 64 * 4 * 64 * 2
     # Each of GPipe's micro-batches keeps a gradient of the head until it goes back.
-    last = stage_memory(Job(SMALL, Mesh(1, 4), 32, 8, 0, "gpipe"), 3)
-    first = stage_memory(Job(SMALL, Mesh(1, 4), 32, 8, 0, "1f1b"), 3)
+    last = stage_memory(TrainingJob(SMALL, Mesh(1, 4), 32, 8, 0, "gpipe"), 3)
+    first = stage_memory(TrainingJob(SMALL, Mesh(1, 4), 32, 8, 0, "1f1b"), 3)
     assert last["tokens, loss and head"] == 8 * first["tokens, loss and head"]
 
 
 def test_slow_networks_and_hosts_take_longer() -> None:
-    job = Job(LARGE, Mesh(8, 1, 1), 64)
+    job = TrainingJob(LARGE, Mesh(8, 1, 1), 64)
     inside, outside = estimate(job), estimate(job, Speeds(gpus_per_host=4))
     assert outside.sent[0].seconds > 5 * inside.sent[0].seconds
     assert outside.time["compute"] == inside.time["compute"]
@@ -131,16 +137,16 @@ def test_slow_networks_and_hosts_take_longer() -> None:
 
 
 def test_overlap_hides_what_a_pipeline_does_not() -> None:
-    alone = estimate(Job(LARGE, Mesh(8), 64))
+    alone = estimate(TrainingJob(LARGE, Mesh(8), 64))
     assert alone.sent[0].exposed < 0.1 * alone.sent[0].seconds
-    stages = estimate(Job(LARGE, Mesh(4, 2), 64, 8))
+    stages = estimate(TrainingJob(LARGE, Mesh(4, 2), 64, 8))
     gradients = next(each for each in stages.sent if each.axis == "dp")
     assert gradients.exposed == gradients.seconds
 
 
 @pytest.mark.parametrize("gib", [79, 15, 8, 5])
 def test_the_smallest_mesh_that_fits(gib: int) -> None:
-    job = Job(LARGE, batch=8)
+    job = TrainingJob(LARGE, batch=8)
     found = fit(job, gib * 2**30)
     assert found.bytes <= gib * 2**30
     size = found.job.mesh.size
@@ -161,13 +167,13 @@ def test_the_smallest_mesh_that_fits(gib: int) -> None:
 def test_gpipe_fits_on_fewer_gpus_with_fewer_micro_batches() -> None:
     """Each of them keeps a gradient of the head: with the most, 38 MiB take 24 GPUs."""
     config = GPT2Config(vocab_size=8192, context=64, layers=8, heads=1, width=128)
-    found = fit(Job(config, batch=16, schedule="gpipe"), 38 * 2**20, zero=0)
+    found = fit(TrainingJob(config, batch=16, schedule="gpipe"), 38 * 2**20, zero=0)
     assert found.job.mesh == Mesh(2, 3)
 
 
 def test_without_a_pipeline_gpipe_remembers_one_micro_batch() -> None:
-    assert stage_memory(Job(SMALL, Mesh(2), 32, 8, 0, "gpipe"), 0) == stage_memory(
-        Job(SMALL, Mesh(2), 32, 8), 0
+    assert stage_memory(TrainingJob(SMALL, Mesh(2), 32, 8, 0, "gpipe"), 0) == stage_memory(
+        TrainingJob(SMALL, Mesh(2), 32, 8), 0
     )
 
 
@@ -175,17 +181,17 @@ def test_what_fits_nowhere_is_an_error() -> None:
     with pytest.raises(
         ArgumentError, match=r"1\.0 GiB a GPU are not enough on up to 2, expected 1"
     ):
-        fit(Job(LARGE), 2**30, most=2)
+        fit(TrainingJob(LARGE), 2**30, most=2)
 
 
 def test_plans_to_16384_gpus_take_less_than_two_seconds() -> None:
     huge = replace(LARGE, layers=96, width=12288, heads=96)
     begin = time.process_time()
-    assert estimate(Job(huge, Mesh(128, 16, 8), 4096, 32, 1)).job.mesh.size == 16384
+    assert estimate(TrainingJob(huge, Mesh(128, 16, 8), 4096, 32, 1)).job.mesh.size == 16384
     assert time.process_time() - begin < 2
     begin = time.process_time()
     with pytest.raises(ArgumentError, match="not enough on up to 16,384"):
-        fit(Job(huge, batch=4096), 2**28)  # tries every mesh
+        fit(TrainingJob(huge, batch=4096), 2**28)  # tries every mesh
     assert time.process_time() - begin < 2
 
 
@@ -194,7 +200,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*mesh.split(), "--memory", "80GiB"]) == 0
     out = capsys.readouterr().out
     for words in ("on 64 GPUs", "dp 8 x pp 4 x tp 2", "optimizer state", "of 80", "tokens/s",
-                  "idle in the pipeline"):  # fmt: skip
+                  "pipeline bubble"):  # fmt: skip
         assert words in out
     assert "note" not in out  # the 25 heads are 12 and 13
     assert main([*mesh.split(), "--memory", "2GiB"]) == 0
