@@ -242,8 +242,11 @@ def check_layers_of_others(comm: Comm) -> None:
         model.linear_cross_entropy = partial(ops.linear_cross_entropy, label_smoothing=0.1)
 
     for put, message in (
-        (put_gate, "blocks.1.feed_forward.gate is a Twice, expected nn.Linear as it is"),
-        (put_linear, "blocks.1.feed_forward is a Linear, expected nn.FeedForward or nn.SwiGLU as"),
+        (
+            put_gate,
+            "blocks.1.feed_forward.gate is a Twice with a forward of its own, expected nn",
+        ),
+        (put_linear, "blocks.1.feed_forward is a Linear, expected nn.FeedForward or nn.SwiGLU,"),
         (put_recomputed, "blocks.0 is a TransformerBlock with a forward of its own, expected nn.T"),
         (put_loss, "linear_cross_entropy of the model is .*partial.*, expected ops.linear_cross"),
     ):

@@ -331,30 +331,89 @@ MODELS: tuple[Callable[..., Any], ...] = (
 
 
 def check_models(comm: Comm) -> None:
-    """One loss, its gradients and the logits, in float64."""
-    tokens = np.random.default_rng(2).integers(0, 37, (B, T + 1))
     for make, sequence in product(MODELS, (False, True)):
-        whole, part = make().to("float64"), make().to("float64")
-        parts = tensor_parallel(part, comm, sequence)
-        assert set(parts.placements) == {name for name, _ in whole.named_parameters()}
-        values = []
-        for model in (whole, part):
-            loss = model(tokens[:, :-1], tokens[:, 1:])
-            loss.backward()
-            values.append(loss.item())
-            if model is part:
-                with no_grad():
-                    close(model(tokens[:, :-1]).data, whole(tokens[:, :-1]).data)
-        close(values[1], values[0])
-        others = dict(whole.named_parameters())
-        for name, parameter in part.named_parameters():
-            placement = parts.placements[name]
-            assert placement.name == name
-            assert placement.shape == others[name].shape
-            close(parameter.data, cut_box(others[name].data, placement))
-            if name in parts.summed:
-                comm.all_reduce(parameter.grad)
-            close(parameter.grad, cut_box(others[name].grad, placement), 1e-11)
+        compare_with_whole(make, comm, sequence)
+
+
+def compare_with_whole(
+    make: Callable[..., Any], comm: Comm, sequence: bool
+) -> GPT2 | TransformerLM:
+    """Compare one loss, its gradients and the logits, in float64; return the sharded model."""
+    tokens = np.random.default_rng(2).integers(0, 37, (B, T + 1))
+    whole, part = make().to("float64"), make().to("float64")
+    parts = tensor_parallel(part, comm, sequence)
+    assert set(parts.placements) == {name for name, _ in whole.named_parameters()}
+    values = []
+    for model in (whole, part):
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        values.append(loss.item())
+        if model is part:
+            with no_grad():
+                close(model(tokens[:, :-1]).data, whole(tokens[:, :-1]).data)
+    close(values[1], values[0])
+    others = dict(whole.named_parameters())
+    for name, parameter in part.named_parameters():
+        placement = parts.placements[name]
+        assert placement.name == name
+        assert placement.shape == others[name].shape
+        close(parameter.data, cut_box(others[name].data, placement))
+        if name in parts.summed:
+            comm.all_reduce(parameter.grad)
+        close(parameter.grad, cut_box(others[name].grad, placement), 1e-11)
+    sharded: GPT2 | TransformerLM = part
+    return sharded
+
+
+class NamedLinear(nn.Linear):
+    def extra_repr(self) -> str:
+        return "named"
+
+
+class OwnBlock(nn.TransformerBlock):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs) * 2
+
+
+class OwnNorm(nn.RMSNorm):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x) * 3
+
+
+class OwnAttention(nn.MultiHeadAttention): ...
+
+
+class OwnSwiGLU(nn.SwiGLU): ...
+
+
+class OwnEmbedding(nn.Embedding): ...
+
+
+OWN: dict[type, type] = {kind.__mro__[1]: kind for kind in (NamedLinear, OwnBlock, OwnNorm)}
+OWN |= {kind.__mro__[1]: kind for kind in (OwnAttention, OwnSwiGLU, OwnEmbedding)}
+
+
+def check_subclasses(comm: Comm) -> None:
+    """Layers of subclasses are sharded like their bases, and stay of the subclasses."""
+
+    def make() -> TransformerLM:
+        model = small_llama(tied=False)
+        for layer in model.modules():
+            layer.__class__ = OWN.get(type(layer), type(layer))
+        return model
+
+    for sequence in (False, True):
+        model = compare_with_whole(make, comm, sequence)
+        block: Any = model.blocks[1]
+        assert isinstance(block, OwnBlock)
+        assert isinstance(block.attention, OwnAttention)
+        assert isinstance(block.attention, ParallelAttention)
+        assert isinstance(block.feed_forward, OwnSwiGLU)
+        assert isinstance(block.feed_forward, ParallelSwiGLU)
+        assert isinstance(model.norm, OwnNorm)
+        assert isinstance(model.tokens, OwnEmbedding)
+        assert isinstance(model.tokens, VocabularyParallelEmbedding)
+        assert repr(block.feed_forward.gate) == "ColumnParallelLinear(named)"
 
 
 def check_generation(comm: Comm) -> None:
@@ -483,7 +542,7 @@ def check_errors(comm: Comm) -> None:
         (small_llama(hidden=25), "the hidden width of block 0 is 25"),
         (
             small_gpt2(vocab_multiple=1),
-            rf"the table of tokens \(rows\) is 37, .* {ranks} ranks; see GPT2Config.vocab_multiple",
+            f"rows of the token embedding is 37, .* {ranks} ranks; see GPT2Config.vocab_multiple",
         ),
     ):
         before = {name: tensor.data for name, tensor in model.named_parameters()}
@@ -500,7 +559,7 @@ def check_errors(comm: Comm) -> None:
     with pytest.raises(ShapeError, match=r"all_gather_rows: x has shape \(2, 16\), expected"):
         model.next_logits(np.zeros((2, 8), int))
     with pytest.raises(ArgumentError, match="model is a Linear, expected a GPT2 or TransformerLM"):
-        tensor_parallel(nn.Linear(2, 2), comm)  # type: ignore[arg-type]
+        tensor_parallel(nn.Linear(2, 2), comm)
     with pytest.raises(ArgumentError, match="sequence is True, expected False: a Translation"):
         tensor_parallel(TranslationModel(TranslationConfig(40, layers=1)), comm, sequence=True)
     other = small_gpt2()
