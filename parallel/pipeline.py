@@ -16,7 +16,7 @@ sum of the first stage's and the last's. Tests: tests/parallel/test_pipeline.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +30,9 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
+from tensorgrad.parallel.nested import NestedRanks
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, check_schedule, with_transfers
 from tensorgrad.parallel.stages import (
     RemoteLayer,
@@ -69,7 +69,7 @@ class _Output(NamedTuple):
         return backend.empty(self.shape, self.dtype, like)
 
 
-class Pipeline(ShardedRanks):
+class Pipeline(NestedRanks):
     """Trains a `LanguageModel` whose layers are spread over the ranks.
 
         ranks = Pipeline(comm, "1f1b")
@@ -106,11 +106,8 @@ class Pipeline(ShardedRanks):
                 f"Pipeline: data is Zero of stage {data.stage}, expected stage 1: several "
                 "micro-batches are on their way at a time, each at another block"
             )
-        self._comm, self._schedule, self._chunks = comm, schedule, chunks
-        self._data = Ranks() if data is None else data
-        self._world = world or comm
-        self.rank, self.ranks = self._data.rank, self._data.ranks
-        self.is_main = comm.rank == 0 and self._data.is_main
+        super().__init__(comm, data, world)
+        self._schedule, self._chunks = schedule, chunks
         self.parts: list[range] = []
         self._plans: dict[int, list[Action]] = {}  # by the number of micro-batches
         self._outputs: dict[Any, list[_Output]] = {}  # of each part, by the shapes of a batch
@@ -167,17 +164,10 @@ class Pipeline(ShardedRanks):
         self._model = model
         replaced = {"forward": self._forward, "next_logits": self._next_logits}
         vars(model).update({**replaced, "new_cache": self._new_cache})
-        optimizer = self._data.prepare(model, make_optimizer)
+        optimizer = self._inner.prepare(model, make_optimizer)
         self._flat: FlatParameters = optimizer.flat
         self._like: Array = optimizer.hyper
         return optimizer
-
-    def begin(
-        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Check that all ranks are at this step; give all pipelines the arrays of the first."""
-        self._comm.agree("train", {"step": step, **(facts or {})})
-        self._data.begin(step, arrays, facts)
 
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
@@ -200,7 +190,7 @@ class Pipeline(ShardedRanks):
         random.set_state({**before, "draw": before["draw"] + draws})
         if self._tied is not None:
             self._ends.all_reduce(self._model.head().grad)
-        self._data.reduce_gradients()
+        self._inner.reduce_gradients()
         comm.broadcast(total, comm.size - 1)
         return total
 
@@ -215,15 +205,7 @@ class Pipeline(ShardedRanks):
                     with np.errstate(invalid="ignore"):  # inf - inf: this step will be skipped
                         squares -= sum_of_squares(piece.grad[begin:end])
         self._comm.all_reduce(squares)
-        self._data.reduce_norm(squares)
-
-    def add_shards(self, array: Array) -> None:
-        """Add what the ranks with the same stage have in its place."""
-        self._data.add_shards(array)
-
-    def after_step(self) -> None:
-        """Let the pipelines give each other what they have updated."""
-        self._data.after_step()
+        self._inner.reduce_norm(squares)
 
     def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
         """Return the sum over this pipeline's batches of mean loss * rows, and the rows."""
@@ -253,7 +235,7 @@ class Pipeline(ShardedRanks):
         """Return the sums over the pipelines of some numbers, of each its stages' largest."""
         largest = np.array(values, "float64")
         self._comm.all_reduce(largest, "max")
-        return self._data.sum([float(each) for each in largest])
+        return self._inner.sum([float(each) for each in largest])
 
     def _tie(self, model: LanguageModel) -> None:
         """Join first and last stage; give both the same table of tokens where it is the head."""
@@ -432,7 +414,7 @@ class _ScheduleRun:
         if unit in self._leaving:
             self._leaving.pop(unit).wait()  # long there: its gradient has come back
         if y.requires_grad:  # not if all of the first part is frozen
-            with self._pipeline._data.no_sync():
+            with self._pipeline._inner.no_sync():
                 y.backward(dy)
         if x is not None:
             self._gradients[unit] = x.grad

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -44,8 +44,8 @@ from tensorgrad.nn import (
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
-from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.nested import NestedRanks
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.parallel.tensor_layers import (
@@ -60,7 +60,7 @@ from tensorgrad.parallel.tensor_layers import (
 from tensorgrad.parallel.tensor_ops import all_gather_columns
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, OneProcess, Ranks
+from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
 
 _SAMPLE = 1024  # elements of each parameter by which ranks compare their models
 
@@ -239,7 +239,7 @@ def _fingerprint(parameter: Tensor) -> str:
     return f"{parameter.dtype} {parameter.shape} {zlib.crc32(sample.tobytes()):08x}{frozen}"
 
 
-class TensorParallel(ShardedRanks):
+class TensorParallel(NestedRanks):
     """Training on ranks that share each layer; other strategies work within.
 
     The ranks of a group get the same batches, compute the same loss, and step alike. Gradient
@@ -266,10 +266,8 @@ class TensorParallel(ShardedRanks):
         world: Comm | None = None,
     ) -> None:
         """Train on the ranks of `comm`, and on those of `inner`."""
-        self._comm, self._sequence, self._world = comm, sequence, world or comm
-        self._inner = OneProcess() if inner is None else inner
-        self.rank, self.ranks = self._inner.rank, self._inner.ranks
-        self.is_main = self._inner.is_main and comm.rank == 0
+        super().__init__(comm, inner, world)
+        self._sequence = sequence
         self._terms: _JoinedGradients | None = None
         self._copies: _JoinedGradients | None = None
 
@@ -286,17 +284,6 @@ class TensorParallel(ShardedRanks):
         if self._comm.rank > 0:
             self._copies = _JoinedGradients(optimizer.flat, self.parts.replicated)
         return optimizer
-
-    def begin(
-        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Check that all ranks are at this step; the inner ones may exchange arrays.
-
-        Raises:
-            CommError: they are not.
-        """
-        self._comm.agree("train", {"step": step, **(facts or {})})
-        self._inner.begin(step, arrays, facts)
 
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
@@ -317,10 +304,6 @@ class TensorParallel(ShardedRanks):
                 squares -= sum_of_squares(self._copies.read())
         self._inner.reduce_norm(squares)
         self._comm.all_reduce(squares)
-
-    def after_step(self) -> None:
-        """Let the inner ranks give each other what they have updated."""
-        self._inner.after_step()
 
     def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
         """Evaluate as the inner ranks do."""

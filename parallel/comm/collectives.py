@@ -106,8 +106,8 @@ class Comm:
         groups = [json.loads(each) for each in self._exchange(json.dumps(group))]
         if any(groups[rank] != each for each in groups for rank in each):
             raise CommError(
-                f"split: ranks is {self._by_rank([str(each) for each in groups])}; expected the "
-                "same on all ranks of a group"
+                f"split: ranks is {by_rank(list(map(str, groups)), self.ranks)}; expected the same "
+                "on all ranks of a group"
             )
         part = Comm(None if self._network is None else self._network.split(group))
         part._among = f" among {name_ranks(part.ranks)}"
@@ -190,12 +190,16 @@ class Comm:
         if out is None:
             if not wait:
                 raise ArgumentError("all_gather: out is None, expected an array with wait=False")
-            stack = backend.empty((self.size, *array.shape), array.dtype, like=array)
-            self._gather(array, stack, wait)
-            return stack
-        out = checked("all_gather", "out", out, written=True)
-        check_piece("all_gather", ("array", "out"), array, out, self.rank, self.size)
-        return self._gather(array, out, wait)
+            target = backend.empty((self.size, *array.shape), array.dtype, like=array)
+        else:
+            target = checked("all_gather", "out", out, written=True)
+            check_piece("all_gather", ("array", "out"), array, target, self.rank, self.size)
+
+        def begin(via: Transport, out: Array) -> Finish:
+            return via.all_gather(as_bytes(backend.contiguous(array)), as_bytes(out))
+
+        handle = self._carry_out("all_gather", array, target, wait, begin)
+        return target if out is None else handle
 
     def broadcast(self, array: Array, root: int = 0, wait: bool = True) -> Handle:
         """Replace the array on every rank by that of `root`.
@@ -379,12 +383,6 @@ class Comm:
         for part in self._parts:
             part._close()
 
-    def _gather(self, array: Array, out: Array, wait: bool) -> Handle:
-        def begin(via: Transport, out: Array) -> Finish:
-            return via.all_gather(as_bytes(backend.contiguous(array)), as_bytes(out))
-
-        return self._carry_out("all_gather", array, out, wait, begin)
-
     def _carry_out(
         self,
         call: str,
@@ -468,11 +466,8 @@ class Comm:
         if not self._same(call):
             raise CommError(
                 f"{call.partition(' ')[0]}: the ranks have come to different calls: "
-                f"{self._by_rank(self._exchange(call))}; expected one"
+                f"{by_rank(self._exchange(call), self.ranks)}; expected one"
             )
-
-    def _by_rank(self, values: Sequence[str]) -> str:
-        return by_rank(values, self.ranks)
 
     def _same(self, text: str) -> bool:
         """Return, on all ranks alike, whether all ranks pass the same text."""

@@ -147,7 +147,7 @@ class HostTransport:
     def all_gather(self, data: Array, out: Array) -> Finish:
         """Put the bytes of all ranks into `out`, one after the other."""
         rows = out.reshape(self.size, -1)
-        return self._begin("all_gather", self._swap([data] * self.size, rows, self._tag()))
+        return self._begin("all_gather", self._exchange([data] * self.size, rows, self._tag()))
 
     def broadcast(self, data: Array, root: int) -> Finish:
         """Send the bytes of `root` to all."""
@@ -156,7 +156,7 @@ class HostTransport:
     def all_to_all(self, data: Array, out: Array) -> Finish:
         """Put piece r of the bytes of rank s into piece s of `out` of rank r."""
         pieces, rows = data.reshape(self.size, -1), out.reshape(self.size, -1)
-        return self._begin("all_to_all", self._swap(list(pieces), rows, self._tag()))
+        return self._begin("all_to_all", self._exchange(pieces, rows, self._tag()))
 
     def send(self, data: Array, to: int) -> Finish:
         """Send bytes to one rank."""
@@ -208,13 +208,15 @@ class HostTransport:
         """Return the other ranks, the next one first, so that not all write to one at a time."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
-    def _swap(self, pieces: list[Array], rows: Array, tag: int) -> Transfer:
-        """Send piece r to rank r, and put what comes from rank s into row s."""
-        requests = [each for r in self._others() for each in self._recv(rows[r], r, tag)]
+    def _exchange(self, pieces: Sequence[Array], rows: Sequence[Array], tag: int) -> Transfer:
+        """Send piece r to rank r, and put what rank s sends into row s."""
+        requests: Requests = []
         for r in self._others():
-            requests += self._send(pieces[r], r, tag)
+            requests += self._recv(as_bytes(rows[r]), r, tag)
+        for r in self._others():
+            requests += self._send(as_bytes(pieces[r]), r, tag)
         if _address(rows[self.rank]) != _address(pieces[self.rank]):
-            rows[self.rank] = pieces[self.rank]
+            rows[self.rank][...] = pieces[self.rank]
         yield from self._finished(requests)
 
     def _broadcast(self, data: Array, root: int, tag: int) -> Transfer:
@@ -238,7 +240,7 @@ class HostTransport:
         rows = np.empty((self.size, min(step, out.size)), out.dtype)
         for begin in range(0, out.size, step):
             part = pieces[:, begin : begin + step]
-            yield from self._reduce(list(part), out[begin : begin + step], rows, op, tag)
+            yield from self._reduce(part, out[begin : begin + step], rows, op, tag)
 
     def _all_reduce(self, flat: Array, op: str, tag: int) -> Transfer:
         if flat.nbytes <= _SMALL_BYTES:  # each rank adds up all: one message takes less than two
@@ -251,23 +253,14 @@ class HostTransport:
             pieces = np.array_split(part, self.size)
             mine = pieces[self.rank]
             yield from self._reduce(pieces, mine, rows, op, tag)
-            requests: Requests = []
-            for r in self._others():
-                requests += self._recv(as_bytes(pieces[r]), r, tag)
-            for r in self._others():
-                requests += self._send(as_bytes(mine), r, tag)
-            yield from self._finished(requests)
+            yield from self._exchange([mine] * self.size, pieces, tag)
 
-    def _reduce(self, pieces: list[Array], out: Array, rows: Array, op: str, tag: int) -> Transfer:
+    def _reduce(
+        self, pieces: Sequence[Array], out: Array, rows: Array, op: str, tag: int
+    ) -> Transfer:
         """Reduce piece r of all ranks into `out` of rank r; `rows` has room for one a rank."""
         rows = rows[:, : out.size]
-        requests: Requests = []
-        for r in self._others():
-            requests += self._recv(as_bytes(rows[r]), r, tag)
-        for r in self._others():
-            requests += self._send(as_bytes(pieces[r]), r, tag)
-        rows[self.rank] = pieces[self.rank]
-        yield from self._finished(requests)
+        yield from self._exchange(pieces, rows, tag)
         wide = dtypes.compute_dtype(out.dtype)
         total = out if wide == out.dtype else np.empty(out.shape, wide)
         with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN are results like others

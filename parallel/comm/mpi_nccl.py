@@ -39,7 +39,7 @@ from tensorgrad.parallel.comm.launch import (
     time_limit,
 )
 from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine
-from tensorgrad.parallel.comm.staging import HostStaging
+from tensorgrad.parallel.comm.staging import HostStaging, then_copy
 from tensorgrad.parallel.comm.transport import Finish, GpuTransport
 from tensorgrad.parallel.comm.watchdog import Message
 
@@ -332,25 +332,23 @@ class _NcclTransport:
         self._pairs: dict[tuple[int, int], _NcclCommunicator] = {}
 
     def all_reduce(self, array: Array, op: str) -> Finish:
-        wide = _WIDE.get(array.dtype)
-        terms = array if wide is None else array.astype(wide)
-        kind, pointer, how = _NCCL_DTYPES[terms.dtype], terms.data.ptr, _NCCL_OPS[op]
-
-        def call(nccl: Any, stream: int) -> None:
-            nccl.allReduce(pointer, pointer, terms.size, kind, how, stream)
-
-        return _then_narrow(self._group.begin("all_reduce", (terms,), call), terms, array)
+        return self._reduce("all_reduce", array, array, op)
 
     def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
+        return self._reduce("reduce_scatter", array, out, op)
+
+    def _reduce(self, name: str, array: Array, out: Array, op: str) -> Finish:
         wide = _WIDE.get(array.dtype)
         terms = array if wide is None else array.astype(wide)
-        total = out if wide is None else out.astype(wide)
-        kind, how = _NCCL_DTYPES[terms.dtype], _NCCL_OPS[op]
+        total = terms if out is array else out if wide is None else out.astype(wide)
 
         def call(nccl: Any, stream: int) -> None:
-            nccl.reduceScatter(terms.data.ptr, total.data.ptr, total.size, kind, how, stream)
+            reduce = nccl.allReduce if name == "all_reduce" else nccl.reduceScatter
+            how = _NCCL_DTYPES[terms.dtype], _NCCL_OPS[op]
+            reduce(terms.data.ptr, total.data.ptr, total.size, *how, stream)
 
-        return _then_narrow(self._group.begin("reduce_scatter", (terms, total), call), total, out)
+        finish = self._group.begin(name, (terms, total), call)
+        return finish if total is out else then_copy(finish, total, out)
 
     def all_gather(self, data: Array, out: Array) -> Finish:
         def call(nccl: Any, stream: int) -> None:
@@ -495,18 +493,6 @@ class _Event:
         """Whether the GPU has come there."""
         backend.cupy.cuda.Device(self._device).use()
         return bool(self._event.done)
-
-
-def _then_narrow(finish: Finish, wide: Array, array: Array) -> Finish:
-    """Return how to finish a reduction that was made in a wider dtype."""
-    if wide is array:
-        return finish
-
-    def finish_and_narrow() -> None:
-        finish()
-        array[...] = wide
-
-    return finish_and_narrow
 
 
 def _place_on_host(everyone: Any) -> tuple[int, int]:

@@ -23,27 +23,27 @@ class HostStaging:
     def all_reduce(self, array: Array, op: str) -> Finish:
         """Reduce in place."""
         copy = backend.to_numpy(array)
-        return _then_copy(self._host.all_reduce(copy, op), copy, array)
+        return then_copy(self._host.all_reduce(copy, op), copy, array)
 
     def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
         """Reduce piece r of the flat `array` into `out` of rank r, which may be that piece."""
         copy = np.empty(out.shape, out.dtype)
-        return _then_copy(self._host.reduce_scatter(backend.to_numpy(array), copy, op), copy, out)
+        return then_copy(self._host.reduce_scatter(backend.to_numpy(array), copy, op), copy, out)
 
     def all_gather(self, data: Array, out: Array) -> Finish:
         """Put the bytes of all ranks into `out`, one after the other."""
         copy = np.empty(out.shape, out.dtype)
-        return _then_copy(self._host.all_gather(backend.to_numpy(data), copy), copy, out)
+        return then_copy(self._host.all_gather(backend.to_numpy(data), copy), copy, out)
 
     def broadcast(self, data: Array, root: int) -> Finish:
         """Send the bytes of `root` to all."""
         copy = backend.to_numpy(data)
-        return _then_copy(self._host.broadcast(copy, root), copy, data)
+        return then_copy(self._host.broadcast(copy, root), copy, data)
 
     def all_to_all(self, data: Array, out: Array) -> Finish:
         """Put piece r of the bytes of rank s into piece s of `out` of rank r."""
         copy = np.empty(out.shape, out.dtype)
-        return _then_copy(self._host.all_to_all(backend.to_numpy(data), copy), copy, out)
+        return then_copy(self._host.all_to_all(backend.to_numpy(data), copy), copy, out)
 
     def send(self, data: Array, to: int) -> Finish:
         """Send bytes to one rank."""
@@ -52,13 +52,15 @@ class HostStaging:
     def recv(self, data: Array, source: int) -> Finish:
         """Receive bytes from one rank."""
         copy = np.empty(data.shape, data.dtype)
-        return _then_copy(self._host.recv(copy, source), copy, data)
+        return then_copy(self._host.recv(copy, source), copy, data)
 
     def close(self) -> None:
         """Do nothing: what was finished is copied."""
 
 
-def _then_copy(finish: Finish, copy: Array, array: Array) -> Finish:
+def then_copy(finish: Finish, copy: Array, array: Array) -> Finish:
+    """Return how to finish a transfer and copy its result, from whatever device and dtype."""
+
     def finish_and_copy() -> None:
         finish()
         array[...] = backend.asarray_like(copy, array)
