@@ -1,4 +1,8 @@
-"""Training on several ranks over MPI and NCCL. Import as `tensorgrad.parallel`."""
+"""Distributed training over MPI and NCCL: data, pipeline and tensor parallelism, and ZeRO.
+
+Import as `tensorgrad.parallel`. A strategy (`DataParallel`, `Zero`, `Pipeline`, `TensorParallel` or
+`mesh_ranks` for all of them) goes to the training loop as its `ranks`.
+"""
 
 if __name__ != "tensorgrad.parallel":
     raise ImportError("`parallel` is tensorgrad.parallel: write `from tensorgrad import parallel`")

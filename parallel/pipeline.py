@@ -1,16 +1,17 @@
-"""Pipeline parallelism: every rank has some of the layers, micro-batches pass from rank to rank.
+"""Pipeline parallelism: each rank has some layers, and micro-batches pass from rank to rank.
 
     stage 0                     stage 1                     stage 2
     embed, blocks 0-3   ----->  blocks 4-8          ----->  blocks 9-11, norm, head, loss
                         <-----                      <-----
                         activations forward, their gradients back
 
-Who computes what when is decided by the functions of schedule.py; here their lists are carried
-out. A stage posts receives early and never waits for a send before it has to, so messages pass
-while it computes. A micro-batch's gradients are added in the same order as in one process, and
-each part draws the random numbers that it would draw there, so the results are the same, but for
-the order of sums in the norm and in a table of tokens that is also the head: its gradient is a
-sum of the first stage's and the last's. Tests: tests/parallel/test_pipeline.py.
+The schedules (GPipe, 1F1B, interleaved 1F1B) are functions of schedule.py that return lists of
+actions; this module executes them. A stage posts receives early and waits for a send only when it
+must, so transfers overlap with computation. Gradients of a micro-batch are added in the same order
+as in one process, and each part draws the same random numbers as there. So the results are the
+same, except for the order of sums in the gradient norm and in a tied head: the gradient of its
+token embedding is the sum of the first and the last stage's.
+Tests: tests/parallel/test_pipeline.py.
 """
 
 from __future__ import annotations
@@ -45,50 +46,50 @@ from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
 
-_MOST_SENDS = 2  # gradients on their way at a time: each is kept in memory until it has arrived
+_MOST_SENDS = 2  # gradients in flight at a time, each of which occupies memory until it arrives
 
 _Unit = tuple[int, int]  # a micro-batch and a part
 
 
 class _PartPass(NamedTuple):
-    """A forward pass of a part: what went in, if not tokens, and what came out."""
+    """A forward pass through a part: its input, if not tokens, and its output."""
 
     x: Tensor | None
     y: Tensor
 
 
 class _Output(NamedTuple):
-    """What a part gives for a micro-batch, and how many random numbers it draws on the way."""
+    """The output of a part for a micro-batch, and the count of random numbers it draws."""
 
     shape: Shape
     dtype: Dtype
     draws: int
 
     def empty(self, like: Array) -> Array:
-        """Return an array for it on the device of `like`."""
+        """Return an uninitialised array for the output, on the device of `like`."""
         return backend.empty(self.shape, self.dtype, like)
 
 
 class Pipeline(NestedRanks):
-    """Trains a `LanguageModel` whose layers are spread over the ranks.
+    """Trains a `LanguageModel` whose layers are divided among the ranks.
 
         ranks = Pipeline(comm, "1f1b")
         optimizer = ranks.prepare(model, make_optimizer)
 
-    Micro-batches are the parts into which the training loop cuts a batch (`accumulate`).
+    Micro-batches are the parts into which the training loop divides a batch (`accumulate`).
 
     Args:
         comm: the stages, in order.
         schedule: "1f1b", "gpipe", "interleaved", or "model-parallel": one micro-batch at a time.
-        chunks: parts of the model that each stage has; more than 1 for "interleaved" alone.
-        data: what the ranks with the same stage of other pipelines do together, as `DataParallel`;
-            by default there is one pipeline.
-        world: all ranks, where there are several pipelines: they write checkpoints together.
+        chunks: parts of the model on each stage; more than 1 only for "interleaved".
+        data: how ranks with the same stage of several pipelines train together, as
+            `DataParallel`; None: there is one pipeline.
+        world: all ranks, which write checkpoints together; None: those of `comm`.
     Attributes:
-        parts: the numbers of the blocks of each part; part i belongs to stage i % stages. Known
-            after `prepare`.
+        parts: the numbers of the blocks of each part; part i belongs to stage i % stages. Set by
+            `prepare`.
     Raises:
-        ArgumentError: there is no such schedule, or it does not take so many chunks.
+        ArgumentError: the schedule is unknown, or does not allow this number of chunks.
     """
 
     def __init__(
@@ -104,27 +105,26 @@ class Pipeline(NestedRanks):
         if isinstance(data, Zero) and data.stage > 1:
             raise ArgumentError(
                 f"Pipeline: data is Zero of stage {data.stage}, expected stage 1: several "
-                "micro-batches are on their way at a time, each at another block"
+                "micro-batches are in flight at a time, each at another block"
             )
         super().__init__(comm, data, world)
         self._schedule, self._chunks = schedule, chunks
         self.parts: list[range] = []
         self._plans: dict[int, list[Action]] = {}  # by the number of micro-batches
         self._outputs: dict[Any, list[_Output]] = {}  # of each part, by the shapes of a batch
-        self._now: tuple[int, Tensor | None] | None = None  # the part to run, and its input
+        self._now: tuple[int, Tensor | None] | None = None  # the running part, and its input
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
-        """Take the layers of the other stages out of the model; return the optimizer of the rest.
+        """Remove the layers of the other stages from the model; return the optimizer of the rest.
 
         Args:
-            model: a LanguageModel, the same on all ranks: made from equal seeds. Afterwards the
-                loss of the training loop calls it, and `generate`, on all ranks alike: that is
-                `embed`, each of `blocks` once, and `finish`, not a `forward` of the model's own.
+            model: a LanguageModel, the same on all ranks, made from equal seeds. Afterwards all
+                ranks call it alike, through the loss of the training loop or `generate`. That runs
+                `embed`, each of `blocks` once, and `finish`, but not a `forward` of a subclass.
             make_optimizer: see `Ranks.prepare`.
         Raises:
-            ArgumentError: it is another model, has fewer layers than there are parts, or a token
-                of it sees those that come later, where only the model knows of which; or a stage
-                has nothing to train, or layers share a parameter.
+            ArgumentError: it is another model, has fewer layers than parts, or has attention that
+                is not causal; or a stage has nothing to train, or layers share a parameter.
             CommError: the ranks have different models.
         """
         if not isinstance(model, LanguageModel):
@@ -133,8 +133,8 @@ class Pipeline(NestedRanks):
             )
         if not model.causal:
             raise ArgumentError(
-                "Pipeline: model sees what comes later too, as translation with a prefix does, "
-                "expected causal attention: stages are told of no mask"
+                "Pipeline: model has attention that is not causal, as translation with a prefix "
+                "does, expected causal attention: stages get no mask"
             )
         comm, count = self._comm, self._comm.size * self._chunks
         if len(model.blocks) < count:
@@ -149,7 +149,7 @@ class Pipeline(NestedRanks):
             for name, each in model.named_parameters()
         }
         comm.agree("Pipeline", {"schedule": self._schedule, "chunks": self._chunks, **kinds})
-        # Ranks that share layers may have more heads than others: the slowest decide for all.
+        # Tensor parallel ranks may have different numbers of heads: the slowest decide for all.
         self._world.agree("Pipeline", {"layers": len(model.blocks)})
         costs = self._world.all_gather_objects(block_costs(model))
         self.parts = partition([max(each) for each in zip(*costs, strict=True)], count)
@@ -172,11 +172,11 @@ class Pipeline(NestedRanks):
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
     ) -> Array:
-        """Carry out the schedule; see `Ranks.compute_gradients`.
+        """Execute the schedule; see `Ranks.compute_gradients`.
 
         Args:
             loss: must return what the model returns when it is called with the arrays of a part
-                of the batch: on all stages but the last that is an activation.
+                of the batch. On all stages but the last this is an activation.
             parts: the micro-batches, the same on all stages.
             scaler: for float16.
         """
@@ -195,7 +195,7 @@ class Pipeline(NestedRanks):
         return total
 
     def reduce_norm(self, squares: Array) -> None:
-        """Add, in place, the squares of the other stages' gradients; those of a tied head once."""
+        """Add, in place, the squares of the other stages' gradients; count a tied head once."""
         if self._tied is not None and self._comm.rank > 0:
             slot = self._flat.slots[self._tied]
             for piece in self._flat.pieces:
@@ -232,13 +232,13 @@ class Pipeline(NestedRanks):
         return float(told), rows
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over the pipelines of some numbers, of each its stages' largest."""
+        """Return the sums over the pipelines, each of the maximum over its stages."""
         largest = np.array(values, "float64")
         self._comm.all_reduce(largest, "max")
         return self._inner.sum([float(each) for each in largest])
 
     def _tie(self, model: LanguageModel) -> None:
-        """Join first and last stage; give both the same table of tokens where it is the head."""
+        """Connect first and last stage; with a tied head give both the same token embedding."""
         comm = self._comm
         at_end = comm.size > 1 and comm.rank in (0, comm.size - 1)
         self._ends = comm.split([0, comm.size - 1] if at_end else [comm.rank])
@@ -250,7 +250,7 @@ class Pipeline(NestedRanks):
             self._ends.broadcast(head.data)
 
     def _forward(self, tokens: Any, targets: Any = None) -> Tensor:
-        """Take the place of the model's `forward`: go through one part."""
+        """Replace the model's `forward`: run one part."""
         if self._now is None:
             raise ArgumentError(
                 f"{type(self._model).__name__}: this rank has some of the layers, expected to be "
@@ -261,7 +261,7 @@ class Pipeline(NestedRanks):
         return y if part < len(self.parts) - 1 else self._model.finish(y, targets)
 
     def _next_logits(self, tokens: Any, cache: Any = None) -> Tensor:
-        """Take the place of the model's `next_logits`: all stages call it and get the logits."""
+        """Replace the model's `next_logits`: all stages call it and get the logits."""
         x: Tensor | None = None
         for part in range(len(self.parts)):
             owner = part % self._comm.size
@@ -278,11 +278,11 @@ class Pipeline(NestedRanks):
             )
             self._comm.broadcast(array, owner)
             x = Tensor(array)
-        assert x is not None  # there is a part
+        assert x is not None  # there is at least one part
         return x
 
     def _new_cache(self, batch: int, steps: int | None = None) -> list[Any]:
-        """Take the place of the model's `new_cache`: what other stages have is None."""
+        """Replace the model's `new_cache`: layers of other stages have None."""
         layers: list[Any] = list(self._model.blocks)
         steps = self._model.context if steps is None else steps
         return [
@@ -296,7 +296,7 @@ class Pipeline(NestedRanks):
         return x
 
     def _through(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
-        """Go forward through a part, from the activation `x` or, the first, from the tokens."""
+        """Run a part forward, on the activation `x` or, for the first part, on the tokens."""
         given = None if x is None else Tensor(x, requires_grad=True)
         self._now = part, given
         try:
@@ -305,7 +305,7 @@ class Pipeline(NestedRanks):
             self._now = None
 
     def _rehearse(self, loss: Loss, batch: Batch) -> list[_Output]:
-        """Return what each part makes of such a batch; the first time, by doing so with zeros."""
+        """Return the outputs of all parts for such a batch; the first time, run it with zeros."""
         key = (self._model.training, *((each.shape, str(each.dtype)) for each in batch))
         if key not in self._outputs:
             comm, before = self._comm, random.get_state()
@@ -328,7 +328,7 @@ class Pipeline(NestedRanks):
         return self._outputs[key]
 
     def _plan(self, micro: int) -> list[Action]:
-        """Return what this stage does in a step of so many micro-batches."""
+        """Return the actions of this stage in a step with `micro` micro-batches."""
         if micro not in self._plans:
             stages = self._comm.size
             schedule = SCHEDULES[self._schedule]
@@ -338,7 +338,7 @@ class Pipeline(NestedRanks):
 
 
 class _ScheduleRun:
-    """The actions of one step, as they are carried out, and the arrays that are there meanwhile."""
+    """The execution of one step's actions, and the arrays in flight."""
 
     def __init__(
         self,
@@ -353,13 +353,13 @@ class _ScheduleRun:
         self._comm, self._random = pipeline._comm, random.get_state()
         self._passes: dict[_Unit, _PartPass] = {}  # forward is done, backward is not
         self._coming: dict[Action, tuple[Array, Handle]] = {}
-        self._leaving: dict[_Unit, Handle] = {}  # activations on their way to the next part
+        self._leaving: dict[_Unit, Handle] = {}  # activations in flight to the next part
         self._gradients: dict[_Unit, Array] = {}  # of inputs
-        self._returning: deque[Handle] = deque()  # gradients on their way to the part before
+        self._returning: deque[Handle] = deque()  # gradients in flight to the previous part
         self._total: Array = 0.0
 
     def carry_out(self, action: Action) -> None:
-        """Do one action of the schedule."""
+        """Execute one action of the schedule."""
         kind, micro, part = action
         unit, size = (micro, part), self._comm.size
         if kind == "forward":
@@ -380,7 +380,7 @@ class _ScheduleRun:
             self._coming[action] = array, self._comm.recv(array, source % size, wait=False)
 
     def end(self) -> Array:
-        """Wait for what was sent; return the sum of the losses, on the last stage."""
+        """Wait for all sends; return the sum of the losses, on the last stage."""
         for handle in self._returning:
             handle.wait()
         total = self._outputs[-1].empty(self._pipeline._like)
@@ -412,8 +412,8 @@ class _ScheduleRun:
             dy = self._gradients.pop((micro, part + 1), None)
             dy = self._arrived("receive_gradient", unit) if dy is None else dy
         if unit in self._leaving:
-            self._leaving.pop(unit).wait()  # long there: its gradient has come back
-        if y.requires_grad:  # not if all of the first part is frozen
+            self._leaving.pop(unit).wait()  # it has arrived, since its gradient has come back
+        if y.requires_grad:  # false if all of the first part is frozen
             with self._pipeline._inner.no_sync():
                 y.backward(dy)
         if x is not None:

@@ -240,20 +240,19 @@ def _fingerprint(parameter: Tensor) -> str:
 
 
 class TensorParallel(NestedRanks):
-    """Training on ranks that share each layer; other strategies work within.
+    """Trains a model whose layers the ranks share; another strategy works within.
 
-    The ranks of a group get the same batches, compute the same loss, and step alike. Gradient
-    norms count what every rank has once.
+    The ranks of a group get the same batches, compute the same loss, and take the same steps.
+    Gradient norms count replicated parameters once.
 
     Args:
         comm: the ranks that share layers.
-        inner: how ranks with the same part of the layers train together: all that differ from
-            this one in another axis of the mesh.
+        inner: how ranks with the same part of the layers train together: those that differ from
+            this one along the other axes of the mesh.
         sequence: as of `tensor_parallel`.
-        world: all ranks, where there are more than those of `comm`: they write checkpoints
-            together.
+        world: all ranks, which write checkpoints together; None: those of `comm`.
     Attributes:
-        parts: how the model was cut, once `prepare` has done it.
+        parts: how the model was sharded, set by `prepare`.
     """
 
     parts: TensorParts
@@ -272,7 +271,7 @@ class TensorParallel(NestedRanks):
         self._copies: _JoinedGradients | None = None
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
-        """Cut the model, and return the optimizer of this rank's part.
+        """Shard the model, and return the optimizer of this rank's part.
 
         Raises:
             ArgumentError, CommError: see `tensor_parallel`.
@@ -288,7 +287,7 @@ class TensorParallel(NestedRanks):
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
     ) -> Array:
-        """Compute as the inner ranks do; then sum what each of these ranks has a term of."""
+        """Compute as the inner ranks do, then sum the gradients of `TensorParts.summed`."""
         total = self._inner.compute_gradients(loss, parts, scaler)
         if self._terms:
             terms = self._terms.read()
@@ -298,7 +297,7 @@ class TensorParallel(NestedRanks):
         return total
 
     def reduce_norm(self, squares: Array) -> None:
-        """Add, in place, the squares of gradients that other ranks alone have."""
+        """Add, in place, the squares of gradients of other ranks; replicated ones count once."""
         if self._copies:
             with np.errstate(invalid="ignore"):  # inf - inf: this step will be skipped
                 squares -= sum_of_squares(self._copies.read())
@@ -310,18 +309,18 @@ class TensorParallel(NestedRanks):
         return self._inner.add_losses(loss, batches)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over the inner ranks; of these ranks, which have the same, the mean."""
+        """Return the sums over the inner ranks of the mean over these ranks."""
         means = np.array(values, "float64")
         self._comm.all_reduce(means, "mean")
         return self._inner.sum([float(each) for each in means])
 
 
 class _JoinedGradients:
-    """Gradients of some parameters, of which this rank may have a part, as one array.
+    """The gradients of some parameters, of which this rank may have a part, as one array.
 
-    The array has room for all of them, in the order in which the model has them, so it is the same
-    on all ranks, however each has laid out and shared what else it has; what others have is 0.
-    Those that follow each other in both are one stretch, and worked on in place if it is all.
+    The array has all of them in the model's order, so its layout is the same on all ranks, whatever
+    the layout of flat buffers. Gradients of other ranks are 0 in it. Runs that are contiguous in
+    both are copied together; if that is all of them, the array is a view.
     """
 
     def __init__(self, flat: FlatParameters, names: Collection[str]) -> None:
@@ -331,7 +330,7 @@ class _JoinedGradients:
             if name in names:
                 places[name] = -(-length // ALIGNMENT) * ALIGNMENT
                 length = places[name] + math.prod(flat.slots[name].shape)
-        self._parts: list[tuple[int, Array]] = []  # where each begins in the array
+        self._parts: list[tuple[int, Array]] = []  # start in the array, and gradients
         slots = sorted(flat.slots.items(), key=lambda item: item[1].offset)
         for piece in flat.pieces:
             stop = piece.begin + int(piece.grad.size)
@@ -356,11 +355,11 @@ class _JoinedGradients:
             self._joined = zeros(length, like.dtype, like)
 
     def __bool__(self) -> bool:
-        """Whether there are any, on whatever rank."""
+        """Return whether there are any, on whatever rank."""
         return self._joined is None or self._joined.size > 0
 
     def read(self) -> Array:
-        """Return what they hold now, as one array."""
+        """Return the gradients as one array."""
         if self._joined is None:
             return self._parts[0][1]
         self._joined.fill(0)
@@ -369,7 +368,7 @@ class _JoinedGradients:
         return self._joined
 
     def write(self) -> None:
-        """Put back what was done to the array that `read` gave."""
+        """Write the array that `read` returned back to the gradients."""
         if self._joined is None:
             return
         for begin, part in self._parts:

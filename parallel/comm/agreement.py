@@ -1,4 +1,4 @@
-"""What ranks must agree on, as text: its digest, and the words that say who differs in what."""
+"""Comparison of what ranks pass to a collective: digests, and messages that name the difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tensorgrad.errors import ArgumentError
 
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
-_MOST_NAMED = 5  # facts in one message: models of two widths differ in every parameter
+_MOST_NAMED = 5  # differences in one message: models of two widths differ in every parameter
 
 
 def to_json(op: str, value: Json) -> str:
@@ -28,12 +28,17 @@ def to_json(op: str, value: Json) -> str:
 
 @lru_cache(maxsize=1024)
 def digest(text: str) -> int:
-    """Return 62 bits of the text's hash: they and their negative are both an int64."""
+    """Return 62 bits of the text's hash, so that it and its negative both fit an int64."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
 
 def differences(facts: Sequence[Mapping[str, Json]], ranks: Sequence[int] | None = None) -> str:
-    """Say which of the facts (one mapping a rank) differ: `lr is 0.1 on rank 0, 0.2 on rank 1`."""
+    """Name the facts that differ between ranks: `lr is 0.1 on rank 0, 0.2 on rank 1`.
+
+    Args:
+        facts: one mapping for each rank.
+        ranks: numbers of the ranks (default: 0, 1, ...).
+    """
     names = dict.fromkeys(name for each in facts for name in each)
     found = []
     for name in names:
@@ -45,11 +50,11 @@ def differences(facts: Sequence[Mapping[str, Json]], ranks: Sequence[int] | None
 
 
 def by_rank(values: Sequence[str], ranks: Sequence[int] | None = None) -> str:
-    """Say which ranks have which of the values: `a on ranks 0, 2-3, b on rank 1`.
+    """Group ranks by their value: `a on ranks 0, 2-3, b on rank 1`.
 
     Args:
-        values: one a rank.
-        ranks: their numbers; by default 0, 1, and so on.
+        values: one for each rank.
+        ranks: numbers of the ranks (default: 0, 1, ...).
     """
     ranks_of: dict[str, list[int]] = {}
     for rank, value in zip(ranks or range(len(values)), values, strict=True):
@@ -58,7 +63,7 @@ def by_rank(values: Sequence[str], ranks: Sequence[int] | None = None) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Say which ranks, in order: `rank 3`, `ranks 0-2, 5`."""
+    """Name ranks in order: `rank 3`, `ranks 0-2, 5`."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:

@@ -1,4 +1,4 @@
-"""What the collectives accept: checks of arrays before anything is sent."""
+"""Argument checks of the collectives, before anything is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REDUCTIONS = ("sum", "mean", "max")
 
 
 def checked(op: str, name: str, array: Array, written: bool) -> Array:
-    """Return the array, a subclass of numpy.ndarray such as a memory map as the plain array."""
+    """Return the checked array; a subclass of numpy.ndarray (a memory map) as a plain array."""
     if not backend.is_array(array):
         raise ArgumentError(
             f"{op}: {name} is a {type(array).__name__}, expected a NumPy or CuPy array "
@@ -25,12 +25,12 @@ def checked(op: str, name: str, array: Array, written: bool) -> Array:
     if not isinstance(array, np.ndarray):
         return array
     if written and not array.flags.writeable:
-        raise ArgumentError(f"{op}: {name} is read-only, expected one that can be written")
+        raise ArgumentError(f"{op}: {name} is read-only, expected a writable array")
     return np.asarray(array)
 
 
 def check_reduction(op: str, array: Array, reduction: str) -> None:
-    """Raise unless the array can be reduced so."""
+    """Raise unless the reduction is known and applies to the dtype."""
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"{op}: op is {reduction!r}, expected one of {', '.join(_REDUCTIONS)}")
     if reduction == "mean" and not dtypes.is_float(array.dtype):
@@ -42,7 +42,7 @@ def check_reduction(op: str, array: Array, reduction: str) -> None:
 def check_piece(
     op: str, names: tuple[str, str], piece: Array, whole: Array, rank: int, ranks: int
 ) -> None:
-    """Raise unless `whole` has room for a piece from each rank, and overlaps it only in its own."""
+    """Raise unless `whole` holds a piece for each rank and overlaps `piece` only in its own."""
     part, name = names
     if piece.ndim == 0:
         raise ShapeError(f"{op}: {part} has shape (), expected at least one axis")
@@ -72,24 +72,24 @@ def check_like(
 
 
 def overlap(a: Array, b: Array) -> bool:
-    """Whether the arrays lie, in part, between the same addresses."""
+    """Return whether the address ranges of two arrays intersect."""
     (begin_a, end_a), (begin_b, end_b) = backend.byte_bounds(a), backend.byte_bounds(b)
     return a.size > 0 and b.size > 0 and begin_a < end_b and begin_b < end_a
 
 
 def same_memory(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape are views of the same elements."""
+    """Return whether two arrays of one shape are views of the same elements."""
     steps = zip(a.shape, a.strides, b.strides, strict=True)
     apart = any(of_a != of_b for length, of_a, of_b in steps if length > 1)
     return not apart and backend.byte_bounds(a) == backend.byte_bounds(b)
 
 
 def as_bytes(array: Array) -> Array:
-    """View a contiguous array as bytes: what only moves data need not know the dtype."""
+    """View a contiguous array as bytes, for transfers that do not depend on the dtype."""
     return array.reshape(-1).view("uint8")
 
 
 def as_numbers(array: Array) -> Array:
-    """View a contiguous array flat, bool as the bytes 0 and 1."""
+    """View a contiguous array as 1-D, bool as uint8 with values 0 and 1."""
     flat = array.reshape(-1)
     return flat.view("uint8") if flat.dtype == dtypes.bool_ else flat

@@ -1,8 +1,9 @@
-"""`Comm`: the collectives that users call, checked so that a wrong call is an error, not a hang.
+"""Collectives: all-reduce, reduce-scatter, all-gather, broadcast, all-to-all, send and receive.
 
-Ranks that come to different calls would wait for each other for ever. So each call begins with
-an all-reduce of a 16-byte digest of itself (some 10 us over MPI): every time for NumPy arrays,
-the first time with each shape for CuPy arrays, whose calls must not make the host wait.
+Ranks that call different collectives would deadlock. So `Comm` begins each call with an all-reduce
+of a 16-byte digest of the call (some 10 us over MPI), and a mismatch is an error that names both
+calls. It does so every time for NumPy arrays. For CuPy arrays it does so the first time with each
+shape, because later calls must not make the host wait.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ _END = "the end of the program"
 
 
 class Comm:
-    """A group of ranks and its collectives. All ranks call the same ones in the same order.
+    """A group of ranks and its collectives. All ranks must call the same ones in the same order.
 
     Args:
-        network: what carries host arrays; None for a single process, which needs no MPI.
+        network: the transport of host arrays; None for a single process, which needs no MPI.
     Attributes:
         rank, size: this rank, 0 to size - 1, and the number of ranks.
-        ranks: what the ranks of this group are called in `world()`, and in errors.
+        ranks: the numbers of this group's ranks in `world()`, which errors name.
         local_rank, local_size: rank and size among all ranks of this host.
     """
 
     def __init__(self, network: Network | None = None) -> None:
-        """Take over the network; every rank does so."""
+        """Use the network, on every rank."""
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
         self.ranks: tuple[int, ...] = (0,)
         self._network = network
@@ -66,15 +67,15 @@ class Comm:
     def select_device(self, device: str = "auto") -> str:
         """Return the device of this rank, and make it CuPy's current one if it is a GPU.
 
-        Ranks on the CPU get equal shares of their host's cores.
+        Ranks on the CPU divide the cores of their host equally.
 
         Args:
-            device: "cpu"; "cuda": the GPU whose number is the local rank, counted round where
-                there are fewer GPUs; "cuda:N"; "auto": "cuda" where there is a GPU, else "cpu".
+            device: "cpu"; "cuda": the GPU with the number of the local rank, modulo the number of
+                GPUs; "cuda:N"; "auto": "cuda" where there is a GPU, else "cpu".
         Returns:
             "cpu" or "cuda:N".
         Raises:
-            DeviceError: there is no such device.
+            DeviceError: the device does not exist.
         """
         if device in ("auto", "cuda") and (count := backend.gpu_count()):
             device = f"cuda:{self.local_rank % count}"
@@ -84,16 +85,16 @@ class Comm:
         return device
 
     def split(self, ranks: Sequence[int]) -> Comm:
-        """Return the communicator of some of the ranks, with a network of its own.
+        """Return the communicator of a group of these ranks, with a network of its own.
 
-        Every rank calls it at the same time, each with the group that it belongs to, so that one
-        call cuts all ranks into groups: `comm.split(mesh.line("dp"))`.
+        All ranks call it together, each with its own group, so one call divides all ranks into
+        groups: `comm.split(mesh.line("dp"))`.
 
         Args:
-            ranks: the ranks of this rank's group, in the order that they will have there.
+            ranks: the ranks of this rank's group, in their order in the new communicator.
         Raises:
-            CommError: the groups of different ranks do not fit together.
-            ArgumentError: this rank is not in its group, or there is no such rank.
+            CommError: ranks of one group pass different groups.
+            ArgumentError: this rank is not in its group, or a rank does not exist.
         """
         group = [int(rank) for rank in ranks]
         if sorted(set(group)) != sorted(group) or not set(group) <= set(range(self.size)):
@@ -117,16 +118,16 @@ class Comm:
     def all_reduce(self, array: Array, op: str = "sum", wait: bool = True) -> Handle:
         """Replace the array on every rank by the sum, mean or maximum over the ranks.
 
-        Equal inputs give equal bits, the same on all ranks. 16-bit floats on the host are added
-        in float32 and rounded once; on GPUs NCCL adds them in their own type. NaN spreads through
+        Equal inputs give equal bits, the same on all ranks. On the host 16-bit floats are added in
+        float32 and rounded once; on GPUs NCCL adds them in their own dtype. NaN propagates through
         sum and mean; through max it may or may not.
 
         Args:
             array: any shape and layout, the same shape and dtype on all ranks; written in place.
             op: "sum", "mean" (floats only) or "max" (for bool: any).
-            wait: whether to finish the call, or to leave that to the handle.
+            wait: whether to finish the call, or to return a pending handle.
         Raises:
-            ArgumentError, DtypeError: not an array, read-only, or op and dtype do not fit.
+            ArgumentError, DtypeError: not an array, read-only, or op does not apply to the dtype.
             CommError: the ranks disagree, or the network fails.
         """
         array = checked("all_reduce", "array", array, written=True)
@@ -139,19 +140,19 @@ class Comm:
     def reduce_scatter(
         self, array: Array, out: Array, op: str = "sum", wait: bool = True
     ) -> Handle:
-        """Put the sum, mean or maximum over the ranks of piece r into `out` of rank r.
+        """Write the sum, mean or maximum over the ranks of piece r to `out` of rank r.
 
-        The first axis of `array` is cut into as many equal pieces as there are ranks. To the bit
-        the same as the pieces of an `all_reduce` on the host; rounding as there.
+        The first axis of `array` is divided into one equal piece for each rank. On the host the
+        result has the same bits as the pieces of an `all_reduce`.
 
         Args:
             array: (size * n, ...), any layout, the same shape and dtype on all ranks.
             out: (n, ...), dtype and device of `array`; written. It may be this rank's own piece
-                of `array`, which else stays as it is.
+                of `array`, which otherwise stays unchanged.
             op: "sum", "mean" (floats only) or "max" (for bool: any).
-            wait: whether to finish the call, or to leave that to the handle.
+            wait: whether to finish the call, or to return a pending handle.
         Raises:
-            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not fit.
+            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
         array = checked("reduce_scatter", "array", array, written=False)
@@ -173,17 +174,17 @@ class Comm:
     def all_gather(
         self, array: Array, out: Array | None = None, wait: bool = True
     ) -> Array | Handle:
-        """Put the arrays of all ranks one after the other, in the order of ranks, on every rank.
+        """Concatenate the arrays of all ranks, in the order of ranks, on every rank.
 
         Args:
             array: any shape and layout, the same shape and dtype on all ranks.
             out: (size * n, ...) for an array (n, ...), its dtype and device; written. `array` may
                 be this rank's own piece of it. None: a new array.
-            wait: whether to finish the call, or to leave that to the handle; only with `out`.
+            wait: whether to finish the call, or to return a pending handle; only with `out`.
         Returns:
             Without `out` the arrays stacked along a new first axis, (size, *array.shape).
         Raises:
-            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not fit.
+            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
         array = checked("all_gather", "array", array, written=False)
@@ -207,9 +208,9 @@ class Comm:
         Args:
             array: any shape and layout, the same shape and dtype on all ranks; written in place.
             root: the rank that sends.
-            wait: whether to finish the call, or to leave that to the handle.
+            wait: whether to finish the call, or to return a pending handle.
         Raises:
-            ArgumentError, DtypeError: not an array, read-only, or there is no such rank.
+            ArgumentError, DtypeError: not an array, read-only, or the root does not exist.
             CommError: the ranks disagree, or the network fails.
         """
         array = checked("broadcast", "array", array, written=self.rank != root)
@@ -223,16 +224,16 @@ class Comm:
         )
 
     def all_to_all(self, array: Array, out: Array, wait: bool = True) -> Handle:
-        """Put piece r of `array` of rank s into piece s of `out` of rank r.
+        """Write piece r of `array` of rank s to piece s of `out` of rank r.
 
-        The first axis of both is cut into as many equal pieces as there are ranks.
+        The first axis of both is divided into one equal piece for each rank.
 
         Args:
             array: (size * n, ...), any layout, the same shape and dtype on all ranks.
-            out: shape, dtype and device of `array`; written. The two do not overlap.
-            wait: whether to finish the call, or to leave that to the handle.
+            out: shape, dtype and device of `array`; written. The two must not overlap.
+            wait: whether to finish the call, or to return a pending handle.
         Raises:
-            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not fit.
+            ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
         array = checked("all_to_all", "array", array, written=False)
@@ -254,16 +255,15 @@ class Comm:
     def send(self, array: Array, to: int, wait: bool = True) -> Handle:
         """Send an array to one rank, which calls `recv`. Arrays arrive in the order sent.
 
-        Two ranks that both send to each other first, with `wait`, may wait for ever. The first
-        time that a GPU array goes from one of two ranks to the other their hosts wait until both
-        have come to such a call, in whatever direction.
+        Two ranks that both send to each other first, with `wait`, may deadlock. The first GPU array
+        between two ranks makes both hosts wait until the other has called `send` or `recv` too.
 
         Args:
             array: any shape and layout.
             to: the rank that receives.
-            wait: whether to finish the call, or to leave that to the handle.
+            wait: whether to finish the call, or to return a pending handle.
         Raises:
-            ArgumentError, DtypeError: not an array, or there is no such other rank.
+            ArgumentError, DtypeError: not an array, or `to` is not another rank.
             CommError: the network fails.
         """
         array = checked("send", "array", array, written=False)
@@ -279,12 +279,12 @@ class Comm:
         Args:
             array: any layout, shape and dtype of what is sent; written in place.
             source: the rank that sends.
-            wait: whether to finish the call, or to leave that to the handle.
+            wait: whether to finish the call, or to return a pending handle.
         Raises:
-            ArgumentError, DtypeError: not an array, read-only, or there is no such other rank.
-            CommError: what was sent has another shape, dtype or kind of device (for NumPy arrays
-                always checked, for CuPy arrays the first time with each shape and dtype); after
-                it the two ranks cannot go on. Or the network fails.
+            ArgumentError, DtypeError: not an array, read-only, or `source` is not another rank.
+            CommError: the sent array has another shape, dtype or kind of device, or the network
+                fails. NumPy arrays are always checked, CuPy arrays the first time with each shape
+                and dtype. After this error the two ranks cannot communicate any more.
         """
         array = checked("recv", "array", array, written=True)
         self._check_other("recv", "source", source)
@@ -294,11 +294,11 @@ class Comm:
         return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
 
     def barrier(self) -> None:
-        """Wait until every rank has come here. It orders hosts, not what their GPUs still do."""
+        """Wait until every rank has called it. It orders hosts, not the work of their GPUs."""
         self._enter("barrier")
 
     def all_gather_objects(self, value: Json) -> list[Json]:
-        """Return what each rank passed, in the order of ranks, on every rank.
+        """Return the values of all ranks, in the order of ranks, on every rank.
 
         Args:
             value: anything that JSON can hold; tuples come back as lists.
@@ -310,7 +310,7 @@ class Comm:
         return [json.loads(each) for each in self._exchange(text)]
 
     def gather_objects(self, value: Json, root: int = 0) -> list[Json] | None:
-        """Return what each rank passed, in the order of ranks, on `root`; None on the others."""
+        """Return the values of all ranks, in the order of ranks, on `root`; None on the others."""
         text = to_json("gather_objects", value)
         self._check_rank("gather_objects", "root", root)
         self._enter(f"gather_objects(root={root})")
@@ -318,20 +318,20 @@ class Comm:
         return [json.loads(each) for each in texts] if self.rank == root else None
 
     def broadcast_object(self, value: Json, root: int = 0) -> Json:
-        """Return what `root` passed; what the other ranks passed is ignored."""
+        """Return the value of `root`; the values of the other ranks are ignored."""
         self._check_rank("broadcast_object", "root", root)
         text = to_json("broadcast_object", value) if self.rank == root else ""
         self._enter(f"broadcast_object(root={root})")
         return json.loads(self._exchange(text)[root])
 
     def agree(self, what: str, facts: Mapping[str, Json]) -> None:
-        """Check that all ranks pass the same facts, as the options of a run by name.
+        """Check that all ranks pass the same facts, such as the options of a run.
 
         Args:
             what: what the facts describe; the error begins with it.
             facts: anything that JSON can hold, by name.
         Raises:
-            CommError: they differ; it says which fact is what on which ranks.
+            CommError: they differ; the message names the fact and the ranks.
         """
         text = to_json(what, facts)
         self._enter(f"agree on {what}")
@@ -343,12 +343,12 @@ class Comm:
         )
 
     def abort(self, status: int = 1, why: str = "") -> None:
-        """End all ranks at once, this one included, with an exit status that is not 0.
+        """End all ranks at once, this one included, with an exit status other than 0.
 
         Args:
             status: of the program, above 0.
-            why: written to the standard error before, as `rank 1 of 4: <why>`. Where several ranks
-                fail, one alone writes: the first of them.
+            why: written to the standard error first, as `rank 1 of 4: <why>`. Where several ranks
+                fail, only the lowest of them writes.
         """
         if self._network is None:
             if why:
@@ -357,7 +357,7 @@ class Comm:
         self._network.abort(status, why)
 
     def leave(self) -> None:
-        """Wait for the end of all ranks; `world` calls it when the program ends.
+        """Wait until all ranks end; `world` calls it when the program exits.
 
         While this rank waits here, any other call of another rank is an error that names it.
         """
@@ -365,9 +365,9 @@ class Comm:
             self._finish_all()
             self._enter(_END)
         except CommError:
-            return  # the ranks that are not at their end raise it too: they show it and abort
+            return  # the ranks that made another call raise it too: they show it and abort
         self._close()
-        self._enter("closed")  # a process that is gone cannot help the others to finish
+        self._enter("closed")  # transfers of other ranks need this process until they are done
         if self._network is not None:
             self._network.leave()
 
@@ -391,7 +391,7 @@ class Comm:
         wait: bool,
         begin: Callable[[Transport, Array], Finish],
     ) -> Handle:
-        """Begin a collective of `array` that writes `out`; a single rank puts `array` there."""
+        """Begin a collective of `array` that writes `out`; a single rank copies `array` there."""
         transport = self._enter(call, array)
         if transport is None:
             if out is not array:
@@ -416,7 +416,7 @@ class Comm:
         return handle
 
     def _enter(self, call: str, array: Array | None = None) -> Transport | None:
-        """Check that all ranks have come to this call, and return what carries the array."""
+        """Check that all ranks make this call, and return the transport of the array."""
         if self.size == 1:
             return None
         if array is None:
@@ -436,8 +436,8 @@ class Comm:
         return gpus
 
     def _meet(self, op: str, other: int, array: Array) -> tuple[str, Transport, Finish | None]:
-        """Tell or hear what a message is; return its name, what carries it, and how to be sure."""
-        assert self._network is not None  # there is another rank
+        """Announce or expect a message; return its name, its transport, and the check to finish."""
+        assert self._network is not None  # there are several ranks
         text = _described(array)
         call = f"{op} {'to' if op == 'send' else 'from'} rank {self.ranks[other]} of {text}"
         self._mark(call)
@@ -455,7 +455,7 @@ class Comm:
             self._network.begin_call(call + self._among)
 
     def _connected(self, array: Array) -> GpuTransport:
-        """Return what carries GPU arrays; before the first, all ranks connect their GPUs."""
+        """Return the transport of GPU arrays; all ranks connect their GPUs before the first."""
         assert self._network is not None
         if self._gpus is None:
             self._check_call("its first call with a GPU array")
@@ -470,7 +470,7 @@ class Comm:
             )
 
     def _same(self, text: str) -> bool:
-        """Return, on all ranks alike, whether all ranks pass the same text."""
+        """Return on all ranks whether all pass the same text."""
         return self._network is None or self._network.same(digest(text))
 
     def _exchange(self, text: str) -> list[str]:
@@ -487,7 +487,7 @@ class Comm:
 
 
 def _copy_back(whole: Array, array: Array) -> Finish | None:
-    """Return what puts a contiguous copy's values into its array, where it is a copy."""
+    """Return a function that copies a contiguous copy back to its array, or None without a copy."""
     if whole is array:
         return None
 

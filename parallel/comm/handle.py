@@ -1,4 +1,4 @@
-"""`Handle`: a collective that was begun and not yet waited for."""
+"""`Handle`: an asynchronous collective, to be waited for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from tensorgrad.parallel.comm.transport import Finish
 
 
 class Handle:
-    """A call that was begun: `wait` before its results are read or its arrays written."""
+    """A pending call: `wait` before reading its results or writing its arrays."""
 
     __slots__ = ("__weakref__", "_finish", "_open")
 
     def __init__(self, finish: Finish | None = None, open_handles: set[Handle] | None = None):
-        """Take over how to finish the call, if anything is left to do.
+        """Create the handle of a call, or of one that is done already.
 
         Args:
-            finish: called once.
-            open_handles: holds this handle, and with it the arrays, until it is waited for.
+            finish: finishes the call; called once.
+            open_handles: holds this handle, and so the arrays, until `wait` is called.
         """
         self._finish, self._open = finish, open_handles
         if open_handles is not None:
@@ -25,10 +25,10 @@ class Handle:
         """Finish the call. Waiting again does nothing.
 
         For NumPy arrays it returns when the call is done. For CuPy arrays the current stream
-        waits, not the host: the call is done before work that is given to the stream from now on.
+        waits, not the host: work that is submitted to the stream from now on runs after the call.
 
         Raises:
-            CommError: the network fails, or `recv` gets something else than it expects.
+            CommError: the network fails, or `recv` gets another array than it expects.
         """
         finish, self._finish = self._finish, None
         if self._open is not None:

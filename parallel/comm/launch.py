@@ -1,6 +1,6 @@
-"""What a rank must know and do before it talks: who started it, which code it runs, how it fails.
+"""The launcher (mpirun, srun), and how an error on one rank ends all of them.
 
-Nothing here imports mpi4py, so a program that runs alone needs none.
+Nothing here imports mpi4py, so a program of one process needs none.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _log = logging.getLogger(__name__)
 # MPICH, Intel MPI, Slurm with pmi2; Open MPI; MVAPICH.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
-_READ = 0.2  # seconds in which the launcher has surely read what a rank wrote
+_READ = 0.2  # seconds that the launcher needs to read what a rank wrote
 
 
 def launched_ranks() -> int:
-    """Return how many ranks the launcher (mpirun, srun) says it started; 1 without a launcher."""
+    """Return the number of ranks that the launcher (mpirun, srun) started; 1 without a launcher."""
     for name in _SIZE_VARIABLES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    if "PMIX_RANK" in os.environ:  # srun --mpi=pmix names the size only in Slurm's own variable
+    if "PMIX_RANK" in os.environ:  # srun --mpi=pmix gives the size only in Slurm's variable
         return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     return 1
 
 
 def launched_rank() -> int:
-    """Return which rank the launcher says this is; 0 without a launcher."""
+    """Return the rank that the launcher gave this process; 0 without a launcher."""
     for name in _RANK_VARIABLES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -53,18 +53,18 @@ def launched_rank() -> int:
 
 @contextmanager
 def time_limit(seconds: float, show: bool = True) -> Iterator[None]:
-    """End this process with status 1 if what is done here takes longer than so many seconds.
+    """End this process with status 1 if the body takes longer than the given number of seconds.
 
-    It also works where no other thread of Python can run, as while MPI starts.
+    It also works while no other Python thread can run, as when MPI starts.
 
     Args:
         seconds: above 0.
-        show: whether to write then at which line it was.
+        show: whether to write a traceback then.
     """
     with ExitStack() as files:
         where: int | IO[str] = 2
         if not show:
-            with suppress(OSError):  # a process that can open no more files must end too
+            with suppress(OSError):  # a process without free file numbers must end too
                 where = files.enter_context(open(os.devnull, "w"))
         faulthandler.dump_traceback_later(seconds, exit=True, file=where)
         try:
@@ -74,7 +74,7 @@ def time_limit(seconds: float, show: bool = True) -> Iterator[None]:
 
 
 def program_facts() -> dict[str, str]:
-    """Return what must be the same on all ranks for their results to be the same."""
+    """Return the versions that must be equal on all ranks for equal results."""
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -83,7 +83,7 @@ def program_facts() -> dict[str, str]:
 
 
 def _code_digest() -> str:
-    """Digest every source file of the package: other hosts may have another checkout."""
+    """Digest every source file of the package, as hosts may have different checkouts."""
     root = Path(errors.__file__).parent
     files = [
         Path(folder, name)
@@ -98,9 +98,9 @@ def _code_digest() -> str:
 
 
 def share_cores(ranks: int, warn: bool) -> None:
-    """Give each of the CPU ranks of a host its share of the cores, unless OMP_NUM_THREADS was set.
+    """Limit BLAS threads so that the ranks of a host divide its cores; OMP_NUM_THREADS overrides.
 
-    Ranks with a thread for every core wait for each other's threads most of the time.
+    With a thread for every core in every rank, ranks mostly wait for each other's threads.
     """
     share = max(1, (os.cpu_count() or 1) // ranks)
     if "OMP_NUM_THREADS" in os.environ or backend.threads() <= share:
@@ -117,19 +117,19 @@ def say(rank: int, size: int, why: str) -> None:
     """Write to the standard error why this rank is about to end all."""
     line = f"rank {rank} of {size}: {why.rstrip()}\n"
     for stream, text in ((sys.stdout, ""), (sys.stderr, line)):
-        with suppress(OSError, ValueError):  # when nobody can read it, all end all the same
+        with suppress(OSError, ValueError):  # if a stream is closed, all end all the same
             stream.write(text)
             stream.flush()
-    time.sleep(_READ)  # the launcher loses what it has not read when the job is aborted
+    time.sleep(_READ)  # when the job is aborted, the launcher loses what it has not read
 
 
 def end_all_ranks_on_error(abort: Callable[[int, str], object]) -> None:
-    """From now on an uncaught exception, in any thread, ends the whole job.
+    """Make an uncaught exception, in any thread, end the whole job from now on.
 
-    Without this the other ranks wait for the lost one in their next collective, for ever.
+    Otherwise the other ranks would hang in their next collective.
 
     Args:
-        abort: ends all ranks with a status, after one of those that call it has said why.
+        abort: ends all ranks with a status, after one of the callers has said why.
     """
 
     def report_and_abort(
@@ -140,11 +140,11 @@ def end_all_ranks_on_error(abort: Callable[[int, str], object]) -> None:
         status = INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
         try:
             abort(status, f"uncaught {kind.__name__}, all ranks end\n" + "".join(lines))
-        except KeyboardInterrupt:  # a second one does not wait for other ranks
+        except KeyboardInterrupt:  # a second Ctrl-C does not wait for other ranks
             os._exit(INTERRUPTED)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
-        if not issubclass(args.exc_type, SystemExit):  # as Python does: it ends the thread alone
+        if not issubclass(args.exc_type, SystemExit):  # as in Python, it ends only the thread
             report_and_abort(args.exc_type, args.exc_value, args.exc_traceback)
 
     sys.excepthook = report_and_abort

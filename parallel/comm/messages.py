@@ -1,12 +1,12 @@
-"""Host arrays between ranks, over MPI's messages from one rank to another.
+"""Collectives of host arrays, built on MPI's point-to-point messages.
 
-A transfer is a generator that yields while its messages are on their way. `ProgressEngine` advances
-all of them whenever a rank waits for any, so a rank that waits in one collective still does its
-part of those it has begun before, and ranks may finish them in any order.
+A transfer is a generator that yields while its messages are in flight. The progress engine advances
+all transfers whenever a rank waits for any. So a rank that waits in one collective still does its
+part of those that it began before, and ranks may finish them in any order.
 
-Sums are made here, in the order of ranks: each rank adds up its piece of the array, in float32
-for 16-bit types, rounded once. So sums do not depend on how an array is cut, and an all-reduce
-is, to the bit, a reduce-scatter and an all-gather.
+Sums are computed here, in the order of ranks: each rank adds up its piece of the array, 16-bit
+types in float32 with one rounding. So sums do not depend on how an array is divided, and an
+all-reduce has the same bits as a reduce-scatter followed by an all-gather.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from tensorgrad.parallel.comm.watchdog_client import LastCall
 Transfer = Iterator[None]
 Requests = list[Any]  # of mpi4py
 
-# Arrays are reduced in parts, which stay in the cache.
+# Arrays are reduced in parts that fit in the cache.
 _PART_BYTES = 4 << 20
 _SMALL_BYTES = 4096
-# A message is shorter than the 2^31 bytes that MPI allowed before version 4.
+# Below the 2^31 bytes that MPI allowed before version 4.
 _MESSAGE_BYTES = 1 << 30
-# A rank asks so often whether a transfer is done before it sleeps, in seconds, between questions.
-# MPI itself asks without pause; where ranks are more than cores, that keeps those from working
-# that the others wait for.
+# A waiting rank first polls this many times, then sleeps between polls (seconds). MPI itself polls
+# without pause: with more ranks than cores that would keep busy the cores that other ranks need.
 _BUSY_POLLS = 100
 _PAUSE = 20e-6
 
-# Messages from one rank to another with the same tag arrive in order. Collectives have their
-# number for a tag, below the 2^15 that every MPI allows.
+# Messages from one rank to another with the same tag arrive in order. The tag of a collective is
+# its number, below the 2^15 that every MPI allows.
 _SENT, _ANNOUNCED, _FIRST_NUMBERED, _TAGS = 0, 1, 2, 1 << 15
 _ANNOUNCEMENT = 256  # bytes
 
@@ -48,7 +47,7 @@ _ADD: dict[str, Any] = {"sum": np.add, "mean": np.add, "max": np.maximum}
 
 
 class _Task:
-    """A transfer that was begun, and how it ended."""
+    """A pending transfer, and how it ended."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
@@ -60,7 +59,7 @@ class _Task:
             next(self._transfer)
         except StopIteration:
             self.done = True
-        except Exception as error:  # belongs to whoever finishes this transfer
+        except Exception as error:  # raised where this transfer is finished
             self.done, self._error = True, error
 
     def result(self) -> None:
@@ -69,23 +68,23 @@ class _Task:
 
 
 class ProgressEngine:
-    """The transfers that a rank has begun and not yet seen done, in all its groups.
+    """Advances the pending transfers of a rank, in all its groups.
 
     Attributes:
-        last: what the rank does with others; here it is noted when the rank waits.
+        last: the rank's last collective, where waiting is recorded for the watchdog.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without transfers."""
         self.last = LastCall()
         self._tasks: list[_Task] = []
 
     def begin(self, transfer: Transfer, meets: bool = False) -> Finish:
-        """Start a transfer, and return how to wait until it is done.
+        """Start a transfer, and return a function that waits until it is done.
 
         Args:
             transfer: what to advance.
-            meets: whether it waits for another rank to come to a call.
+            meets: whether it waits for another rank to make a call.
         """
         task = _Task(transfer)
         task.advance()
@@ -99,7 +98,7 @@ class ProgressEngine:
         return finish
 
     def wait_for(self, done: Callable[[], bool], meets: bool) -> None:
-        """Advance all transfers until `done` says so."""
+        """Advance all transfers until `done` returns true."""
         polls, last = 0, self.last
         try:
             while not done():
@@ -119,16 +118,16 @@ class HostTransport:
     """The transport of host arrays between the ranks of one group.
 
     Args:
-        group: an mpi4py communicator for this alone.
-        ranks: what its ranks are called in errors.
-        failure: what mpi4py raises.
-        progress: of all groups of this rank.
+        group: an mpi4py communicator that nothing else uses.
+        ranks: numbers of its ranks in `world()`, which errors name.
+        failure: the exception of mpi4py.
+        progress: the progress engine of this rank.
     """
 
     def __init__(
         self, group: Any, ranks: Sequence[int], failure: type[Exception], progress: ProgressEngine
     ) -> None:
-        """Take over the communicator."""
+        """Use the communicator."""
         self._group, self._failure, self._progress = group, failure, progress
         self.ranks = tuple(ranks)
         self.rank, self.size = group.Get_rank(), group.Get_size()
@@ -167,11 +166,11 @@ class HostTransport:
         return self._begin("recv", self._fetch(data, source, _SENT))
 
     def announce(self, text: str, to: int) -> Finish:
-        """Tell one rank what will be sent to it; done when that rank has come to `recv`."""
+        """Announce to one rank what will be sent to it; done when that rank has called `recv`."""
         return self._begin("send", self._announce(text, to), meets=True)
 
     def expect(self, text: str, source: int) -> Finish:
-        """Hear what one rank announces; to finish is a CommError if it is not this text."""
+        """Receive an announcement; finishing raises CommError if it is not this text."""
         return self._begin("recv", self._expect(text, source), meets=True)
 
     def _begin(self, op: str, transfer: Transfer, meets: bool = False) -> Finish:
@@ -205,7 +204,7 @@ class HostTransport:
         yield from self._finished(self._recv(data, source, tag))
 
     def _others(self) -> list[int]:
-        """Return the other ranks, the next one first, so that not all write to one at a time."""
+        """Return the other ranks, the next first, so that not all write to one at a time."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def _exchange(self, pieces: Sequence[Array], rows: Sequence[Array], tag: int) -> Transfer:
@@ -220,7 +219,7 @@ class HostTransport:
         yield from self._finished(requests)
 
     def _broadcast(self, data: Array, root: int, tag: int) -> Transfer:
-        """Send along a binomial tree: with each round twice as many ranks have the data."""
+        """Send along a binomial tree: each round doubles the number of ranks that have the data."""
         place = (self.rank - root) % self.size
         step = 1
         while step < self.size:
@@ -243,7 +242,7 @@ class HostTransport:
             yield from self._reduce(part, out[begin : begin + step], rows, op, tag)
 
     def _all_reduce(self, flat: Array, op: str, tag: int) -> Transfer:
-        if flat.nbytes <= _SMALL_BYTES:  # each rank adds up all: one message takes less than two
+        if flat.nbytes <= _SMALL_BYTES:  # each rank reduces all of it: one round trip, not two
             rows = np.empty((self.size, flat.size), flat.dtype)
             yield from self._reduce([flat] * self.size, flat, rows, op, tag)
             return
@@ -258,12 +257,12 @@ class HostTransport:
     def _reduce(
         self, pieces: Sequence[Array], out: Array, rows: Array, op: str, tag: int
     ) -> Transfer:
-        """Reduce piece r of all ranks into `out` of rank r; `rows` has room for one a rank."""
+        """Reduce piece r of all ranks into `out` of rank r; `rows` holds one piece of each rank."""
         rows = rows[:, : out.size]
         yield from self._exchange(pieces, rows, tag)
         wide = dtypes.compute_dtype(out.dtype)
         total = out if wide == out.dtype else np.empty(out.shape, wide)
-        with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN are results like others
+        with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN are valid results
             _ADD[op](rows[0], rows[1], out=total, dtype=wide)
             for row in rows[2:]:
                 _ADD[op](total, row, out=total)
@@ -286,7 +285,7 @@ class HostTransport:
 
 
 def _note(text: str) -> Array:
-    """Return an announcement of fixed length: a long text is cut, but its digest counts."""
+    """Return an announcement of fixed length; of a long text only the digest is complete."""
     note = np.zeros(_ANNOUNCEMENT, "uint8")
     note[:8].view("int64")[0] = digest(text)
     letters = np.frombuffer(text.encode()[: _ANNOUNCEMENT - 8], "uint8")

@@ -1,9 +1,9 @@
-"""Starting ranks, and what carries arrays between them. The only module that imports MPI and NCCL.
+"""MPI and NCCL communicators: the only module that imports mpi4py and NCCL.
 
-MPI starts the ranks, lets them agree and moves what lives on the host. GPU pointers never go to
-MPI, which would read them as host memory. NCCL moves GPU arrays, on a stream of its own that
-events order after the work already on the current stream and before the work that follows, so
-that no call makes the host wait for the GPU.
+MPI starts the ranks, compares what they pass, and moves host arrays. It never gets GPU pointers,
+which it would read as host memory. NCCL moves GPU arrays on a stream of its own. Events order this
+stream after the work already submitted to the current stream and before the work that follows, so
+no call makes the host wait for the GPU.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from tensorgrad.parallel.comm.watchdog import Message
 
 _log = logging.getLogger(__name__)
 
-# Of a stream whose kernels the GPU takes before those of others that wait too: a transfer that
-# begins late ends late, and a computation that begins later does not.
+# Priority of NCCL's stream: its kernels run before waiting kernels of other streams, since a late
+# transfer delays other ranks.
 _FIRST = -1
 
-# Streams that the driver keeps apart; of two that share a queue one may wait for the other. Of its
-# 8 those of a mesh would take too many.
+# Hardware queues of CUDA. Streams that share a queue may wait for each other, and a mesh has more
+# streams than the default of 8.
 _QUEUES = "32"
 
-# Seconds in which a rank that fails before the start waits for the others, to end them.
+# Seconds for which a rank that fails before MPI has started waits for the others, to end them.
 _TO_MEET = 30.0
 
-# Seconds between ranks that fail where nothing lets them agree on which of them says so.
+# Seconds between ranks that fail where they cannot agree on which of them says so.
 _STAGGER = 0.8
 
-# Seconds that MPI has for ending all ranks.
+# Seconds that MPI has to end all ranks.
 _TO_ABORT = 5.0
 
-# What is added in a wider type and rounded once: NCCL knows no 16-bit integers.
+# Reductions in a wider type, rounded once: NCCL has no 16-bit integers.
 _WIDE = {dtypes.int16: dtypes.int32, dtypes.uint16: dtypes.uint32}
 
-# CuPy counts what NCCL broadcasts in an int of 32 bits.
+# CuPy counts the bytes of a broadcast in a 32-bit int.
 _BROADCAST_BYTES = 1 << 30
 
 # ncclDataType_t and ncclRedOp_t of nccl.h.
@@ -86,15 +86,15 @@ _NCCL_OPS = {"sum": 0, "max": 2, "mean": 4}
 
 
 def world(timeout: float | None = None) -> Comm:
-    """Return the communicator of all ranks that mpirun started; of one rank when run alone.
+    """Return the communicator of all ranks that mpirun started; of one rank without mpirun.
 
-    The first call of a program that mpirun started starts MPI, makes an uncaught exception or the
-    loss of one rank end all ranks, and checks that all ranks run the same code.
+    The first call starts MPI and the watchdog, and checks that all ranks run the same code. From
+    then on an uncaught exception or the loss of one rank ends all ranks.
 
     Args:
-        timeout: seconds; when a rank has waited so long in one call, all end and it is shown what
-            each rank does. From the first call on they are 600, None leaves them as they are. In
-            the first call itself a rank ends when it has waited so long for the others to come.
+        timeout: seconds. When a rank has waited for longer in one call, all ranks end with a report
+            of what each does. The default is 600; None keeps the value. The first call also waits
+            for at most this time until all ranks have started.
     Raises:
         ArgumentError: timeout is not above 0.
         CommError: mpi4py is missing or belongs to another MPI than mpirun; or the ranks run
@@ -110,29 +110,29 @@ def world(timeout: float | None = None) -> Comm:
 
 
 def _wait_for_all_ranks(timeout: float) -> None:
-    """Start MPI, in which ranks wait for all others; this one ends if one does not come in time."""
+    """Start MPI, which waits for all ranks; end this one if another does not start in time."""
     if launched_ranks() > 1 and "mpi4py.MPI" not in sys.modules:
         with time_limit(timeout):
-            _start_mpi()  # of a failed import _start tells
+            _start_mpi()  # _start reports a failed import
 
 
 def _start_mpi() -> None:
-    """Start MPI, in which ranks wait for all others."""
+    """Start MPI, which waits for all ranks."""
     with suppress(ImportError):
         import mpi4py.MPI  # noqa: F401
 
 
 class _EarlyFailures:
-    """What ranks tell each other as soon as MPI has started: which of them failed before."""
+    """Agreement on which ranks failed before MPI had started."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._first: int | None = None
 
     def first_failed(self, failed: bool) -> int:
-        """Return the first rank that failed, or their number; every rank calls it.
+        """Return the lowest rank that failed, or the number of ranks; every rank calls it.
 
-        What this rank says in a second call comes too late.
+        Only the first call of a rank counts.
         """
         from mpi4py import MPI
 
@@ -150,9 +150,9 @@ _beginning = _EarlyFailures()
 
 
 def _abort_before_start(status: int, why: str) -> None:
-    """End all ranks, of which some may wait for this one to start MPI.
+    """End all ranks, some of which may wait for this one to start MPI.
 
-    The first that fails says why. Where not all come to the start, nobody knows which it is.
+    The lowest rank that fails says why. If not all ranks start MPI, that rank is unknown.
     """
     rank, size = launched_rank(), launched_ranks()
     found: list[int] = []
@@ -161,16 +161,16 @@ def _abort_before_start(status: int, why: str) -> None:
         with suppress(ImportError):
             from mpi4py import MPI
 
-            if MPI.COMM_WORLD.Get_size() == size:  # else it is the MPI of another launcher
+            if MPI.COMM_WORLD.Get_size() == size:  # else the MPI belongs to another launcher
                 found.append(_beginning.first_failed(failed=True))
 
     meeting = threading.Thread(target=meet, daemon=True)
-    with suppress(RuntimeError):  # a process that can start no more threads must end too
+    with suppress(RuntimeError):  # a process that cannot start threads must end too
         meeting.start()
-    if rank > 0 and meeting.is_alive():  # no other is before rank 0
+    if rank > 0 and meeting.is_alive():  # rank 0 is the lowest anyway
         meeting.join(_TO_MEET)
     if found and found[0] < rank:
-        time.sleep(_TO_MEET)  # the first ends this one
+        time.sleep(_TO_MEET)  # the lowest failed rank ends this one
     elif found != [rank]:
         time.sleep(_STAGGER * min(rank, 4))
     say(rank, size, why)
@@ -182,7 +182,7 @@ def _abort_before_start(status: int, why: str) -> None:
 
 
 def _abort_mpi(status: int) -> None:
-    """End all ranks; this one ends even where MPI cannot reach the others or comes back."""
+    """End all ranks; this one ends even if MPI cannot reach the others, or returns."""
     from mpi4py import MPI
 
     with time_limit(_TO_ABORT, show=False):
@@ -192,7 +192,7 @@ def _abort_mpi(status: int) -> None:
 
 @cache
 def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
-    """Start MPI, once; the watch is None for one rank, or where rank 0 cannot be reached."""
+    """Start MPI, once; the watchdog is None for one rank, or where rank 0 cannot be reached."""
     started = launched_ranks()
     if started == 1:
         return Comm(), None
@@ -224,7 +224,7 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
 
 
 class _MpiNetwork(HostTransport):
-    """Host arrays over MPI, and how ranks agree, form groups and connect their GPUs."""
+    """Host arrays over MPI, comparison of calls, groups, and the connection of GPUs."""
 
     def __init__(
         self, group: Any, ranks: Sequence[int], progress: ProgressEngine, place: tuple[int, int]
@@ -241,11 +241,11 @@ class _MpiNetwork(HostTransport):
         self._place = self.local_rank, self.local_size = place
 
     def begin_call(self, call: str) -> None:
-        """Note what this rank does next with others."""
+        """Record this rank's next collective, for the watchdog."""
         self.last.begin(call)
 
     def same(self, number: int) -> bool:
-        """Return whether all ranks pass the same number. Here ranks wait for each other."""
+        """Return whether all ranks pass the same number; it waits for all of them."""
         extremes = np.array([number, -number])
         with self._errors("same"):
             request = self._meeting.Iallreduce(self._in_place, extremes, self._max)
@@ -271,7 +271,7 @@ class _MpiNetwork(HostTransport):
         return part
 
     def connect_gpus(self, device: int) -> GpuTransport:
-        """Join the ranks' GPUs with NCCL; by way of the host where ranks share a GPU."""
+        """Connect the ranks' GPUs with NCCL, or through the host where ranks share a GPU."""
         mine = {"gpu": _gpu_identity(device), "nccl": _nccl_version()}
         ranks = [json.loads(text) for text in self.exchange(json.dumps(mine))]
         versions = [rank["nccl"] for rank in ranks]
@@ -283,8 +283,8 @@ class _MpiNetwork(HostTransport):
         if gpus < self.size:
             if self.rank == 0:
                 _log.warning(
-                    "%d ranks share %d GPUs: NCCL needs one GPU a rank, so arrays go from GPU to "
-                    "GPU by way of the host, which is slow",
+                    "%d ranks share %d GPUs: NCCL needs one GPU for each rank, so arrays go "
+                    "through the host, which is slow",
                     self.size,
                     gpus,
                 )
@@ -293,12 +293,12 @@ class _MpiNetwork(HostTransport):
         return _NcclTransport(self, bytes.fromhex(unique_id), device)
 
     def leave(self) -> None:
-        """Say that this rank ends now as it should."""
+        """Report that this rank exits as planned."""
         if self.watch is not None:
             self.watch.leave()
 
     def abort(self, status: int, why: str) -> None:
-        """End all ranks, of other groups too."""
+        """End all ranks, also those of other groups."""
         if why:
             rank, size = self._everyone.Get_rank(), self._everyone.Get_size()
             if self.watch is not None:
@@ -319,11 +319,11 @@ class _MpiNetwork(HostTransport):
 
 
 class _NcclTransport:
-    """Arrays on one GPU a rank over NCCL.
+    """GPU arrays over NCCL, one GPU for each rank.
 
-    Collectives of a group share a communicator and its stream. Messages from one rank to another
-    have both for themselves, made when the first is sent: on a shared stream a message that
-    waits for its receiver would hold up those that the receiver waits for.
+    The collectives of a group share a communicator and its stream. Each ordered pair of ranks that
+    exchange messages has its own, made for the first message. On a shared stream, a message that
+    waits for its receiver would block those that the receiver waits for.
     """
 
     def __init__(self, mpi: _MpiNetwork, unique_id: bytes, device: int) -> None:
@@ -396,16 +396,16 @@ class _NcclTransport:
             stream.close()
 
     def _pair(self, source: int, to: int) -> _NcclCommunicator:
-        """Return the communicator of messages from `source`, its rank 0, to `to`, its rank 1."""
+        """Return the communicator of messages from `source` (its rank 0) to `to` (its rank 1)."""
         if (source, to) not in self._pairs:
             self._connect(source, to)
         return self._pairs[source, to]
 
     def _connect(self, *ranks: int) -> None:
-        """Make the communicators of both directions between this rank and another, which does too.
+        """Create the communicators of both directions; both ranks of the pair call it.
 
-        NCCL connects at a first message, for which both hosts wait: so here each direction has one.
-        Later no call makes the host wait, in whatever order the two send and receive.
+        NCCL connects at the first message, which both hosts wait for. So this sends one message in
+        each direction. Later no call makes the host wait, in whatever order messages follow.
         """
         low, high = sorted(ranks)
         told = np.empty((2, 128), "uint8")
@@ -443,10 +443,10 @@ class _NcclCommunicator:
             self._ready = cuda.Event(disable_timing=True)
 
     def begin(self, op: str, arrays: tuple[Array, ...], call: Callable[[Any, int], None]) -> Finish:
-        """Put a call of NCCL on its stream, after the work on the current stream.
+        """Submit a call of NCCL to its stream, after the work on the current stream.
 
-        What is returned makes the then current stream wait for the call. It holds the arrays: the
-        memory pool hands their memory out again only to work that follows on that stream.
+        The returned function makes the then current stream wait for the call. It holds the arrays,
+        so the memory pool reuses their memory only for work that follows on that stream.
         """
         for array in arrays:
             if array.device.id != self._device:
@@ -471,17 +471,17 @@ class _NcclCommunicator:
         return finish
 
     def close(self) -> None:
-        """Finish what was begun, and leave the communicator to the end of the process.
+        """Finish all calls. The communicator stays until the process exits.
 
-        To destroy it would wait for ever for CUDA graphs that hold captured collectives; CuPy
-        does so when the object goes, which the extra reference prevents.
+        Destroying it would hang while CUDA graphs hold captured collectives. CuPy destroys it with
+        the last reference, so one reference is never released.
         """
         self._stream.synchronize()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
 
 
 class _Event:
-    """An event that another thread may ask, without a context on a GPU that is not this rank's."""
+    """A CUDA event that another thread may query, which has no context on other ranks' GPUs."""
 
     __slots__ = ("_device", "_event")
 
@@ -490,13 +490,13 @@ class _Event:
 
     @property
     def done(self) -> bool:
-        """Whether the GPU has come there."""
+        """Whether the GPU has reached the event."""
         backend.cupy.cuda.Device(self._device).use()
         return bool(self._event.done)
 
 
 def _place_on_host(everyone: Any) -> tuple[int, int]:
-    """Return this rank's number among the ranks of its host, and how many they are."""
+    """Return this rank's number among the ranks of its host, and how many there are."""
     from mpi4py import MPI
 
     host = everyone.Split_type(MPI.COMM_TYPE_SHARED, everyone.Get_rank())
@@ -506,7 +506,7 @@ def _place_on_host(everyone: Any) -> tuple[int, int]:
 
 
 def _gpu_identity(device: int) -> str:
-    """Return what names a GPU among all GPUs, whatever its number in this process."""
+    """Return the UUID of a GPU, which does not depend on its number in this process."""
     properties = backend.cupy.cuda.runtime.getDeviceProperties(device)
     return bytes(properties["uuid"]).hex()
 
@@ -524,6 +524,6 @@ def _nccl_unique_id() -> bytes:
     return bytes(nccl.get_unique_id())
 
 
-if launched_ranks() > 1:  # an error before the first call of world ends all ranks too
+if launched_ranks() > 1:  # errors before the first call of world end all ranks too
     open_standard_streams()  # before MPI opens sockets
     end_all_ranks_on_error(_abort_before_start)

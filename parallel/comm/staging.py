@@ -1,4 +1,4 @@
-"""GPU arrays by way of the host, for ranks that share a GPU: NCCL wants one GPU a rank."""
+"""Staging: GPU arrays sent through the host, for ranks that share a GPU, which NCCL forbids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class HostStaging:
     """Copies to the host, sends there, and copies back when the transfer is finished.
 
     Args:
-        host: carries the host's arrays.
+        host: the transport of host arrays.
     """
 
     def __init__(self, host: Transport) -> None:
@@ -55,11 +55,11 @@ class HostStaging:
         return then_copy(self._host.recv(copy, source), copy, data)
 
     def close(self) -> None:
-        """Do nothing: what was finished is copied."""
+        """Do nothing: finished transfers are copied already."""
 
 
 def then_copy(finish: Finish, copy: Array, array: Array) -> Finish:
-    """Return how to finish a transfer and copy its result, from whatever device and dtype."""
+    """Return a function that finishes a transfer and copies its result to another array."""
 
     def finish_and_copy() -> None:
         finish()

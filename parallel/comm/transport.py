@@ -1,8 +1,8 @@
-"""What `Comm` asks of the modules that move arrays. Plain interfaces, for both devices.
+"""Transports: the interface between `Comm` and the modules that move arrays, on host and GPU.
 
-Each method begins a transfer at once and returns how to finish it, so that a rank may work on
-in between. Arrays are C-contiguous, not empty, and of no other dtype than the library's; bool
-comes as uint8, and what only moves data comes as bytes. Ranks have agreed on the call before.
+Each method begins a transfer at once and returns a function that finishes it, so a rank can compute
+in between. Arrays are C-contiguous, not empty, and of a dtype of the library. Transfers without
+arithmetic get bytes, reductions get bool as uint8. All ranks have agreed on the call before.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Protocol
 
 from tensorgrad.backend import Array
 
-# Finishes a transfer: afterwards (on a GPU: for the work that follows on the current stream)
-# results may be read and everything given to the transfer may be written.
+# Finishes a transfer. Afterwards results may be read and arguments may be written: on a GPU by
+# work that is submitted to the current stream from then on.
 Finish = Callable[[], None]
 
 
@@ -59,28 +59,28 @@ class Network(Transport, Protocol):
     local_size: int
 
     def begin_call(self, call: str) -> None:
-        """Note what this rank does next with others."""
+        """Record this rank's next collective, for the watchdog."""
 
     def same(self, number: int) -> bool:
-        """Return, on all ranks alike, whether all ranks pass the same number of 62 bits."""
+        """Return on all ranks whether all pass the same number of 62 bits."""
 
     def exchange(self, text: str) -> list[str]:
         """Return the texts of all ranks."""
 
     def announce(self, text: str, to: int) -> Finish:
-        """Tell one rank what will be sent to it; done when that rank has come to `recv`."""
+        """Announce to one rank what will be sent to it; done when that rank has called `recv`."""
 
     def expect(self, text: str, source: int) -> Finish:
-        """Hear what one rank announces; to finish is a CommError if it is not this text."""
+        """Receive an announcement; finishing raises CommError if it is not this text."""
 
     def split(self, ranks: Sequence[int]) -> Network:
         """Return the network of this rank's group; every rank calls it with its own group."""
 
     def connect_gpus(self, device: int) -> GpuTransport:
-        """Return what carries the arrays of GPU `device`; every rank calls it."""
+        """Return the transport of the arrays of GPU `device`; every rank calls it."""
 
     def leave(self) -> None:
-        """Say that this rank ends now as it should."""
+        """Report that this rank exits as planned."""
 
     def abort(self, status: int, why: str) -> None:
-        """End all ranks at once, after one of those that fail has said why, if it is not empty."""
+        """End all ranks at once; one of the ranks that fail first writes why, if not empty."""

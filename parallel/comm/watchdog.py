@@ -1,14 +1,14 @@
-"""The process that watches over the ranks of a program. It needs nothing but the standard library.
+"""Watchdog: the process that ends all ranks when one crashes, hangs or loses its host.
 
-Rank 0 starts it beside itself. Every rank holds a connection to it; so the end of a rank's
-process, however it came, closes a connection, at once. It is a process of its own because a
-launcher kills all ranks when one has died: this process is left, can still say which one it was,
-and its hold on the standard error makes the launcher wait until it has done so.
+Rank 0 starts it beside itself. It runs on the standard library alone. Every rank keeps a connection
+to it open, so the end of a rank's process closes a connection at once, whatever the cause. It is a
+separate process because a launcher kills all ranks when one has died. The watchdog survives that
+and reports which rank died first; the launcher waits for it because it holds the standard error.
 
-A rank opens with a `HELLO`, which shows the secret of the program, and then sends messages, all of
-one size (`SAID`). The watcher answers with single bytes (`Command`). Of a stranger it reads no more
-than a `HELLO`, and compares the secret before it looks at anything else. Once all ranks are there
-it stops listening.
+Protocol: a rank opens its connection with a `HELLO`, which contains the secret of the run, and then
+sends messages of one size (`SAID`). The watchdog answers with single bytes (`Command`). From an
+unknown connection it reads at most one `HELLO`, and it compares the secret before anything else.
+It stops listening as soon as all ranks are connected.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from enum import IntEnum
 
 _START = 120.0  # seconds in which all ranks must connect
 _GREETING = 10.0  # seconds in which a connection must show the secret
-_STRANGERS = 64  # connections that have not yet shown it; of more the oldest is closed
-_ANSWER = 5.0  # seconds in which a rank that can must answer, on a busy host too
-_LOOK_AGAIN = 1.0  # seconds in which ranks that do not wait in vain come a step further
-_CHOICE = 10.0  # seconds in which a rank that works may fail too, and show its error as the first
+_STRANGERS = 64  # connections without the secret; beyond that the oldest is closed
+_ANSWER = 5.0  # seconds in which a responsive rank must answer, also on a busy host
+_LOOK_AGAIN = 1.0  # seconds after which ranks that seem deadlocked are checked again
+_CHOICE = 10.0  # seconds in which a lower rank may fail too, to be the one that shows its error
 _END = 3.0  # seconds after which a rank that was told to end is killed
 
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # no more files can be opened
-_PAUSE = 0.1  # seconds after which they perhaps can
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # too many open files
+_PAUSE = 0.1  # seconds to wait before accepting again
 
 _LAST_HEARD = 56  # where tcpi_last_ack_recv is in struct tcp_info
 
@@ -45,38 +45,38 @@ SAID = struct.Struct(f"!Bqd{_TEXT_BYTES}s")  # a Message, a number, seconds, a t
 
 
 class Message(IntEnum):
-    """What a rank says, and what of `SAID` it fills in."""
+    """A message of a rank, and which fields of `SAID` it fills in."""
 
-    GOODBYE = 1  # it ends on purpose
+    GOODBYE = 1  # it exits as planned
     ABORT = 2  # it ends all ranks, and has said why
     FAILED = 3  # it has an error to show
-    WAITS = 4  # how it waits has changed; number: of the call in which it waits for others, or -1;
-    # seconds: how long it waits for anything, 0 if it does not
-    LATE = 5  # it has waited for too long; seconds; text: the call
+    WAITS = 4  # its waiting state changed; number: of the call in which it waits for others, or -1;
+    # seconds: how long it has waited for anything, 0 if it does not wait
+    LATE = 5  # it has waited longer than the time-out; seconds; text: the call
     REPORT = 6  # an answer; number as in WAITS; text: what it does
 
 
 class Command(IntEnum):
-    """What the watcher tells a rank, in one byte."""
+    """A command of the watchdog to a rank, in one byte."""
 
     WELCOME = 1
     REPORT = 2  # say what you do
-    SPEAK = 3  # show your error: no other rank does
+    SPEAK = 3  # show your error; no other rank does
     END = 4
 
 
 def hello(secret: bytes, rank: int, process: int, host: str) -> bytes:
-    """Return what a rank opens its connection with."""
+    """Return the greeting with which a rank opens its connection."""
     return HELLO.pack(secret, rank, process, _short(host, _HOST_BYTES))
 
 
 def said(message: Message, number: int = -1, seconds: float = 0.0, text: str = "") -> bytes:
-    """Return a message of a rank; the middle of a text that is too long is omitted."""
+    """Return a message of a rank; a text that is too long loses its middle."""
     return SAID.pack(message, number, seconds, _short(text, _TEXT_BYTES))
 
 
 def end_with_host(connection: socket.socket) -> None:
-    """Let a connection fail some 20 s after the other host has gone without a word."""
+    """Make a connection fail about 20 s after the other host has disappeared."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", 5),  # seconds
@@ -102,12 +102,12 @@ def _text(data: bytes) -> str:
 
 
 class _Rank:
-    """A connection: of a stranger until it has shown the secret, then of a rank."""
+    """A connection: unknown until it has shown the secret, then of a rank."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.since = connection, time.monotonic()
-        self.data = b""  # the beginning of what will be a message
-        self.error: OSError | None = None  # with which the connection ended
+        self.data = b""  # received bytes of an incomplete message
+        self.error: OSError | None = None  # why the connection ended
         self.number: int | None = None
         self.process, self.host = 0, ""
         self.failed = False
@@ -116,16 +116,16 @@ class _Rank:
         self.report: str | None = None
 
     def tell(self, word: Command) -> None:
-        with suppress(OSError):  # where it is gone its connection will say so too
+        with suppress(OSError):  # a lost connection is noticed when it is read
             self.connection.send(bytes([word]), socket.MSG_DONTWAIT)
 
     def has_gone(self) -> bool:
-        """Whether its connection failed: without an end of its process, of which TCP tells."""
+        """Return whether its host is gone: TCP reports the end of a process, but not of a host."""
         return self.error is not None and self.error.errno != errno.ECONNRESET
 
 
 class _Question:
-    """All ranks are asked what they do, because of something that may be wrong."""
+    """A request to all ranks to report what they do, because something may be wrong."""
 
     def __init__(self, why: str, stuck: dict[int, int | None], ask_at: float) -> None:
         self.why, self.stuck = why, stuck
@@ -134,18 +134,18 @@ class _Question:
 
 
 class Watchdog:
-    """Knows which ranks live and wait, and ends all when one is lost or none can go on."""
+    """Tracks which ranks live and wait, and ends all when one is lost or all are deadlocked."""
 
     def __init__(self, listener: socket.socket, size: int, secret: bytes) -> None:
-        """Watch `size` ranks, which prove with the secret that they belong to the program."""
+        """Watch `size` ranks, which show the secret to prove that they belong to the run."""
         self._listener: socket.socket | None = listener
         self._size, self._secret = size, secret
         self._listens_until = time.monotonic() + _START
-        self._strangers: list[_Rank] = []  # the oldest first
+        self._strangers: list[_Rank] = []  # oldest first
         self._ranks: dict[int, _Rank] = {}
         self._joined: set[int] = set()
         self._question: _Question | None = None
-        self._choose_by: float | None = None  # until when a rank may show its error as the first
+        self._choose_by: float | None = None  # when to choose the rank that shows its error
         self._chosen = False
         self._ending: float | None = None
         self._selector = selectors.DefaultSelector()
@@ -169,7 +169,7 @@ class Watchdog:
         self._selector.close()
 
     def step(self, patience: float | None) -> None:
-        """Wait until somebody speaks or `patience` seconds are over, and do what is to be done."""
+        """Wait for an event, or at most `patience` seconds, and handle all that are due."""
         ended = []
         for key, _ in self._selector.select(patience):
             if key.fileobj is self._listener:
@@ -177,7 +177,7 @@ class Watchdog:
             elif key.data.connection.fileno() >= 0 and not self._read(key.data):
                 ended.append(key.data)
         lost = []
-        for rank in sorted(ended, key=_silent_for, reverse=True):  # the first end first
+        for rank in sorted(ended, key=_silent_for, reverse=True):  # the first to end comes first
             if self._close(rank):
                 lost.append(rank)
         if lost and self._ending is None:
@@ -187,7 +187,7 @@ class Watchdog:
         self._choose()
 
     def _patience(self) -> float | None:
-        """Return how many seconds there are until something must be done, if nobody speaks."""
+        """Return the seconds until the next deadline, or None without any."""
         moments = [stranger.since + _GREETING for stranger in self._strangers[:1]]
         if self._listener is not None:
             moments.append(self._listens_until)
@@ -211,10 +211,10 @@ class Watchdog:
                     self._close(self._strangers[0])
                 else:
                     time.sleep(_PAUSE)
-            return  # else it went before it was accepted
+            return  # else it was closed before it was accepted
         try:
             end_with_host(connection)
-        except OSError:  # it has gone
+        except OSError:  # it was closed meanwhile
             connection.close()
             return
         stranger = _Rank(connection)
@@ -224,7 +224,7 @@ class Watchdog:
             self._close(self._strangers[0])
 
     def _part_from_strangers(self) -> None:
-        """Close what did not show the secret in time, and all when no more ranks will come."""
+        """Close connections without the secret that are too old, or all once no rank is missing."""
         now = time.monotonic()
         if len(self._joined) == self._size or now >= self._listens_until:
             self._stop_listening()
@@ -240,7 +240,7 @@ class Watchdog:
             self._listener = None
 
     def _close(self, rank: _Rank) -> bool:
-        """Close a connection; return whether a rank is lost by that."""
+        """Close a connection; return whether this loses a rank."""
         self._selector.unregister(rank.connection)
         rank.connection.close()
         if rank.number is None:
@@ -248,9 +248,9 @@ class Watchdog:
         return rank.number is not None and self._ranks.pop(rank.number, None) is not None
 
     def _read(self, rank: _Rank) -> bool:
-        """Take all that a rank has said; False when its connection has ended.
+        """Read and handle everything a rank has sent; return False when its connection has ended.
 
-        Words before an end may not put it off to the next look: there another's would be first.
+        It reads up to the end at once: in the next step the end of another rank would come first.
         """
         try:
             while data := rank.connection.recv(1 << 16, socket.MSG_DONTWAIT):
@@ -266,7 +266,7 @@ class Watchdog:
         return False
 
     def _greet(self, stranger: _Rank) -> bool:
-        """Take a stranger for the rank that it says it is, if it shows the secret."""
+        """Accept an unknown connection as the rank it claims to be, if it shows the secret."""
         greeting, rest = stranger.data[: HELLO.size], stranger.data[HELLO.size :]
         if not hmac.compare_digest(greeting[:SECRET_BYTES], self._secret):
             return False
@@ -282,7 +282,7 @@ class Watchdog:
         return True
 
     def _take(self, rank: _Rank) -> bool:
-        """Hear the messages that are whole; False when one is none of ours."""
+        """Handle the complete messages; return False for one that is not of the protocol."""
         while len(rank.data) >= SAID.size:
             kind, number, seconds, text = SAID.unpack(rank.data[: SAID.size])
             rank.data = rank.data[SAID.size :]
@@ -295,7 +295,7 @@ class Watchdog:
     def _hear(self, rank: _Rank, message: Message, number: int, seconds: float, text: str) -> None:
         now = time.monotonic()
         if rank.number not in self._ranks:
-            return  # it has said goodbye
+            return  # it has said GOODBYE
         if message is Message.GOODBYE:
             del self._ranks[rank.number]
         elif message is Message.ABORT:  # the launcher will kill the others
@@ -315,7 +315,7 @@ class Watchdog:
                 self._ask_if_all_are_stuck()
 
     def _choose(self) -> None:
-        """Let the first rank of those that fail show its error, when those before it will not."""
+        """Let the lowest failed rank show its error, when no lower rank can still fail."""
         if self._choose_by is None or self._ending is not None:
             return
         failed = [number for number, rank in self._ranks.items() if rank.failed]
@@ -332,7 +332,7 @@ class Watchdog:
             self._ask("the ranks wait for each other", _LOOK_AGAIN)
 
     def _ask(self, why: str, later: float = 0.0) -> None:
-        # What is late is late, whatever comes of a question whether ranks wait for each other.
+        # A late rank is reported even while a question whether ranks are deadlocked is open.
         if self._question is None or (self._question.stuck and not later):
             stuck = {number: rank.stuck for number, rank in self._ranks.items()} if later else {}
             self._question = _Question(why, stuck, time.monotonic() + later)
@@ -357,7 +357,7 @@ class Watchdog:
             number: None if number in silent else rank.stuck for number, rank in self._ranks.items()
         }
         if question.stuck and question.stuck != found:
-            self._ask_if_all_are_stuck()  # one has come further, perhaps to wait again
+            self._ask_if_all_are_stuck()  # a rank has moved on, perhaps to wait again
             return
         lines = [f"{question.why}: all ranks end"]
         for number in sorted(self._ranks):
@@ -365,14 +365,14 @@ class Watchdog:
         self._end("\n".join(lines))
 
     def _end(self, message: str) -> None:
-        with suppress(OSError):  # when nobody reads what goes wrong, the ranks end all the same
+        with suppress(OSError):  # if the standard error is closed, the ranks end all the same
             os.write(2, f"{message}\n".encode())
         self._ending = time.monotonic() + _END
         for rank in self._ranks.values():
             rank.tell(Command.END)
 
     def _kill(self) -> None:
-        """Kill the ranks of this host that did not end; the launcher kills those of others."""
+        """Kill the ranks of this host that did not end; the launcher kills those of other hosts."""
         here = socket.gethostname()
         for rank in self._ranks.values():
             if rank.host == here:
@@ -381,8 +381,8 @@ class Watchdog:
 
 
 def _silent_for(rank: _Rank) -> int:
-    """Return how many milliseconds ago a rank was last heard of, its end included."""
-    if not hasattr(socket, "TCP_INFO"):  # Linux's
+    """Return the milliseconds since the last packet of a rank, its end included."""
+    if not hasattr(socket, "TCP_INFO"):  # Linux only
         return 0
     with suppress(OSError):
         info = rank.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_HEARD + 4)
@@ -391,7 +391,7 @@ def _silent_for(rank: _Rank) -> int:
 
 
 def _lost(lost: list[_Rank], size: int) -> str:
-    """Return what to say of ranks in the order of their ends: a launcher kills all after one."""
+    """Return the message for lost ranks, in the order of their ends."""
     first, *others = (
         f"rank {rank.number} of {size} (process {rank.process} on {rank.host})" for rank in lost
     )
@@ -412,8 +412,8 @@ def _told(rank: _Rank) -> str:
 
 
 def _allow_many_files() -> None:
-    """Raise the number of files that this process may open, one a rank, to what it may."""
-    with suppress(ImportError, ValueError, OSError):  # Windows has no limit, some hosts one below
+    """Raise this process's limit of open files, one for each rank, as far as allowed."""
+    with suppress(ImportError, ValueError, OSError):  # not on Windows; some hosts forbid it
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -421,7 +421,7 @@ def _allow_many_files() -> None:
 
 
 def main() -> None:
-    """Watch over a socket: its number and how many ranks are arguments, the secret is the input."""
+    """Watch over a socket: arguments are its number and the number of ranks, input the secret."""
     _allow_many_files()
     secret = sys.stdin.buffer.read(SECRET_BYTES)
     listener = socket.socket(fileno=int(sys.argv[1]))

@@ -1,7 +1,7 @@
-"""A rank's side of the watch: what it does with others at the moment, for `watchdog.py` to know.
+"""Watchdog, a rank's side: it reports which call the rank is in, and obeys the watchdog.
 
-Without it the ranks would wait for ever for one that was killed or that hangs. A thread of each
-rank looks once a second whether the rank waits, and answers when the watcher asks.
+Without a watchdog, ranks would hang when another rank is killed or hangs. A thread of each rank
+checks once a second whether the rank waits in a collective, and answers the watchdog's questions.
 """
 
 from __future__ import annotations
@@ -32,68 +32,68 @@ if sys.platform != "win32":
 _log = logging.getLogger(__name__)
 
 TIMEOUT = 600.0  # seconds
-_TICK = 1.0  # seconds between two looks
-_STUCK = 3.0  # seconds after which a rank says that it waits for others
-_CONNECT = 30.0  # seconds in which the watcher must welcome a rank
+_TICK = 1.0  # seconds between two checks
+_STUCK = 3.0  # seconds after which a rank reports that it waits for others
+_CONNECT = 30.0  # seconds in which the watchdog must welcome a rank
 _BACKLOG = 1024  # ranks that connect at once
 _AGAIN = 0.2  # seconds between two attempts
-_SPEAK = 30.0  # seconds after which a rank shows its error even if another was to be first
+_SPEAK = 30.0  # seconds after which a rank shows its error without permission
 _PACKAGE = str(Path(__file__).parent.parent)
-# Linux closes the files of a process that ends from the highest number down. So the watcher hears
-# of an end before the launcher, whose files have low numbers and which then kills all other ranks.
+# Linux closes the files of an exiting process from the highest number down. With a high number the
+# watchdog's connection closes before the launcher's, which then kills all other ranks.
 _HIGH = 200
 
 
 class LastCall:
-    """The last call that a rank made together with others.
+    """The last collective of a rank, and whether the rank waits in it.
 
     Attributes:
-        number, call: how many calls there were, and the text of the last.
+        number, call: the count of calls, and the text of the last.
         since: when it was made, in seconds of `time.monotonic`.
-        waits_since: since when the host waits in it; None when it does not.
-        meets: whether it waits for others to come to the same call, not for data on its way.
-        event: of CUDA, done when the last GPU call is.
+        waits_since: since when the host waits in it; None when it does not wait.
+        meets: whether it waits for others to make the same call, not for data in flight.
+        event: CUDA event, done when the last GPU call is.
     """
 
     __slots__ = ("call", "event", "meets", "number", "since", "waits_since")
 
     def __init__(self) -> None:
-        """Begin before the first call."""
+        """Start before the first call."""
         self.number, self.call, self.since = 0, "the start", time.monotonic()
         self.waits_since: float | None = None
         self.meets = False
         self.event: Any = None
 
     def begin(self, call: str) -> None:
-        """Note the next call."""
+        """Record the next call."""
         self.number += 1
         self.call, self.since = call, time.monotonic()
 
     def waits(self) -> float | None:
-        """Return since when the rank waits, if it does, on the host or for its GPU."""
+        """Return since when the rank waits, on the host or for its GPU; None if it does not."""
         if self.waits_since is None and self.event is not None and self._is_pending():
             return self.since
         return self.waits_since
 
     def _is_pending(self) -> bool:
         if time.monotonic() - self.since < _STUCK:
-            return False  # in a running program nothing is asked of the GPU
+            return False  # do not query the GPU while a program makes progress
         try:
             return not self.event.done
-        except Exception as error:  # of an event that was captured into a graph nothing is known
+        except Exception as error:  # an event captured into a graph cannot be queried
             _log.debug("watch: %s", error)
             return False
 
 
 class WatchdogClient:
-    """The connection of one rank to the watcher, and the thread that serves it.
+    """The connection of one rank to the watchdog, and the thread that serves it.
 
     Args:
         rank: this rank.
-        connection: to the watcher, which has welcomed this rank.
-        last: what this rank does with others.
-        host: the name of the watcher's host.
-        process: the watcher, on the rank that has started it.
+        connection: to the watchdog, which has welcomed this rank.
+        last: the last collective of this rank.
+        host: the name of the watchdog's host.
+        process: the watchdog, on the rank that has started it.
     Attributes:
         timeout: seconds that this rank waits in a call before all ranks are ended.
     """
@@ -112,10 +112,10 @@ class WatchdogClient:
         self._host, self._process = host, process
         self._sending = threading.Lock()
         self._leaving = self._failed = False
-        self._answered = threading.Event()  # whether this rank may show its error
+        self._answered = threading.Event()  # set when this rank may show its error
         self._said_waits: tuple[int | None, bool] = None, False
         self._said_late = False
-        os.register_at_fork(after_in_child=connection.close)  # a child's copy would keep it open
+        os.register_at_fork(after_in_child=connection.close)  # a child would keep it open
         try:
             threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
         except RuntimeError as error:
@@ -125,26 +125,26 @@ class WatchdogClient:
             ) from None
 
     def leave(self, how: Message = Message.GOODBYE) -> None:
-        """Say that this rank ends on purpose, or with `Message.ABORT` that it ends all others."""
+        """Report that this rank exits, or with `Message.ABORT` that it ends the others."""
         if self._leaving:
             return
         self._leaving = True
         try:
             self._say(how)
         except OSError:
-            return  # the watcher is gone, and this rank is about to be
+            return  # the watchdog is gone, and this rank is about to be
         if how is Message.GOODBYE and self._process is not None:
             self._process.wait()
 
     def wait_to_speak(self) -> None:
-        """Wait until the watcher lets this rank show its error; it lets one rank alone.
+        """Wait for permission to show this rank's error; one rank alone gets it.
 
         The others are ended while they wait here.
         """
         if self._leaving:
-            return  # it has said so, and is alone
+            return  # it has permission already
         self._failed = True
-        with suppress(OSError):  # without a watcher it speaks at once
+        with suppress(OSError):  # without a watchdog it shows its error at once
             self._say(Message.FAILED)
             self._answered.wait(_SPEAK)
 
@@ -163,12 +163,12 @@ class WatchdogClient:
                     if selector.select(min(_TICK, self.timeout / 4)):
                         words = self._connection.recv(4096)
                         if not words:
-                            raise ConnectionError("the watcher has ended")
+                            raise ConnectionError("the watchdog has ended")
                         for word in words:
                             self._obey(word)
                     self._look()
                 except OSError as error:
-                    self._end_without_watcher(error)
+                    self._end_without_watchdog(error)
                     return
 
     def _obey(self, word: int) -> None:
@@ -180,7 +180,7 @@ class WatchdogClient:
             self._say(Message.REPORT, self._stuck(), text=self._describe())
 
     def _look(self) -> None:
-        """Say how this rank waits, when that has changed."""
+        """Report a change in how this rank waits."""
         since = self._last.waits()
         waited = 0.0 if since is None else time.monotonic() - since
         late = waited > self.timeout
@@ -193,7 +193,7 @@ class WatchdogClient:
         self._said_waits = waits
 
     def _stuck(self) -> int | None:
-        """Return the number of the call in which this rank has waited for others for long."""
+        """Return the number of the call in which this rank has long waited for others, or None."""
         last = self._last
         since = last.waits_since
         if since is None or not last.meets or time.monotonic() - since < _STUCK:
@@ -209,26 +209,26 @@ class WatchdogClient:
             doing = f"has worked {now - last.since:.0f} s since call {last.number}, {last.call}"
         return f"{doing}; at {_place()}"
 
-    def _end_without_watcher(self, error: OSError) -> None:
+    def _end_without_watchdog(self, error: OSError) -> None:
         if self._leaving or self._failed:
             self._answered.set()
             return
-        time.sleep(0.2 * min(self._rank, 10))  # the first to say it ends the others meanwhile
+        time.sleep(0.2 * min(self._rank, 10))  # the first to report ends the others meanwhile
         message = (
             f"rank {self._rank} on {socket.gethostname()}: rank 0 or its host {self._host} is lost "
             f"({error}): all ranks end\n"
         )
-        with suppress(OSError):  # when nobody reads it, this rank ends all the same
+        with suppress(OSError):  # if the standard error is closed, this rank ends all the same
             os.write(2, message.encode())
         os._exit(1)
 
 
 def start(network: Network, last: LastCall) -> WatchdogClient | None:
-    """Start the watcher beside rank 0 and connect this rank; None where it cannot be reached.
+    """Start the watchdog beside rank 0 and connect this rank; None where it cannot be reached.
 
     Args:
         network: of all ranks; every rank calls it.
-        last: what this rank does with others.
+        last: the last collective of this rank.
     """
     host = network.exchange(socket.gethostname())[0]
     addresses = _addresses_of_rank_0(network, host)
@@ -238,13 +238,13 @@ def start(network: Network, last: LastCall) -> WatchdogClient | None:
         listener = _listen(addresses)
         if listener is not None:
             where = "{} {}".format(*listener.getsockname()) + f" {secret.hex()}"
-            process = _start_watcher(listener, network.size, secret)
+            process = _start_watchdog(listener, network.size, secret)
     where = network.exchange(where)[0]
     if not where:
         if network.rank == 0:
             _log.warning(
                 "other hosts know no address of %s, where rank 0 is (%s): if a rank is lost, "
-                "others may wait for ever",
+                "others may hang",
                 *(host, ", ".join(addresses) or "its name is unknown"),
             )
         return None
@@ -253,8 +253,7 @@ def start(network: Network, last: LastCall) -> WatchdogClient | None:
         connection = _connect(network.rank, (address, int(port)), bytes.fromhex(shown))
     except OSError as error:
         _log.warning(
-            "rank %d cannot reach rank 0 at %s, port %s (%s): if a rank is lost, others may wait "
-            "for ever",
+            "rank %d cannot reach rank 0 at %s, port %s (%s): if a rank is lost, others may hang",
             *(network.rank, address, port, error),
         )
         return None
@@ -262,7 +261,7 @@ def start(network: Network, last: LastCall) -> WatchdogClient | None:
 
 
 def _addresses_of_rank_0(network: Network, host: str) -> list[str]:
-    """Return the IPv4 addresses by which ranks may know the host of rank 0, the likeliest first."""
+    """Return the IPv4 addresses under which ranks may reach rank 0's host, the likeliest first."""
     if network.local_size == network.size:
         return ["127.0.0.1"]
     try:
@@ -270,19 +269,19 @@ def _addresses_of_rank_0(network: Network, host: str) -> list[str]:
     except OSError:
         found = []
     known = Counter(each for text in network.exchange(" ".join(found)) for each in text.split())
-    # To itself a host may be 127.0.1.1; what others say is how they reach it.
+    # A host may know itself as 127.0.1.1, so count what the others see.
     return [address for address, _ in known.most_common() if not address.startswith("127.")]
 
 
 def _listen(addresses: list[str]) -> socket.socket | None:
-    """Listen on the first address that is one of this host, and on no other."""
+    """Listen on the first address that belongs to this host, and on no other."""
     for address in addresses:
         with suppress(OSError):
             return socket.create_server((address, 0), backlog=_BACKLOG)
     return None
 
 
-def _start_watcher(listener: socket.socket, size: int, secret: bytes) -> subprocess.Popen[bytes]:
+def _start_watchdog(listener: socket.socket, size: int, secret: bytes) -> subprocess.Popen[bytes]:
     """Start the process, and hand the socket over to it."""
     with listener:
         process = subprocess.Popen(
@@ -290,7 +289,7 @@ def _start_watcher(listener: socket.socket, size: int, secret: bytes) -> subproc
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(listener.fileno(),),
-            start_new_session=True,  # what is sent to the ranks as a group does not reach it
+            start_new_session=True,  # signals to the ranks' process group must not reach it
         )
     assert process.stdin is not None
     with process.stdin:
@@ -299,10 +298,10 @@ def _start_watcher(listener: socket.socket, size: int, secret: bytes) -> subproc
 
 
 def _connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socket:
-    """Return a connection to the watcher, which has welcomed this rank.
+    """Return a connection to the watchdog, which has welcomed this rank.
 
-    Before the watcher runs, it could not tell which of several ranks has ended first. Where too
-    many others connect at once it may drop one, which then tries again.
+    It waits until the watchdog runs, which only then can tell which rank ends first. If too many
+    ranks connect at once, a connection may be dropped; then it tries again.
     """
     until = time.monotonic() + _CONNECT
     greeting = watchdog.hello(secret, rank, os.getpid(), socket.gethostname())
@@ -327,12 +326,12 @@ def _connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socke
 
 
 def _with_high_number(connection: socket.socket) -> socket.socket:
-    """Return the connection as a file with a high number, where the system has any to give."""
+    """Return the connection under a high file number, where the system allows one."""
     if sys.platform == "win32":
         return connection
     try:
         number = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
-    except OSError as error:  # a process may have few files open (ulimit -n)
+    except OSError as error:  # the limit of open files may be low (ulimit -n)
         _log.debug("watch: %s", error)
         return connection
     connection.close()
@@ -340,7 +339,7 @@ def _with_high_number(connection: socket.socket) -> socket.socket:
 
 
 def _place() -> str:
-    """Return the line of the program at which the main thread is."""
+    """Return the source line outside this package at which the main thread is."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     inner = frame
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):

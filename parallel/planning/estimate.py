@@ -1,8 +1,8 @@
-"""What a step of training a GPT-2 on a mesh takes: memory of a GPU, bytes sent, time.
+"""Estimate of a training step of a GPT-2 on a mesh: memory of a GPU, bytes sent, time.
 
-By the formulas of costs.py; nothing is measured. A plan says what it is of: the memory of the
-fullest GPU, and the bytes and times of the stage that computes longest. plan.py prints it and finds
-the mesh that fits. Tests: tests/parallel/planning/test_plan.py.
+It follows from the formulas of costs.py; nothing is measured. Memory is that of the fullest GPU.
+Traffic and time are those of the stage that computes longest. plan.py prints an estimate, and finds
+the smallest mesh that fits. Tests: tests/parallel/planning/test_plan.py.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a parameter and of an activation
 _WIDE = 4  # of a gradient, a master copy and a moment
-_SLOTS = 2  # of parameters or gradients of blocks that are whole for a while (shards.py)
-_SENDS = 4  # activations and gradients on their way between stages
+_SLOTS = 2  # of whole parameters or gradients of blocks (shards.py)
+_SENDS = 4  # activations and gradients in flight between stages
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is trained, and how the work is shared.
+    """What to train, and how to parallelize it.
 
     Args:
         config: of the model.
         mesh: dp, pp and tp.
         batch: sequences of a step, on all ranks together.
         micro: micro-batches of a step, one after the other on each rank.
-        zero: what dp ranks share: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+        zero: what dp ranks shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
+            parameters.
         schedule: one of SCHEDULES.
-        chunks: parts of the model that each stage has.
+        chunks: parts of the model on each stage.
         sequence: whether tp ranks share the rows between the layers.
         dtype: "bfloat16": parameters and activations, with a float32 master copy; or "float32".
     Raises:
@@ -84,7 +85,7 @@ class TrainingJob:
 
     @property
     def costs(self) -> Costs:
-        """Of the layers on one rank."""
+        """The costs of the layers on one rank."""
         return Costs(self.config, self.mesh.tp, self.sequence, DTYPES[self.dtype])
 
     @property
@@ -94,14 +95,14 @@ class TrainingJob:
 
     @property
     def problems(self) -> list[str]:
-        """Why this mesh cannot be trained, though it can be planned."""
+        """Why this mesh cannot train the model, although its costs can be estimated."""
         config, tp = self.config, self.mesh.tp
         sizes = {
             "hidden width": 4 * config.width,
-            "table of tokens": config.rows,
+            "token embedding": config.rows,
         }
         found = [
-            f"the {name} is {size}, no multiple of tp, {tp}: the fullest rank is planned"
+            f"the {name} is {size}, not a multiple of tp, {tp}: the estimate is of the fullest rank"
             for name, size in sizes.items()
             if size % tp
         ]
@@ -114,15 +115,15 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What the machines do.
+    """Speeds of the machines.
 
     Args:
-        flops: a GPU reaches in the products of a step, FLOP/s.
+        flops: achieved by a GPU in the matrix products of a step, FLOP/s.
         memory_bandwidth: of a GPU, bytes/s.
         bandwidth: of NCCL between GPUs of one host, bytes/s (its bus bandwidth).
         network: the same between hosts, for each GPU.
         latency: of a call, seconds.
-        gpus_per_host: consecutive ranks that are on one host.
+        gpus_per_host: number of consecutive ranks on one host.
     Raises:
         ArgumentError: one of them is not positive.
     """
@@ -147,15 +148,15 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a rank sends in a step, of one kind.
+    """One kind of communication of a rank in a step.
 
     Attributes:
-        what: for what.
+        what: what is sent.
         axis: among which ranks of the mesh.
-        calls: how often.
-        bytes: in all of them.
-        seconds: how long they take.
-        exposed: for how much of that the computation waits.
+        calls: number of calls.
+        bytes: sent in all calls.
+        seconds: duration of all calls.
+        exposed: seconds of these that the computation waits.
     """
 
     what: str
@@ -168,14 +169,14 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job takes.
+    """Memory, traffic and time of a training job.
 
     Attributes:
-        job, speeds: what was planned.
+        job, speeds: the arguments of `estimate`.
         stage: the stage whose GPUs are fullest.
-        memory: of them, bytes by what they are for.
+        memory: bytes on these GPUs, by purpose.
         sent: by a rank of the stage that computes longest.
-        time: seconds of a step by what they are spent on.
+        time: seconds of a step, by purpose.
     """
 
     job: TrainingJob
@@ -197,18 +198,18 @@ class Estimate:
 
     @property
     def bubble_fraction(self) -> float:
-        """Which share of the pipeline's time a stage stands idle."""
+        """The fraction of the pipeline's time in which a stage is idle."""
         job = self.job
         return bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all GPUs together."""
+        """The throughput of all GPUs together."""
         return self.job.batch * self.job.config.context / self.seconds
 
     @property
     def flops_per_second(self) -> float:
-        """What each GPU does for the model, three times its forward pass."""
+        """The FLOP/s of each GPU that the model needs, three times its forward pass."""
         whole = Costs(self.job.config)
         forward = whole.block_flops()[0] * self.job.config.layers + whole.head_flops()[0]
         return 3 * forward * self.tokens_per_second / self.job.mesh.size
@@ -216,16 +217,16 @@ class Estimate:
 
 @lru_cache(maxsize=4096)
 def _stages(costs: Costs, pp: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the blocks of each part of each stage."""
+    """Return the number of blocks in each part of each stage."""
     parts = cut_blocks(costs, pp * chunks)
     return tuple(parts[stage::pp] for stage in range(pp))
 
 
 def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
-    """Return the bytes on a GPU of a stage by what they are for.
+    """Return the bytes on a GPU of a stage, by purpose.
 
     Args:
-        job: what is trained.
+        job: what to train.
         stage: 0 to pp - 1.
     """
     costs, mesh, tokens = job.costs, job.mesh, job.tokens
@@ -234,13 +235,13 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     root = costs.root_parameters(first, last)
     every = blocks * costs.block_parameters
     slots = min(_SLOTS, blocks) * costs.block_parameters
-    shared = root + slots + every / mesh.dp  # blocks are sharded, the root stays
+    shared = root + slots + every / mesh.dp  # blocks are sharded, the root is not
     parameters = shared if job.zero == 3 else root + every
     gradients = shared if job.zero >= 2 else root + every
     state = (2 + (job.dtype != "float32")) * (root + every) / (mesh.dp if job.zero else 1)
     remembered = max_in_flight(job.schedule, mesh.pp, job.micro, stage, job.chunks)
     if mesh.pp == 1 and job.schedule == "gpipe":
-        remembered = 1  # without a pipeline each micro-batch goes back at once
+        remembered = 1  # without a pipeline, backward of each micro-batch follows its forward
     kept = max(parts) * costs.kept_by_block(tokens)
     ends = costs.kept_by_embedding(tokens) if first or last else 0.0
     if last:
@@ -261,12 +262,12 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
 def estimate(
     job: TrainingJob, speeds: Speeds | None = None, bucket: float | None = None
 ) -> Estimate:
-    """Return what a job takes.
+    """Return the estimate of a job.
 
     Args:
-        job: what is trained, and on which mesh.
-        speeds: of the machines; by default about those of an H200 host.
-        bucket: bytes of gradients that are sent together; None: as many as usual.
+        job: what to train, and on which mesh.
+        speeds: of the machines; default: about those of an H200 host.
+        bucket: bytes of gradients in a bucket; None: as in training.
     Raises:
         ArgumentError: the bucket is not above 0.
     """
@@ -281,13 +282,13 @@ def estimate(
     sent += _sent_by_copies(job, speeds, slowest, backward / speeds.flops, bucket)
     compute = job.micro * (forward + backward) / speeds.flops
     layers = sum(each.exposed for each in sent if each.axis == "tp")
-    idle = bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
+    bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
     updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
     moved = 32 if job.dtype == "float32" else 36  # docs/optim.md
     time = {
         "compute": compute,
         "send within layers": layers,
-        "pipeline bubble": (compute + layers) * idle / (1 - idle),
+        "pipeline bubble": (compute + layers) * bubble / (1 - bubble),
         "send between stages": sum(each.exposed for each in sent if each.axis == "pp"),
         "send gradients and parameters": sum(each.exposed for each in sent if each.axis == "dp"),
         "optimizer": updated * moved / speeds.memory_bandwidth,
@@ -312,7 +313,7 @@ def _compute(job: TrainingJob, stage: int) -> tuple[float, float]:
 
 
 def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
-    """Yield what ranks that share layers send: sums on the way in and out of two regions."""
+    """Yield the traffic of tensor parallel ranks: two regions in a block, sums at both ends."""
     ranks = job.mesh.tp
     if ranks == 1:
         return
@@ -322,44 +323,46 @@ def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
     activation = job.config.width * job.tokens * job.costs.item
     sent = calls * 2 * (ranks - 1) / ranks * activation
     if job.sequence:
-        calls *= 2  # a gather and a scatter in place of each
+        calls *= 2  # a gather and a scatter instead of each all-reduce
     seconds = calls * speeds.latency + sent / speeds.link(ranks)
     what = "activations, gather and scatter" if job.sequence else "activations, all-reduce"
     yield Traffic(what, "tp", calls, sent, seconds, seconds)
 
 
 def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
-    """Yield what stages send: activations, their gradients, and the gradient of a tied table."""
+    """Yield the traffic between stages: activations, gradients, and that of a tied head."""
     mesh = job.mesh
     if mesh.pp == 1:
         return
     link = speeds.link(mesh.size)
     size = job.costs.boundary(job.tokens)
-    inner = 2 * job.chunks - (stage == 0) - (stage == mesh.pp - 1)  # forward and back, no ends
+    inner = (
+        2 * job.chunks - (stage == 0) - (stage == mesh.pp - 1)
+    )  # both directions, except at ends
     calls = job.micro * inner
     one = speeds.latency + size / link
-    waits = 2 * (mesh.pp - 1) * one  # while the pipeline fills and empties; else it computes
+    waits = 2 * (mesh.pp - 1) * one  # while the pipeline fills and drains; otherwise it computes
     yield Traffic("activations and gradients", "pp", calls, calls * size, calls * one, waits)
     if stage in (0, mesh.pp - 1):
-        size = _WIDE * job.costs.table
+        size = _WIDE * job.costs.embedding
         seconds = speeds.latency + size / link
-        yield Traffic("gradient of the table of tokens", "pp", 1, size, seconds, seconds)
+        yield Traffic("gradient of the token embedding", "pp", 1, size, seconds, seconds)
 
 
 def _sent_by_copies(
     job: TrainingJob, speeds: Speeds, stage: int, backward: float, bucket: float | None
 ) -> Iterator[Traffic]:
-    """Yield what ranks with the same layers send: gradients, and parameters that are sharded."""
+    """Yield the traffic of data parallel ranks: gradients, and sharded parameters."""
     mesh, item = job.mesh, job.costs.item
     if mesh.dp == 1:
         return
     link = speeds.link(mesh.dp * mesh.tp)
-    share = (mesh.dp - 1) / mesh.dp
+    fraction = (mesh.dp - 1) / mesh.dp
     parameters = _held(job, stage)
     blocks = sum(_stages(job.costs, mesh.pp, job.chunks)[stage])
     inside = blocks * job.costs.block_parameters
     root = parameters - inside
-    overlaps = mesh.pp == 1  # a pipeline sends when it is done
+    overlaps = mesh.pp == 1  # a pipeline sends gradients when it has drained
 
     def cost(calls: int, size: float, hidden: float) -> tuple[int, float, float, float]:
         seconds = calls * speeds.latency + size / link
@@ -369,26 +372,26 @@ def _sent_by_copies(
         gradients = _WIDE * parameters
         factor = 2 if job.zero == 0 else 1
         calls = max(1, math.ceil(gradients / (bucket or default_bucket_bytes(gradients))))
-        size = factor * share * gradients
+        size = factor * fraction * gradients
         seconds = calls * speeds.latency + size / link
         exposed = seconds
         if overlaps:
             rate = all_reduce_bandwidth(link, mesh.dp) * 2 / factor
-            last = _WIDE * (job.costs.table + job.config.context * job.config.width)
+            last = _WIDE * (job.costs.embedding + job.config.context * job.config.width)
             model = Overlap(gradients, backward, rate, speeds.latency, last=last)
             exposed = model.overhead(bucket or default_bucket_bytes(gradients))
         name = "gradients, all-reduce" if job.zero == 0 else "gradients, reduce-scatter"
         yield Traffic(name, "dp", calls, size, seconds, exposed)
     else:
         calls = job.micro * blocks + 1
-        size = share * _WIDE * (job.micro * inside + root)
+        size = fraction * _WIDE * (job.micro * inside + root)
         hidden = job.micro * backward if overlaps else 0.0
         yield Traffic("gradients, reduce-scatter", "dp", *cost(calls, size, hidden))
     if job.zero in (1, 2):
-        size = share * item * parameters
+        size = fraction * item * parameters
         yield Traffic("parameters, all-gather", "dp", *cost(1, size, 0.0))
     elif job.zero == 3:
         passes = job.micro * max(1, 2 * blocks - _SLOTS)
-        size = share * item * (passes * job.costs.block_parameters + root)
+        size = fraction * item * (passes * job.costs.block_parameters + root)
         hidden = 1.5 * job.micro * backward if overlaps else 0.0
         yield Traffic("parameters, all-gather", "dp", *cost(passes + 1, size, hidden))

@@ -1,10 +1,10 @@
-"""Plan the training of a GPT-2 on many GPUs: memory, bytes sent, time; or which mesh fits.
+"""Plan the training of a GPT-2 on many GPUs: memory, traffic and time, or the smallest mesh.
 
     python -m tensorgrad.parallel.planning.plan --model gpt2-1558M --dp 8 --pp 4 --tp 2 --batch 512
     python -m tensorgrad.parallel.planning.plan --model gpt2-1558M --fit --memory 80GiB --batch 512
     python -m tensorgrad.parallel.planning.plan --model gpt2-124M --dp 2 --batch 64 --json
 
-Memory is that of the fullest GPU, time that of the slowest stage at the given speeds, both by the
+Memory is that of the fullest GPU, time that of the slowest stage at the given speeds, both from the
 formulas of costs.py and estimate.py. No GPU is needed. Tests: tests/parallel/planning/test_plan.py.
 """
 
@@ -45,18 +45,18 @@ def fit(
     reserved: float = 0.0,
     bucket: float | None = None,
 ) -> Estimate:
-    """Return the plan of the fewest GPUs on which a job fits; of several meshes the fastest.
+    """Return the estimate on the fewest GPUs that a job fits on; of several meshes the fastest.
 
     Args:
-        job: its mesh and number of micro-batches are free.
-        memory: bytes that a GPU has.
+        job: its mesh and number of micro-batches are ignored.
+        memory: bytes of a GPU.
         speeds: see `estimate`.
-        most: GPUs.
+        most: the largest number of GPUs to try.
         zero: the stage of ZeRO; None: any.
-        reserved: bytes of the memory for what is not planned.
+        reserved: bytes of the memory for what is not estimated.
         bucket: see `estimate`.
     Raises:
-        ArgumentError: it fits on none; the message says how near the best comes.
+        ArgumentError: no mesh has enough memory; the message says what the best needs.
     """
     if most < 1:
         raise ArgumentError(f"fit: most is {most} GPUs, expected 1 or more")
@@ -91,25 +91,25 @@ def fit(
             f"fit: {memory / 2**30:.1f} GiB a GPU are not enough on up to {most:,}, expected "
             f"{need / 2**30:.1f} GiB or more, as for {describe(job)}"
         )
-    # Of plans that take about as long, large micro-batches: formulas see no small products.
+    # Among plans of about equal time prefer large micro-batches, whose products are more efficient.
     return min(found, key=lambda each: (float(f"{each.seconds:.2g}"), each.job.micro))
 
 
 def describe(job: TrainingJob) -> str:
-    """Return the mesh and what goes with it in a line."""
+    """Return the mesh and the options of a job in one line."""
     mesh = job.mesh
     parts = [f"dp {mesh.dp} x pp {mesh.pp} x tp {mesh.tp}"]
     if job.zero:
         parts.append(f"ZeRO {job.zero}")
     if mesh.pp > 1:
-        parts.append(job.schedule + (f" with {job.chunks} parts a stage" * (job.chunks > 1)))
+        parts.append(job.schedule + (f" with {job.chunks} parts on a stage" * (job.chunks > 1)))
     each = job.tokens // job.config.context
     parts.append(f"batch {job.batch} = {mesh.dp} dp x {job.micro} micro-batches x {each} sequences")
     return ", ".join(parts)
 
 
 def _meshes(job: TrainingJob, speeds: Speeds, most: int) -> Iterator[Mesh]:
-    """Yield the meshes on which the job can be trained."""
+    """Yield the meshes that can train the model."""
     config = job.config
     widest = min(config.heads, speeds.gpus_per_host)
     for tp in range(1, widest + 1):
@@ -124,7 +124,7 @@ def _meshes(job: TrainingJob, speeds: Speeds, most: int) -> Iterator[Mesh]:
 
 
 def _micros(job: TrainingJob, mesh: Mesh) -> Iterator[int]:
-    """Yield numbers of micro-batches, the most first, which but for GPipe need least memory."""
+    """Yield numbers of micro-batches from the largest, which needs least memory but for GPipe."""
     for micro in reversed(_divisors(job.batch // mesh.dp)):
         if job.schedule != "interleaved" or job.chunks == 1 or micro % mesh.pp == 0:
             yield micro
@@ -136,13 +136,13 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def bytes_of(text: str, name: str = "memory") -> float:
-    """Return the number of bytes that a text says: "80GiB", "80 GB", "1e9".
+    """Return the number of bytes in a text: "80GiB", "80 GB", "1e9".
 
     Args:
-        text: what was given.
-        name: for what.
+        text: the text.
+        name: of the argument, for the error.
     Raises:
-        ArgumentError: it says none.
+        ArgumentError: the text is not a number of bytes.
     """
     match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kMGT]|[KMG]i)?B?\s*", text)
     if match is None:
@@ -151,7 +151,7 @@ def bytes_of(text: str, name: str = "memory") -> float:
 
 
 def to_json(found: Estimate, reserved: float = 0.0) -> dict[str, Any]:
-    """Return a plan as JSON can hold it: bytes and seconds."""
+    """Return an estimate for JSON, in bytes and seconds."""
     job = found.job
     return {
         "model": asdict(job.config),
@@ -175,13 +175,13 @@ def to_json(found: Estimate, reserved: float = 0.0) -> dict[str, Any]:
 
 
 def table(name: str, found: Estimate, memory: float | None = None, reserved: float = 0.0) -> str:
-    """Return a plan as people read it.
+    """Return an estimate as a table to read.
 
     Args:
         name: of the model.
-        found: the plan.
-        memory: of a GPU, to say whether it is enough.
-        reserved: bytes of a GPU for what is not planned.
+        found: the estimate.
+        memory: bytes of a GPU, to say whether they suffice.
+        reserved: bytes of a GPU for what is not estimated.
     """
     job, mesh = found.job, found.job.mesh
     gpus = f"{mesh.size:,} GPU{'s' * (mesh.size > 1)}"
@@ -204,18 +204,18 @@ def table(name: str, found: Estimate, memory: float | None = None, reserved: flo
             f"  {sent.axis} {sent.what:31}{sent.calls:7,}{sent.bytes / 1e6:9,.0f}"
             f"{sent.seconds * 1e3:9.2f}{sent.exposed * 1e3:12.2f}"
         )
-    lines += ["", f"{'time of a step':42}       ms    share"]
+    lines += ["", f"{'time of a step':42}       ms fraction"]
     for what, seconds in {**found.time, "total": found.seconds}.items():
         if seconds:
-            share = 100 * seconds / found.seconds
-            lines.append(f"  {what:40}{seconds * 1e3:9.2f}{share:7.1f} %")
+            fraction = 100 * seconds / found.seconds
+            lines.append(f"  {what:40}{seconds * 1e3:9.2f}{fraction:7.1f} %")
     rate, flops = found.tokens_per_second, found.flops_per_second
     lines += ["", f"{rate:,.0f} tokens/s, {flops / 1e12:.0f} TFLOP/s of the model a GPU"]
     return "\n".join(lines)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m tensorgrad.parallel.planning.plan",
         description=(__doc__ or "").splitlines()[0],
@@ -223,27 +223,25 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", choices=PRESETS, default="gpt2-124M")
     for name in ("layers", "heads", "width", "context", "vocab"):
-        add(f"--{name}", type=int, help="if not the model's")
-    add("--vocab-multiple", type=int, default=128, help="rows of the table are a multiple")
-    add("--dp", type=int, default=1, help="ranks that share the batch")
+        add(f"--{name}", type=int, help="override the model's")
+    add("--vocab-multiple", type=int, default=128, help="pad the token embedding to a multiple")
+    add("--dp", type=int, default=1, help="data parallel ranks")
     add("--pp", type=int, default=1, help="pipeline stages")
-    add("--tp", type=int, default=1, help="ranks that share each layer")
-    add("--zero", type=int, choices=range(4), help="what dp ranks share; default 0, with --fit any")
+    add("--tp", type=int, default=1, help="tensor parallel ranks")
+    add("--zero", type=int, choices=range(4), help="ZeRO stage; default: 0, with --fit any")
     add("--batch", type=int, default=512, help="sequences of a step, on all GPUs together")
-    add(
-        "--micro", type=int, help="micro-batches of a step; default: 1, with --pp 4 pp if it can be"
-    )
+    add("--micro", type=int, help="micro-batches of a step; default: 1, with --pp up to 4 times pp")
     add("--schedule", choices=SCHEDULES, default="1f1b")
-    add("--chunks", type=int, default=1, help="parts of the model a stage, for interleaved")
-    add("--sequence", action="store_true", help="tp ranks share rows between the layers")
+    add("--chunks", type=int, default=1, help="parts of the model on a stage, for interleaved")
+    add("--sequence", action="store_true", help="sequence parallelism among the tp ranks")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of parameters and activations")
     add("--fit", action="store_true", help="find the smallest mesh that fits in --memory")
-    add("--memory", help="of a GPU, as 80GiB")
-    add("--reserved", default="1GiB", help="of a GPU for CUDA, kernels and NCCL (default 1GiB)")
-    add("--max-gpus", type=int, default=16384, help="for --fit")
-    add("--bucket", type=float, help="MB of gradients that are sent together; default: as usual")
+    add("--memory", help="memory of a GPU, such as 80GiB")
+    add("--reserved", default="1GiB", help="memory for CUDA, kernels and NCCL (default: 1GiB)")
+    add("--max-gpus", type=int, default=16384, help="largest number of GPUs for --fit")
+    add("--bucket", type=float, help="MB of gradients in a bucket; default: as in training")
     usual = Speeds()
-    add("--tflops", type=float, default=usual.flops / 1e12, help="that a GPU reaches")
+    add("--tflops", type=float, default=usual.flops / 1e12, help="achieved by a GPU, TFLOP/s")
     add("--memory-bandwidth", type=float, default=usual.memory_bandwidth / 1e9, help="GB/s")
     add("--bandwidth", type=float, default=usual.bandwidth / 1e9, help="GB/s, NCCL within a host")
     add("--network", type=float, default=usual.network / 1e9, help="GB/s a GPU, between hosts")
@@ -267,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> Estimate:
-    """Return the plan that the command line asks for."""
+    """Return the estimate that the command line asks for."""
     mesh = [name for name in ("dp", "pp", "tp") if getattr(given, name) != 1]
     chosen = mesh + ["micro"] * (given.micro is not None)
     if given.fit and chosen:
@@ -311,14 +309,14 @@ def _config(given: argparse.Namespace) -> GPT2Config:
 
 
 def _usual_micro(given: argparse.Namespace) -> int:
-    """Return the number of micro-batches that was given, or a usual one that divides the batch."""
+    """Return --micro, or by default a number of micro-batches that divides the batch."""
     if given.micro is not None:
         return int(given.micro)
     if given.pp <= 1 or given.batch < 1 or given.batch % given.dp:
         return 1
-    share = given.batch // given.dp
-    fitting = [m for m in _divisors(share) if m <= 4 * given.pp and m % given.pp == 0]
-    return max(fitting, default=max(m for m in _divisors(share) if m <= 4 * given.pp))
+    local = given.batch // given.dp
+    fitting = [m for m in _divisors(local) if m <= 4 * given.pp and m % given.pp == 0]
+    return max(fitting, default=max(m for m in _divisors(local) if m <= 4 * given.pp))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 def cases(ranks: int, device: str) -> list[Case]:
-    """Return what is trained on so many ranks."""
+    """Return the training runs for a number of ranks."""
     return MESHES[ranks] + (PIPELINES.get(ranks, []) if device != "cpu" else [])
 
 
@@ -214,7 +214,7 @@ def check_one_rank_that_differs(comm: Comm) -> None:
 
 
 def check_shared_parameters(comm: Comm) -> None:
-    """A head that was assigned the table of tokens would be cut once more."""
+    """A head that was assigned the token embedding would be sharded twice."""
     model = small_llama(tied=False)
     assert model.output is not None
     model.output.weight = model.tokens.weight

@@ -239,7 +239,7 @@ def check_frozen(comm: Comm, folder: Path) -> None:
 
 
 def check_errors(comm: Comm, folder: Path) -> None:
-    """Sizes that do not fit are errors on all ranks, with the numbers, and all can go on."""
+    """Sizes that do not fit are errors on all ranks, with the numbers, and all can continue."""
     p = comm.size
     adamw = TrainSettings(**SETTINGS).optimizer
 
@@ -370,8 +370,8 @@ def check_memory(comm: Comm, folder: Path) -> None:
             tracemalloc.stop()
     assert peaks["gpipe", 16] > 3 * peaks["gpipe", 4], peaks
     assert peaks["1f1b", 16] < 1.1 * peaks["1f1b", 4], peaks
-    remembered = max_in_flight("1f1b", comm.size, 16, comm.rank) + 1  # one on its way
-    assert peaks["1f1b", 16] < 1.2 * remembered / 16 * peaks["gpipe", 16], peaks
+    in_flight = max_in_flight("1f1b", comm.size, 16, comm.rank) + 1  # one in transit
+    assert peaks["1f1b", 16] < 1.2 * in_flight / 16 * peaks["gpipe", 16], peaks
 
 
 class Meeting(Module):
@@ -404,7 +404,7 @@ OF_THE_HOST = (check_memory, check_overlap)  # they count its memory, and what i
 
 
 def checks(ranks: int, device: str) -> list[Callable[[Comm, Path], None]]:
-    """Return what is checked on so many ranks."""
+    """Return the checks for a number of ranks."""
     found = CHECKS + CHECKS_ON_TWO * (ranks == 2)
     return [check for check in found if device == "cpu" or check not in OF_THE_HOST]
 

@@ -340,8 +340,8 @@ def check_memory(comm: Comm, folder: Path) -> None:
         assert size * used < found["flat"]["parameters"] < size * used * 1.5
 
 
-def check_a_run_goes_on_on_other_ranks(comm: Comm, folder: Path) -> None:
-    """All ranks begin, half of them go on, all of them end, each time with another strategy."""
+def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
+    """All ranks start, half of them resume, all finish, each time with another strategy."""
     half = comm.size // 2
     groups = [range(half), range(half, comm.size)]
     fewer = comm.split(groups[comm.rank >= half])
@@ -438,7 +438,7 @@ def check_misuse_is_an_error(comm: Comm, folder: Path) -> None:
 
 
 def checks(ranks: int) -> list[Check]:
-    """Return what is checked on so many ranks: on more than two what can depend on that."""
+    """Return the checks for a number of ranks: above two only those that depend on it."""
     everything = [check for name, check in sorted(globals().items()) if name.startswith("check_")]
     return everything if ranks == 2 else [check for check in everything if check in ON_ANY_NUMBER]
 
@@ -449,7 +449,7 @@ ON_ANY_NUMBER = (
     check_dropout_depends_on_the_cut_of_the_batch_alone,
     check_evaluation_with_other_numbers_of_batches,
     check_memory,
-    check_a_run_goes_on_on_other_ranks,
+    check_a_run_resumes_on_other_ranks,
     check_errors,
 )
 

@@ -56,7 +56,7 @@ def elements(piece: ArrayPiece) -> list[int]:
 
 
 @given(st.data())
-def test_a_piece_is_cut_as_the_plain_way_says(data: st.DataObject) -> None:
+def test_a_piece_is_divided_like_an_index_mask(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     piece = data.draw(pieces(shape))
     found = cut(numbered(shape), piece)
@@ -106,7 +106,7 @@ def test_everything_that_is_held_is_written_once(data: st.DataObject) -> None:
         }
 
 
-def test_copies_of_all_ranks_are_shared_out() -> None:
+def test_replicas_are_divided_among_writers() -> None:
     whole = [Placement(f"w{i}", (100,)).piece for i in range(8)]
     alone = Placement("alone", (300,)).piece
     written = owners([[*whole, alone], whole, whole])
@@ -157,7 +157,7 @@ def test_equal_boxes_are_equal() -> None:
         (lambda: cut_box(np.zeros(3), Placement("w", (4,))), r"w has shape \(3,\), expected"),
         (
             lambda: copies(Placement("w", (4,)).piece, [Placement("v", (4,)).piece]),
-            r"v \(4,\) is no part of w",
+            r"v \(4,\) is not a part of w",
         ),
         (lambda: ArrayPiece.from_json(["w", [4], 0, None, 0]), "expected what to_json gives"),
         (lambda: ArrayPiece.from_json(["w", [4], 0, None, 0, 5]), "expected some of 0 to 4"),

@@ -98,7 +98,7 @@ def test_every_pass_is_done_once_in_order(case: Sizes) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(sizes(), st.integers(1, 5), st.integers(1, 5))
-def test_idle_time_and_memory_are_as_the_formulas_say(
+def test_bubble_fraction_and_micro_batches_in_flight_match_a_simulation(
     case: Sizes, forward: int, backward: int
 ) -> None:
     name, stages, micro, chunks = case
@@ -158,10 +158,10 @@ def test_messages_without_a_common_order_would_wait_in_a_circle() -> None:
         run_blocking(plans)
 
 
-def test_a_schedule_that_hangs_is_an_error() -> None:
+def test_a_schedule_that_deadlocks_is_an_error() -> None:
     plans = plans_of("model-parallel", 2, 2)
     plans[1] = plans[1][2:] + plans[1][:2]  # the second micro-batch first
-    message = "stage 0 waits for ever to go backward through part 0 with micro-batch 0"
+    message = "stage 0 deadlocks before backward of micro-batch 0 through part 0"
     with pytest.raises(ArgumentError, match=message):
         timeline(plans)
 
@@ -203,6 +203,6 @@ def test_schedules_have_the_shapes_of_their_papers() -> None:
     "case", [("model-parallel", 4, 2, 1), ("gpipe", 4, 6, 1), ("1f1b", 4, 6, 1),
              ("interleaved", 2, 4, 2)],
 )  # fmt: skip
-def test_the_docs_show_what_draw_makes(case: Sizes) -> None:
+def test_the_docs_show_the_output_of_draw(case: Sizes) -> None:
     text = (ROOT / "docs" / "parallel.md").read_text()
     assert textwrap.indent(draw(plans_of(*case)), "    ") + "\n\n" in text

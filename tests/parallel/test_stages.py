@@ -45,7 +45,7 @@ def test_more_parts_than_layers_are_an_error() -> None:
         partition([1, 1], 0)
 
 
-def test_the_head_counts_as_so_many_blocks() -> None:
+def test_the_head_counts_as_several_blocks() -> None:
     model = GPT2(SMALL)
     block = 2 * 12 * 16**2 + 2 * 8 * 16
     assert block_costs(model) == [block + 16, block, block, block + 2 * 48 * 16]
@@ -89,7 +89,7 @@ def test_shared_parameters_are_named() -> None:
         check_not_shared("cut", twice)
 
 
-def test_what_is_elsewhere_says_so() -> None:
+def test_a_remote_layer_raises() -> None:
     model = GPT2(SMALL)
     keep_parts(model, [range(2), range(2, 4)], [0])
     assert "(2): RemoteLayer(blocks.2)" in repr(model)

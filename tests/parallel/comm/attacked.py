@@ -18,8 +18,8 @@ from tests.parallel import strategies
 from tests.parallel.comm.strangers import ATTACKS, Stranger
 
 
-def attack_when_the_watcher_listens() -> threading.Thread:
-    """Let the last rank be late at the watcher: before, while and after it joins strangers come.
+def attack_when_the_watchdog_listens() -> threading.Thread:
+    """Let the last rank be late at the watchdog: before, while and after it joins strangers come.
 
     Returns:
         what attacks on during the run; it can be joined.
@@ -57,7 +57,7 @@ def main(how: str) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     attacks = how == "attacked" and launch.launched_rank() == launch.launched_ranks() - 1
-    thread = attack_when_the_watcher_listens() if attacks else None
+    thread = attack_when_the_watchdog_listens() if attacks else None
     world = parallel.world()
     run = strategies.train(DataParallel(world))
     if thread is not None:

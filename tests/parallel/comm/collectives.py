@@ -184,7 +184,7 @@ def check_data_parallel(comm: Comm, device: str) -> None:
 
 
 def check_disagreements(comm: Comm, device: str) -> None:
-    """Each is an error on all ranks, and all ranks can go on."""
+    """Each is an error on all ranks, and all ranks can continue."""
     if comm.size == 1:
         return
     odd = comm.rank == 1

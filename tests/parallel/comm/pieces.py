@@ -207,7 +207,7 @@ def check_groups(comm: Comm, device: str) -> None:
 
 
 def check_groups_that_disagree(comm: Comm, device: str) -> None:
-    """Each is an error on all ranks that names them as the world does, and all can go on."""
+    """Each is an error on all ranks that names them as the world does, and all can continue."""
     if comm.size == 1:
         return
     odd = comm.rank == comm.size - 1
@@ -235,7 +235,7 @@ def check_groups_that_disagree(comm: Comm, device: str) -> None:
 
 
 def check_messages_that_disagree(comm: Comm, device: str) -> None:
-    """The receiver raises; the two cannot go on in this group. On GPUs NCCL then waits."""
+    """The receiver raises; the two cannot continue in this group. On GPUs NCCL then waits."""
     if device != "cpu":
         return
     wrong = {"dtype": ((4,), "int32"), "shape": ((5,), "float32"), "axes": ((4, 1), "float32")}

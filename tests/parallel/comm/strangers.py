@@ -1,4 +1,4 @@
-"""What strangers do to the socket at which the watcher listens."""
+"""What strangers do to the socket at which the watchdog listens."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_ranks_on_gpus(ranks: int) -> None:
     result = run_ranks(PROGRAM, ranks, ["cuda"])
     assert result.stdout == f"{len(collectives.CHECKS)} checks on {ranks} ranks, cuda:0\n"
     gpus = backend.gpu_count()
-    shared = f"{ranks} ranks share {gpus} GPUs: NCCL needs one GPU a rank"
+    shared = f"{ranks} ranks share {gpus} GPUs: NCCL needs one GPU for each rank"
     assert (shared in result.stderr) == (gpus < ranks)
 
 
@@ -106,7 +106,7 @@ def test_an_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch, a
 
 @pytest.fixture
 def blas(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """Stand for a BLAS with 8 threads on 8 cores that nobody has limited."""
+    """Stand for a BLAS with 8 threads on 8 cores, without a limit."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "")  # so that it is put back afterwards
@@ -118,7 +118,7 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 8), (2, 4), (3, 2), (8, 1), (16, 1)])
-def test_cpu_ranks_share_the_cores(ranks: int, share: int, blas: types.SimpleNamespace) -> None:
+def test_cpu_ranks_divide_the_cores(ranks: int, share: int, blas: types.SimpleNamespace) -> None:
     one = Comm()
     one.local_size = ranks
     one.select_device("cpu")

@@ -21,7 +21,7 @@ Results = dict[str, subprocess.CompletedProcess[str]]
 
 
 def run(fault: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
-    """Run ranks to their end: without what is tested here that takes 10 minutes, or for ever."""
+    """Run ranks to their end: without what is tested here that takes 10 minutes, or hangs."""
     return run_ranks(Path(faults.__file__), ranks, [fault], check=False, timeout=240)
 
 
@@ -129,7 +129,7 @@ def test_a_rank_that_was_killed_is_named_once(fault: str, lost: int) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_the_watcher_hears_of_an_end_before_the_launcher() -> None:
+def test_the_watchdog_hears_of_an_end_before_the_launcher() -> None:
     """A process that ends closes the highest of its files first."""
     result = run("numbers", 3)
     assert result.returncode == 0, result.stderr
@@ -192,7 +192,7 @@ def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown(waiting: Result
 
 
 def test_ranks_that_wait_for_each_other_are_an_error(waiting: Results) -> None:
-    """Among them a message that nobody receives, and a group that waits for one that has ended."""
+    """Among them a message that is not received, and a group that waits for one that has ended."""
     result = waiting["groups_cross"]
     assert result.returncode != 0
     assert "the ranks wait for each other: all ranks end\n" in result.stderr

@@ -1,4 +1,4 @@
-"""Whatever strangers do at the socket of the watcher, a run continues with the same bits."""
+"""Whatever strangers do at the socket of the watchdog, a run continues with the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watcher, spoken to as ranks and as strangers do, and what a rank tells it."""
+"""The watchdog, spoken to as ranks and as strangers do, and what a rank tells it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Rank:
 
 
 class Joined:
-    """A watcher's address, and the ranks that have joined."""
+    """A watchdog's address, and the ranks that have joined."""
 
     def __init__(self, address: tuple[str, int], secret: bytes) -> None:
         self.address, self.secret = address, secret
@@ -65,13 +65,13 @@ class Joined:
 
 
 class Watched(Joined):
-    """A watcher in a process of its own."""
+    """A watchdog in a process of its own."""
 
     def __init__(self, ranks: int) -> None:
         listener = watchdog_client._listen(["127.0.0.1"])
         assert listener is not None
         super().__init__(listener.getsockname(), secrets.token_bytes(watchdog.SECRET_BYTES))
-        self.process: subprocess.Popen[bytes] = watchdog_client._start_watcher(
+        self.process: subprocess.Popen[bytes] = watchdog_client._start_watchdog(
             listener, SIZE, self.secret
         )
         for number in range(ranks):
@@ -85,7 +85,7 @@ class Watched(Joined):
 
 @contextmanager
 def in_this_process(size: int) -> Iterator[Joined]:
-    """Run a watcher whose constants a test may change."""
+    """Run a watchdog whose constants a test may change."""
     listener = watchdog_client._listen(["127.0.0.1"])
     assert listener is not None
     here = Joined(listener.getsockname(), bytes(watchdog.SECRET_BYTES))
@@ -106,7 +106,7 @@ Start = Callable[..., Watched]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Return what starts a watcher, in the test itself: there its standard error is captured."""
+    """Return what starts a watchdog, in the test itself: there its standard error is captured."""
     started: list[Watched] = []
 
     def start(ranks: int = SIZE) -> Watched:
@@ -145,7 +145,7 @@ def test_the_first_that_is_lost_is_named_and_the_others_are_told(
 def test_of_ranks_that_ended_before_it_could_look_the_first_is_named(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A launcher kills all ranks when one is lost; a busy machine runs the watcher later."""
+    """A launcher kills all ranks when one is lost; a busy machine runs the watchdog later."""
     watched = start()
     os.kill(watched.process.pid, signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(watched.process.pid, os.WUNTRACED)[1])
@@ -162,7 +162,7 @@ def test_of_ranks_that_ended_before_it_could_look_the_first_is_named(
     )
 
 
-def test_who_aborts_has_said_why(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_aborting_rank_has_said_why(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     watched = start()
     watched.ranks[2].say(Message.ABORT)
     watched.end()
@@ -191,7 +191,9 @@ def test_ranks_that_come_further_do_not_wait_for_each_other(
     )
 
 
-def test_who_does_not_answer_is_named(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_does_not_answer_is_named(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
     ranks = start().ranks
     for rank in ranks:  # a question that another overtakes
         rank.say(Message.WAITS, number=3)
@@ -234,7 +236,7 @@ def test_a_rank_does_not_wait_for_long_for_one_that_works(monkeypatch: pytest.Mo
         assert ranks[1].hear() is Command.SPEAK
 
 
-def test_who_does_not_greet_in_time_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_greeting_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_GREETING", 0.1)
     with in_this_process(1) as here:
         stranger = Stranger(here.address, here.greeting(0))
@@ -245,7 +247,7 @@ def test_who_does_not_greet_in_time_is_closed(monkeypatch: pytest.MonkeyPatch) -
         here.join(0)
 
 
-def test_nobody_is_awaited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_exits_when_no_rank_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_START", 0.1)
     with in_this_process(1):
         pass  # its end is waited for
@@ -256,6 +258,8 @@ def stops_listening(address: tuple[str, int]) -> bool:
     while time.monotonic() < until:
         try:
             socket.create_connection(address).close()
+        except ConnectionResetError:
+            continue  # the listener was closed before it accepted this connection
         except ConnectionRefusedError:
             return True
     return False
@@ -280,7 +284,7 @@ def test_strangers_change_nothing(
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others can be set on Linux")
-def test_strangers_do_not_use_up_the_files_of_the_watcher(
+def test_strangers_do_not_use_up_the_files_of_the_watchdog(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = start(ranks=2)
@@ -369,7 +373,7 @@ def test_a_host_that_others_do_not_know_is_a_warning(caplog: pytest.LogCaptureFi
     assert "other hosts know no address of localhost, where rank 0 is" in caplog.text
 
 
-def test_the_watcher_listens_where_most_ranks_look_for_it() -> None:
+def test_the_watchdog_listens_where_most_ranks_look_for_it() -> None:
     network: Any = OtherRanks(0, ["127.0.1.1|192.0.2.9|192.0.2.7|192.0.2.7 192.0.2.8"])
     assert watchdog_client._addresses_of_rank_0(network, "localhost") == [
         "192.0.2.7",
@@ -380,7 +384,7 @@ def test_the_watcher_listens_where_most_ranks_look_for_it() -> None:
     assert watchdog_client._addresses_of_rank_0(network, "localhost") == ["127.0.0.1"]
 
 
-def test_the_watcher_listens_on_one_address_of_this_host() -> None:
+def test_the_watchdog_listens_on_one_address_of_this_host() -> None:
     listener = watchdog_client._listen(["192.0.2.7", "127.0.0.1"])  # the first is no host's
     assert listener is not None
     with listener:
@@ -388,7 +392,7 @@ def test_the_watcher_listens_on_one_address_of_this_host() -> None:
     assert watchdog_client._listen(["192.0.2.7"]) is None
 
 
-def test_a_rank_that_the_watcher_drops_tries_again() -> None:
+def test_a_rank_that_the_watchdog_drops_tries_again() -> None:
     secret = bytes(range(watchdog.SECRET_BYTES))
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
         connecting = pool.submit(watchdog_client._connect, 3, server.getsockname(), secret)

@@ -20,7 +20,7 @@ TINY = GPT2Config(vocab_size=36, context=16, layers=2, heads=4, width=16)
 
 
 def kept(loss: Tensor, model: GPT2) -> int:
-    """Return the bytes of all arrays that a graph keeps, each memory once, parameters left out."""
+    """Return the bytes of all arrays that a graph keeps, each memory once, without parameters."""
     memory: dict[int, np.ndarray[Any, Any]] = {}
 
     def visit(value: Any) -> None:
@@ -68,7 +68,7 @@ def test_parameters_add_up(config: GPT2Config) -> None:
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_a_rank_that_shares_layers_has_as_many_parameters(tp: int) -> None:
+def test_a_tensor_parallel_rank_has_as_many_parameters(tp: int) -> None:
     def program(comm: Comm) -> None:
         model = GPT2(TINY)
         for parameter in model.parameters():
@@ -86,7 +86,7 @@ def test_a_rank_that_shares_layers_has_as_many_parameters(tp: int) -> None:
     on_ranks(tp, program)
 
 
-def test_sharing_layers_divides_what_it_can() -> None:
+def test_tensor_parallelism_divides_memory() -> None:
     one, four = Costs(TINY), Costs(TINY, 4)
     outside = 4 * 16 * 2 + 16  # inputs and results of norms, and their statistics
     assert one.kept_by_block(10) == 10 * (16 * 16 * 2 + 16 + 4 * 4)
@@ -112,7 +112,7 @@ def test_logits_come_in_chunks() -> None:
     assert costs.chunk(100) == 100 * 50304 * 2
 
 
-def test_blocks_are_cut_so_that_the_costliest_part_costs_least() -> None:
+def test_blocks_are_divided_so_that_the_largest_cost_is_least() -> None:
     large = Costs(PRESETS["gpt2-1558M"])
     assert cut_blocks(large, 1) == (48,)
     assert cut_blocks(large, 4) == (12, 13, 13, 10)  # the head is as much as 2.5 blocks

@@ -80,20 +80,20 @@ def test_bytes_of_gradients_are_those_of_a_ring() -> None:
         found = estimate(TrainingJob(LARGE, Mesh(4), 32, micro, zero=zero))
         return {each.what: each.bytes for each in found.sent}
 
-    share = 3 / 4
-    assert sent(0) == {"gradients, all-reduce": 2 * share * 4 * COUNT}
+    fraction = 3 / 4
+    assert sent(0) == {"gradients, all-reduce": 2 * fraction * 4 * COUNT}
     assert sent(1) == {
-        "gradients, reduce-scatter": share * 4 * COUNT,
-        "parameters, all-gather": share * 2 * COUNT,
+        "gradients, reduce-scatter": fraction * 4 * COUNT,
+        "parameters, all-gather": fraction * 2 * COUNT,
     }
     assert sent(2) == sent(1)
     block = 12 * 1600**2 + 13 * 1600
     root = COUNT - 48 * block
-    assert sent(2, 8)["gradients, reduce-scatter"] == share * 4 * (8 * 48 * block + root)
-    assert sent(3)["parameters, all-gather"] == share * 2 * (94 * block + root)
+    assert sent(2, 8)["gradients, reduce-scatter"] == fraction * 4 * (8 * 48 * block + root)
+    assert sent(3)["parameters, all-gather"] == fraction * 2 * (94 * block + root)
 
 
-def test_layers_that_are_shared_send_activations() -> None:
+def test_tensor_parallel_layers_send_activations() -> None:
     config = replace(SMALL, width=64)
     found = estimate(TrainingJob(config, Mesh(1, 1, 4), 2, 2))
     (sent,) = found.sent
@@ -106,7 +106,7 @@ def test_layers_that_are_shared_send_activations() -> None:
     assert rows.memory["activations"] < found.memory["activations"]
 
 
-def test_a_pipeline_remembers_micro_batches_and_stands_idle() -> None:
+def test_a_pipeline_keeps_micro_batches_in_flight_and_has_a_bubble() -> None:
     def of(schedule: str, micro: int, chunks: int = 1) -> Estimate:
         return estimate(TrainingJob(SMALL, Mesh(1, 4), 32, micro, 0, schedule, chunks))
 
@@ -177,7 +177,7 @@ def test_without_a_pipeline_gpipe_remembers_one_micro_batch() -> None:
     )
 
 
-def test_what_fits_nowhere_is_an_error() -> None:
+def test_a_job_that_fits_on_no_mesh_is_an_error() -> None:
     with pytest.raises(
         ArgumentError, match=r"1\.0 GiB a GPU are not enough on up to 2, expected 1"
     ):
@@ -206,7 +206,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*mesh.split(), "--memory", "2GiB"]) == 0
     assert "of 2: too much" in capsys.readouterr().out
     assert main(["--model", "gpt2-1558M", "--tp", "3", "--batch", "512"]) == 0
-    assert "note: the hidden width is 6400, no multiple of tp, 3" in capsys.readouterr().out
+    assert "note: the hidden width is 6400, not a multiple of tp, 3" in capsys.readouterr().out
     assert main(["--tp", "16", "--batch", "512"]) == 0
     assert "note: the heads are 12, expected one or more for each of tp, 16" in (
         capsys.readouterr().out
