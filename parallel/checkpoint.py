@@ -312,7 +312,7 @@ class ShardedRanks(Ranks):
         optimizer: Optimizer,
         state: Mapping[str, Json],
         keep: int,
-    ) -> Path:
+    ) -> Path | None:
         """Write a sharded checkpoint; see `Ranks.save`."""
         placements = self._placements
         return save_pieces(self._world, folder, step, model, optimizer, state, keep, placements)

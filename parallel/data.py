@@ -14,7 +14,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,10 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_tables
-from tensorgrad.parallel.checkpoint import load_latest, load_pieces
+from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import MakeOptimizer, Ranks
 
 REDUCTIONS = ("naive", "flat", "overlap")
@@ -67,7 +65,7 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     comm.all_reduce(grad, "mean")
 
 
-class DataParallel(Ranks):
+class DataParallel(ShardedRanks):
     """Every rank computes the gradient of its part of the batch; all use the mean of these.
 
     Three ways to reduce the gradients, with the same result:
@@ -96,11 +94,13 @@ class DataParallel(Ranks):
             )
         if bucket_mb is not None and not bucket_mb > 0:
             raise ArgumentError(f"DataParallel: bucket_mb is {bucket_mb}, expected more than 0")
-        self._comm = comm
+        self._comm = self._world = comm
         self._reduction, self._bucket_mb = reduction, bucket_mb
         self._flat: FlatParameters | None = None
         self._buckets: Buckets | None = None
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
+
+    save = Ranks.save  # rank 0 has everything
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Return the optimizer of the parameters, which are the same on all ranks.
@@ -153,14 +153,6 @@ class DataParallel(Ranks):
         else:
             for grad in self._flat.views(self._flat.grad).values():
                 all_reduce_gradients(grad, self._comm)
-
-    def load_latest(self, folder: Path) -> Checkpoint | None:
-        """Open the newest undamaged checkpoint, the same on all ranks; None without any."""
-        return load_latest(folder, self._comm)
-
-    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
-        """Load a checkpoint of one process or of any number of ranks."""
-        load_pieces(self._comm, checkpoint, model, optimizer)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the ranks of some numbers, the same on every rank.

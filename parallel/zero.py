@@ -37,7 +37,7 @@ from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer
 STAGES = (1, 2, 3)
 
 
-class Zero(ShardedRanks, DataParallel):
+class Zero(DataParallel):
     """Data parallelism with sharded optimizer state, gradients and parameters.
 
     Args:
@@ -52,13 +52,14 @@ class Zero(ShardedRanks, DataParallel):
     def __init__(self, comm: Comm, stage: int, bucket_mb: float | None = None) -> None:
         """Train on the ranks of `comm`."""
         super().__init__(comm, "overlap", bucket_mb)
-        self._world = comm
         if stage not in STAGES:
             raise ArgumentError(f"Zero: stage is {stage}, expected 1, 2 or 3")
         self.stage = stage
         self._sharded: ShardedParameters | None = None
         self._units: Units | None = None
         self._others: list[Array] = []
+
+    save = ShardedRanks.save
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Shard the parameters of rank 0, and return the optimizer of this rank's shards.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -175,12 +176,18 @@ class HostTransport:
 
     def _begin(self, op: str, transfer: Transfer, meets: bool = False) -> Finish:
         def with_errors() -> Transfer:
-            try:
+            with self._errors(op):
                 yield from transfer
-            except self._failure as error:
-                raise CommError(f"{op}: MPI fails with {error}") from error
 
         return self._progress.begin(with_errors(), meets)
+
+    @contextmanager
+    def _errors(self, op: str) -> Iterator[None]:
+        """Raise CommError for an error of MPI."""
+        try:
+            yield
+        except self._failure as error:
+            raise CommError(f"{op}: MPI fails with {error}") from error
 
     def _tag(self) -> int:
         self._number += 1

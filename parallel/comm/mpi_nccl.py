@@ -16,8 +16,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -68,20 +68,17 @@ _WIDE = {dtypes.int16: dtypes.int32, dtypes.uint16: dtypes.uint32}
 # CuPy counts the bytes of a broadcast in a 32-bit int.
 _BROADCAST_BYTES = 1 << 30
 
-# ncclDataType_t and ncclRedOp_t of nccl.h.
-_NCCL_BYTE = 1
+# ncclDataType_t in the order of nccl.h, and ncclRedOp_t.
 _NCCL_DTYPES = {
-    dtypes.int8: 0,
-    dtypes.uint8: _NCCL_BYTE,
-    dtypes.int32: 2,
-    dtypes.uint32: 3,
-    dtypes.int64: 4,
-    dtypes.uint64: 5,
-    dtypes.float16: 6,
-    dtypes.float32: 7,
-    dtypes.float64: 8,
-    dtypes.bfloat16: 9,
+    dtype: number
+    for number, dtype in enumerate(
+        (
+            *(dtypes.int8, dtypes.uint8, dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64),
+            *(dtypes.float16, dtypes.float32, dtypes.float64, dtypes.bfloat16),
+        )
+    )
 }
+_NCCL_BYTE = _NCCL_DTYPES[dtypes.uint8]
 _NCCL_OPS = {"sum": 0, "max": 2, "mean": 4}
 
 
@@ -217,10 +214,10 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
     network = _MpiNetwork(everyone, range(started), ProgressEngine(), _place_on_host(everyone))
     comm = Comm(network)
     end_all_ranks_on_error(comm.abort)
-    network.watch = watchdog_client.start(network, network.last)
+    network.watchdog = watchdog_client.start(network, network.last)
     atexit.register(comm.leave)
     comm.agree("start", program_facts())
-    return comm, network.watch
+    return comm, network.watchdog
 
 
 class _MpiNetwork(HostTransport):
@@ -233,11 +230,9 @@ class _MpiNetwork(HostTransport):
 
         super().__init__(group.Dup(), ranks, MPI.Exception, progress)
         self._meeting, self._everyone = group, MPI.COMM_WORLD
-        self._failure = MPI.Exception
         self._in_place, self._max = MPI.IN_PLACE, MPI.MAX
-        self._progress = progress
         self.last = progress.last
-        self.watch: watchdog_client.WatchdogClient | None = None
+        self.watchdog: watchdog_client.WatchdogClient | None = None
         self._place = self.local_rank, self.local_size = place
 
     def begin_call(self, call: str) -> None:
@@ -267,7 +262,7 @@ class _MpiNetwork(HostTransport):
         with self._errors("split"):
             group = self._meeting.Split(min(ranks), ranks.index(self.rank))
         part = _MpiNetwork(group, [self.ranks[rank] for rank in ranks], self._progress, self._place)
-        part.watch = self.watch
+        part.watchdog = self.watchdog
         return part
 
     def connect_gpus(self, device: int) -> GpuTransport:
@@ -294,28 +289,21 @@ class _MpiNetwork(HostTransport):
 
     def leave(self) -> None:
         """Report that this rank exits as planned."""
-        if self.watch is not None:
-            self.watch.leave()
+        if self.watchdog is not None:
+            self.watchdog.leave()
 
     def abort(self, status: int, why: str) -> None:
         """End all ranks, also those of other groups."""
         if why:
             rank, size = self._everyone.Get_rank(), self._everyone.Get_size()
-            if self.watch is not None:
-                self.watch.wait_to_speak()
+            if self.watchdog is not None:
+                self.watchdog.wait_to_speak()
             else:
                 time.sleep(_STAGGER * min(rank, 4))
             say(rank, size, why)
-        if self.watch is not None:
-            self.watch.leave(Message.ABORT)
+        if self.watchdog is not None:
+            self.watchdog.leave(Message.ABORT)
         _abort_mpi(status)
-
-    @contextmanager
-    def _errors(self, op: str) -> Iterator[None]:
-        try:
-            yield
-        except self._failure as error:
-            raise CommError(f"{op}: MPI fails with {error}") from error
 
 
 class _NcclTransport:

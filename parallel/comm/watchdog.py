@@ -188,17 +188,13 @@ class Watchdog:
 
     def _patience(self) -> float | None:
         """Return the seconds until the next deadline, or None without any."""
-        moments = [stranger.since + _GREETING for stranger in self._strangers[:1]]
+        question, deadlines = self._question, [self._choose_by, self._ending]
+        deadlines += [stranger.since + _GREETING for stranger in self._strangers[:1]]
         if self._listener is not None:
-            moments.append(self._listens_until)
-        if self._question is not None:
-            moments.append(
-                self._question.answers_at if self._question.asked else self._question.ask_at
-            )
-        if self._choose_by is not None:
-            moments.append(self._choose_by)
-        if self._ending is not None:
-            moments.append(self._ending)
+            deadlines.append(self._listens_until)
+        if question is not None:
+            deadlines.append(question.answers_at if question.asked else question.ask_at)
+        moments = [each for each in deadlines if each is not None]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _accept(self) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
@@ -81,12 +80,16 @@ class TrainingJob:
             raise ArgumentError(
                 f"plan: the context is {self.config.context}, expected a multiple of tp, {mesh.tp}"
             )
-        cut_blocks(self.costs, mesh.pp * self.chunks)
+        self.parts(0)
 
     @property
     def costs(self) -> Costs:
         """The costs of the layers on one rank."""
         return Costs(self.config, self.mesh.tp, self.sequence, DTYPES[self.dtype])
+
+    def parts(self, stage: int) -> tuple[int, ...]:
+        """Return the number of blocks in each part of a stage."""
+        return cut_blocks(self.costs, self.mesh.pp * self.chunks)[stage :: self.mesh.pp]
 
     @property
     def tokens(self) -> int:
@@ -144,6 +147,13 @@ class Speeds:
     def link(self, span: int) -> float:
         """Return the bandwidth among ranks that lie within `span` consecutive ones."""
         return self.bandwidth if span <= self.gpus_per_host else self.network
+
+    def traffic(
+        self, what: str, axis: str, span: int, calls: int, size: float, hidden: float = 0.0
+    ) -> Traffic:
+        """Return calls that send `size` bytes in all, `hidden` seconds of which overlap."""
+        seconds = calls * self.latency + size / self.link(span)
+        return Traffic(what, axis, calls, size, seconds, max(seconds - hidden, seconds / calls))
 
 
 @dataclass(frozen=True)
@@ -215,13 +225,6 @@ class Estimate:
         return 3 * forward * self.tokens_per_second / self.job.mesh.size
 
 
-@lru_cache(maxsize=4096)
-def _stages(costs: Costs, pp: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the number of blocks in each part of each stage."""
-    parts = cut_blocks(costs, pp * chunks)
-    return tuple(parts[stage::pp] for stage in range(pp))
-
-
 def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     """Return the bytes on a GPU of a stage, by purpose.
 
@@ -230,7 +233,7 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
         stage: 0 to pp - 1.
     """
     costs, mesh, tokens = job.costs, job.mesh, job.tokens
-    parts = _stages(costs, mesh.pp, job.chunks)[stage]
+    parts = job.parts(stage)
     blocks, first, last = sum(parts), stage == 0, stage == mesh.pp - 1
     root = costs.root_parameters(first, last)
     every = blocks * costs.block_parameters
@@ -298,14 +301,14 @@ def estimate(
 
 def _held(job: TrainingJob, stage: int) -> int:
     """Return the parameters of a stage on a rank."""
-    blocks = sum(_stages(job.costs, job.mesh.pp, job.chunks)[stage])
+    blocks = sum(job.parts(stage))
     root = job.costs.root_parameters(stage == 0, stage == job.mesh.pp - 1)
     return blocks * job.costs.block_parameters + root
 
 
 def _compute(job: TrainingJob, stage: int) -> tuple[float, float]:
     """Return the FLOPs of a stage for a micro-batch, forward and backward."""
-    blocks = sum(_stages(job.costs, job.mesh.pp, job.chunks)[stage])
+    blocks = sum(job.parts(stage))
     heads = int(stage == job.mesh.pp - 1)
     block, head = job.costs.block_flops(), job.costs.head_flops()
     forward, backward = (blocks * b + heads * h for b, h in zip(block, head, strict=True))
@@ -317,16 +320,15 @@ def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
     ranks = job.mesh.tp
     if ranks == 1:
         return
-    blocks = sum(_stages(job.costs, job.mesh.pp, job.chunks)[stage])
+    blocks = sum(job.parts(stage))
     ends = int(stage == 0) + int(stage == job.mesh.pp - 1)
     calls = job.micro * (4 * blocks + ends)
     activation = job.config.width * job.tokens * job.costs.item
     sent = calls * 2 * (ranks - 1) / ranks * activation
     if job.sequence:
         calls *= 2  # a gather and a scatter instead of each all-reduce
-    seconds = calls * speeds.latency + sent / speeds.link(ranks)
     what = "activations, gather and scatter" if job.sequence else "activations, all-reduce"
-    yield Traffic(what, "tp", calls, sent, seconds, seconds)
+    yield speeds.traffic(what, "tp", ranks, calls, sent)
 
 
 def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
@@ -334,19 +336,15 @@ def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
     mesh = job.mesh
     if mesh.pp == 1:
         return
-    link = speeds.link(mesh.size)
     size = job.costs.boundary(job.tokens)
-    inner = (
-        2 * job.chunks - (stage == 0) - (stage == mesh.pp - 1)
-    )  # both directions, except at ends
-    calls = job.micro * inner
-    one = speeds.latency + size / link
+    ends = (stage == 0) + (stage == mesh.pp - 1)  # which have a neighbour on one side only
+    calls = job.micro * (2 * job.chunks - ends)
+    one = speeds.latency + size / speeds.link(mesh.size)
     waits = 2 * (mesh.pp - 1) * one  # while the pipeline fills and drains; otherwise it computes
     yield Traffic("activations and gradients", "pp", calls, calls * size, calls * one, waits)
     if stage in (0, mesh.pp - 1):
         size = _WIDE * job.costs.embedding
-        seconds = speeds.latency + size / link
-        yield Traffic("gradient of the token embedding", "pp", 1, size, seconds, seconds)
+        yield speeds.traffic("gradient of the token embedding", "pp", mesh.size, 1, size)
 
 
 def _sent_by_copies(
@@ -356,42 +354,36 @@ def _sent_by_copies(
     mesh, item = job.mesh, job.costs.item
     if mesh.dp == 1:
         return
-    link = speeds.link(mesh.dp * mesh.tp)
+    link = "dp", mesh.dp * mesh.tp
     fraction = (mesh.dp - 1) / mesh.dp
     parameters = _held(job, stage)
-    blocks = sum(_stages(job.costs, mesh.pp, job.chunks)[stage])
+    blocks = sum(job.parts(stage))
     inside = blocks * job.costs.block_parameters
     root = parameters - inside
     overlaps = mesh.pp == 1  # a pipeline sends gradients when it has drained
 
-    def cost(calls: int, size: float, hidden: float) -> tuple[int, float, float, float]:
-        seconds = calls * speeds.latency + size / link
-        return calls, size, seconds, max(seconds - hidden, seconds / calls)
-
     if job.zero < 2:
         gradients = _WIDE * parameters
+        bucket = bucket or default_bucket_bytes(gradients)
         factor = 2 if job.zero == 0 else 1
-        calls = max(1, math.ceil(gradients / (bucket or default_bucket_bytes(gradients))))
-        size = factor * fraction * gradients
-        seconds = calls * speeds.latency + size / link
-        exposed = seconds
+        calls = max(1, math.ceil(gradients / bucket))
+        name = "gradients, all-reduce" if job.zero == 0 else "gradients, reduce-scatter"
+        sent = speeds.traffic(name, *link, calls, factor * fraction * gradients)
         if overlaps:
-            rate = all_reduce_bandwidth(link, mesh.dp) * 2 / factor
+            rate = all_reduce_bandwidth(speeds.link(link[1]), mesh.dp) * 2 / factor
             last = _WIDE * (job.costs.embedding + job.config.context * job.config.width)
             model = Overlap(gradients, backward, rate, speeds.latency, last=last)
-            exposed = model.overhead(bucket or default_bucket_bytes(gradients))
-        name = "gradients, all-reduce" if job.zero == 0 else "gradients, reduce-scatter"
-        yield Traffic(name, "dp", calls, size, seconds, exposed)
+            sent = replace(sent, exposed=model.overhead(bucket))
+        yield sent
     else:
         calls = job.micro * blocks + 1
         size = fraction * _WIDE * (job.micro * inside + root)
         hidden = job.micro * backward if overlaps else 0.0
-        yield Traffic("gradients, reduce-scatter", "dp", *cost(calls, size, hidden))
+        yield speeds.traffic("gradients, reduce-scatter", *link, calls, size, hidden)
     if job.zero in (1, 2):
-        size = fraction * item * parameters
-        yield Traffic("parameters, all-gather", "dp", *cost(1, size, 0.0))
+        yield speeds.traffic("parameters, all-gather", *link, 1, fraction * item * parameters)
     elif job.zero == 3:
         passes = job.micro * max(1, 2 * blocks - _SLOTS)
         size = fraction * item * (passes * job.costs.block_parameters + root)
         hidden = 1.5 * job.micro * backward if overlaps else 0.0
-        yield Traffic("parameters, all-gather", "dp", *cost(passes + 1, size, hidden))
+        yield speeds.traffic("parameters, all-gather", *link, passes + 1, size, hidden)

@@ -33,6 +33,7 @@ from tensorgrad.parallel.planning.estimate import (
 )
 from tensorgrad.parallel.schedule import SCHEDULES
 
+_SIZES = {name: name for name in ("layers", "heads", "width", "context")} | {"vocab": "vocab_size"}
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -222,8 +223,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--model", choices=PRESETS, default="gpt2-124M")
-    for name in ("layers", "heads", "width", "context", "vocab"):
-        add(f"--{name}", type=int, help="override the model's")
+    for name in _SIZES:
+        add(f"--{name}", type=int, dest=_SIZES[name], help="override the model's")
     add("--vocab-multiple", type=int, default=128, help="pad the token embedding to a multiple")
     add("--dp", type=int, default=1, help="data parallel ranks")
     add("--pp", type=int, default=1, help="pipeline stages")
@@ -301,10 +302,8 @@ def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> E
 
 
 def _config(given: argparse.Namespace) -> GPT2Config:
-    names = {"layers": "layers", "heads": "heads", "width": "width", "context": "context"}
-    names["vocab"] = "vocab_size"
-    said = {ours: getattr(given, name) for name, ours in names.items()}
-    changed = {name: value for name, value in said.items() if value is not None}
+    sizes = {name: getattr(given, name) for name in _SIZES.values()}
+    changed = {name: value for name, value in sizes.items() if value is not None}
     return replace(PRESETS[given.model], vocab_multiple=given.vocab_multiple, **changed)
 
 
