@@ -1,4 +1,4 @@
-"""Any bytes at the socket of the watchdog: strangers change nothing, and no rank can break it."""
+"""Arbitrary bytes at the watchdog's socket: strangers change nothing, and no rank can break it."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_strangers_change_nothing(script: list[tuple[str, int, bytes]]) -> None:
     st.lists(st.tuples(st.integers(0, SIZE - 1), messages | st.binary(max_size=3000)), max_size=8)
 )
 def test_no_rank_breaks_the_watchdog(script: list[tuple[int, bytes]]) -> None:
-    """Whatever ranks say, the watchdog continues, or ends them all and says once why."""
+    """Whatever ranks send, the watchdog continues, or ends all of them and says once why."""
     program = Program()
     try:
         ranks = [program.join(number) for number in range(SIZE)]

@@ -96,13 +96,13 @@ def cases(ranks: int, device: str) -> list[Case]:
 
 
 class Here:
-    """Where this process trains: the program sets it once."""
+    """The device of this process, set once by the program."""
 
     device = "cpu"
 
 
 class Run(NamedTuple):
-    """What training gave: of each step the loss and the norm, and the parameters at the end."""
+    """The result of training: loss and norm of each step, and the parameters at the end."""
 
     losses: list[float]
     norms: list[float]
@@ -147,7 +147,7 @@ def train(ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm) -> Ru
 
 
 def whole(held: list[tuple[ArrayPiece, Array]], everyone: Comm) -> dict[str, Values]:
-    """Return the parameters of the whole model, put together from those of all ranks."""
+    """Return the parameters of the whole model, assembled from those of all ranks."""
     found: dict[str, list[tuple[ArrayPiece, Values]]] = {}
     for one in everyone.all_gather_objects([[p.to_json(), data.tolist()] for p, data in held]):
         for described, data in one:
@@ -202,7 +202,7 @@ def in_one_process(comm: Comm, wanted: set[int]) -> dict[int, Run]:
 
 
 def check_one_rank_that_differs(comm: Comm) -> None:
-    """It cuts activations where the others have all, or freezes what the others train."""
+    """It has sequence parallelism, or freezes parameters, unlike the others."""
     mesh = make_mesh(comm.size, comm.rank, tp=comm.size)
     ranks = mesh_ranks(comm, mesh, sequence=comm.rank == 1)
     with pytest.raises(CommError, match=r"sequence is False on ranks 0, 2-3, True on rank 1; exp"):
@@ -223,7 +223,7 @@ def check_shared_parameters(comm: Comm) -> None:
 
 
 def check_layers_of_others(comm: Comm) -> None:
-    """What would be lost is refused: layers, functions and forwards that a user has put there."""
+    """A user's layers, functions and forwards that sharding would drop are refused."""
 
     class Twice(nn.Linear):
         def forward(self, x: Any) -> Tensor:
@@ -258,7 +258,7 @@ def check_layers_of_others(comm: Comm) -> None:
 
 
 def check_options(comm: Comm) -> None:
-    """Each is checked on every mesh, though an axis of one rank has no use for it."""
+    """Options are checked on every mesh, even where an axis of one rank ignores them."""
     for axis in ("dp", "pp", "tp"):
         mesh = make_mesh(comm.size, comm.rank, **{"dp": 1, axis: comm.size})
         for options, message in WRONG:
@@ -267,7 +267,7 @@ def check_options(comm: Comm) -> None:
 
 
 def check_overflow(comm: Comm) -> None:
-    """Where gradients are infinite, as those of float16 can be, no rank steps, and none warns."""
+    """With infinite gradients, as of float16, no rank steps, and none warns."""
     ranks = mesh_ranks(comm, make_mesh(comm.size, comm.rank, pp=2, tp=2))
     model = small_gpt2().to(Here.device)
     optimizer = ranks.prepare(model, AdamW)

@@ -1,4 +1,4 @@
-"""What must hold for tensor parallel layers on every rank; run by test_tensor.py through mpirun.
+"""Checks of tensor parallel layers on every rank; run by test_tensor.py through mpirun.
 
 mpirun -n 4 python tests/parallel/tensor_ranks.py
 """
@@ -58,14 +58,14 @@ def close(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
 
 
 def own_rows(whole: Values, comm: Comm) -> Values:
-    """The part of the rows that is this rank's."""
+    """Return this rank's rows."""
     batch, length = whole.shape[:2]
     part = np.asarray(whole.reshape(comm.size, -1)[comm.rank])
     return part.reshape(batch, length // comm.size, *whole.shape[2:])
 
 
 def grad(tensor: Tensor) -> Values:
-    """The gradient, which must be there."""
+    """Return the gradient, which must exist."""
     assert tensor.grad is not None
     return np.asarray(tensor.grad)
 
@@ -125,7 +125,7 @@ def double(module: Module, seed: int = 3) -> Module:
 
 
 def layers() -> Iterator[tuple[Callable[[], Module], Callable[..., Module], bool]]:
-    """Yield what makes a whole layer, what cuts it, and whether its result is cut."""
+    """Yield functions that make a whole layer and shard it, and whether its result is sharded."""
     yield lambda: nn.Linear(C, 8), ColumnParallelLinear, True
     yield lambda: nn.Linear(C, 8, bias=False), ColumnParallelLinear, True
     yield lambda: nn.FeedForward(C), ParallelFeedForward, False
@@ -285,7 +285,7 @@ def check_cross_entropy(comm: Comm) -> None:
 
 
 def check_shared_offset(comm: Comm) -> None:
-    """What all logits share costs no digits: here products are exact in float32 too."""
+    """A common offset of the logits costs no precision; here products are exact in float32 too."""
     rows = 16 // comm.size
     mine = slice(comm.rank * rows, (comm.rank + 1) * rows)
     x = np.round(draw((B, T, C)) * 2) / 2
@@ -432,7 +432,7 @@ def check_generation(comm: Comm) -> None:
 
 
 def check_dropout(comm: Comm) -> None:
-    """Outside the regions ranks drop alike, inside and on rows of their own they do not."""
+    """Ranks draw the same dropout outside the regions, and different ones inside or on own rows."""
     x = Tensor(np.ones((B, T, C), "float32"))
     for sequence in (False, True):
         region = Region(comm, sequence)
@@ -469,7 +469,7 @@ def check_dropout(comm: Comm) -> None:
 
 
 def check_dropout_inside(comm: Comm) -> None:
-    """Ranks drop different ones of the hidden features that they have."""
+    """Ranks draw different dropout of their hidden features."""
     x, hidden = Tensor(np.ones((B, T, C), "float32")), 16 * comm.size
     kinds: Any = ((nn.FeedForward, ParallelFeedForward), (nn.SwiGLU, ParallelSwiGLU))
     for kind, cut in kinds:
@@ -483,7 +483,7 @@ def check_dropout_inside(comm: Comm) -> None:
 
 
 def check_what_a_layer_sends(comm: Comm) -> None:
-    """Forward and backward of a layer call what docs/parallel.md says, of a = B T C elements."""
+    """Forward and backward of a layer make the calls of docs/parallel.md, of a = B T C elements."""
     tokens = np.zeros((B, T), int)
     once = {"all_reduce": 4}, {"all_gather": 4, "reduce_scatter": 4}
     for make, sequence in product(MODELS, (False, True)):

@@ -22,7 +22,7 @@ OVERLAPS = st.builds(
 
 
 def simulated(model: Overlap, count: int) -> float:
-    """Send one bucket after the other, each when it is there and the one before has left."""
+    """Send one bucket after the other, each when it is complete and the previous one was sent."""
     clock = 0.0
     last = max(model.last, model.gradients / (count + 1))
     size = (model.gradients - last) / max(count, 1)

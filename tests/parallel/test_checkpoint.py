@@ -53,7 +53,7 @@ STATE: dict[str, Any] = {"metrics": {}, "note": "of rank 0"}
 
 
 def random_bits(shape: tuple[int, ...], dtype: Any, seed: int) -> Array:
-    """Return any bits there are, NaN and -0 among them."""
+    """Return arbitrary bits, NaN and -0 among them."""
     rng = np.random.default_rng(seed)
     size = math.prod(shape) * np.dtype(dtype).itemsize
     found: Array = np.frombuffer(rng.bytes(size), np.uint8).view(dtype).reshape(shape)

@@ -45,7 +45,7 @@ def pieces(draw: st.DrawFn, shape: tuple[int, ...]) -> ArrayPiece:
 
 
 def elements(piece: ArrayPiece) -> list[int]:
-    """Return the places of a piece's elements in the full array, the slow and plain way."""
+    """Return the indices of a piece's elements in the full array, computed naively."""
     box = piece.placement
     rows = range(box.shape[box.axis]) if box.shape else range(1)
     if box.ranges is not None:

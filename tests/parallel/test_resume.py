@@ -65,7 +65,7 @@ def end_of(folder: Path) -> dict[str, bytes]:
 
 
 def last_step(folder: Path) -> int:
-    """Return the step of the last checkpoint, 0 where there is none."""
+    """Return the step of the last checkpoint, 0 without any."""
     names = [path.name for path in list_checkpoints(folder / "checkpoints")]
     return int(names[0].removeprefix("step-")) if names else 0
 

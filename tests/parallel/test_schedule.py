@@ -42,7 +42,7 @@ def plans_of(name: str, stages: int, micro: int, chunks: int = 1) -> Plans:
 
 
 def run_blocking(plans: Plans) -> None:
-    """Carry lists out where each send lasts until the other side receives: the worst network.
+    """Execute lists where each send blocks until it is received: the worst network.
 
     Raises AssertionError where all wait, or where a computation lacks what it needs.
     """

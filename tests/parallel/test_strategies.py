@@ -43,7 +43,7 @@ def test_nothing_holds_the_parameters_from_before(name: str) -> None:
 
 
 class Recording(Comm):
-    """One rank that writes down which memory its collectives work on."""
+    """One rank that records which memory its collectives use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Recording(Comm):
 
 @pytest.mark.parametrize("name", strategies.STRATEGIES)
 def test_every_step_sends_the_same_memory_in_the_same_order(name: str) -> None:
-    """What a captured step can repeat: nothing depends on time, nothing is allocated."""
+    """A captured step can be replayed: nothing depends on time, nothing is allocated."""
     comm = Recording()
     ranks = strategies.STRATEGIES[name](comm)
     run = strategies.train(ranks, steps=1, accumulate=2)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process, for what must be tried with many groups of ranks.
+"""Ranks that are threads of this process, for tests with many groups of ranks.
 
 They can agree and exchange small values, which is all that checkpoints ask of a `Comm`.
 """

@@ -1,4 +1,4 @@
-"""What must hold on every rank; run by test_collectives.py, alone and through mpirun.
+"""Checks of collectives on every rank; run by test_collectives.py, alone and through mpirun.
 
 mpirun -n 4 python tests/parallel/comm/collectives.py cpu
 """
@@ -110,7 +110,7 @@ def check_long(comm: Comm, device: str, shape: tuple[int, ...], dtype: Any) -> N
 
 
 def check_equal_bits(comm: Comm, device: str) -> None:
-    """Sums that are not exact: the same on all ranks, and the same when repeated."""
+    """Inexact sums are the same on all ranks, and the same when repeated."""
     for dtype in (dtypes.float32, dtypes.float64, dtypes.bfloat16):
         for shape in ((7,), (1025,), (300_001,)):
             host = np.random.default_rng(comm.rank).standard_normal(shape).astype(dtype)
@@ -122,7 +122,7 @@ def check_equal_bits(comm: Comm, device: str) -> None:
 
 
 def check_sixteen_bits_are_rounded_once(comm: Comm, device: str) -> None:
-    """256 + 1 is 256 in bfloat16, so ones that are added one by one are lost."""
+    """256 + 1 is 256 in bfloat16, so adding ones one by one would lose them."""
     array = np.full(9, 256 if comm.rank == 0 else 1, dtypes.bfloat16)
     comm.all_reduce(array)
     same(array, np.full(9, 255 + comm.size).astype(dtypes.bfloat16))
@@ -234,7 +234,7 @@ def fails(call: Callable[[], object], message: str) -> None:
 
 
 def check_arguments(comm: Comm, device: str) -> None:
-    """Wrong on every rank, or found before anything is sent."""
+    """Errors on every rank, or before anything is sent."""
     x = backend.to_device(np.ones(3, "float32"), device)
     whole = backend.to_device(np.ones(3, "int32"), device)
     with pytest.raises(ArgumentError, match="op is 'prod', expected one of sum, mean, max"):

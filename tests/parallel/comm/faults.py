@@ -1,4 +1,4 @@
-"""Ranks that fail in the way that the command line names; run by test_faults.py.
+"""Faults of ranks, named by the command line; run by test_faults.py.
 
 Faults in `EARLY` come before the first call of `parallel.world`.
 """

@@ -1,4 +1,4 @@
-"""Two hosts on this machine: network namespaces, joined by a cable that a test can cut."""
+"""Two hosts on this machine: network namespaces with a cable between them that a test can cut."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Hosts:
             )
 
     def link_down(self) -> None:
-        """Take the cable out of the second host."""
+        """Unplug the cable of the second host."""
         _ip(f"-n {self._spaces[1]} link set cable down")
 
     def drop_packets(self) -> None:
@@ -144,7 +144,7 @@ class Hosts:
             _ip(f"-n {space} neigh replace {other} lladdr {nobody} dev cable")
 
     def power_off(self, host: int) -> None:
-        """End a host without a word to the other."""
+        """End a host so that the other is not told."""
         self.link_down()
         self.kill(host)
 

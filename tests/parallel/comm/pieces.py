@@ -1,4 +1,4 @@
-"""What must hold of pieces, messages, handles and groups of ranks; run with collectives.py."""
+"""Checks of scatters, messages, handles and groups of ranks; run with collectives.py."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_all_to_all(comm: Comm, device: str) -> None:
 
 
 def check_messages(comm: Comm, device: str) -> None:
-    """Round the ring, several at a time in both directions, and longer than a message may be."""
+    """Send around the ring, several at a time in both directions, and longer than a message."""
     if comm.size == 1:
         return
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -119,7 +119,7 @@ def check_messages(comm: Comm, device: str) -> None:
 
 
 def check_handles(comm: Comm, device: str) -> None:
-    """Calls that were begun are finished in any order, whatever the rank does in between."""
+    """Pending calls are finished in any order, whatever the rank does in between."""
     ranks = [np.full(1000, 10 * n + comm.rank, "float32") for n in range(6)]
     arrays = [on(device, each) for each in ranks]
     outs = [backend.empty((1000 * comm.size,), arrays[0].dtype, like=arrays[0]) for _ in range(2)]
@@ -150,7 +150,7 @@ def check_handles(comm: Comm, device: str) -> None:
 
 
 def check_an_all_reduce_is_a_reduce_scatter_to_the_bit(comm: Comm, device: str) -> None:
-    """On the host, however the array is cut; so it does not matter how gradients are."""
+    """Sums on the host do not depend on how the array is divided, so nor on the buckets."""
     whole = np.random.default_rng(comm.rank).standard_normal(comm.size * 5000).astype("float32")
     piece = np.empty(5000, "float32")
     comm.reduce_scatter(whole, piece, "mean")

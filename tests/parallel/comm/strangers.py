@@ -1,4 +1,4 @@
-"""What strangers do to the socket at which the watchdog listens."""
+"""Attacks of strangers on the watchdog's socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE = 60.0  # seconds
 
 
 class Stranger:
-    """Somebody who can reach the socket, and keeps connections open.
+    """A process that can reach the socket and keeps connections open.
 
     Args:
         address: of the socket.
@@ -33,7 +33,7 @@ class Stranger:
         return self.kept[-1]
 
     def say(self, data: bytes) -> socket.socket:
-        """Send in pieces until the other side has had enough."""
+        """Send in pieces until the other side closes the connection."""
         connection = self.connect()
         with suppress(ConnectionError):
             for begin in range(0, len(data), 1 << 16):
@@ -47,7 +47,7 @@ class Stranger:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the other side closes a connection; return whether it did so without a word."""
+    """Wait until the other side closes a connection; return whether it sent nothing before."""
     with suppress(ConnectionError):
         return connection.recv(1) == b""
     return True
@@ -82,7 +82,7 @@ def greeting_and_close(stranger: Stranger) -> None:
 
 
 def greeting_again(stranger: Stranger) -> None:
-    """Be a second time a rank that is there; who knows the secret may do more, but not so."""
+    """Claim to be a rank that is connected already; the secret alone does not allow that."""
     assert is_closed(stranger.say(stranger.overheard + watchdog.said(Message.ABORT)))
 
 

@@ -92,7 +92,7 @@ def test_ranks_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch, alon
 
 
 def test_an_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
-    """Each rank then finds itself alone, and all would train the same and overwrite each other."""
+    """Each rank would run alone, and all would train the same and overwrite each other."""
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     mpi = types.SimpleNamespace(
         COMM_WORLD=types.SimpleNamespace(Get_size=lambda: 1),

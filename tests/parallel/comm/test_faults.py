@@ -1,4 +1,4 @@
-"""Whatever one rank does wrong, all ranks end within seconds, and it is said once who and what."""
+"""A fault of one rank ends all ranks within seconds, with one message that names rank and error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Results = dict[str, subprocess.CompletedProcess[str]]
 
 
 def run(fault: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
-    """Run ranks to their end: without what is tested here that takes 10 minutes, or hangs."""
+    """Run ranks to their end; without the watchdog that would take 10 minutes, or hang."""
     return run_ranks(Path(faults.__file__), ranks, [fault], check=False, timeout=240)
 
 
@@ -103,7 +103,7 @@ def test_ranks_whose_standard_error_is_closed_end_as_others(
 
 
 def test_a_rank_that_never_comes_to_the_start_ends_all() -> None:
-    """Some launchers end them themselves, before the time is over."""
+    """Some launchers end them first, before the time-out."""
     result = run("one_never_comes", 3)
     assert result.returncode != 0
     assert "the end" not in result.stdout

@@ -1,4 +1,4 @@
-"""Two hosts of two ranks each, of which one is lost: all ranks end, and it is said who is lost."""
+"""Loss of one of two hosts with two ranks each: all ranks end and name the lost host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 
 @dataclass
 class Outcome:
-    """What became of the ranks: how long the last took to end, and what each of them has said."""
+    """How the ranks ended: how long the last took, and what each of them wrote."""
 
     seconds: float
     said: list[str]

@@ -1,4 +1,4 @@
-"""Whatever strangers do at the socket of the watchdog, a run continues with the same bits."""
+"""Attacks on the watchdog's socket do not change the bits of a run."""
 
 from __future__ import annotations
 

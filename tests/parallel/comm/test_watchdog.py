@@ -1,4 +1,4 @@
-"""The watchdog, spoken to as ranks and as strangers do, and what a rank tells it."""
+"""Protocol of the watchdog: connections of ranks and of strangers, and reports of a rank."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ Start = Callable[..., Watched]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Return what starts a watchdog, in the test itself: there its standard error is captured."""
+    """Return a function that starts a watchdog inside the test, which captures its output."""
     started: list[Watched] = []
 
     def start(ranks: int = SIZE) -> Watched:
@@ -208,7 +208,7 @@ def test_a_rank_that_does_not_answer_is_named(
 
 
 def test_of_ranks_that_fail_the_first_alone_may_speak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever fails first waits for those before it, until they fail too or wait for others."""
+    """The first rank that fails waits for lower ones, until they fail too or wait for others."""
     monkeypatch.setattr(watchdog, "_CHOICE", 100 * LONG)
     with in_this_process(SIZE) as here:
         ranks = [here.join(number) for number in range(SIZE)]
@@ -344,7 +344,7 @@ def test_a_gpu_is_asked_only_after_a_while() -> None:
 
 
 class OtherRanks:
-    """The network of rank `rank`, of four on two hosts; others say what is in `said`."""
+    """The network of rank `rank`, of four on two hosts; `said` has what the others report."""
 
     size, local_size = 4, 2
 
@@ -367,7 +367,7 @@ def test_a_rank_that_cannot_reach_rank_0_continues_with_a_warning(
 
 
 def test_a_host_that_others_do_not_know_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """To itself it is its loopback, and there is no such name at the others."""
+    """Its host knows itself by the loopback, and others do not know its name."""
     network: Any = OtherRanks(0, ["localhost", "127.0.0.1|127.0.1.1||", ""])
     assert watchdog_client.start(network, LastCall()) is None
     assert "other hosts know no address of localhost, where rank 0 is" in caplog.text

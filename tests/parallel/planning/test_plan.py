@@ -165,7 +165,7 @@ def test_the_smallest_mesh_that_fits(gib: int) -> None:
 
 
 def test_gpipe_fits_on_fewer_gpus_with_fewer_micro_batches() -> None:
-    """Each of them keeps a gradient of the head: with the most, 38 MiB take 24 GPUs."""
+    """Each micro-batch keeps a gradient of the head: with the most, 38 MiB take 24 GPUs."""
     config = GPT2Config(vocab_size=8192, context=64, layers=8, heads=1, width=128)
     found = fit(TrainingJob(config, batch=16, schedule="gpipe"), 38 * 2**20, zero=0)
     assert found.job.mesh == Mesh(2, 3)
