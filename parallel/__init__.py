@@ -1,12 +1,16 @@
-"""Training on several ranks over MPI and NCCL. Import as `tensorgrad.parallel`."""
+"""Distributed training over MPI and NCCL: data, pipeline and tensor parallelism, and ZeRO.
+
+Import as `tensorgrad.parallel`. A strategy (`DataParallel`, `Zero`, `Pipeline`, `TensorParallel` or
+`mesh_ranks` for all of them) goes to the training loop as its `ranks`.
+"""
 
 if __name__ != "tensorgrad.parallel":
     raise ImportError("`parallel` is tensorgrad.parallel: write `from tensorgrad import parallel`")
 
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.comm import world
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
+from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadcast_parameters
-from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.strategy import mesh_ranks

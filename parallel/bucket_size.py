@@ -1,17 +1,17 @@
-"""How large buckets of gradients should be: a model of what overlapped all-reduces cost.
+"""Bucket size of gradients: a cost model of all-reduces that overlap with backward.
 
-Backward takes time T and completes G bytes of gradients at an even pace, which leave in buckets of
-s bytes. A bucket is on its way for t(s) = a + s / w, one after the other, and takes c from the
-computation: calls of the host, and what its kernels keep from others. L bytes, a table of tokens
-that is also the head, are complete at the very end and leave together, with what else is in the
-last bucket. What a step takes longer than without sending is, with n = (G - L) / s + 1,
+Backward takes time T and completes G bytes of gradients at an even pace. They are sent in buckets
+of s bytes, one after the other. A bucket takes t(s) = a + s / w to send, and delays the computation
+by c: calls of the host, and GPU resources that NCCL's kernels use. L bytes (a token embedding that
+is also the head) are complete only at the end of backward and are sent together, with the rest of
+the last bucket. The time that communication adds to a step is, with n = (G - L) / s + 1,
 
     overhead(s) = n c + max(t(L), t(s) + t(L) - T L / G, T s / G + (n - 1) t(s) + t(L) - T)
 
-where s stands for L if it is larger. The first is the last bucket, whose sending begins when
-backward ends; the last one counts where sending takes longer than backward. Where sending keeps
-up, small buckets cost calls and large ones leave more to wait for; with L = 0 the best size is
-sqrt(G c w). docs/costs.md has a table. Tests: tests/parallel/test_bucket_size.py.
+where s stands for L if it is larger. The first term of the maximum is the last bucket, which is
+sent after backward. The last term applies where sending takes longer than backward. Where sending
+keeps up, small buckets cost calls, and large ones leave more to send after backward. With L = 0 the
+best size is sqrt(G c w). docs/costs.md has a table. Tests: tests/parallel/test_bucket_size.py.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _MOST = 4096  # buckets
 
 @dataclass(frozen=True)
 class Overlap:
-    """The sending of gradients while backward goes on.
+    """Gradients that are all-reduced during backward.
 
     Args:
         gradients: G, bytes.
-        backward: T, seconds of the backward pass after which they are sent.
-        bandwidth: w, bytes of gradients a second that an all-reduce gets through; of n ranks,
+        backward: T, seconds of the backward pass.
+        bandwidth: w, bytes of gradients that an all-reduce completes in a second; for n ranks
             n / (2 (n - 1)) of the bus bandwidth.
-        latency: a, seconds of an all-reduce of nothing.
-        call: c, seconds that each all-reduce takes from the computation.
-        last: L, bytes that are complete when backward ends.
+        latency: a, seconds of an empty all-reduce.
+        call: c, seconds by which each all-reduce delays the computation.
+        last: L, bytes that are complete only when backward ends.
     Raises:
-        ArgumentError: one of them is not positive (latency, call and last may be 0), or `last` is
-            more than all gradients.
+        ArgumentError: an argument is not positive (latency, call and last may be 0), or `last` is
+            larger than all gradients.
     """
 
     gradients: float
@@ -62,7 +62,7 @@ class Overlap:
             )
 
     def overhead(self, size: float) -> float:
-        """Return how many seconds longer a step takes with buckets of `size` bytes.
+        """Return the seconds that buckets of `size` bytes add to a step.
 
         Raises:
             ArgumentError: the size is not positive.
@@ -83,21 +83,21 @@ class Overlap:
 
     @property
     def best(self) -> float:
-        """The size in bytes with the least overhead, of those that make equal buckets."""
+        """The size in bytes with the least overhead, among those that give equal buckets."""
         return min(map(self.size_of, range(1, _MOST + 1)), key=self.overhead)
 
     def size_of(self, count: int) -> float:
-        """Return the size of which there are so many buckets, the last of at least `last` bytes."""
+        """Return the size that gives `count` buckets, the last of at least `last` bytes."""
         equal = self.gradients / count
         if equal >= self.last or count == 1:
             return equal
         return max((self.gradients - self.last) / (count - 1), 1.0)
 
 
-def usual_bucket(gradients: float) -> float:
-    """Return a size in bytes that suits most machines: sqrt(G c w), as for GPUs with NVLink.
+def default_bucket_bytes(gradients: float) -> float:
+    """Return a bucket size in bytes that suits most machines: sqrt(G c w), w as with NVLink.
 
-    Twice or half of it costs a quarter more, so what machines differ in matters little.
+    Twice or half this size has only a quarter more overhead, so machines need no tuning.
 
     Args:
         gradients: G, bytes.
@@ -106,8 +106,8 @@ def usual_bucket(gradients: float) -> float:
 
 
 def all_reduce_bandwidth(bus: float, ranks: int) -> float:
-    """Return the bytes a second that an all-reduce of `ranks` gets through, from the bus bandwidth.
+    """Return the bytes that an all-reduce of `ranks` completes in a second, from the bus bandwidth.
 
-    A ring sends 2 (n - 1) / n of the bytes over each link. With one rank nothing is sent: inf.
+    A ring sends 2 (n - 1) / n of the bytes over each link. One rank sends nothing: inf.
     """
     return bus * ranks / (2 * (ranks - 1)) if ranks > 1 else math.inf

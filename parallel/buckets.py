@@ -1,9 +1,9 @@
-"""Buckets of gradients that are sent while backward still runs.
+"""Gradient buckets: all-reduce of gradients that overlaps with backward.
 
-A bucket is a segment of the flat gradient buffer (optim/flat.py): parameters that follow each
-other. Backward reaches the last parameters first, so the buckets are sent from the last to the
-first, each as soon as all its gradients are there: the same order on every rank, whatever order
-the gradients come in.
+A bucket is a segment of the flat gradient buffer (optim/flat.py), of consecutive parameters.
+Backward reaches the last parameters first, so buckets are sent from the last to the first, each as
+soon as all its gradients are complete. The order is the same on every rank, whatever the order in
+which gradients become ready.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.nn import Embedding, Module
 from tensorgrad.optim.flat import Segment
-from tensorgrad.parallel.bucket_size import usual_bucket
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.bucket_size import default_bucket_bytes
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
 
 
@@ -29,17 +29,17 @@ def assign_buckets(
 ) -> dict[str, int]:
     """Return the number of each parameter's bucket; the last parameters are in bucket 0.
 
-    A bucket takes modules, going backwards, until it would be larger than it may. One that is
-    larger by itself is alone in its bucket. The gradients of a module come at one time: a bias in
-    the bucket before its weight's would hold that one up. So would a table of positions, whose
-    gradient comes when backward ends, the first block's.
+    Going backwards, a bucket takes whole modules up to its size; a larger module has a bucket to
+    itself. Modules are not divided because their gradients become ready together: a bias in the
+    bucket before its weight's would delay that bucket. So would a position embedding, whose
+    gradient is ready only when backward ends, in the bucket of the first block.
 
     Args:
         parameters: by name, in the order in which forward uses them.
-        megabytes: of gradients (10^6 bytes; float32 for 16-bit parameters). None: what suits so
-            many gradients; see bucket_size.py.
-        at_end: names of parameters whose gradients come together when backward ends: they have
-            the last bucket to themselves, whatever its size.
+        megabytes: size of a bucket of gradients (10^6 bytes; float32 for 16-bit parameters). None:
+            a size that suits the number of gradients; see bucket_size.py.
+        at_end: names of parameters whose gradients become ready together when backward ends. They
+            are in the last bucket alone, whatever its size.
     Raises:
         ArgumentError: `megabytes` is not positive.
     """
@@ -49,7 +49,7 @@ def assign_buckets(
         return parameter.size * compute_dtype(parameter.dtype).itemsize
 
     if megabytes is None:
-        megabytes = usual_bucket(sum(map(gradient_bytes, parameters))) / 1e6
+        megabytes = default_bucket_bytes(sum(map(gradient_bytes, parameters))) / 1e6
     if not megabytes > 0:
         raise ArgumentError(f"assign_buckets: megabytes is {megabytes}, expected a number above 0")
     bucket, filled = 0, 0.0
@@ -66,13 +66,13 @@ def assign_buckets(
 
 
 def leading_tables(model: Module, parameters: Mapping[str, Tensor]) -> list[str]:
-    """Return the tables of embeddings that the parameters begin with: backward ends with them."""
+    """Return the embeddings that the parameters begin with: their gradients are ready last."""
     tables = {id(each.weight) for each in model.modules() if isinstance(each, Embedding)}
     return list(takewhile(lambda name: id(parameters[name]) in tables, parameters))
 
 
 def _module(name: str) -> str:
-    """Return the name of the module that a parameter is of."""
+    """Return the name of a parameter's module."""
     return name.rpartition(".")[0] or name
 
 
@@ -81,8 +81,8 @@ class Buckets:
 
     Args:
         segments: of the flat gradients.
-        parameters: all that are in the segments, by name.
-        send: begins to send the segment of a number.
+        parameters: all parameters of the segments, by name.
+        send: starts sending the segment with a number.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Buckets:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Send nothing in this context: more gradients will be added."""
+        """Send nothing in this context, because more gradients will be added."""
         before, self._holds = self._holds, True
         try:
             yield
@@ -111,7 +111,7 @@ class Buckets:
             self._holds = before
 
     def finish(self) -> None:
-        """Send what has had no gradient, or not all of them, and let what follows wait for all."""
+        """Send the buckets with missing gradients too, and wait for all of them."""
         while self._next >= 0:
             self._send_next()
         for handle in self._handles:
@@ -125,7 +125,7 @@ class Buckets:
             missing.update(names)
 
     def _hook(self, missing: set[str], name: str) -> Callable[[Tensor], None]:
-        """Return what is called for each gradient of each step: it does little but at the last."""
+        """Return the hook of a parameter, which sends the bucket after its last gradient."""
 
         def ready(_: Tensor) -> None:
             if self._holds:
@@ -142,7 +142,7 @@ class Buckets:
         return ready
 
     def _send_complete(self) -> None:
-        """Send the next segments whose gradients are all there."""
+        """Send the next segments whose gradients are complete."""
         while self._next >= 0 and not self._missing[self._next]:
             self._send_next()
 

@@ -1,15 +1,15 @@
-"""Checkpoints that all ranks write together, and that any other number of ranks can load.
+"""Sharded checkpoints: all ranks write them together, and any other number of ranks can load them.
 
     checkpoints/step-00000500/
-        rank-00000.safetensors   the pieces that rank 0 writes, 1-D, with what each is of in the
-        rank-00001.safetensors   header: full name and shape, box and range (placement.py)
+        rank-00000.safetensors   the pieces that rank 0 writes, 1-D; the header says what each is:
+        rank-00001.safetensors   full name and shape, box and range (placement.py)
         state.json               step, generator, metrics; size and CRC-32 of the other files
 
-What several ranks hold is written once, each of them taking a share. The folder is made aside and
-renamed by rank 0 when all files are on the disk, as for one process (train/checkpoint.py): a kill
-at any moment leaves the earlier ones as they were. To load, the ranks share the comparison with
-the sums; then each reads, of each file, only what it needs. A checkpoint of one process is read in
-the same way, its arrays being pieces too. Tests: tests/parallel/test_checkpoint.py.
+What several ranks hold is written once; they divide it. The folder is created under another name
+and renamed by rank 0 when all files are on the disk, as for one process (train/checkpoint.py). So
+killing a rank at any moment leaves the earlier checkpoints intact. To load, the ranks divide the
+verification of the checksums; then each reads only what it needs from each file. A checkpoint of
+one process is read in the same way, its arrays as pieces. Tests: tests/parallel/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tensorgrad.engine import mark_assigned
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.placement import Piece, Placement, copies, owners
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.placement import ArrayPiece, Placement, copies, owners
 from tensorgrad.readers import parse_json
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.weights import ArrayFile, save_arrays
 
-_PIECES = "pieces"  # the entry of a file's header that says what its arrays are
-Held = Sequence[tuple[Piece, Array]]
+_PIECES = "pieces"  # the entry of a file's header that describes its arrays
+Held = Sequence[tuple[ArrayPiece, Array]]
 Json = Any
 
 
 class Shards:
-    """What the ranks hold of a run, to save it and to load it. All ranks call the same methods.
+    """What the ranks hold of a run, to save and load it. All ranks call the same methods.
 
     Args:
         comm: the ranks.
@@ -56,7 +56,7 @@ class Shards:
     """
 
     def __init__(self, comm: Comm, held: Held) -> None:
-        """Agree on who writes what."""
+        """Agree on which rank writes which pieces."""
         for piece, array in held:
             if array.shape != (piece.size,):
                 raise ArgumentError(
@@ -66,7 +66,8 @@ class Shards:
         self._comm, self._held = comm, list(held)
         mine = [piece.to_json() for piece, _ in held]
         everyone = [
-            [Piece.from_json(each) for each in pieces] for pieces in comm.all_gather_objects(mine)
+            [ArrayPiece.from_json(each) for each in pieces]
+            for pieces in comm.all_gather_objects(mine)
         ]
         shapes: dict[str, Shape] = {}
         for placement in (piece.placement for pieces in everyone for piece in pieces):
@@ -105,12 +106,12 @@ class Shards:
         )
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take over the pieces that this rank holds, one after the other.
+        """Load the pieces that this rank holds, one after the other.
 
-        Nothing changes on any rank when something does not fit.
+        An error changes nothing on any rank.
 
         Raises:
-            CheckpointError: something is missing, has another shape or dtype, or is not expected.
+            CheckpointError: an array is missing, has another shape or dtype, or is not expected.
         """
         with ExitStack() as stack:
             stored: dict[str, list[Stored]] = {}
@@ -132,7 +133,7 @@ class Shards:
     def _check(
         self, checkpoint: Checkpoint, stored: dict[str, list[Stored]], stack: ExitStack
     ) -> None:
-        """Open the files, fill `stored`, and make sure that all pieces can be made of them."""
+        """Open the files, fill `stored`, and check that they contain all pieces."""
         stored.update(open_pieces(checkpoint, stack))
         mine = {
             piece.placement.name: _Kind(array.dtype, piece.placement.shape)
@@ -162,21 +163,21 @@ class _Kind(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A piece that lies in a file."""
+    """A piece in a file."""
 
-    piece: Piece
+    piece: ArrayPiece
     name: str
     file: ArrayFile
 
     @property
     def dtype(self) -> Dtype:
-        """Of its elements."""
+        """The dtype of its elements."""
         return self.file.dtype(self.name)
 
 
-def _parts(held: Held, wanted: Sequence[Piece]) -> list[tuple[Piece, Array]]:
-    """Return pieces that are parts of those that are held, with their elements."""
-    by_box: dict[Placement, list[tuple[Piece, Array]]] = {}
+def _parts(held: Held, wanted: Sequence[ArrayPiece]) -> list[tuple[ArrayPiece, Array]]:
+    """Return the wanted parts of the held pieces, with their elements."""
+    by_box: dict[Placement, list[tuple[ArrayPiece, Array]]] = {}
     for piece, array in held:
         by_box.setdefault(piece.placement, []).append((piece, array))
     return [
@@ -191,14 +192,14 @@ def _parts(held: Held, wanted: Sequence[Piece]) -> list[tuple[Piece, Array]]:
 
 def pieces_of(
     model: Module, optimizer: Optimizer, placements: Mapping[str, Placement] | None = None
-) -> list[tuple[Piece, Array]]:
+) -> list[tuple[ArrayPiece, Array]]:
     """Return what a rank holds of the model and the optimizer: what it updates, and the buffers.
 
     Args:
-        model: what this rank has of the model.
-        optimizer: of its parameters; of what ranks have shards of, the shard of this one.
-        placements: by the name in `model`, which box of which array of the whole model it is;
-            what is not there is whole and has the same name.
+        model: this rank's part of the model.
+        optimizer: of its parameters. Where ranks shard them, it has this rank's shards.
+        placements: by the name in `model`, the box of an array of the whole model; arrays without
+            an entry are whole and have the same name.
     Raises:
         ArgumentError: a buffer is not contiguous.
     """
@@ -210,9 +211,9 @@ def pieces_of(
     held = []
     for name, values, place, data in optimizer.flat.owned():
         span, shape = (values.start, values.stop), optimizer.flat.slots[name].shape
-        held.append((Piece(named("model", name, shape), *span), data))
+        held.append((ArrayPiece(named("model", name, shape), *span), data))
         for kind, buffer in optimizer.state.items():
-            held.append((Piece(named(f"optimizer/{kind}", name, shape), *span), buffer[place]))
+            held.append((ArrayPiece(named(f"optimizer/{kind}", name, shape), *span), buffer[place]))
     for name, tensor in model.state_dict().items():
         trained = name in optimizer.flat.slots
         if trained and tensor.size:
@@ -220,7 +221,7 @@ def pieces_of(
         if not tensor.data.flags.c_contiguous:
             raise ArgumentError(f"pieces_of: {name} has strides, expected it in C order")
         held.append((named("model", name, tensor.shape).piece, tensor.data.reshape(-1)))
-        if trained:  # an empty one: no stretch of the buffers
+        if trained:  # empty, so it has no range of the flat buffers
             for kind, buffer in optimizer.state.items():
                 held.append((named(f"optimizer/{kind}", name, tensor.shape).piece, buffer[:0]))
     return held
@@ -236,7 +237,7 @@ def save_pieces(
     keep: int,
     placements: Mapping[str, Placement] | None = None,
 ) -> Path:
-    """Write a checkpoint of which each rank writes a part; for `Ranks.save` and with its arguments.
+    """Write a sharded checkpoint; for `Ranks.save` and with its arguments.
 
     Raises:
         CheckpointError: a rank cannot write its part; earlier checkpoints are unchanged.
@@ -252,12 +253,12 @@ def load_pieces(
     optimizer: Optimizer,
     placements: Mapping[str, Placement] | None = None,
 ) -> None:
-    """Take over from any checkpoint what this rank updates; for `Ranks.load`.
+    """Load from any checkpoint what this rank updates; for `Ranks.load`.
 
-    Parameters of which this rank updates a shard alone get that shard: the ranks then gather them.
+    Of sharded parameters only this rank's shard is loaded; the ranks must gather them afterwards.
 
     Raises:
-        CheckpointError: it does not fit; then nothing changes.
+        CheckpointError: it does not match; then nothing changes.
     """
     shards = Shards(comm, pieces_of(model, optimizer, placements))
     numbers, before = checkpoint.entry("optimizer"), optimizer.numbers()
@@ -275,13 +276,13 @@ def load_pieces(
 
 
 def load_latest(folder: Path, comm: Comm) -> Checkpoint | None:
-    """Open the newest checkpoint that is whole, the same on all ranks, which share the comparison.
+    """Open the newest undamaged checkpoint, the same on all ranks, which divide the verification.
 
     Returns:
-        The checkpoint; None when there is none at all.
+        The checkpoint; None without any.
     Raises:
         CheckpointError: there are checkpoints, and all are damaged.
-        CommError: the ranks see different checkpoints: the folder is not shared by all hosts.
+        CommError: the ranks see different checkpoints: the hosts do not share the folder.
     """
     everyone = _on_all(comm, lambda: [path.name for path in files.list_checkpoints(folder)])
     comm.agree("load", {"the list of checkpoints": everyone[comm.rank]})
@@ -295,12 +296,12 @@ def load_latest(folder: Path, comm: Comm) -> Checkpoint | None:
 
 
 class ShardedRanks(Ranks):
-    """Ranks each of which has pieces of the whole: they write checkpoints together.
+    """Ranks that each hold a part of the whole, and write sharded checkpoints together.
 
-    A strategy sets what is below, and gathers in `after_step` what it has loaded.
+    A strategy sets the attributes below, and gathers in `after_step` what was loaded.
     """
 
-    _world: Comm  # all that write
+    _world: Comm  # all ranks that write
     _placements: Mapping[str, Placement] | None = None  # as of `pieces_of`
 
     def save(
@@ -311,31 +312,31 @@ class ShardedRanks(Ranks):
         optimizer: Optimizer,
         state: Mapping[str, Json],
         keep: int,
-    ) -> Path:
-        """Write a checkpoint of which each rank writes a part; see `Ranks.save`."""
+    ) -> Path | None:
+        """Write a sharded checkpoint; see `Ranks.save`."""
         placements = self._placements
         return save_pieces(self._world, folder, step, model, optimizer, state, keep, placements)
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
-        """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
+        """Open the newest undamaged checkpoint, the same on all ranks; None without any."""
         return load_latest(folder, self._world)
 
     def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
-        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
+        """Load a checkpoint of one process or of any number of ranks."""
         load_pieces(self._world, checkpoint, model, optimizer, self._placements)
         self.after_step()
 
 
 def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stored]]:
-    """Return what lies where in a checkpoint, cut into pieces or of one process.
+    """Return which pieces a checkpoint has, sharded or of one process.
 
     Args:
-        checkpoint: what `load_latest` gave.
+        checkpoint: from `load_latest`.
         stack: closes the files.
     Returns:
         All pieces of each name, "model/NAME" or "optimizer/STATE/NAME".
     Raises:
-        CheckpointError: a file does not say what its arrays are.
+        CheckpointError: a file does not describe its arrays.
     """
     found: dict[str, list[Stored]] = {}
     for name in checkpoint.entry("files"):
@@ -348,7 +349,7 @@ def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stor
                 if pieces is None:  # of one process: whole arrays
                     piece = Placement(f"{path.stem}/{key}", file.shape(key)).piece
                 else:
-                    piece = Piece.from_json(pieces[key])
+                    piece = ArrayPiece.from_json(pieces[key])
                     if file.shape(key) != (piece.size,):
                         raise ValueError(f"{key} has shape {file.shape(key)}, expected {piece}")
                 found.setdefault(piece.placement.name, []).append(Stored(piece, key, file))
@@ -361,9 +362,9 @@ def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stor
     return found
 
 
-def read_piece(target: Piece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
-    """Return a piece, 1-D, made of stored ones, of which only what it needs is read."""
-    plan = copies(target, [each.piece for each in stored])  # first: they may not make it up
+def read_piece(target: ArrayPiece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
+    """Return a piece, 1-D, assembled from stored ones; only the needed elements are read."""
+    plan = copies(target, [each.piece for each in stored])  # raises before anything is read
     out = np.empty(target.size, stored[0].dtype)
     for number, (_, name, file) in enumerate(stored):
         mine = plan[plan[:, 0] == number]
@@ -376,9 +377,10 @@ def read_piece(target: Piece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
 
 
 def _on_all(comm: Comm, act: Callable[[], Json]) -> list[Json]:
-    """Do something on every rank and return all results, or raise the errors of all on all.
+    """Run a function on every rank and return all results, or raise the errors of all on all.
 
-    They are one DamagedError only where all are: what one rank alone could not read may be whole.
+    The error is a DamagedError only if it is on all ranks: what one rank could not read may be
+    intact.
     """
     result, problem, damaged = None, "", True
     try:
@@ -394,5 +396,5 @@ def _on_all(comm: Comm, act: Callable[[], Json]) -> list[Json]:
 
 
 def _on_main(comm: Comm, act: Callable[[], str]) -> str:
-    """Do something on rank 0 and return its result on all, or raise its error on all."""
+    """Run a function on rank 0 and return its result on all, or raise its error on all."""
     return str(_on_all(comm, lambda: act() if comm.rank == 0 else "")[0])

@@ -1,12 +1,12 @@
 """Data parallelism: every rank has the whole model and its own part of each batch.
 
-Ranks start from the parameters of rank 0. Each computes the gradient of the mean loss over its
-own examples; the mean of these gradients over the ranks is the gradient of the joint batch, when
-all ranks have equally many examples. All then take the same optimizer step, so parameters stay
-equal bit for bit and are never sent again.
+Ranks start from the parameters of rank 0. Each computes the gradient of the mean loss of its own
+examples. With equally many examples on all ranks, the mean of these gradients is the gradient of
+the whole batch. All ranks take the same optimizer step, so parameters stay equal bit for bit and
+are never sent again.
 
-Gradients lie in one flat buffer (optim/flat.py), so that a step is one all-reduce, or a few of
-parts of the buffer, each sent as soon as backward has left it (buckets.py).
+Gradients are in one flat buffer (optim/flat.py), so a step needs one all-reduce, or one for each
+bucket of the buffer, which overlaps with backward (buckets.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,10 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_tables
-from tensorgrad.parallel.checkpoint import load_latest, load_pieces
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.checkpoint import ShardedRanks
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.ranks import MakeOptimizer, Ranks
 
 REDUCTIONS = ("naive", "flat", "overlap")
@@ -39,7 +37,7 @@ def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> 
 
     Args:
         arrays: the same number, shapes and dtypes on all ranks; written in place. Flat buffers
-            are the fewest calls.
+            need the fewest calls.
         comm: the ranks.
         root: the rank that sends.
     Raises:
@@ -54,7 +52,7 @@ def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> 
 
 
 def all_reduce_gradients(grad: Array, comm: Comm) -> None:
-    """Replace the gradient on all ranks by the mean over the ranks, with one all-reduce.
+    """Replace the gradient on all ranks by its mean over the ranks, with one all-reduce.
 
     grad = 1/ranks * sum_r grad_r
 
@@ -67,23 +65,23 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     comm.all_reduce(grad, "mean")
 
 
-class DataParallel(Ranks):
-    """Every rank computes the gradient of its part of the batch; all take the mean of these.
+class DataParallel(ShardedRanks):
+    """Every rank computes the gradient of its part of the batch; all use the mean of these.
 
-    Three ways to add up the gradients, with the same result:
+    Three ways to reduce the gradients, with the same result:
 
         "naive"     one all-reduce for each parameter, after backward
         "flat"      one all-reduce of the flat buffer, after backward
-        "overlap"   one for each bucket of the buffer, sent while backward goes on (buckets.py)
+        "overlap"   one for each bucket of the buffer, during backward (buckets.py)
 
     Args:
         comm: the ranks.
-        reduction: which of them.
-        bucket_mb: size of a bucket in MB (10^6 bytes) of gradients. Small ones cost the latency
-            of many calls, large ones leave more to wait for at the end. None: what suits the
+        reduction: one of these.
+        bucket_mb: size of a bucket in MB (10^6 bytes) of gradients. Small buckets cost the latency
+            of many calls, large ones leave more to send after backward. None: a size that suits the
             number of parameters (bucket_size.py).
     Raises:
-        ArgumentError: there is no such reduction, or `bucket_mb` is not positive.
+        ArgumentError: the reduction is unknown, or `bucket_mb` is not positive.
     """
 
     def __init__(
@@ -96,11 +94,13 @@ class DataParallel(Ranks):
             )
         if bucket_mb is not None and not bucket_mb > 0:
             raise ArgumentError(f"DataParallel: bucket_mb is {bucket_mb}, expected more than 0")
-        self._comm = comm
+        self._comm = self._world = comm
         self._reduction, self._bucket_mb = reduction, bucket_mb
         self._flat: FlatParameters | None = None
         self._buckets: Buckets | None = None
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
+
+    save = Ranks.save  # rank 0 has everything
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Return the optimizer of the parameters, which are the same on all ranks.
@@ -120,17 +120,17 @@ class DataParallel(Ranks):
     def begin(
         self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Check that all ranks are at this step, with the same facts; give all rank 0's arrays.
+        """Check that all ranks are at this step, with the same facts; broadcast rank 0's arrays.
 
         Raises:
-            CommError: they are not, as where a host does not see the checkpoints of the others;
-                or the ranks have different arrays.
+            CommError: they are not, for instance because a host does not see the checkpoints of
+                the others; or the ranks have different arrays.
         """
         self._comm.agree("train", {"step": step, **(facts or {})})
         broadcast_parameters(arrays, self._comm)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context for backward after which more gradients will be added: none are sent.
+        """Return a context for every backward of a step but the last: no gradients are sent.
 
         with ranks.no_sync():
             loss(first half).backward()
@@ -140,9 +140,9 @@ class DataParallel(Ranks):
         return nullcontext() if self._buckets is None else self._buckets.hold()
 
     def reduce_gradients(self) -> None:
-        """After the last backward of a step: replace the gradients by their mean over the ranks.
+        """Replace the gradients by their mean over the ranks, after the last backward of a step.
 
-        Those that are on their way already are waited for, on a GPU by its stream alone.
+        It waits for buckets in flight; on a GPU only the stream waits.
         """
         if self._buckets is not None:
             self._buckets.finish()
@@ -154,26 +154,18 @@ class DataParallel(Ranks):
             for grad in self._flat.views(self._flat.grad).values():
                 all_reduce_gradients(grad, self._comm)
 
-    def load_latest(self, folder: Path) -> Checkpoint | None:
-        """Open the newest checkpoint that is whole, the same on all ranks; None without any."""
-        return load_latest(folder, self._comm)
-
-    def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
-        """Take over a checkpoint of one process, or of which any number of ranks have pieces."""
-        load_pieces(self._comm, checkpoint, model, optimizer)
-
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the ranks of some numbers, the same on every rank.
 
-        For what the loop decides and shows: losses, rows, whether any rank was asked to stop.
-        Ranks that leave a loop after different steps would wait for each other for ever.
+        For what the loop decides and shows: losses, rows, whether a rank was asked to stop. Ranks
+        that left the loop after different steps would deadlock.
         """
         sums = np.array(values, "float64")
         self._comm.all_reduce(sums)
         return [float(each) for each in sums]
 
     def _agreed_parameters(self, model: Module, settings: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the parameters that are trained, once all ranks have the same."""
+        """Return the trained parameters, after checking that all ranks have the same."""
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         kinds = {name: f"{p.dtype} {p.shape}" for name, p in parameters.items()}
         order = f"{zlib.crc32(' '.join(kinds).encode()):08x}"
@@ -186,7 +178,7 @@ class DataParallel(Ranks):
         return assign_buckets(parameters, self._bucket_mb, leading_tables(model, parameters))
 
     def _send(self, number: int) -> Handle:
-        """Begin to replace the gradients of a segment by their mean."""
+        """Start to replace the gradients of a segment by their mean."""
         assert self._flat is not None
         begin, _, end, _ = self._flat.segments[number]
         return self._comm.all_reduce(self._flat.grad[begin:end], "mean", wait=False)

@@ -1,11 +1,11 @@
-"""Make one plain model file of a checkpoint, of any number of ranks or of one process.
+"""Merge a sharded checkpoint, or one of one process, into one model file.
 
     python -m tensorgrad.parallel.merge runs/gpt2-1/checkpoints/step-00000500 model.safetensors
 
-The file has the parameters and buffers of the whole model under their names, whole, and in its
-header the step, the model's sizes, the tokenizer's digest and a CRC-32 of it all, which whoever
-loads it compares; the checkpoint stays as it is. The folder of a run, or of its
-checkpoints, stands for its newest checkpoint that is whole.
+The file has the whole parameters and buffers of the model under their names. Its header has the
+step, the model's sizes, the tokenizer's digest and a CRC-32 of everything, which loading verifies.
+The checkpoint does not change. The folder of a run, or of its checkpoints, stands for its newest
+undamaged checkpoint.
 
     model = GPT2(PRESETS["gpt2-124M"])
     model.load_state_dict(load_arrays("model.safetensors"))
@@ -65,7 +65,7 @@ def merge(checkpoint: Checkpoint, out: Path) -> int:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint, or the newest whole one of a run or of a folder of checkpoints.
+    """Open a checkpoint, or the newest undamaged one of a run or of a folder of checkpoints.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -80,7 +80,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _check_out(out: Path) -> None:
-    """Raise CheckpointError where a file cannot be written, before much is read."""
+    """Raise CheckpointError if the file cannot be written, before reading much."""
     try:
         check_writable(out.parent)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Which rank does which part of the work: a mesh of data x pipeline x tensor parallel ranks.
+"""Device mesh: which rank has which coordinates in data, pipeline and tensor parallelism.
 
-Plain data that is computed from sizes alone, so it can be tested and planned anywhere.
+It is plain data, computed from sizes alone, so it can be tested and planned anywhere.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ AXES = ("dp", "pp", "tp")
 
 @dataclass(frozen=True)
 class Mesh:
-    """A dp x pp x tp mesh and the place of one rank in it.
+    """A dp x pp x tp mesh and the coordinates of one rank in it.
 
     rank = (pp_rank * dp + dp_rank) * tp + tp_rank
 
-    Ranks of one host have consecutive numbers, so tensor parallel ranks, which talk most, are
-    next to each other, and pipeline stages, which talk least, are furthest apart.
+    The ranks of a host have consecutive numbers. So tensor parallel ranks, which communicate most,
+    are neighbours, and pipeline stages, which communicate least, are furthest apart.
 
     Args:
-        dp: ranks that share the batch: each has the same parameters and other data.
+        dp: data parallel ranks: each has the same parameters and another part of the batch.
         pp: pipeline stages: each has some of the layers.
-        tp: ranks that share each layer.
+        tp: tensor parallel ranks: each has a part of every layer.
         rank: this rank, 0 to dp * pp * tp - 1.
     Raises:
-        ArgumentError: a size is below 1, or there is no such rank.
+        ArgumentError: a size is below 1, or the rank is outside the mesh.
     """
 
     dp: int = 1
@@ -50,17 +50,17 @@ class Mesh:
 
     @property
     def dp_rank(self) -> int:
-        """Which part of the batch this rank has."""
+        """The data parallel coordinate: which part of the batch this rank has."""
         return self.rank // self.tp % self.dp
 
     @property
     def pp_rank(self) -> int:
-        """Which pipeline stage this rank is."""
+        """The pipeline coordinate: which stage this rank is."""
         return self.rank // (self.tp * self.dp)
 
     @property
     def tp_rank(self) -> int:
-        """Which part of each layer this rank has."""
+        """The tensor parallel coordinate: which part of each layer this rank has."""
         return self.rank % self.tp
 
     def rank_at(self, dp_rank: int, pp_rank: int, tp_rank: int) -> int:
@@ -76,13 +76,13 @@ class Mesh:
         return (pp_rank * self.dp + dp_rank) * self.tp + tp_rank
 
     def line(self, axis: str) -> tuple[int, ...]:
-        """Return the ranks that differ from this one along one axis alone, in order, it included.
+        """Return the ranks that differ from this one along one axis only, in order, with this one.
 
         Args:
             axis: "dp": the ranks that average gradients with this one; "pp": the stages of its
                 pipeline; "tp": the ranks that share its layers.
         Raises:
-            ArgumentError: there is no such axis.
+            ArgumentError: the axis is unknown.
         """
         if axis not in AXES:
             raise ArgumentError(f"line: axis is {axis!r}, expected one of {', '.join(AXES)}")
@@ -100,7 +100,7 @@ def make_mesh(
     Args:
         ranks: number of ranks.
         rank: this rank.
-        dp, pp, tp: sizes; dp is by default what pp and tp leave.
+        dp, pp, tp: sizes; dp defaults to ranks / (pp * tp).
     Raises:
         ArgumentError: the sizes do not multiply to the number of ranks.
     """

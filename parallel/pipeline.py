@@ -1,22 +1,23 @@
-"""Pipeline parallelism: every rank has some of the layers, micro-batches pass from rank to rank.
+"""Pipeline parallelism: each rank has some layers, and micro-batches pass from rank to rank.
 
     stage 0                     stage 1                     stage 2
     embed, blocks 0-3   ----->  blocks 4-8          ----->  blocks 9-11, norm, head, loss
                         <-----                      <-----
                         activations forward, their gradients back
 
-Who computes what when is decided by the functions of schedule.py; here their lists are carried
-out. A stage posts receives early and never waits for a send before it has to, so messages pass
-while it computes. A micro-batch's gradients are added in the same order as in one process, and
-each part draws the random numbers that it would draw there, so the results are the same, but for
-the order of sums in the norm and in a table of tokens that is also the head: its gradient is a
-sum of the first stage's and the last's. Tests: tests/parallel/test_pipeline.py.
+The schedules (GPipe, 1F1B, interleaved 1F1B) are functions of schedule.py that return lists of
+actions; this module executes them. A stage posts receives early and waits for a send only when it
+must, so transfers overlap with computation. Gradients of a micro-batch are added in the same order
+as in one process, and each part draws the same random numbers as there. So the results are the
+same, except for the order of sums in the gradient norm and in a tied head: the gradient of its
+token embedding is the sum of the first and the last stage's.
+Tests: tests/parallel/test_pipeline.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,65 +31,65 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.parallel.checkpoint import ShardedRanks
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
+from tensorgrad.parallel.nested import NestedRanks
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, check_schedule, with_transfers
 from tensorgrad.parallel.stages import (
-    Elsewhere,
+    RemoteLayer,
     block_costs,
     check_not_shared,
-    leave_parts,
-    split,
+    keep_parts,
+    partition,
 )
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
 
-_MOST_SENDS = 2  # gradients on their way at a time: each is kept in memory until it has arrived
+_MOST_SENDS = 2  # gradients in flight at a time, each of which occupies memory until it arrives
 
 _Unit = tuple[int, int]  # a micro-batch and a part
 
 
-class _Pass(NamedTuple):
-    """A forward pass of a part: what went in, if not tokens, and what came out."""
+class _PartPass(NamedTuple):
+    """A forward pass through a part: its input, if not tokens, and its output."""
 
     x: Tensor | None
     y: Tensor
 
 
 class _Output(NamedTuple):
-    """What a part gives for a micro-batch, and how many random numbers it draws on the way."""
+    """The output of a part for a micro-batch, and the count of random numbers it draws."""
 
     shape: Shape
     dtype: Dtype
     draws: int
 
-    def room(self, like: Array) -> Array:
-        """Return an array for it on the device of `like`."""
+    def empty(self, like: Array) -> Array:
+        """Return an uninitialised array for the output, on the device of `like`."""
         return backend.empty(self.shape, self.dtype, like)
 
 
-class Pipeline(ShardedRanks):
-    """Trains a `LanguageModel` whose layers are spread over the ranks.
+class Pipeline(NestedRanks):
+    """Trains a `LanguageModel` whose layers are divided among the ranks.
 
         ranks = Pipeline(comm, "1f1b")
         optimizer = ranks.prepare(model, make_optimizer)
 
-    Micro-batches are the parts into which the training loop cuts a batch (`accumulate`).
+    Micro-batches are the parts into which the training loop divides a batch (`accumulate`).
 
     Args:
         comm: the stages, in order.
         schedule: "1f1b", "gpipe", "interleaved", or "model-parallel": one micro-batch at a time.
-        chunks: parts of the model that each stage has; more than 1 for "interleaved" alone.
-        data: what the ranks with the same stage of other pipelines do together, as `DataParallel`;
-            by default there is one pipeline.
-        world: all ranks, where there are several pipelines: they write checkpoints together.
+        chunks: parts of the model on each stage; more than 1 only for "interleaved".
+        data: how ranks with the same stage of several pipelines train together, as
+            `DataParallel`; None: there is one pipeline.
+        world: all ranks, which write checkpoints together; None: those of `comm`.
     Attributes:
-        parts: the numbers of the blocks of each part; part i belongs to stage i % stages. Known
-            after `prepare`.
+        parts: the numbers of the blocks of each part; part i belongs to stage i % stages. Set by
+            `prepare`.
     Raises:
-        ArgumentError: there is no such schedule, or it does not take so many chunks.
+        ArgumentError: the schedule is unknown, or does not allow this number of chunks.
     """
 
     def __init__(
@@ -104,30 +105,26 @@ class Pipeline(ShardedRanks):
         if isinstance(data, Zero) and data.stage > 1:
             raise ArgumentError(
                 f"Pipeline: data is Zero of stage {data.stage}, expected stage 1: several "
-                "micro-batches are on their way at a time, each at another block"
+                "micro-batches are in flight at a time, each at another block"
             )
-        self._comm, self._schedule, self._chunks = comm, schedule, chunks
-        self._data = Ranks() if data is None else data
-        self._world = world or comm
-        self.rank, self.ranks = self._data.rank, self._data.ranks
-        self.is_main = comm.rank == 0 and self._data.is_main
+        super().__init__(comm, data, world)
+        self._schedule, self._chunks = schedule, chunks
         self.parts: list[range] = []
         self._plans: dict[int, list[Action]] = {}  # by the number of micro-batches
         self._outputs: dict[Any, list[_Output]] = {}  # of each part, by the shapes of a batch
-        self._now: tuple[int, Tensor | None] | None = None  # the part to run, and its input
+        self._now: tuple[int, Tensor | None] | None = None  # the running part, and its input
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
-        """Take the layers of the other stages out of the model; return the optimizer of the rest.
+        """Remove the layers of the other stages from the model; return the optimizer of the rest.
 
         Args:
-            model: a LanguageModel, the same on all ranks: made from equal seeds. Afterwards the
-                loss of the training loop calls it, and `generate`, on all ranks alike: that is
-                `embed`, each of `blocks` once, and `finish`, not a `forward` of the model's own.
+            model: a LanguageModel, the same on all ranks, made from equal seeds. Afterwards all
+                ranks call it alike, through the loss of the training loop or `generate`. That runs
+                `embed`, each of `blocks` once, and `finish`, but not a `forward` of a subclass.
             make_optimizer: see `Ranks.prepare`.
         Raises:
-            ArgumentError: it is another model, has fewer layers than there are parts, or a token
-                of it sees those that come later, where only the model knows of which; or a stage
-                has nothing to train, or layers share a parameter.
+            ArgumentError: it is another model, has fewer layers than parts, or has attention that
+                is not causal; or a stage has nothing to train, or layers share a parameter.
             CommError: the ranks have different models.
         """
         if not isinstance(model, LanguageModel):
@@ -136,8 +133,8 @@ class Pipeline(ShardedRanks):
             )
         if not model.causal:
             raise ArgumentError(
-                "Pipeline: model sees what comes later too, as translation with a prefix does, "
-                "expected causal attention: stages are told of no mask"
+                "Pipeline: model has attention that is not causal, as translation with a prefix "
+                "does, expected causal attention: stages get no mask"
             )
         comm, count = self._comm, self._comm.size * self._chunks
         if len(model.blocks) < count:
@@ -152,12 +149,12 @@ class Pipeline(ShardedRanks):
             for name, each in model.named_parameters()
         }
         comm.agree("Pipeline", {"schedule": self._schedule, "chunks": self._chunks, **kinds})
-        # Ranks that share layers may have more heads than others: the slowest decide for all.
+        # Tensor parallel ranks may have different numbers of heads: the slowest decide for all.
         self._world.agree("Pipeline", {"layers": len(model.blocks)})
         costs = self._world.all_gather_objects(block_costs(model))
-        self.parts = split([max(each) for each in zip(*costs, strict=True)], count)
+        self.parts = partition([max(each) for each in zip(*costs, strict=True)], count)
         self._tie(model)
-        leave_parts(model, self.parts, range(comm.rank, count, comm.size))
+        keep_parts(model, self.parts, range(comm.rank, count, comm.size))
         trains = comm.all_gather_objects(any(each.requires_grad for each in model.parameters()))
         if not all(trains):
             raise ArgumentError(
@@ -167,32 +164,25 @@ class Pipeline(ShardedRanks):
         self._model = model
         replaced = {"forward": self._forward, "next_logits": self._next_logits}
         vars(model).update({**replaced, "new_cache": self._new_cache})
-        optimizer = self._data.prepare(model, make_optimizer)
+        optimizer = self._inner.prepare(model, make_optimizer)
         self._flat: FlatParameters = optimizer.flat
         self._like: Array = optimizer.hyper
         return optimizer
 
-    def begin(
-        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Check that all ranks are at this step; give all pipelines the arrays of the first."""
-        self._comm.agree("train", {"step": step, **(facts or {})})
-        self._data.begin(step, arrays, facts)
-
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
     ) -> Array:
-        """Carry out the schedule; see `Ranks.compute_gradients`.
+        """Execute the schedule; see `Ranks.compute_gradients`.
 
         Args:
             loss: must return what the model returns when it is called with the arrays of a part
-                of the batch: on all stages but the last that is an activation.
+                of the batch. On all stages but the last this is an activation.
             parts: the micro-batches, the same on all stages.
             scaler: for float16.
         """
         comm, before = self._comm, random.get_state()
         outputs = self._rehearse(loss, parts[0])
-        step = _Step(self, loss, parts, scaler, outputs)
+        step = _ScheduleRun(self, loss, parts, scaler, outputs)
         for action in self._plan(len(parts)):
             step.carry_out(action)
         total = step.end()
@@ -200,12 +190,12 @@ class Pipeline(ShardedRanks):
         random.set_state({**before, "draw": before["draw"] + draws})
         if self._tied is not None:
             self._ends.all_reduce(self._model.head().grad)
-        self._data.reduce_gradients()
+        self._inner.reduce_gradients()
         comm.broadcast(total, comm.size - 1)
         return total
 
     def reduce_norm(self, squares: Array) -> None:
-        """Add, in place, the squares of the other stages' gradients; those of a tied head once."""
+        """Add, in place, the squares of the other stages' gradients; count a tied head once."""
         if self._tied is not None and self._comm.rank > 0:
             slot = self._flat.slots[self._tied]
             for piece in self._flat.pieces:
@@ -215,15 +205,7 @@ class Pipeline(ShardedRanks):
                     with np.errstate(invalid="ignore"):  # inf - inf: this step will be skipped
                         squares -= sum_of_squares(piece.grad[begin:end])
         self._comm.all_reduce(squares)
-        self._data.reduce_norm(squares)
-
-    def add_shards(self, array: Array) -> None:
-        """Add what the ranks with the same stage have in its place."""
-        self._data.add_shards(array)
-
-    def after_step(self) -> None:
-        """Let the pipelines give each other what they have updated."""
-        self._data.after_step()
+        self._inner.reduce_norm(squares)
 
     def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
         """Return the sum over this pipeline's batches of mean loss * rows, and the rows."""
@@ -235,7 +217,7 @@ class Pipeline(ShardedRanks):
             x: Array | None = None
             for part in range(comm.rank, last + 1, comm.size):
                 if part > 0 and comm.size > 1:
-                    x = outputs[part - 1].room(self._like)
+                    x = outputs[part - 1].empty(self._like)
                     comm.recv(x, (part - 1) % comm.size)
                 x = self._through(loss, batch, part, x).y.data
                 if part < last and comm.size > 1:
@@ -250,13 +232,13 @@ class Pipeline(ShardedRanks):
         return float(told), rows
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over the pipelines of some numbers, of each its stages' largest."""
+        """Return the sums over the pipelines, each of the maximum over its stages."""
         largest = np.array(values, "float64")
         self._comm.all_reduce(largest, "max")
-        return self._data.sum([float(each) for each in largest])
+        return self._inner.sum([float(each) for each in largest])
 
     def _tie(self, model: LanguageModel) -> None:
-        """Join first and last stage; give both the same table of tokens where it is the head."""
+        """Connect first and last stage; with a tied head give both the same token embedding."""
         comm = self._comm
         at_end = comm.size > 1 and comm.rank in (0, comm.size - 1)
         self._ends = comm.split([0, comm.size - 1] if at_end else [comm.rank])
@@ -268,7 +250,7 @@ class Pipeline(ShardedRanks):
             self._ends.broadcast(head.data)
 
     def _forward(self, tokens: Any, targets: Any = None) -> Tensor:
-        """Take the place of the model's `forward`: go through one part."""
+        """Replace the model's `forward`: run one part."""
         if self._now is None:
             raise ArgumentError(
                 f"{type(self._model).__name__}: this rank has some of the layers, expected to be "
@@ -279,7 +261,7 @@ class Pipeline(ShardedRanks):
         return y if part < len(self.parts) - 1 else self._model.finish(y, targets)
 
     def _next_logits(self, tokens: Any, cache: Any = None) -> Tensor:
-        """Take the place of the model's `next_logits`: all stages call it and get the logits."""
+        """Replace the model's `next_logits`: all stages call it and get the logits."""
         x: Tensor | None = None
         for part in range(len(self.parts)):
             owner = part % self._comm.size
@@ -296,15 +278,15 @@ class Pipeline(ShardedRanks):
             )
             self._comm.broadcast(array, owner)
             x = Tensor(array)
-        assert x is not None  # there is a part
+        assert x is not None  # there is at least one part
         return x
 
     def _new_cache(self, batch: int, steps: int | None = None) -> list[Any]:
-        """Take the place of the model's `new_cache`: what other stages have is None."""
+        """Replace the model's `new_cache`: layers of other stages have None."""
         layers: list[Any] = list(self._model.blocks)
         steps = self._model.context if steps is None else steps
         return [
-            None if isinstance(layer, Elsewhere) else layer.attention.new_cache(batch, steps)
+            None if isinstance(layer, RemoteLayer) else layer.attention.new_cache(batch, steps)
             for layer in layers
         ]
 
@@ -313,17 +295,17 @@ class Pipeline(ShardedRanks):
             x = self._model.blocks[number](x, cache=None if cache is None else cache[number])
         return x
 
-    def _through(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _Pass:
-        """Go forward through a part, from the activation `x` or, the first, from the tokens."""
+    def _through(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
+        """Run a part forward, on the activation `x` or, for the first part, on the tokens."""
         given = None if x is None else Tensor(x, requires_grad=True)
         self._now = part, given
         try:
-            return _Pass(given, loss(*batch))
+            return _PartPass(given, loss(*batch))
         finally:
             self._now = None
 
     def _rehearse(self, loss: Loss, batch: Batch) -> list[_Output]:
-        """Return what each part makes of such a batch; the first time, by doing so with zeros."""
+        """Return the outputs of all parts for such a batch; the first time, run it with zeros."""
         key = (self._model.training, *((each.shape, str(each.dtype)) for each in batch))
         if key not in self._outputs:
             comm, before = self._comm, random.get_state()
@@ -333,7 +315,7 @@ class Pipeline(ShardedRanks):
                 if part % comm.size == comm.rank:
                     x = None
                     if part > 0:
-                        x = found[-1].room(self._like)
+                        x = found[-1].empty(self._like)
                         x.fill(0)
                     with no_grad():
                         y = self._through(loss, batch, part, x).y
@@ -346,7 +328,7 @@ class Pipeline(ShardedRanks):
         return self._outputs[key]
 
     def _plan(self, micro: int) -> list[Action]:
-        """Return what this stage does in a step of so many micro-batches."""
+        """Return the actions of this stage in a step with `micro` micro-batches."""
         if micro not in self._plans:
             stages = self._comm.size
             schedule = SCHEDULES[self._schedule]
@@ -355,8 +337,8 @@ class Pipeline(ShardedRanks):
         return self._plans[micro]
 
 
-class _Step:
-    """The actions of one step, as they are carried out, and the arrays that are there meanwhile."""
+class _ScheduleRun:
+    """The execution of one step's actions, and the arrays in flight."""
 
     def __init__(
         self,
@@ -369,15 +351,15 @@ class _Step:
         self._pipeline, self._loss, self._scaler = pipeline, loss, scaler
         self._batches, self._outputs = batches, outputs
         self._comm, self._random = pipeline._comm, random.get_state()
-        self._passes: dict[_Unit, _Pass] = {}  # forward is done, backward is not
+        self._passes: dict[_Unit, _PartPass] = {}  # forward is done, backward is not
         self._coming: dict[Action, tuple[Array, Handle]] = {}
-        self._leaving: dict[_Unit, Handle] = {}  # activations on their way to the next part
+        self._leaving: dict[_Unit, Handle] = {}  # activations in flight to the next part
         self._gradients: dict[_Unit, Array] = {}  # of inputs
-        self._returning: deque[Handle] = deque()  # gradients on their way to the part before
+        self._returning: deque[Handle] = deque()  # gradients in flight to the previous part
         self._total: Array = 0.0
 
     def carry_out(self, action: Action) -> None:
-        """Do one action of the schedule."""
+        """Execute one action of the schedule."""
         kind, micro, part = action
         unit, size = (micro, part), self._comm.size
         if kind == "forward":
@@ -394,14 +376,14 @@ class _Step:
             self._returning.append(self._comm.send(dx, (part - 1) % size, wait=False))
         else:
             output, source = (part - 1, part - 1) if kind == "receive_input" else (part, part + 1)
-            array = self._outputs[output].room(self._pipeline._like)
+            array = self._outputs[output].empty(self._pipeline._like)
             self._coming[action] = array, self._comm.recv(array, source % size, wait=False)
 
     def end(self) -> Array:
-        """Wait for what was sent; return the sum of the losses, on the last stage."""
+        """Wait for all sends; return the sum of the losses, on the last stage."""
         for handle in self._returning:
             handle.wait()
-        total = self._outputs[-1].room(self._pipeline._like)
+        total = self._outputs[-1].empty(self._pipeline._like)
         total[...] = self._total
         return total
 
@@ -420,7 +402,7 @@ class _Step:
             self._total = self._total + y.data
             y = y * (1 / count) if count > 1 else y
             y = y if self._scaler is None else self._scaler.scale(y)
-        self._passes[unit] = _Pass(given, y)
+        self._passes[unit] = _PartPass(given, y)
 
     def _go_back(self, unit: _Unit) -> None:
         micro, part = unit
@@ -430,9 +412,9 @@ class _Step:
             dy = self._gradients.pop((micro, part + 1), None)
             dy = self._arrived("receive_gradient", unit) if dy is None else dy
         if unit in self._leaving:
-            self._leaving.pop(unit).wait()  # long there: its gradient has come back
-        if y.requires_grad:  # not if all of the first part is frozen
-            with self._pipeline._data.no_sync():
+            self._leaving.pop(unit).wait()  # it has arrived, since its gradient has come back
+        if y.requires_grad:  # false if all of the first part is frozen
+            with self._pipeline._inner.no_sync():
                 y.backward(dy)
         if x is not None:
             self._gradients[unit] = x.grad

@@ -1,8 +1,8 @@
-"""Which part of which parameter a rank holds: plain data, and pure functions to cut it.
+"""Placements: which part of which parameter a rank holds, and pure functions to divide it.
 
 A parameter of the whole model has a full name and a full shape. A rank holds a box of it, its
-`Placement`: all of it or, along one axis, one or several ranges side by side. Of the box it may
-hold (of a sharded buffer) only a range of the elements in C order: a `Piece`.
+`Placement`: the whole parameter, or one or several ranges along one axis. Where ranks shard flat
+buffers, a rank holds only a range of the box's elements in C order: an `ArrayPiece`.
 
     full (4, 6)        placement: axis 1, ranges (0, 1), (3, 5)     piece: 2 to 7 of that box
     . . . . . .        x . . x x .                                  . . . . x .
@@ -10,10 +10,10 @@ hold (of a sharded buffer) only a range of the elements in C order: a `Piece`.
     . . . . . .        x . . x x .                                  x . . . . .
     . . . . . .        x . . x x .                                  . . . . . .
 
-Tensor parallelism makes placements with `divide`, pipelines give them the names of the whole
-model, and sharded buffers hold pieces of them. Checkpoints need no more than pieces to load on any
-other mesh: the elements of a piece ascend in the C order of the full array, so any two pieces,
-however they were cut, meet in runs that ascend in both. Tests: tests/parallel/test_placement.py.
+Tensor parallelism makes placements with `divide`, pipelines give them the names of the whole model,
+and sharded buffers hold pieces of them. Pieces are all that a checkpoint needs to load on another
+mesh: the elements of a piece ascend in the C order of the full array, so the intersection of any
+two pieces is a list of runs that ascend in both. Tests: tests/parallel/test_placement.py.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Runs = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Placement:
-    """The box of a parameter that a rank holds: everything but some ranges along one axis is whole.
+    """The box of a parameter that a rank holds: some ranges along one axis, the others whole.
 
-    Equal boxes are equal placements: neighbouring ranges are joined, and one that covers the whole
-    axis becomes None, with axis 0.
+    Equal boxes are equal placements: adjacent ranges are merged, and ranges that cover the whole
+    axis become None, with axis 0.
 
     Args:
         name: of the parameter in the whole model.
         shape: of the parameter in the whole model.
-        axis: the axis that is cut.
+        axis: the divided axis.
         ranges: (start, stop) along the axis, ascending and disjoint; the box has them side by
             side. None: the whole parameter.
     Raises:
-        ArgumentError: there is no such axis, or a range is not on it or out of order.
+        ArgumentError: the axis does not exist, or a range is outside it or out of order.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Placement:
     ranges: Ranges | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges and join them where they touch."""
+        """Check the ranges and merge adjacent ones."""
         if self.ranges is None:
             object.__setattr__(self, "axis", 0)
             return
@@ -96,12 +96,12 @@ class Placement:
         return math.prod(self.box)
 
     @property
-    def piece(self) -> Piece:
-        """All of the box."""
-        return Piece(self, 0, self.size)
+    def piece(self) -> ArrayPiece:
+        """The piece with all elements of the box."""
+        return ArrayPiece(self, 0, self.size)
 
 
-class Piece(NamedTuple):
+class ArrayPiece(NamedTuple):
     """Elements `start` to `stop` of a box, in C order, as a 1-D array."""
 
     placement: Placement
@@ -114,16 +114,16 @@ class Piece(NamedTuple):
         return self.stop - self.start
 
     def to_json(self) -> list[Any]:
-        """Return the piece as JSON can hold it."""
+        """Return the piece as a list for JSON."""
         box = self.placement
         return [box.name, box.shape, box.axis, box.ranges, self.start, self.stop]
 
     @staticmethod
-    def from_json(value: Sequence[Any]) -> Piece:
-        """Return the piece that `to_json` gave.
+    def from_json(value: Sequence[Any]) -> ArrayPiece:
+        """Return the piece that `to_json` encoded.
 
         Raises:
-            ArgumentError: it does not describe one.
+            ArgumentError: the value does not describe a piece.
         """
         try:
             name, shape, axis, ranges, start, stop = value
@@ -134,14 +134,15 @@ class Piece(NamedTuple):
             if not isinstance(name, str) or math.prod(shape) >= 2**63:
                 raise ValueError(f"it is {name!r} of shape {shape}")
             box = Placement(name, tuple(shape), axis, ranges)
-            piece = Piece(box, start, stop)
+            piece = ArrayPiece(box, start, stop)
         except (TypeError, ValueError) as error:
             raise ArgumentError(
-                f"Piece: got {value!r:.200}, expected what to_json gives"
+                f"ArrayPiece: got {value!r:.200}, expected what to_json gives"
             ) from error
         if not 0 <= piece.start <= piece.stop <= box.size:
             raise ArgumentError(
-                f"Piece: {name} has elements {start} to {stop}, expected some of 0 to {box.size}"
+                f"ArrayPiece: {name} has elements {start} to {stop}, expected some of 0 to "
+                f"{box.size}"
             )
         return piece
 
@@ -155,25 +156,25 @@ def divide(
     sections: Sequence[int] | None = None,
     units: int | None = None,
 ) -> Placement:
-    """Return the placement of one of several parts of a parameter, as equal as can be.
+    """Return the placement of one of several parts of a parameter, as equal as possible.
 
     Args:
         name, shape: of the parameter in the whole model.
-        axis: the axis that is cut.
+        axis: the axis to divide.
         part: which part, 0 to parts - 1.
-        parts: how many there are.
-        sections: lengths along the axis, each of which is cut for itself: a joint weight of
-            queries, keys and values has three, so that every part has some heads of all three.
-        units: of so many equal units a section consists, and none is cut: 25 heads in 2 parts are
-            12 and 13. By default there are as many as parts.
+        parts: number of parts.
+        sections: lengths along the axis that are divided separately: a joint weight of queries,
+            keys and values has three, so that every part has some heads of all three.
+        units: number of equal units of a section; no unit is divided, so 25 heads in 2 parts are
+            12 and 13. Default: as many as parts.
     Raises:
-        ArgumentError: the sections are not the axis, or there is no such part.
-        ShapeError: a section does not divide into so many units.
+        ArgumentError: the sections do not add up to the axis, or the part does not exist.
+        ShapeError: a section is not a multiple of the units.
     """
     if not 0 <= axis < len(shape) or not 0 <= part < parts:
         raise ArgumentError(
             f"divide: {name} {shape} got axis {axis} and part {part} of {parts}, expected an axis "
-            "and a part that are there"
+            "and a part that exist"
         )
     sections = (shape[axis],) if sections is None else sections
     if sum(sections) != shape[axis]:
@@ -196,10 +197,10 @@ def divide(
 
 
 def cut_box(full: Array, placement: Placement) -> Array:
-    """Return the box of a full array: a view where it is one range, else a copy.
+    """Return the box of a full array: a view of a single range, otherwise a copy.
 
     Raises:
-        ShapeError: the array has not the full shape.
+        ShapeError: the array does not have the full shape.
     """
     if full.shape != placement.shape:
         raise ShapeError(
@@ -214,16 +215,16 @@ def cut_box(full: Array, placement: Placement) -> Array:
     return backend.namespace(full).concatenate(parts or [full[(*before, slice(0))]], placement.axis)
 
 
-def copies(target: Piece, sources: Sequence[Piece]) -> Runs:
-    """Return how to make a piece out of others, each element from one of them.
+def copies(target: ArrayPiece, sources: Sequence[ArrayPiece]) -> Runs:
+    """Return the runs to copy to assemble a piece from others, each element from one of them.
 
     Args:
-        target: the piece to make.
-        sources: pieces of the same parameter, cut in any way; they may overlap, and the first
+        target: the piece to assemble.
+        sources: pieces of the same parameter, divided in any way; where they overlap, the first
             ones are preferred.
     Returns:
-        (N, 4), ascending in the last but one: number of the source, start in it, start in the
-        target, and length of each run of elements to copy.
+        (N, 4), ascending in the third column: number of the source, start in it, start in the
+        target, and length of each run.
     Raises:
         ShapeError: no source has some of the elements.
     """
@@ -234,7 +235,7 @@ def copies(target: Piece, sources: Sequence[Piece]) -> Runs:
         found.append(np.stack([numbers, meeting[:, 1], meeting[:, 0], meeting[:, 2]], 1))
     runs: Runs = np.concatenate(found)
     runs = runs[np.lexsort((runs[:, 0], runs[:, 2]))]
-    # What is there already when a run begins, or what is missing, if negative.
+    # Elements already copied before a run begins; negative where elements are missing.
     ends = np.maximum.accumulate(runs[:, 2] + runs[:, 3]) if len(runs) else runs[:, 0]
     there = np.concatenate([[0], ends])[: len(runs)] - runs[:, 2]
     gaps = np.flatnonzero(there < 0)
@@ -251,8 +252,8 @@ def copies(target: Piece, sources: Sequence[Piece]) -> Runs:
     return kept
 
 
-def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
-    """Say which rank writes what, so that everything is written once and all write about as much.
+def owners(held: Sequence[Sequence[ArrayPiece]]) -> list[list[ArrayPiece]]:
+    """Return which rank writes what, so that everything is written once, in about equal amounts.
 
     Args:
         held: the pieces that each rank holds; those that several hold are equal there.
@@ -264,16 +265,16 @@ def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
         for placement, start, stop in pieces:
             if start < stop or not placement.size:
                 holders.setdefault(placement, {}).setdefault((start, stop), []).append(rank)
-    shared: list[tuple[Piece, list[int]]] = []
+    shared: list[tuple[ArrayPiece, list[int]]] = []
     for placement, found in holders.items():
         edges = sorted({edge for span in found for edge in span})
         for start, stop in itertools.pairwise(edges) if placement.size else [(0, 0)]:
             both = {r for (a, b), rs in found.items() if a <= start and stop <= b for r in rs}
             if both:
-                shared.append((Piece(placement, start, stop), sorted(both)))
-    written: list[list[Piece]] = [[] for _ in held]
+                shared.append((ArrayPiece(placement, start, stop), sorted(both)))
+    written: list[list[ArrayPiece]] = [[] for _ in held]
     load = [0] * len(held)
-    # What one rank alone holds first, then the largest: the rest fills up who has least.
+    # First what one rank alone holds, then the largest pieces, each to the rank with the least.
     for piece, ranks in sorted(shared, key=lambda each: (len(each[1]) > 1, -each[0].size)):
         rank = min(ranks, key=lambda r: (load[r], r))
         written[rank].append(piece)
@@ -281,8 +282,8 @@ def owners(held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
     return written
 
 
-def _runs(piece: Piece) -> Runs:
-    """Return (N, 3): start in the full array, start in the piece and length of what is together."""
+def _runs(piece: ArrayPiece) -> Runs:
+    """Return (N, 3): start in the full array, start in the piece, and length of each run."""
     shape, axis, ranges = piece.placement.shape, piece.placement.axis, piece.placement.ranges
     if ranges is None:
         return np.array([[piece.start, 0, piece.size]], np.int64)
@@ -302,15 +303,15 @@ def _runs(piece: Piece) -> Runs:
     return kept
 
 
-def _meet(one: Piece, other: Piece) -> Runs:
-    """Return (N, 3): start in one piece, start in the other and length of runs that both have."""
-    if one.placement == other.placement:  # one run, however the box is cut
+def _meet(one: ArrayPiece, other: ArrayPiece) -> Runs:
+    """Return (N, 3): start in one piece, start in the other, and length of their common runs."""
+    if one.placement == other.placement:  # one run, whatever the box
         start, stop = max(one.start, other.start), min(one.stop, other.stop)
         run = [[start - one.start, start - other.start, stop - start]]
         return np.array(run if start < stop else np.empty((0, 3)), np.int64)
     if (one.placement.name, one.placement.shape) != (other.placement.name, other.placement.shape):
         raise ShapeError(
-            f"copies: {other.placement.name} {other.placement.shape} is no part of "
+            f"copies: {other.placement.name} {other.placement.shape} is not a part of "
             f"{one.placement.name} {one.placement.shape}, expected pieces of one parameter"
         )
     if _apart(one.placement, other.placement):
@@ -319,7 +320,7 @@ def _meet(one: Piece, other: Piece) -> Runs:
     if not len(a) or not len(b):
         return np.empty((0, 3), np.int64)
     edges = np.concatenate([a[:, 0], a[:, 0] + a[:, 2], b[:, 0], b[:, 0] + b[:, 2]])
-    edges.sort()  # some are there twice: runs between them are empty
+    edges.sort()  # duplicates give empty runs
     starts = edges[:-1]
     in_a = np.searchsorted(a[:, 0], starts, "right") - 1
     in_b = np.searchsorted(b[:, 0], starts, "right") - 1
@@ -332,7 +333,7 @@ def _meet(one: Piece, other: Piece) -> Runs:
 
 
 def _apart(one: Placement, other: Placement) -> bool:
-    """Whether two boxes are cut along one axis and have no row of it in common."""
+    """Return whether two boxes divided along the same axis have no row in common."""
     if one.ranges is None or other.ranges is None or one.axis != other.axis:
         return False
     return not any(a < d and c < b for a, b in one.ranges for c, d in other.ranges)

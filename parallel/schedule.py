@@ -1,18 +1,19 @@
-"""What each stage of a pipeline does, in which order: pure functions of sizes.
+"""Pipeline schedules: GPipe, 1F1B and interleaved 1F1B, as pure functions of sizes.
 
-The model is cut into parts, one after another; part i belongs to stage i % stages. A batch is cut
-into micro-batches. Each micro-batch goes forward through all parts and back, and a schedule says
-in which order a stage does its share. They differ in how long stages stand idle and in how many
-micro-batches a stage must remember at a time (p stages, m micro-batches, v parts a stage):
+The model is divided into parts, one after another; part i belongs to stage i % stages. A batch is
+divided into micro-batches. Each goes forward through all parts and then backward. A schedule is the
+order in which a stage does its actions. Schedules differ in the bubble fraction, the fraction of
+time in which stages are idle, and in the micro-batches in flight, whose activations a stage keeps
+(p stages, m micro-batches, v parts on each stage):
 
-    schedule      idle share                remembered by stage s
-    one_by_one    (p-1) / p                 1
+    schedule      bubble fraction           in flight on stage s
+    sequential    (p-1) / p                 1
     gpipe         (p-1) / (m+p-1)           m
     one_f_one_b   (p-1) / (m+p-1)           min(m, p-s)
     interleaved   (p-1) / (v m+p-1)         min(v m, 2 (p-s-1) + (v-1) p + 1), each 1/v as large
 
-In all of them the backward passes of a part come in the order of the micro-batches, so gradients
-are added in the same order as without a pipeline. Tests: tests/parallel/test_schedule.py.
+In all of them a part's backward passes are in the order of the micro-batches, so gradients are
+added in the same order as without a pipeline. Tests: tests/parallel/test_schedule.py.
 
 Source: Huang et al. 2018, arXiv:1811.06965, section 2.3 (GPipe); Narayanan et al. 2021,
     arXiv:2104.04473, section 2.2 (1F1B, interleaved).
@@ -31,12 +32,12 @@ Kind = Literal[
 
 
 class Action(NamedTuple):
-    """One thing that a stage does.
+    """One action of a stage.
 
     Attributes:
         kind: "forward" or "backward" through a part; or "send_output" (to the next part),
-            "receive_input" (from the part before), "send_gradient" (of the part's input, to the
-            part before), "receive_gradient" (of the part's output, from the next part).
+            "receive_input" (from the previous part), "send_gradient" (of the part's input, to the
+            previous part), "receive_gradient" (of the part's output, from the next part).
         micro: which micro-batch, from 0.
         part: which part of the model, from 0.
     """
@@ -49,22 +50,22 @@ class Action(NamedTuple):
 Schedule = Callable[[int, int, int, int], list[Action]]
 
 
-def one_by_one(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
-    """Return plain model parallelism: a micro-batch begins when the one before is all done.
+def sequential(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
+    """Return plain model parallelism: a micro-batch starts when the previous one is complete.
 
-    With one micro-batch, the usual way to spread a model over GPUs that work in turns.
+    With one micro-batch this is the naive way to divide a model among GPUs.
 
     Args:
-        stages: p, how many there are.
+        stages: p, the number of stages.
         micro: m, micro-batches of a step.
         stage: which stage, 0 to p - 1.
-        chunks: v, parts a stage: 1.
+        chunks: v, parts on each stage: 1.
     Returns:
         "forward" and "backward" actions in order.
     Raises:
         ArgumentError: a size is out of its range.
     """
-    _check("one_by_one", stages, micro, stage, chunks)
+    _check("sequential", stages, micro, stage, chunks)
     return [
         action
         for number in range(micro)
@@ -73,16 +74,16 @@ def one_by_one(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Act
 
 
 def gpipe(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
-    """Return GPipe: all micro-batches go forward, then all go back; arguments as `one_by_one`."""
+    """Return GPipe: all forward passes, then all backward passes; arguments as `sequential`."""
     _check("gpipe", stages, micro, stage, chunks)
     units = [(number, stage) for number in range(micro)]
     return _in_turns(micro, units, units)
 
 
 def one_f_one_b(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
-    """Return 1F1B: each forward after the first few waits for a backward, which frees its memory.
+    """Return 1F1B: after a warm-up each forward follows a backward, which frees its memory.
 
-    Arguments as `one_by_one`.
+    Arguments as `sequential`.
     """
     _check("one_f_one_b", stages, micro, stage, chunks)
     units = [(number, stage) for number in range(micro)]
@@ -90,10 +91,10 @@ def one_f_one_b(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Ac
 
 
 def interleaved(stages: int, micro: int, stage: int, chunks: int) -> list[Action]:
-    """Return interleaved 1F1B: a stage has several parts, which makes idle times shorter.
+    """Return interleaved 1F1B: a stage has several parts, which makes the bubble smaller.
 
     Micro-batches go in groups of p: first through the stage's first part, then the second, and
-    so on. There is v times as much to send. Arguments as `one_by_one`, but:
+    so on. Stages send v times as much. Arguments as `sequential`, but:
 
     Args:
         micro: a multiple of p.
@@ -120,7 +121,7 @@ def interleaved(stages: int, micro: int, stage: int, chunks: int) -> list[Action
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "model-parallel": one_by_one,
+    "model-parallel": sequential,
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
@@ -128,7 +129,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def check_schedule(op: str, schedule: str, chunks: int) -> None:
-    """Raise ArgumentError unless there is such a schedule and it takes so many parts a stage."""
+    """Raise ArgumentError unless the schedule exists and allows this number of parts on a stage."""
     if schedule not in SCHEDULES:
         raise ArgumentError(
             f"{op}: schedule is {schedule!r}, expected one of {', '.join(SCHEDULES)}"
@@ -142,10 +143,10 @@ def check_schedule(op: str, schedule: str, chunks: int) -> None:
         )
 
 
-def idle_share(name: str, stages: int, micro: int, chunks: int = 1) -> float:
-    """Return which share of a step a stage stands idle, when all parts take equally long.
+def bubble_fraction(name: str, stages: int, micro: int, chunks: int = 1) -> float:
+    """Return the bubble fraction of a schedule: the idle fraction of a stage's time in a step.
 
-    (p-1) / (v m+p-1); for plain model parallelism (p-1) / p
+    (p-1) / (v m+p-1); for plain model parallelism (p-1) / p, when all parts take equally long.
 
     Args:
         name: one of SCHEDULES.
@@ -156,8 +157,8 @@ def idle_share(name: str, stages: int, micro: int, chunks: int = 1) -> float:
     return (stages - 1) / (chunks * micro + stages - 1)
 
 
-def most_remembered(name: str, stages: int, micro: int, stage: int, chunks: int = 1) -> int:
-    """Return how many forward passes of parts a stage remembers at most, to go back through.
+def max_in_flight(name: str, stages: int, micro: int, stage: int, chunks: int = 1) -> int:
+    """Return the largest number of forward passes in flight on a stage, waiting for backward.
 
     1; m; min(m, p-s); min(v m, 2 (p-s-1) + (v-1) p + 1): see the top of this file.
 
@@ -184,13 +185,13 @@ class Span(NamedTuple):
 def timeline(
     plans: Sequence[Sequence[Action]], forward: float = 1.0, backward: float = 2.0
 ) -> dict[Action, Span]:
-    """Return when each action runs if each stage starts its next one as soon as it can.
+    """Return when each action runs if each stage starts its next one as soon as possible.
 
     Args:
-        plans: of each stage, its "forward" and "backward" actions in order.
+        plans: for each stage its "forward" and "backward" actions in order.
         forward, backward: how long they take; sending takes no time.
     Raises:
-        ArgumentError: a stage waits for what never comes.
+        ArgumentError: the schedule deadlocks.
     """
     lengths = {"forward": forward, "backward": backward}
     last = max(action.part for plan in plans for action in plan)
@@ -214,23 +215,23 @@ def timeline(
         if places[stage] < len(plan):
             kind, micro, part = plan[places[stage]]
             raise ArgumentError(
-                f"timeline: stage {stage} waits for ever to go {kind} through part {part} with "
-                f"micro-batch {micro}, expected a schedule in which what that needs is done before"
+                f"timeline: stage {stage} deadlocks before {kind} of micro-batch {micro} through "
+                f"part {part}, expected a schedule in which its inputs are computed before"
             )
     return spans
 
 
 def with_transfers(plans: Sequence[Sequence[Action]], stage: int) -> list[Action]:
-    """Return what a stage does, sends and receives included.
+    """Return the actions of a stage, sends and receives included.
 
-    All messages have one order, that of the moments at which `timeline` sends them, and each
-    stage sends and receives its own in that order. So nothing can wait in a circle, even where a
-    send lasts until the other side receives, and where a stage sends and receives on one stream
-    that keeps the order. Sends follow what computes them at once; a receive stands, where that
-    order allows, before the computation that needs it: while it waits it keeps a GPU busy.
+    All messages have one global order, by the time at which `timeline` sends them, and each stage
+    sends and receives its own in that order. This cannot deadlock, even where a send blocks until
+    it is received and a stage sends and receives on one stream. A send follows the computation of
+    what it sends at once. A receive comes as late as that order allows, just before the computation
+    that needs it, because a waiting receive occupies a GPU.
 
     Args:
-        plans: of each stage, its "forward" and "backward" actions in order; part i belongs to
+        plans: for each stage its "forward" and "backward" actions in order; part i belongs to
             stage i % stages.
         stage: which stage.
     """
@@ -245,19 +246,19 @@ def with_transfers(plans: Sequence[Sequence[Action]], stage: int) -> list[Action
             if need in places and action not in places:
                 kind: Kind = "send_output" if forward else "send_gradient"
                 what = Action(kind, need.micro, need.part)
-                messages.append(_Message(spans[need].end, need, what, places[need] + 1))
+                messages.append(_PlacedTransfer(spans[need].end, need, what, places[need] + 1))
             elif action in places and need not in places:
                 kind = "receive_input" if forward else "receive_gradient"
                 what = Action(kind, action.micro, action.part)
-                messages.append(_Message(spans[need].end, need, what, places[action]))
+                messages.append(_PlacedTransfer(spans[need].end, need, what, places[action]))
     return _woven(plan, sorted(messages, key=lambda message: message[:2]))
 
 
 def draw(plans: Sequence[Sequence[Action]]) -> str:
-    """Return a picture of the timeline, a line a stage, for up to 10 micro-batches.
+    """Return a diagram of the timeline, one line for each stage, for up to 10 micro-batches.
 
-    A forward pass takes one character, the number of its micro-batch; a backward pass two, the
-    letter with that number (a for 0); idle time is dots.
+    A forward pass is one character, the number of its micro-batch. A backward pass is two, the
+    letter with that number (a for 0). Idle time is dots.
     """
     spans = timeline(plans)
     length = max(round(span.end) for span in spans.values())
@@ -272,8 +273,8 @@ def draw(plans: Sequence[Sequence[Action]]) -> str:
     return "\n".join(lines)
 
 
-class _Message(NamedTuple):
-    """What a stage sends or receives, and the first of its computations that may follow."""
+class _PlacedTransfer(NamedTuple):
+    """A send or receive of a stage, and its first computation that may follow."""
 
     time: float
     sender: Action
@@ -294,7 +295,7 @@ def _check(op: str, stages: int, micro: int, stage: int, chunks: int | None) -> 
 def _in_turns(
     ahead: int, forwards: Sequence[tuple[int, int]], backwards: Sequence[tuple[int, int]]
 ) -> list[Action]:
-    """Go forward `ahead` times, then forward and back in turns, then back: (micro, part) each."""
+    """Return `ahead` forward passes, then one forward and one backward each, then the rest."""
     ahead = min(ahead, len(forwards))
     actions = [Action("forward", *unit) for unit in forwards[:ahead]]
     for number, unit in enumerate(backwards):
@@ -305,7 +306,7 @@ def _in_turns(
 
 
 def _needs(action: Action, last: int) -> list[Action]:
-    """Return the computations whose results an action uses; `last` is the last part."""
+    """Return the computations whose results an action needs; `last` is the last part."""
     kind, micro, part = action
     if kind == "forward":
         return [Action("forward", micro, part - 1)] if part else []
@@ -313,14 +314,14 @@ def _needs(action: Action, last: int) -> list[Action]:
     return needs if part == last else [*needs, Action("backward", micro, part + 1)]
 
 
-def _woven(plan: Sequence[Action], messages: Sequence[_Message]) -> list[Action]:
-    """Put messages between computations: in their order, each as early as it may stand."""
+def _woven(plan: Sequence[Action], messages: Sequence[_PlacedTransfer]) -> list[Action]:
+    """Insert messages between computations: in their order, each as early as possible."""
     slots, sent = [], 0
     for message in messages:
         if message.action.kind.startswith("send"):
             sent = message.first
         slots.append(max(sent, message.first))
-    for place in reversed(range(len(slots) - 1)):  # who comes before another cannot stand after it
+    for place in reversed(range(len(slots) - 1)):  # a message never follows a later one
         slots[place] = min(slots[place], slots[place + 1])
     found: list[Action] = []
     at = 0

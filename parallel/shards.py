@@ -1,16 +1,17 @@
-"""Flat parameters of which each of several ranks updates a part.
+"""Sharded flat parameters for ZeRO: each rank updates its shard of every segment.
 
-The layout is that of optim/flat.py. Every segment is cut into equal parts, one for each rank, and
-the rank's parts are the pieces that its optimizer updates. What else a rank holds depends on the
+The layout is that of optim/flat.py. Every segment is divided into equal shards, one for each rank.
+These are the pieces that the rank's optimizer updates. What else a rank holds depends on the ZeRO
 stage:
 
-    stage   parameters            gradients
-    1       all                   all
-    2       all                   its parts, and slots for those of two units
-    3       its parts, and slots for those of two units, both
+    stage   parameters                            gradients
+    1       all                                   all
+    2       all                                   its shards, and slots for two units
+    3       its shards, and slots for two units   its shards, and slots for two units
 
-A unit is a segment that is needed for a while only (the parameters of one block of a model); unit
-u lies in slot u % 2 while it is. What is in no unit is the root: it stays, whole, in all stages.
+A unit is a segment that is whole only while it is used: the parameters of one block of a model (in
+FSDP: an FSDP unit). Unit u then occupies slot u % 2. Parameters in no unit are the root, which
+stays whole in all stages.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ SLOTS = 2
 
 
 class ShardedParameters(FlatParameters):
-    """Flat parameters of which this rank updates a part of every segment.
+    """Flat parameters of which this rank updates a shard of every segment.
 
     Args:
         named_parameters: as of FlatParameters.
-        rank, ranks: which part, and how many.
-        stage: what is sharded: 1 optimizer state, 2 gradients too, 3 parameters too.
+        rank, ranks: which shard, and the number of ranks.
+        stage: what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters.
         groups: the segment of each parameter. For stages 2 and 3: its unit, a number from 0, or
             None for the root.
 
     Attributes:
         units: for each unit its segment; empty in stage 1.
-        rooms: for each segment where its parameters and its gradients lie, all of them.
+        storage: for each segment the arrays of its whole parameters and whole gradients.
         gradient_memory: the arrays in which gradients lie.
     """
 
@@ -53,24 +54,24 @@ class ShardedParameters(FlatParameters):
         self.rank, self.ranks, self.stage = rank, ranks, stage
         self._groups = groups
         self.units: list[int] = []
-        self.rooms: list[tuple[Array, Array]] = []
+        self.storage: list[tuple[Array, Array]] = []
         self.gradient_memory: list[Array] = []
         super().__init__(named_parameters, multiple=ALIGNMENT * ranks, groups=groups.__getitem__)
 
-    def part(self, room: Array) -> Array:
-        """Return this rank's part of a segment."""
-        size = room.size // self.ranks
-        return room[self.rank * size : (self.rank + 1) * size]
+    def part(self, whole: Array) -> Array:
+        """Return this rank's shard of a whole segment."""
+        size = whole.size // self.ranks
+        return whole[self.rank * size : (self.rank + 1) * size]
 
     def zero_grad(self) -> None:
-        """Set all gradients to 0; slots are, whenever they are free."""
+        """Set all gradients to 0, except in slots, which are 0 whenever they are free."""
         if self.stage == 1:
             self.grad.fill(0)
             return
         super().zero_grad()
         for number in range(len(self.segments)):
             if number not in self.units:
-                self.rooms[number][1].fill(0)
+                self.storage[number][1].fill(0)
 
     def _allocate(self, like: Array) -> list[tuple[Array, Array]]:
         if self.stage > 1:
@@ -79,7 +80,7 @@ class ShardedParameters(FlatParameters):
         self._let_go(like)
         wide = compute_dtype(self.dtype)
         data_rooms, data_parts, self.memory = self._buffers(self.dtype, like, self.stage == 3)
-        rooms, parts, self.gradient_memory = self._buffers(wide, like, self.stage >= 2)
+        storage, parts, self.gradient_memory = self._buffers(wide, like, self.stage >= 2)
         if self.stage < 3:
             self.data = self.memory[0]
         if self.stage == 1:
@@ -90,13 +91,13 @@ class ShardedParameters(FlatParameters):
             decayed = min(max(segment.decayed - begin, 0), data.size)
             self.pieces.append(Piece(begin, offset, decayed, data, grad))
             offset += data.size
-        shards = [] if self.stage == 1 else self.gradient_memory[:1]  # the parts of all units
+        shards = [] if self.stage == 1 else self.gradient_memory[:1]  # the shards of all units
         self.grads = shards + [part for i, part in enumerate(parts) if i not in self.units]
-        self.rooms = list(zip(data_rooms, rooms, strict=True))
-        return self.rooms
+        self.storage = list(zip(data_rooms, storage, strict=True))
+        return self.storage
 
     def _let_go(self, like: Array) -> None:
-        """Move the parameters to the host until the buffers are there: a GPU may not hold both."""
+        """Move the parameters to the host until the buffers exist: a GPU may not hold both."""
         if backend.is_numpy(like):
             return
         for parameter in self.parameters.values():
@@ -106,34 +107,34 @@ class ShardedParameters(FlatParameters):
     def _buffers(
         self, dtype: Dtype, like: Array, sharded: bool
     ) -> tuple[list[Array], list[Array], list[Array]]:
-        """Return where each segment lies, where this rank's part of it, and the memory of both."""
+        """Return the whole segments, this rank's shards of them, and the memory of both."""
         if not sharded:
             whole = zeros(self.size, dtype, like)
-            rooms = [whole[segment.begin : segment.end] for segment in self.segments]
-            return rooms, [self.part(room) for room in rooms], [whole]
+            storage = [whole[segment.begin : segment.end] for segment in self.segments]
+            return storage, [self.part(each) for each in storage], [whole]
         sizes = [self.segments[number].size for number in self.units]
         slots = [zeros(max(sizes[i::SLOTS]), dtype, like) for i in range(min(SLOTS, len(sizes)))]
         shards = zeros(sum(sizes) // self.ranks, dtype, like)
         memory = [shards, *slots]
-        rooms, parts = [], []
+        storage, parts = [], []
         offset = 0
         for number, segment in enumerate(self.segments):
             if number in self.units:
-                rooms.append(slots[self.units.index(number) % SLOTS][: segment.size])
+                storage.append(slots[self.units.index(number) % SLOTS][: segment.size])
                 end = offset + segment.size // self.ranks
                 parts.append(shards[offset:end])
                 offset = end
             else:
-                rooms.append(zeros(segment.size, dtype, like))
-                parts.append(self.part(rooms[-1]))
-                memory.append(rooms[-1])
-        return rooms, parts, memory
+                storage.append(zeros(segment.size, dtype, like))
+                parts.append(self.part(storage[-1]))
+                memory.append(storage[-1])
+        return storage, parts, memory
 
     def _moved(self, number: int) -> None:
-        """Keep the part of this rank, and leave the slots to the next segment."""
+        """Keep this rank's shard, and free the slots for the next segment."""
         if number not in self.units:
             return
-        data, grad = self.rooms[number]
+        data, grad = self.storage[number]
         if self.stage == 3:
             self.pieces[number].data[...] = self.part(data)
             data.fill(0)

@@ -1,7 +1,7 @@
-"""Cutting a language model into parts that take equally long, one after the other.
+"""Pipeline stages: dividing a language model into consecutive parts of about equal cost.
 
-A part is a range of blocks. The first part also embeds the tokens, the last also makes logits and
-loss, whose matrix costs as much as several blocks. Tests: tests/parallel/test_stages.py.
+A part is a range of blocks. The first part also embeds the tokens. The last also computes logits
+and loss, which cost as much as several blocks. Tests: tests/parallel/test_stages.py.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tensorgrad.nn import Module, Parameter
 
 
 def block_costs(model: LanguageModel) -> list[int]:
-    """Return the FLOPs of each block for a token, forward; those of embedding and head at the ends.
+    """Return the forward FLOPs of each block for a token, with embedding and head at the ends.
 
     block:     2 for each element of a matrix, 2 T C for the products of causal attention
     embedding: C
     head:      2 V C
 
-    Backward takes twice as many of each, but of the embedding's.
+    Backward takes twice as many, except for the embedding.
     """
     rows, width = model.head().shape
     costs = [
@@ -36,21 +36,21 @@ def block_costs(model: LanguageModel) -> list[int]:
     return costs
 
 
-def split(costs: Sequence[float], parts: int) -> list[range]:
-    """Cut a row of layers into parts, none empty, so that the costliest costs as little as can be.
+def partition(costs: Sequence[float], parts: int) -> list[range]:
+    """Divide a sequence of layers into non-empty parts so that the largest cost is minimal.
 
-    Of all such ways it takes the one whose parts differ least (in squares).
+    Among the minima it chooses the most even one, with the least sum of squares.
 
     Args:
         costs: of each layer.
-        parts: how many.
+        parts: number of parts.
     Returns:
         The numbers of the layers of each part.
     Raises:
         ArgumentError: there are more parts than layers.
     """
     if not 1 <= parts <= len(costs):
-        raise ArgumentError(f"split: parts is {parts}, expected 1 to the {len(costs)} layers")
+        raise ArgumentError(f"partition: parts is {parts}, expected 1 to the {len(costs)} layers")
     least, _ = _best(costs, parts, max)
     _, cuts = _best(costs, parts, lambda sum, cost: sum + cost**2 if cost <= least else math.inf)
     return [range(begin, end) for begin, end in itertools.pairwise(cuts)]
@@ -64,7 +64,7 @@ def _best(
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    found = {0: (0.0, [0])}  # of the first layers, by how many: the least value, where to cut
+    found = {0: (0.0, [0])}  # for each number of first layers: the least value, and its cuts
     for part in range(1, parts + 1):
         longer = {}
         for end in range(part, count - (parts - part) + 1):
@@ -77,8 +77,8 @@ def _best(
     return found[count]
 
 
-class Elsewhere(Module):
-    """Stands for a layer that another stage has.
+class RemoteLayer(Module):
+    """Stands for a layer of another stage.
 
     Args:
         name: of the layer.
@@ -88,11 +88,7 @@ class Elsewhere(Module):
         self.name = name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Fail.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise ArgumentError."""
         raise ArgumentError(f"{self.name}: is on another stage of the pipeline, expected here")
 
     def extra_repr(self) -> str:
@@ -101,10 +97,10 @@ class Elsewhere(Module):
 
 
 def check_not_shared(op: str, model: LanguageModel) -> None:
-    """Raise ArgumentError if layers share a parameter: cut apart, each would have its own.
+    """Raise ArgumentError if layers share a parameter: on different ranks each would have its own.
 
     Args:
-        op: what cuts the model.
+        op: what divides the model.
         model: the whole model.
     """
     layers = [(f"blocks.{number}", block) for number, block in enumerate(model.blocks)]
@@ -118,25 +114,25 @@ def check_not_shared(op: str, model: LanguageModel) -> None:
             if names.setdefault(id(parameter), name) != name:
                 raise ArgumentError(
                     f"{op}: {name} is {names[id(parameter)]} too, expected layers that share no "
-                    "parameter; a model whose head is the table of tokens has no `output`"
+                    "parameter; a model with a tied head has no `output`"
                 )
 
 
-def leave_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[int]) -> None:
-    """Take everything out of a model, in place, but what some of its parts need.
+def keep_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[int]) -> None:
+    """Remove everything from a model, in place, that the given parts do not need.
 
-    What is left keeps its names. A table of tokens that is also the head is needed by the first
-    and by the last part.
+    The rest keeps its names. The first and the last part both need a token embedding that is also
+    the head.
 
     Args:
         model: the whole model.
-        parts: its blocks by part, from `split`.
-        mine: which parts are left.
+        parts: its blocks by part, from `partition`.
+        mine: the parts to keep.
     """
     for part, blocks in enumerate(parts):
         if part not in mine:
             for number in blocks:
-                model.blocks[number] = Elsewhere(f"blocks.{number}")
+                model.blocks[number] = RemoteLayer(f"blocks.{number}")
     ends = {"norm", "output"}
     kept = {"blocks"}
     if len(parts) - 1 in mine:
@@ -145,4 +141,4 @@ def leave_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[i
         if isinstance(child, Module | Parameter) and name not in kept:
             if 0 in mine and name not in ends:
                 continue
-            setattr(model, name, Elsewhere(name))
+            setattr(model, name, RemoteLayer(name))

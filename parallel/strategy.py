@@ -1,8 +1,8 @@
-"""One strategy for any mesh: data, pipeline and tensor parallelism, each inside the next.
+"""3D parallelism: data, pipeline and tensor parallelism on one mesh, each inside the next.
 
-    TensorParallel      ranks that share each layer: the same batches, parts of the parameters
-      Pipeline          stages: the same batches, other layers
-        DataParallel    other batches, the same parameters; or Zero, which shards them
+    TensorParallel      ranks share each layer: same batches, parts of the parameters
+      Pipeline          stages: same batches, other layers
+        DataParallel    other batches, same parameters; or Zero, which shards them
 
 Tests: tests/parallel/test_mesh_training.py.
 """
@@ -10,7 +10,7 @@ Tests: tests/parallel/test_mesh_training.py.
 from __future__ import annotations
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.data import DataParallel
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.pipeline import Pipeline
@@ -31,19 +31,19 @@ def mesh_ranks(
     chunks: int = 1,
     sequence: bool = False,
 ) -> Ranks:
-    """Return how the ranks of a mesh train together: the training loop's `ranks`.
+    """Return the strategy of a mesh, for the training loop's `ranks`.
 
-    Every rank calls it. Axes of one rank cost nothing.
+    Every rank calls it. An axis of one rank costs nothing.
 
     Args:
         world: all ranks.
-        mesh: which of them does what, as `make_mesh(world.size, world.rank, ...)` says.
+        mesh: their coordinates, from `make_mesh(world.size, world.rank, ...)`.
         zero: 0, or the stage of `Zero` along dp; in a pipeline 0 or 1.
         reduction, bucket_mb: as of `DataParallel`.
         schedule, chunks: as of `Pipeline`.
         sequence: as of `TensorParallel`.
     Raises:
-        ArgumentError: the mesh is not of these ranks, or an option is outside its range.
+        ArgumentError: the mesh does not have these ranks, or an option is outside its range.
     """
     if (mesh.size, mesh.rank) != (world.size, world.rank):
         raise ArgumentError(
@@ -61,7 +61,7 @@ def mesh_ranks(
     dp, pp, tp = (world.split(mesh.line(axis)) for axis in ("dp", "pp", "tp"))
     ranks: Ranks = Zero(dp, zero, bucket_mb) if zero else DataParallel(dp, reduction, bucket_mb)
     if dp.size == 1 and world.size > 1:
-        ranks = OneProcess()  # the options above were checked all the same
+        ranks = OneProcess()  # after the checks of the options above
     if pp.size > 1:
         ranks = Pipeline(pp, schedule, chunks, data=ranks, world=world)
     if tp.size > 1:

@@ -1,4 +1,4 @@
-"""Tensor parallelism: `tensor_parallel` cuts a language model, so that ranks share each layer.
+"""Tensor parallelism: `tensor_parallel` shards a language model's layers over the ranks.
 
     blocks.*.attention.qkv      rows, by heads of queries, of keys and of values
     blocks.*.attention.proj     columns, by heads
@@ -6,19 +6,20 @@
     tokens, output              rows, by tokens
     norms, positions, proj.bias, down.bias      whole on each rank
 
-Tests: tests/parallel/test_tensor.py.
+`_sharded_layers` and `_shard_layers` are the one place that says which layers of a model are
+sharded, and what replaces them. Models know nothing of it. Tests: tests/parallel/test_tensor.py.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,30 +44,30 @@ from tensorgrad.nn import (
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
-from tensorgrad.parallel.checkpoint import ShardedRanks
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.nested import NestedRanks
 from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.parallel.tensor_layers import (
     ColumnParallelLinear,
     ParallelBlock,
     ParallelDropout,
-    ParallelLayerNorm,
-    ParallelRMSNorm,
+    ParallelNorm,
     Region,
+    ShardedLayer,
     VocabularyParallelEmbedding,
 )
 from tensorgrad.parallel.tensor_ops import all_gather_columns
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, OneProcess, Ranks
+from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
 
-_SAMPLE = 1024  # elements of each parameter by which ranks see whether they made the same model
+_SAMPLE = 1024  # elements of each parameter by which ranks compare their models
 
 
 @dataclass(frozen=True)
 class TensorParts:
-    """How a model was cut.
+    """How a model was sharded.
 
     Attributes:
         comm: the ranks that share its layers.
@@ -87,47 +88,59 @@ class TensorParts:
 
     @property
     def summed(self) -> frozenset[str]:
-        """The parameters of whose gradient a rank's backward gives one term of a sum.
+        """The parameters whose gradients must be summed over the ranks after backward.
 
-        With `sequence` those that every rank has: each applies them to its own rows.
+        With `sequence` these are the replicated ones: each rank applies them to its own rows.
         """
         return self.replicated if self.sequence else frozenset()
 
 
-def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = False) -> TensorParts:
-    """Cut a whole model in place: afterwards this rank has its part, and all compute together.
+class _Role(NamedTuple):
+    """A layer that ranks share, and what may stand in its place in the whole model."""
 
-    All ranks must have made the same model: from equal seeds, on any number of ranks, the parts
-    put together are that model. Tokens and targets go to all ranks alike, and all get the same
+    name: str
+    layer: Any
+    kinds: tuple[type[Module], ...]
+    in_region: bool  # its parallel form computes something else than the layer's own forward
+
+
+def tensor_parallel(model: Module, comm: Comm, sequence: bool = False) -> TensorParts:
+    """Shard a whole model in place: afterwards this rank has its part, and all compute together.
+
+    All ranks must have made the same model, from equal seeds; the parts put together are that
+    model, for any number of ranks. Tokens and targets go to all ranks alike, and all get the same
     loss and logits. Without dropout, losses and gradients are those of the whole model, but for
     the order of sums.
 
+    A layer of a subclass is sharded like its base. It must inherit its forward where the parallel
+    form has another one: in attention, feed-forward layers, embedding and head.
+
     Args:
-        model: not cut yet, before its optimizer is made; its parameters stay the same objects.
-        comm: the ranks; their number divides the hidden width and the rows of the table of
-            tokens, and is at most that of key and value heads. Where it does not divide these,
-            some ranks have one more, and more to do.
-        sequence: let each rank keep 1 / ranks of the rows between the layers: less memory, for
-            as many bytes sent. The number of ranks then divides the length T of sequences. Sum
-            gradients of `TensorParts.summed` over the ranks, as the strategy `TensorParallel`
-            does.
+        model: a GPT2 or TransformerLM that is not sharded yet, before its optimizer is made; its
+            parameters stay the same objects.
+        comm: the ranks; their number divides the hidden width and the rows of the token embedding,
+            and is at most that of key and value heads. Where it does not divide the heads, some
+            ranks have one more, and more to compute.
+        sequence: sequence parallelism: each rank keeps 1 / ranks of the rows between the layers.
+            That needs less memory for as many bytes sent. The number of ranks must divide the
+            length T of sequences. Sum gradients of `TensorParts.summed` over the ranks, as the
+            strategy `TensorParallel` does.
     Raises:
-        ArgumentError: a size does not divide, a layer or what makes the loss is not the library's,
-            layers share a parameter, or a TranslationModel is to be cut with `sequence`; nothing
-            was changed then.
+        ArgumentError: a size does not divide, a layer or the function of the loss is not the
+            library's, layers share a parameter, or a TranslationModel is to be sharded with
+            `sequence`; nothing was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
     """
+    if not isinstance(model, GPT2 | TransformerLM):
+        raise ArgumentError(
+            f"tensor_parallel: model is a {type(model).__name__}, expected a GPT2 or TransformerLM"
+        )
     _check(model, comm.size, sequence)
-    marks = {name: _mark(parameter) for name, parameter in model.named_parameters()}
+    marks = {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
     comm.agree("tensor_parallel", {"sequence": sequence, **marks})
     region = Region(comm, sequence and comm.size > 1)
     if comm.size > 1:
-        model.tokens = VocabularyParallelEmbedding(model.tokens, region)
-        model.dropout = ParallelDropout(model.dropout, region)
-        for number, block in enumerate(model.blocks):
-            assert isinstance(block, TransformerBlock)
-            model.blocks[number] = ParallelBlock(block, region)
-        _cut_head(model, region)
+        _shard_layers(model, region)
     placements = {}
     for prefix, module in model.named_modules():
         for key, placement in getattr(module, "placements", {}).items():
@@ -138,30 +151,26 @@ def tensor_parallel(model: GPT2 | TransformerLM, comm: Comm, sequence: bool = Fa
     return TensorParts(comm, region.sequence, placements)
 
 
-def _cut_head(model: GPT2 | TransformerLM, region: Region) -> None:
-    """Let the ranks make logits and loss together; a tied head was cut with the tokens."""
-    if isinstance(model.norm, LayerNorm):
-        model.norm = ParallelLayerNorm(model.norm, region)
-    else:
-        assert isinstance(model, TransformerLM)
-        model.norm = ParallelRMSNorm(model.norm, region)
-    if isinstance(model, TransformerLM) and model.output is not None:
+def _shard_layers(model: Any, region: Region) -> None:
+    """Replace the layers that `_sharded_layers` names, and the functions of the head."""
+    model.tokens = VocabularyParallelEmbedding(model.tokens, region)
+    model.dropout = ParallelDropout(model.dropout, region)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = ParallelBlock(block, region)
+    model.norm = ParallelNorm(model.norm, region)
+    if model.output is not None:  # else the head was sharded with the token embedding
         model.output = ColumnParallelLinear(model.output, region)
-    model.linear = partial(_joined_linear, comm=region.comm)
+    model.linear = partial(_gathered_linear, comm=region.comm)
     model.linear_cross_entropy = partial(vocabulary_parallel_cross_entropy, comm=region.comm)
 
 
-def _joined_linear(x: Any, weight: Any, comm: Comm) -> Tensor:
+def _gathered_linear(x: Any, weight: Any, comm: Comm) -> Tensor:
     """Return the logits of all ranks' rows of the head."""
     return all_gather_columns(ops.linear(x, weight), comm)
 
 
-def _check(model: GPT2 | TransformerLM, ranks: int, sequence: bool) -> None:
-    """Raise ArgumentError unless the model can be cut for so many ranks."""
-    if not isinstance(model, GPT2 | TransformerLM):
-        raise ArgumentError(
-            f"tensor_parallel: model is a {type(model).__name__}, expected a GPT2 or TransformerLM"
-        )
+def _check(model: Any, ranks: int, sequence: bool) -> None:
+    """Raise ArgumentError unless the model can be sharded over this number of ranks."""
     if sequence and ranks > 1 and isinstance(model, TranslationModel):
         raise ArgumentError(
             "tensor_parallel: sequence is True, expected False: a TranslationModel takes its loss "
@@ -169,13 +178,15 @@ def _check(model: GPT2 | TransformerLM, ranks: int, sequence: bool) -> None:
         )
     if ranks > 1:
         check_not_shared("tensor_parallel", model)
-    for name, module, kinds in _cut_layers(model):
-        own = " with a forward of its own" if "forward" in vars(module) else ""
-        if own or type(module) not in kinds:
+    for name, layer, kinds, in_region in _sharded_layers(model):
+        base = next((kind for kind in kinds if isinstance(layer, kind)), None)
+        overrides = in_region and base is not None and type(layer).forward is not base.forward
+        own = " with a forward of its own" if overrides or "forward" in vars(layer) else ""
+        if base is None or own or isinstance(layer, ShardedLayer):
             raise ArgumentError(
-                f"tensor_parallel: {name} is a {type(module).__name__}{own}, expected nn."
-                f"{' or nn.'.join(kind.__name__ for kind in kinds)} as it is, not cut yet, since a "
-                "layer that ranks share takes its place"
+                f"tensor_parallel: {name} is a {type(layer).__name__}{own}, expected nn."
+                f"{' or nn.'.join(kind.__name__ for kind in kinds)}, not sharded yet, or a "
+                "subclass that keeps its forward: a layer that ranks share takes its place"
             )
     for name in ("linear", "linear_cross_entropy"):
         if getattr(model, name) is not getattr(ops, name):
@@ -183,71 +194,65 @@ def _check(model: GPT2 | TransformerLM, ranks: int, sequence: bool) -> None:
                 f"tensor_parallel: {name} of the model is {getattr(model, name)!r}, expected "
                 f"ops.{name}, since one that ranks share takes its place"
             )
-    blocks: list[Any] = list(model.blocks)
-    for number, block in enumerate(blocks):
+    for number, block in enumerate(model.blocks):
         heads = block.attention.kv_heads
         if heads < ranks:
             raise ArgumentError(
                 f"tensor_parallel: kv_heads of block {number} is {heads}, expected one or more "
                 f"for each of the {ranks} ranks"
             )
-    for name, size in _sizes(model):
-        if size % ranks:
-            more = "; see GPT2Config.vocab_multiple" if name.startswith("the table") else ""
-            raise ArgumentError(
-                f"tensor_parallel: {name} is {size}, expected a multiple of the {ranks} ranks{more}"
-            )
+        hidden = block.feed_forward.up.weight.shape[0]
+        _check_divides(f"the hidden width of block {number}", hidden, ranks)
+    rows, hint = model.tokens.weight.shape[0], "; see GPT2Config.vocab_multiple"
+    _check_divides("the number of rows of the token embedding", rows, ranks, hint)
 
 
-def _cut_layers(model: GPT2 | TransformerLM) -> Iterator[tuple[str, Any, tuple[type, ...]]]:
-    """Yield each layer that gives way to one that ranks share, its name and what it may be."""
-    blocks: list[Any] = list(model.blocks)
-    for number, block in enumerate(blocks):
+def _check_divides(name: str, size: int, ranks: int, hint: str = "") -> None:
+    if size % ranks:
+        raise ArgumentError(
+            f"tensor_parallel: {name} is {size}, expected a multiple of the {ranks} ranks{hint}"
+        )
+
+
+def _sharded_layers(model: Any) -> Iterator[_Role]:
+    """Yield the layers that ranks share."""
+    for number, block in enumerate(model.blocks):
         name = f"blocks.{number}"
-        yield name, block, (TransformerBlock,)
-        yield f"{name}.attention", block.attention, (MultiHeadAttention,)
-        yield f"{name}.feed_forward", block.feed_forward, (FeedForward, SwiGLU)
+        yield _Role(name, block, (TransformerBlock,), False)
+        yield _Role(f"{name}.attention", block.attention, (MultiHeadAttention,), True)
+        yield _Role(f"{name}.feed_forward", block.feed_forward, (FeedForward, SwiGLU), True)
         for part in ("attention", "feed_forward"):
             for key, layer in vars(getattr(block, part)).items():
                 if key in ("qkv", "proj", "gate", "up", "down"):
-                    yield f"{name}.{part}.{key}", layer, (Linear,)
-    yield "tokens", model.tokens, (Embedding,)
-    yield "dropout", model.dropout, (Dropout,)
-    yield "norm", model.norm, (LayerNorm,) if isinstance(model, GPT2) else (LayerNorm, RMSNorm)
+                    yield _Role(f"{name}.{part}.{key}", layer, (Linear,), True)
+    yield _Role("tokens", model.tokens, (Embedding,), True)
+    yield _Role("dropout", model.dropout, (Dropout,), False)
+    yield _Role("norm", model.norm, (LayerNorm, RMSNorm), False)
     if model.output is not None:
-        yield "output", model.output, (Linear,)
+        yield _Role("output", model.output, (Linear,), True)
 
 
-def _sizes(model: GPT2 | TransformerLM) -> Iterator[tuple[str, int]]:
-    """Yield what is cut into equal parts."""
-    blocks: list[Any] = list(model.blocks)
-    for number, block in enumerate(blocks):
-        yield f"the hidden width of block {number}", block.feed_forward.up.weight.shape[0]
-    yield "the table of tokens (rows)", model.tokens.weight.shape[0]
-
-
-def _mark(parameter: Tensor) -> str:
-    """Return what tells a parameter from others, most of the time."""
+def _fingerprint(parameter: Tensor) -> str:
+    """Return dtype, shape and a digest of the first elements, to compare parameters by."""
     sample = backend.to_numpy(parameter.data.reshape(-1)[:_SAMPLE])
     frozen = "" if parameter.requires_grad else " frozen"
     return f"{parameter.dtype} {parameter.shape} {zlib.crc32(sample.tobytes()):08x}{frozen}"
 
 
-class TensorParallel(ShardedRanks):
-    """Training on ranks that share each layer; other strategies work within.
+class TensorParallel(NestedRanks):
+    """Trains a model whose layers the ranks share; another strategy works within.
 
-    The ranks of a group get the same batches, compute the same loss, and step alike. Gradient
-    norms count what every rank has once.
+    The ranks of a group get the same batches, compute the same loss, and take the same steps.
+    Gradient norms count replicated parameters once.
 
     Args:
         comm: the ranks that share layers.
-        inner: how ranks with the same part of the layers train together: all that differ from
-            this one in another axis of the mesh.
+        inner: how ranks with the same part of the layers train together: those that differ from
+            this one along the other axes of the mesh.
         sequence: as of `tensor_parallel`.
-        world: all ranks, where there are more than those of `comm`: they write checkpoints
-            together.
+        world: all ranks, which write checkpoints together; None: those of `comm`.
     Attributes:
-        parts: how the model was cut, once `prepare` has done it.
+        parts: how the model was sharded, set by `prepare`.
     """
 
     parts: TensorParts
@@ -260,47 +265,29 @@ class TensorParallel(ShardedRanks):
         world: Comm | None = None,
     ) -> None:
         """Train on the ranks of `comm`, and on those of `inner`."""
-        self._comm, self._sequence, self._world = comm, sequence, world or comm
-        self._inner = OneProcess() if inner is None else inner
-        self.rank, self.ranks = self._inner.rank, self._inner.ranks
-        self.is_main = self._inner.is_main and comm.rank == 0
-        self._terms: _Stretches | None = None
-        self._copies: _Stretches | None = None
+        super().__init__(comm, inner, world)
+        self._sequence = sequence
+        self._terms: _JoinedGradients | None = None
+        self._copies: _JoinedGradients | None = None
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
-        """Cut the model, and return the optimizer of this rank's part.
+        """Shard the model, and return the optimizer of this rank's part.
 
         Raises:
             ArgumentError, CommError: see `tensor_parallel`.
         """
-        if not isinstance(model, GPT2 | TransformerLM):
-            raise ArgumentError(
-                f"TensorParallel: model is a {type(model).__name__}, expected a GPT2 or "
-                "TransformerLM"
-            )
         self.parts = tensor_parallel(model, self._comm, self._sequence)
         self._placements = self.parts.placements
         optimizer = self._inner.prepare(model, make_optimizer)
-        self._terms = _Stretches(optimizer.flat, self.parts.summed)
+        self._terms = _JoinedGradients(optimizer.flat, self.parts.summed)
         if self._comm.rank > 0:
-            self._copies = _Stretches(optimizer.flat, self.parts.replicated)
+            self._copies = _JoinedGradients(optimizer.flat, self.parts.replicated)
         return optimizer
-
-    def begin(
-        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Check that all ranks are at this step; the inner ones may exchange arrays.
-
-        Raises:
-            CommError: they are not.
-        """
-        self._comm.agree("train", {"step": step, **(facts or {})})
-        self._inner.begin(step, arrays, facts)
 
     def compute_gradients(
         self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
     ) -> Array:
-        """Compute as the inner ranks do; then sum what each of these ranks has a term of."""
+        """Compute as the inner ranks do, then sum the gradients of `TensorParts.summed`."""
         total = self._inner.compute_gradients(loss, parts, scaler)
         if self._terms:
             terms = self._terms.read()
@@ -310,34 +297,30 @@ class TensorParallel(ShardedRanks):
         return total
 
     def reduce_norm(self, squares: Array) -> None:
-        """Add, in place, the squares of gradients that other ranks alone have."""
+        """Add, in place, the squares of gradients of other ranks; replicated ones count once."""
         if self._copies:
             with np.errstate(invalid="ignore"):  # inf - inf: this step will be skipped
                 squares -= sum_of_squares(self._copies.read())
         self._inner.reduce_norm(squares)
         self._comm.all_reduce(squares)
 
-    def after_step(self) -> None:
-        """Let the inner ranks give each other what they have updated."""
-        self._inner.after_step()
-
     def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
         """Evaluate as the inner ranks do."""
         return self._inner.add_losses(loss, batches)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over the inner ranks; of these ranks, which have the same, the mean."""
+        """Return the sums over the inner ranks of the mean over these ranks."""
         means = np.array(values, "float64")
         self._comm.all_reduce(means, "mean")
         return self._inner.sum([float(each) for each in means])
 
 
-class _Stretches:
-    """Gradients of some parameters, of which this rank may have a part, as one array.
+class _JoinedGradients:
+    """The gradients of some parameters, of which this rank may have a part, as one array.
 
-    The array has room for all of them, in the order in which the model has them, so it is the same
-    on all ranks, however each has laid out and shared what else it has; what others have is 0.
-    Those that follow each other in both are one stretch, and worked on in place if it is all.
+    The array has all of them in the model's order, so its layout is the same on all ranks, whatever
+    the layout of flat buffers. Gradients of other ranks are 0 in it. Runs that are contiguous in
+    both are copied together; if that is all of them, the array is a view.
     """
 
     def __init__(self, flat: FlatParameters, names: Collection[str]) -> None:
@@ -347,7 +330,7 @@ class _Stretches:
             if name in names:
                 places[name] = -(-length // ALIGNMENT) * ALIGNMENT
                 length = places[name] + math.prod(flat.slots[name].shape)
-        self._parts: list[tuple[int, Array]] = []  # where each begins in the array
+        self._parts: list[tuple[int, Array]] = []  # start in the array, and gradients
         slots = sorted(flat.slots.items(), key=lambda item: item[1].offset)
         for piece in flat.pieces:
             stop = piece.begin + int(piece.grad.size)
@@ -372,11 +355,11 @@ class _Stretches:
             self._joined = zeros(length, like.dtype, like)
 
     def __bool__(self) -> bool:
-        """Whether there are any, on whatever rank."""
+        """Return whether there are any, on whatever rank."""
         return self._joined is None or self._joined.size > 0
 
     def read(self) -> Array:
-        """Return what they hold now, as one array."""
+        """Return the gradients as one array."""
         if self._joined is None:
             return self._parts[0][1]
         self._joined.fill(0)
@@ -385,7 +368,7 @@ class _Stretches:
         return self._joined
 
     def write(self) -> None:
-        """Put back what was done to the array that `read` gave."""
+        """Write the array that `read` returned back to the gradients."""
         if self._joined is None:
             return
         for begin, part in self._parts:

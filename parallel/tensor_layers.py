@@ -1,13 +1,18 @@
-"""Layers that the ranks of a group share: each has a part of their parameters.
+"""Tensor parallel layers: the ranks of a group share the parameters of each layer.
 
-    down(gelu(up(x)))       rank r has some rows of `up` and the same columns of `down`: what it
-                            makes is one term of the result, which is the sum over the ranks
+    down(gelu(up(x)))       column parallel `up`, row parallel `down`: rank r has some rows of W of
+                            `up` and the same columns of W of `down`. What it computes is one term
+                            of a sum over the ranks.
     proj(attention(qkv(x))) the same, by heads
-    embedding               rank r has some rows of the table
+    embedding               vocabulary parallel: rank r has some rows of the matrix
 
-What a rank computes alone is called a region. Outside, every rank has the same activations or,
-with `sequence`, 1 / ranks of their rows, on which norms, dropout and residuals then work.
-`tensor_parallel` in tensor.py makes a model of these layers. Tests: tests/parallel/test_tensor.py.
+A parallel region is what a rank computes with its shard of a layer. Outside the regions every rank
+has the same activations. With sequence parallelism (`sequence`) it has 1 / ranks of their rows
+there, and norms, dropout and residuals work on these rows. `tensor_parallel` in tensor.py puts
+these layers in the place of a model's. Tests: tests/parallel/test_tensor.py.
+
+Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al. 2022,
+    arXiv:2205.05198, section 4 (sequence parallelism).
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,17 +31,16 @@ from tensorgrad.nn import (
     Embedding,
     FeedForward,
     KeyValueCache,
-    LayerNorm,
     Linear,
+    Module,
     MultiHeadAttention,
     Parameter,
-    RMSNorm,
     SwiGLU,
     TransformerBlock,
 )
 from tensorgrad.operands import integer_array
 from tensorgrad.ops.elementwise.row import Row
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.placement import Placement, cut_box, divide
 from tensorgrad.parallel.tensor_ops import (
     all_gather_rows,
@@ -46,42 +50,42 @@ from tensorgrad.parallel.tensor_ops import (
 )
 from tensorgrad.tensor import Tensor
 
-_STREAMS = 2**32  # apart from each other lie the streams of random numbers of the ranks
+_STREAMS = 2**32  # distance between the random streams of two ranks
 
 _ADD_BIAS = Row("add_bias", "x bias residual", "x + bias + residual", "dy", "dy", "dy")
 
 
 @dataclass(frozen=True)
 class Region:
-    """Where ranks compute parts of a layer, and how activations come in and go out.
+    """A parallel region, and how activations enter and leave it.
 
     Args:
-        comm: the ranks.
-        sequence: whether, outside, each rank has its part of the rows alone.
+        comm: the ranks that share the layer.
+        sequence: whether each rank has only its part of the rows outside the region.
     """
 
     comm: Comm
     sequence: bool = False
 
     def enter(self, x: Any) -> Tensor:
-        """Return all rows of x, (B, T, C), for this rank to take to its part of the layer."""
+        """Return all rows of x, (B, T, C), as the input of this rank's shard."""
         return (all_gather_rows if self.sequence else all_reduce_gradient)(x, self.comm)
 
     def leave(self, y: Any) -> Tensor:
-        """Return the sum of y over the ranks: all of it or, of a sequence, the own rows.
+        """Return the sum of y over the ranks; with `sequence` this rank's rows of it.
 
-        The array of y, which nothing else may use, is written to.
+        The array of y is overwritten, so nothing else may use it.
         """
         if self.sequence:
             return reduce_scatter_rows(y, self.comm)
         return all_reduce(y, self.comm, overwrite=True)
 
     @contextmanager
-    def own_numbers(self) -> Iterator[None]:
-        """Draw other random numbers than the other ranks: for what is cut, as dropout of heads.
+    def rank_random_stream(self) -> Iterator[None]:
+        """Draw from a random stream of this rank: for dropout inside a region.
 
-        Outside, ranks draw the same ones, from the stream that the training loop has set. Draws
-        are counted alike on all ranks.
+        Outside this context all ranks draw the same numbers, from the stream that the training
+        loop has set. Every rank counts the same number of draws.
         """
         stream = random.get_state()["stream"]
         own = stream % _STREAMS + self.comm.rank * _STREAMS
@@ -92,24 +96,24 @@ class Region:
             random.set_state({**random.get_state(), "stream": stream})
 
     def drop(self, layer: Dropout, x: Tensor) -> Tensor:
-        """Return dropout of what is cut."""
+        """Return the dropout of an activation inside the region."""
         if not layer.drops:
             return x
-        with self.own_numbers():
+        with self.rank_random_stream():
             return layer.forward(x)
 
-    def outside_numbers(self) -> AbstractContextManager[None]:
-        """Draw the random numbers of what is outside: the own ones if the rows are cut."""
-        return self.own_numbers() if self.sequence else nullcontext()
+    def outer_random_stream(self) -> AbstractContextManager[None]:
+        """Draw the random numbers of layers outside: from this rank's stream with `sequence`."""
+        return self.rank_random_stream() if self.sequence else nullcontext()
 
-    def cut(
+    def shard(
         self,
         parameter: Parameter,
         axis: int,
         sections: Sequence[int] | None = None,
         units: int | None = None,
     ) -> Placement:
-        """Leave this rank's part of a parameter in its place; see `divide`."""
+        """Replace a parameter's array by this rank's shard of it; see `divide`."""
         comm = self.comm
         placement = divide("", parameter.shape, axis, comm.rank, comm.size, sections, units)
         parameter.data = cut_box(parameter.data, placement).copy()
@@ -117,19 +121,42 @@ class Region:
         return placement
 
 
-class ColumnParallelLinear(Linear):
-    """y = x W^T + b, of which this rank makes some columns: it has these rows of W and of b.
+class ShardedLayer(Module):
+    """Base of the layers that take the place of a whole layer on ranks that share it.
+
+    The new layer has the parameters, sublayers and attributes of the whole one. Where that is of a
+    subclass, say of nn.Linear, the new layer is too, so it keeps what the subclass adds.
 
     Args:
-        whole: takes over its parameters and cuts them, so that the ranks' parts are those of one
-            layer when all ranks drew equal ones.
-        region: the ranks, and whether x comes as rows of each.
-        sections: lengths along y that are cut each for itself; see `divide`.
-        units: of so many the outputs, or each section, consist; the ranks have whole ones.
+        whole: the layer to replace. All ranks must have drawn the same parameters.
+        region: the ranks that share it.
     Attributes:
-        placements: which part of each parameter is here.
+        placements: which part of a whole parameter this rank has, by name; the others are whole.
+    """
+
+    placements: dict[str, Placement]
+
+    def __new__(cls, whole: Module, *args: Any, **kwargs: Any) -> Self:
+        """Return an object whose class also derives from the class of the whole layer."""
+        if not issubclass(cls, type(whole)):
+            cls = type(cls.__name__, (cls, type(whole)), {})
+        return super().__new__(cls)
+
+    def __init__(self, whole: Module, region: Region) -> None:
+        vars(self).update(vars(whole))
+        self.region = region
+        self.placements = {}
+
+
+class ColumnParallelLinear(ShardedLayer, Linear):
+    """y = x W^T + b, where this rank computes some columns of y: it has these rows of W and b.
+
+    Args:
+        whole, region: as of `ShardedLayer`.
+        sections: lengths along y that are divided separately; see `divide`.
+        units: number of equal units of the outputs, or of each section; no unit is divided.
     Raises:
-        ShapeError: the outputs, or a section, are no multiple of the ranks, or of the units.
+        ShapeError: the outputs, or a section, are not a multiple of the ranks, or of the units.
     """
 
     def __init__(
@@ -139,88 +166,79 @@ class ColumnParallelLinear(Linear):
         sections: Sequence[int] | None = None,
         units: int | None = None,
     ) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
-        self.placements = {"weight": region.cut(self.weight, 0, sections, units)}
+        super().__init__(whole, region)
+        self.placements["weight"] = region.shard(self.weight, 0, sections, units)
         if self.bias is not None:
-            self.placements["bias"] = region.cut(self.bias, 0, sections, units)
+            self.placements["bias"] = region.shard(self.bias, 0, sections, units)
 
     def forward(self, x: Any) -> Tensor:  # type: ignore[override]
-        """Return (B, T, the own outputs) for x (B, T, inputs) or, of a sequence, its own rows."""
+        """Return (B, T, this rank's outputs) for x, (B, T, inputs) or this rank's rows of it."""
         return ops.linear(self.region.enter(x), self.weight, self.bias)
 
 
-class RowParallelLinear(Linear):
-    """y = x W^T + b, of whose x this rank has some columns: it has these columns of W, and b.
+class RowParallelLinear(ShardedLayer, Linear):
+    """y = x W^T + b, where this rank has some columns of x: it has these columns of W, and b.
 
     Args:
-        whole: takes over its parameters and cuts the weight; as for `ColumnParallelLinear`.
-        region: the ranks, and whether y goes out as rows of each.
-        units: of so many the inputs consist; the ranks have whole ones.
-    Attributes:
-        placements: which part of the weight is here.
+        whole, region: as of `ShardedLayer`.
+        units: number of equal units of the inputs; no unit is divided.
     Raises:
-        ShapeError: the inputs are no multiple of the ranks, or of the units.
+        ShapeError: the inputs are not a multiple of the ranks, or of the units.
     """
 
     def __init__(self, whole: Linear, region: Region, units: int | None = None) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
-        self.placements = {"weight": region.cut(self.weight, 1, units=units)}
+        super().__init__(whole, region)
+        self.placements["weight"] = region.shard(self.weight, 1, units=units)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
-        """Return (B, T, outputs), or the own rows, for x (B, T, own inputs), plus residual."""
-        return self.outside(ops.linear(x, self.weight), residual)
+        """Return y + residual, (B, T, outputs) or this rank's rows, for x (B, T, its inputs)."""
+        return self.reduce(ops.linear(x, self.weight), residual)
 
-    def outside(self, y: Tensor, residual: Any = None) -> Tensor:
-        """Return the sum of y over the ranks, plus the bias and what is as large as that sum."""
+    def reduce(self, y: Tensor, residual: Any = None) -> Tensor:
+        """Return the sum of the ranks' products y, plus bias and residual."""
         y = self.region.leave(y)
         if self.bias is None:
             return y if residual is None else y + residual
-        bias = self.bias.astype(y.dtype, copy=False)  # its dtype shall not make y wider
+        bias = self.bias.astype(y.dtype, copy=False)  # a float32 bias must not widen y
         return y + bias if residual is None else _ADD_BIAS(y, bias, residual)
 
 
-class VocabularyParallelEmbedding(Embedding):
-    """A table of which this rank has some rows.
+class VocabularyParallelEmbedding(ShardedLayer, Embedding):
+    """An embedding of which this rank has some rows.
 
     Args:
-        whole: takes over its table and cuts it; as for `ColumnParallelLinear`.
-        region: the ranks, and whether rows of the result go to each.
-    Attributes:
-        placements: which part of the table is here.
+        whole, region: as of `ShardedLayer`.
     Raises:
-        ShapeError: the vocabulary is no multiple of the ranks.
+        ShapeError: the vocabulary is not a multiple of the ranks.
     """
 
     def __init__(self, whole: Embedding, region: Region) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
-        self.placements = {"weight": region.cut(self.weight, 0)}
+        super().__init__(whole, region)
+        self.placements["weight"] = region.shard(self.weight, 0)
 
     def forward(self, ids: Any, positions: Any = None, start: int = 0) -> Tensor:
-        """Return (B, T, width), or the own rows; arguments as of `Embedding`, ids (B, T)."""
+        """Return (B, T, width) or this rank's rows; arguments as of `Embedding`, ids (B, T)."""
         comm, rows = self.region.comm, len(self.weight.data)
         ids = integer_array("VocabularyParallelEmbedding", "ids", ids)
         _check_ids(ids, rows * comm.size)
         local = ids - comm.rank * rows
         here = (local >= 0) & (local < rows)
-        # An id of another rank stands for any row here, different ones for different rows: their
-        # gradients are 0, and adding them up takes the longer the more go to one row.
+        # The ids of other ranks read rows whose results are dropped. `%` spreads them over all
+        # rows: their gradients are 0, but adding many to one row would be slow.
         y = ops.embedding(self.weight, local % rows)
         y = self.region.leave(ops.where(here[..., None], y, 0.0))
         if positions is None:
             return y
-        return y + ops.embedding(positions, self._places(ids, start))
+        return y + ops.embedding(positions, self._positions(ids, start))
 
-    def _places(self, ids: backend.Array, start: int) -> backend.Array:
-        """Return for each row of the result its place in the sequence."""
+    def _positions(self, ids: backend.Array, start: int) -> backend.Array:
+        """Return the position of each row of the result in its sequence."""
         xp, (batch, length) = backend.namespace(ids), ids.shape
         if not self.region.sequence:
             return xp.arange(start, start + length)
-        comm, share = self.region.comm, length // self.region.comm.size
-        first = comm.rank * batch * share
-        return start + xp.arange(first, first + batch * share).reshape(batch, share) % length
+        comm, local = self.region.comm, length // self.region.comm.size
+        first = comm.rank * batch * local
+        return start + xp.arange(first, first + batch * local).reshape(batch, local) % length
 
 
 def _check_ids(ids: backend.Array, vocabulary: int) -> None:
@@ -236,49 +254,44 @@ def _check_ids(ids: backend.Array, vocabulary: int) -> None:
         )
 
 
-class ParallelAttention(MultiHeadAttention):
-    """Attention of which this rank has some heads: of keys and values, and the queries of these.
+class ParallelAttention(ShardedLayer, MultiHeadAttention):
+    """Attention of which this rank has some key and value heads, and the queries of these.
 
-    Where the ranks do not divide the heads some ranks have one head of keys and values more.
+    Where the number of ranks does not divide the heads, some ranks have one more.
 
     Args:
-        whole: takes over its layers and cuts them.
-        region: the ranks; no more than there are heads of keys and values.
+        whole, region: as of `ShardedLayer`; at most as many ranks as key and value heads.
     Attributes:
-        heads, kv_heads: how many of each are here.
+        heads, kv_heads: the heads of this rank.
     """
 
     def __init__(self, whole: MultiHeadAttention, region: Region) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
-        units = whole.kv_heads
+        super().__init__(whole, region)
+        units, comm = whole.kv_heads, region.comm
         width = len(whole.qkv.weight.data) // (whole.heads + 2 * units)
         sections = [width * heads for heads in (whole.heads, units, units)]
         self.qkv = ColumnParallelLinear(whole.qkv, region, sections, units)
         self.proj = RowParallelLinear(whole.proj, region, units)
-        comm = region.comm
         self.kv_heads = units * (comm.rank + 1) // comm.size - units * comm.rank // comm.size
         self.heads = whole.heads // units * self.kv_heads
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return the shape of x; see `MultiHeadAttention`. The cache holds the heads of here."""
-        with self.region.own_numbers():
+        """Return the shape of x; see `MultiHeadAttention`. The cache holds this rank's heads."""
+        with self.region.rank_random_stream():
             return super().forward(x, mask, cache)
 
 
-class ParallelFeedForward(FeedForward):
+class ParallelFeedForward(ShardedLayer, FeedForward):
     """down(gelu(up(x))), of whose hidden width this rank has a part.
 
     Args:
-        whole: takes over its layers and cuts them.
-        region: the ranks.
+        whole, region: as of `ShardedLayer`.
     """
 
     down: RowParallelLinear
 
     def __init__(self, whole: FeedForward, region: Region) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
+        super().__init__(whole, region)
         self.up = ColumnParallelLinear(whole.up, region)
         self.down = RowParallelLinear(whole.down, region)
 
@@ -290,15 +303,14 @@ class ParallelFeedForward(FeedForward):
             hidden = ops.linear_gelu(x, up.weight, up.bias, self.approximate)
             return down.forward(self.region.drop(self.dropout, hidden), residual)
         y = ops.feed_forward(x, up.weight, up.bias, down.weight, None, approximate=self.approximate)
-        return down.outside(y, residual)
+        return down.reduce(y, residual)
 
 
-class ParallelSwiGLU(SwiGLU):
+class ParallelSwiGLU(ShardedLayer, SwiGLU):
     """down(silu(gate(x)) * up(x)), of whose hidden width this rank has a part.
 
     Args:
-        whole: takes over its layers and cuts them.
-        region: the ranks.
+        whole, region: as of `ShardedLayer`.
     """
 
     gate: ColumnParallelLinear
@@ -306,8 +318,7 @@ class ParallelSwiGLU(SwiGLU):
     down: RowParallelLinear
 
     def __init__(self, whole: SwiGLU, region: Region) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
+        super().__init__(whole, region)
         self.gate = ColumnParallelLinear(whole.gate, region)
         self.up = ColumnParallelLinear(whole.up, region)
         self.down = RowParallelLinear(whole.down, region)
@@ -320,17 +331,15 @@ class ParallelSwiGLU(SwiGLU):
         return self.down.forward(self.region.drop(self.dropout, hidden), residual)
 
 
-class ParallelBlock(TransformerBlock):
-    """A transformer block whose layers ranks share.
+class ParallelBlock(ShardedLayer, TransformerBlock):
+    """A transformer block with tensor parallel attention and feed-forward layers.
 
     Args:
-        whole: takes over its layers and cuts them.
-        region: the ranks.
+        whole, region: as of `ShardedLayer`.
     """
 
     def __init__(self, whole: TransformerBlock, region: Region) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
+        super().__init__(whole, region)
         self.attention = ParallelAttention(whole.attention, region)
         layer = whole.feed_forward
         if isinstance(layer, SwiGLU):
@@ -339,58 +348,31 @@ class ParallelBlock(TransformerBlock):
             self.feed_forward = ParallelFeedForward(layer, region)
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return the shape of x: (B, T, C) or, of a sequence, the own rows."""
-        with self.region.outside_numbers():
+        """Return the shape of x: (B, T, C) or, with `sequence`, this rank's rows."""
+        with self.region.outer_random_stream():
             return super().forward(x, mask, cache)
 
 
-class ParallelDropout(Dropout):
-    """Dropout of what is outside the regions: all of it or, of a sequence, the own rows.
+class ParallelDropout(ShardedLayer, Dropout):
+    """Dropout outside the regions: of all activations or, with `sequence`, of this rank's rows.
 
     Args:
-        whole: as which it drops.
-        region: the ranks.
+        whole, region: as of `ShardedLayer`.
     """
-
-    def __init__(self, whole: Dropout, region: Region) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
 
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x."""
-        with self.region.outside_numbers():
+        with self.region.outer_random_stream():
             return super().forward(x)
 
 
-class ParallelLayerNorm(LayerNorm):
-    """The norm before a region that nothing leaves, as that of the head.
+class ParallelNorm(ShardedLayer):
+    """The last norm, whose result enters the region of the head.
 
     Args:
-        whole: takes over its parameters.
-        region: the ranks.
+        whole, region: as of `ShardedLayer`; `whole` is a LayerNorm or RMSNorm.
     """
 
-    def __init__(self, whole: LayerNorm, region: Region) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
-
     def forward(self, x: Any) -> Tensor:
-        """Return (B, T, C), inside the region, for that shape or the own rows."""
-        return self.region.enter(super().forward(x))
-
-
-class ParallelRMSNorm(RMSNorm):
-    """The norm before a region that nothing leaves, as that of the head.
-
-    Args:
-        whole: takes over its parameters.
-        region: the ranks.
-    """
-
-    def __init__(self, whole: RMSNorm, region: Region) -> None:
-        vars(self).update(vars(whole))
-        self.region = region
-
-    def forward(self, x: Any) -> Tensor:
-        """Return (B, T, C), inside the region, for that shape or the own rows."""
+        """Return (B, T, C) for x of that shape or, with `sequence`, this rank's rows of it."""
         return self.region.enter(super().forward(x))

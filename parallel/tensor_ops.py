@@ -1,17 +1,18 @@
-"""Communication as operations with gradients: what tensor parallel layers are made of.
+"""Collectives with gradients: the operations of tensor parallel layers.
 
-Ranks that share a layer compute parts of it. What a rank needs of the others, and what it owes
-them in backward, come in pairs, each the other's gradient:
+Ranks that share a layer compute parts of it. The collectives at the entry and the exit of such a
+parallel region come in pairs, each the other's gradient:
 
-    all_reduce_gradient  x as it is         dx summed over the ranks     on the way in
-    all_reduce           x summed           dx as it is                  on the way out
-    all_gather_rows      rows of all ranks  dx summed, the own rows      on the way in
-    reduce_scatter_rows  summed, own rows   rows of all ranks            on the way out
+    operation            forward            backward                    where
+    all_reduce_gradient  x unchanged        sum of dx over the ranks    entry
+    all_reduce           sum of x           dx unchanged                exit
+    all_gather_rows      rows of all ranks  own rows of the sum of dx   entry, sequence parallel
+    reduce_scatter_rows  own rows of a sum  rows of all ranks           exit, sequence parallel
 
-`all_gather_columns` is for results: every rank goes on with the same whole array, so its gradient
-is the own columns of dy, without a sum. Every rank calls the same operations in the same order,
-in forward and so in backward. Sums are in the dtype of the array, in one order for all ranks.
-Tests: tests/parallel/test_tensor.py.
+`all_gather_columns` is for results. Every rank continues with the same whole array, so its gradient
+is the rank's own columns of dy, without a sum. Every rank must call the same operations in the same
+order, in forward and so in backward. Sums are in the dtype of the array, in the same order on all
+ranks. Tests: tests/parallel/test_tensor.py.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.errors import ShapeError
 from tensorgrad.operands import float_tensor
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.tensor import Tensor
 
 
 def all_reduce_gradient(x: Any, comm: Comm) -> Tensor:
-    """Return x, which is the same on all ranks; its gradient is summed over them.
+    """Return x, which is the same on all ranks; its gradient is summed over the ranks.
 
     Args:
         x: any shape, any float dtype.
-        comm: the ranks, each of which takes x to another part of a computation.
+        comm: the ranks, each of which computes another part from x.
     Raises:
         DtypeError: x is not a float.
     """
@@ -46,12 +47,12 @@ def _summed_gradient(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -
 
 
 def all_reduce(x: Any, comm: Comm, overwrite: bool = False) -> Tensor:
-    """Return the sum of x over the ranks, of which each has a term.
+    """Return the sum of x over the ranks.
 
     Args:
         x: any shape, any float dtype, the same on all ranks.
         comm: the ranks.
-        overwrite: let the array of x take the sum, which saves a copy: nothing else may use x.
+        overwrite: write the sum to the array of x, which saves a copy; nothing else may use x.
     Raises:
         DtypeError: x is not a float.
         CommError: the ranks disagree, or the network fails.
@@ -68,15 +69,15 @@ def _same_gradient(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> 
 
 
 def all_gather_rows(x: Any, comm: Comm) -> Tensor:
-    """Return the rows of all ranks, one after the other; the gradient is summed and cut again.
+    """Return the rows of all ranks, concatenated; the gradient is summed and divided again.
 
     Args:
-        x: (B, T / ranks, C), any float dtype: the own part of the B * T rows in memory order.
-        comm: the ranks, each of which takes all rows to another part of a computation.
+        x: (B, T / ranks, C), any float dtype: this rank's part of the B * T rows in memory order.
+        comm: the ranks, each of which computes another part from all rows.
     Returns:
         (B, T, C).
     Raises:
-        ShapeError: x has less than three axes.
+        ShapeError: x has fewer than three axes.
         DtypeError: x is not a float.
         CommError: the ranks disagree, or the network fails.
     """
@@ -91,16 +92,16 @@ def _gather_backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -
 
 
 def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
-    """Return the own part of the rows of the sum of x over the ranks, of which each has a term.
+    """Return this rank's part of the rows of the sum of x over the ranks.
 
     Args:
         x: (B, T, C), any float dtype, the same on all ranks.
         comm: the ranks.
     Returns:
-        (B, T / ranks, C): the B * T rows in memory order, cut into equal parts. With B == 1 each
-        rank has a part of the sequence, with a multiple of the ranks whole sequences.
+        (B, T / ranks, C): the B * T rows in memory order, divided equally. With B == 1 each rank
+        has a part of the sequence; with B a multiple of the ranks it has whole sequences.
     Raises:
-        ShapeError: x has less than three axes, or T is no multiple of the number of ranks.
+        ShapeError: x has fewer than three axes, or T is not a multiple of the number of ranks.
         DtypeError: x is not a float.
         CommError: the ranks disagree, or the network fails.
     """
@@ -114,11 +115,11 @@ def _scatter_backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) 
 
 
 def all_gather_columns(x: Any, comm: Comm) -> Tensor:
-    """Return the last axes of all ranks' x, side by side.
+    """Concatenate x of all ranks along the last axis.
 
     Args:
         x: (..., n), any float dtype, the same shape on all ranks.
-        comm: the ranks, all of which go on with the same.
+        comm: the ranks, all of which continue with the same result.
     Returns:
         (..., ranks * n).
     Raises:
@@ -143,7 +144,7 @@ def _own_columns(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tu
 
 
 def summed(array: Array, comm: Comm) -> Array:
-    """Return a new array: the sum over the ranks."""
+    """Return the sum over the ranks, a new array."""
     total = array.copy(order="C")
     comm.all_reduce(total)
     return total
@@ -156,7 +157,7 @@ def gathered(array: Array, comm: Comm) -> Array:
 
 
 def scattered(op: str, array: Array, comm: Comm) -> Array:
-    """Return the own rows of the sum over the ranks: (B, T / ranks, ...) of (B, T, ...)."""
+    """Return this rank's rows of the sum: (B, T / ranks, ...) of (B, T, ...)."""
     check_rows(op, array.shape, comm.size)
     batch, length = array.shape[:2]
     own = backend.empty((batch, length // comm.size, *array.shape[2:]), array.dtype, like=array)
@@ -165,7 +166,7 @@ def scattered(op: str, array: Array, comm: Comm) -> Array:
 
 
 def check_rows(op: str, shape: tuple[int, ...], ranks: int) -> None:
-    """Raise ShapeError unless (B, T, ...) can be cut into the rows of the ranks."""
+    """Raise ShapeError unless (B, T, ...) can be divided into rows for the ranks."""
     if len(shape) < 3 or shape[1] % ranks:
         raise ShapeError(
             f"{op}: x has shape {shape}, expected (B, T, C) with T a multiple of the {ranks} ranks"

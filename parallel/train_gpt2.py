@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from tensorgrad.command import drop_unwritten_output, printable, status_and_line
 from tensorgrad.errors import ArgumentError, TensorgradError
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.comm import world
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.data import REDUCTIONS
 from tensorgrad.train.config import option, read_command_line
 from tensorgrad.train.device import choose_device

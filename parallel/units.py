@@ -1,16 +1,16 @@
-"""Blocks of a model whose parameters or gradients a rank has whole for a while only.
+"""ZeRO stages 2 and 3: gathering parameters and reduce-scattering gradients, block by block.
 
-Forward goes through the units of a model in order, backward the other way. Here two slots, made
-once, hold what two neighbours need: unit u lies in slot u % 2.
+Forward goes through the units of a model in order, backward the other way. Two slots, allocated
+once, hold two neighbouring units: unit u occupies slot u % 2.
 
-- Before unit u runs forward, its parameters are gathered into its slot, and those of unit u + 1
-  begin to be, into the other. What ops save for backward are views of the slot.
-- Before unit u runs backward, its parameters are gathered again, to the same place, and those of
-  unit u - 1 begin to be. An op at the end of the unit, which does nothing else, says when.
-- By then backward has left the units after u. Their gradients are summed over the ranks, each
-  rank keeping its part, while backward goes on; then their slot is zero again, for u - 1.
+- Before unit u runs forward, its parameters are gathered into its slot. Gathering those of unit
+  u + 1 into the other slot starts. What ops save for backward are views of the slot.
+- Before unit u runs backward, its parameters are gathered again, to the same place. Gathering those
+  of unit u - 1 starts. An identity op at the end of the unit marks this moment.
+- By then backward has left the units after u. Their gradients are reduce-scattered while backward
+  continues. Then their slot is set to zero, for unit u - 1.
 
-Nothing is allocated in a step. In stage 2 parameters stay whole, and only the last part is done.
+A step allocates nothing. In stage 2 parameters stay whole, and only the last point applies.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tensorgrad.autograd import on_grad_ready, record
 from tensorgrad.backend import Array, add_into
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.nn import Module, ModuleList, Parameter
-from tensorgrad.parallel.collectives import Comm
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.shards import SLOTS, ShardedParameters
 from tensorgrad.tensor import Tensor
 
@@ -35,11 +35,11 @@ def find_units(
     """Return the members of the model's ModuleLists, and the unit of each parameter.
 
     Args:
-        model: a language model, say, whose `blocks` are a ModuleList.
-        parameters: those that are trained, by name. One that is used outside of its unit too,
-            or in no unit, has None.
+        model: for instance a language model, whose `blocks` are a ModuleList.
+        parameters: the trained ones, by name. One that is used in no unit, or also outside its
+            unit, has None.
     Returns:
-        The units that have parameters, in order, and for each name the place in this list.
+        The units that have parameters, in order, and for each name the index in this list.
     Raises:
         ArgumentError: there are none.
     """
@@ -75,11 +75,11 @@ def find_units(
 
 
 class Units:
-    """Gathers parameters and scatters gradients of the units, as forward and backward pass them.
+    """Gathers parameters and scatters gradients of the units, as forward and backward reach them.
 
     Args:
         flat: of stage 2 or 3; its units are those modules.
-        modules: each returns one tensor, through which alone its parameters act on the loss.
+        modules: each returns one tensor, its parameters' only path to the loss.
         parameters: all of the flat ones by name.
         comm: the ranks.
     """
@@ -94,21 +94,21 @@ class Units:
         self._flat, self._comm = flat, comm
         self._count = len(modules)
         self._inside: list[int | None] = [None] * SLOTS
-        self._gathers: dict[int, Handle] = {}  # on their way into a slot
-        self._scatters: dict[int, Handle] = {}  # of a unit
-        self._last = self._count - 1  # the last unit whose gradients were not yet scattered
+        self._gathers: dict[int, Handle] = {}  # in flight, by slot
+        self._scatters: dict[int, Handle] = {}  # in flight, by unit
+        self._last = self._count - 1  # the last unit whose gradients are not yet scattered
         for unit, (module, segment) in enumerate(zip(modules, flat.units, strict=True)):
             module.forward = self._surrounded(unit, module)
             for name in flat.segments[segment].names:
                 on_grad_ready(parameters[name], self._guard(unit, name))
 
-    def pass_by(self) -> None:
-        """Gather as forward does: other ranks run it, and this one has nothing to run."""
+    def gather_all(self) -> None:
+        """Gather as forward does, on a rank without a batch while other ranks run forward."""
         for unit in range(self._count):
             self._begin_forward(unit)
 
     def end_backward(self) -> None:
-        """Scatter all gradients that were not yet, and let what follows wait for them."""
+        """Scatter the remaining gradients, and wait for all of them."""
         while self._last >= 0:
             self._scatter_last()
         for unit in sorted(self._scatters, reverse=True):
@@ -116,7 +116,7 @@ class Units:
         self._last = self._count - 1
 
     def forget(self) -> None:
-        """Gather anew from now on: the parameters have changed. Begin with the first unit."""
+        """Gather again from now on, starting with the first unit: the parameters have changed."""
         for slot in range(SLOTS):
             self._arrived(slot)
         self._inside = [None] * SLOTS
@@ -165,20 +165,20 @@ class Units:
         return check
 
     def _need(self, unit: int) -> None:
-        """Let what follows wait for the unit's parameters."""
+        """Wait for the unit's parameters."""
         self._fetch(unit)
         if self._flat.stage == 3:
             self._arrived(unit % SLOTS)
 
     def _fetch(self, unit: int) -> None:
-        """Begin to gather the unit's parameters, unless they are in their slot or no such unit."""
+        """Start gathering the unit's parameters, unless it is in its slot or does not exist."""
         slot = unit % SLOTS
         if self._flat.stage < 3 or not 0 <= unit < self._count or self._inside[slot] == unit:
             return
-        self._arrived(slot)  # nobody may have waited for a unit that was not run
+        self._arrived(slot)  # a unit that was not run has not waited
         segment = self._flat.units[unit]
-        part, room = self._flat.pieces[segment].data, self._flat.rooms[segment][0]
-        self._gathers[slot] = self._comm.all_gather(part, room, wait=False)
+        part, whole = self._flat.pieces[segment].data, self._flat.storage[segment][0]
+        self._gathers[slot] = self._comm.all_gather(part, whole, wait=False)
         self._inside[slot] = unit
 
     def _arrived(self, slot: int) -> None:
@@ -187,21 +187,21 @@ class Units:
             handle.wait()
 
     def _scatter_last(self) -> None:
-        """Begin to sum the gradients of the last unit that was not yet summed."""
+        """Start reduce-scattering the gradients of the last unit that remains."""
         unit = self._last
         self._keep(unit + SLOTS)
-        room = self._flat.rooms[self._flat.units[unit]][1]
-        part = self._flat.part(room)
-        self._scatters[unit] = self._comm.reduce_scatter(room, part, "mean", wait=False)
+        whole = self._flat.storage[self._flat.units[unit]][1]
+        part = self._flat.part(whole)
+        self._scatters[unit] = self._comm.reduce_scatter(whole, part, "mean", wait=False)
         self._last -= 1
 
     def _keep(self, unit: int) -> None:
-        """Add the summed part of a unit's gradients to what is kept, and clear its slot."""
+        """Add this rank's reduced gradients of a unit to its shard, and clear the slot."""
         handle = self._scatters.pop(unit, None)
         if handle is None:
             return
         handle.wait()
         segment = self._flat.units[unit]
-        room = self._flat.rooms[segment][1]
-        add_into(self._flat.pieces[segment].grad, self._flat.part(room))
-        room.fill(0)
+        whole = self._flat.storage[segment][1]
+        add_into(self._flat.pieces[segment].grad, self._flat.part(whole))
+        whole.fill(0)

@@ -1,11 +1,11 @@
-"""Cross entropy of a head whose rows are shared out among ranks.
+"""Vocabulary parallel cross entropy: the rows of the head are divided among the ranks.
 
-Rank r has rows r n to (r + 1) n of the V = ranks * n rows of the head, and makes n of the V logits
-of each row of x. Of a chunk of N rows the ranks exchange 4 N numbers: of each rank's part the
-largest logit, and how far below it the others are: the sum of their exponentials, the target and
-the sum of all. What all logits of a row share takes no part, so it costs no digits. From these all
-ranks compute the same loss, in the order of the ranks, and each the gradient of its own logits, at
-once and in the memory of the logits, as `ops.linear_cross_entropy` does.
+Rank r has rows r n to (r + 1) n of the V = ranks * n rows of the head, and computes n of the V
+logits of each row of x. For a chunk of N rows the ranks exchange 4 N numbers. These are, of each
+rank's logits, the largest and, relative to it, the sum of exponentials, the target's logit and the
+sum of all logits. Because they are relative, a common offset of the logits costs no precision. From
+them all ranks compute the same loss, adding in the order of the ranks. Each computes the gradient
+of its own logits at once, in the memory of the logits, as `ops.linear_cross_entropy` does.
 Tests: tests/parallel/test_tensor.py.
 """
 
@@ -29,7 +29,7 @@ from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
 from tensorgrad.ops.linear_cross_entropy import check_shapes, rows_at_a_time
 from tensorgrad.ops.matmul import flat, product, product_into
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.tensor import Tensor
 
 
@@ -45,9 +45,9 @@ def vocabulary_parallel_cross_entropy(
     vocab_size: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Return what `ops.linear_cross_entropy` returns for the heads of all ranks put together.
+    """Return `ops.linear_cross_entropy` for the concatenated heads of all ranks.
 
-    The gradient of x is the own term of a sum over the ranks: bring x here by
+    The gradient of x is this rank's term of a sum over the ranks, so x must come from
     `all_reduce_gradient` or `all_gather_rows`.
 
     Args:
@@ -57,11 +57,10 @@ def vocabulary_parallel_cross_entropy(
         comm: the ranks.
         ignore_index, label_smoothing, z_loss: as for `ops.cross_entropy`.
         reduction: "mean" or "sum".
-        vocab_size: rows of the whole head that stand for a class; those after it take no part,
-            and may be all that a rank has. None: all.
-        chunk: rows of x that are worked on at a time; None: as many as make 64 MB of logits on
-            the CPU, 400 MB on a GPU.
-
+        vocab_size: rows of the whole head that are classes; the rows after them are ignored, and
+            a rank may have only such rows. None: all.
+        chunk: rows of x to process at a time; None: as many as make 64 MB of logits on the CPU,
+            400 MB on a GPU.
     Returns:
         A scalar, the same bits on all ranks; float32, float64 for float64 operands.
 
@@ -69,7 +68,7 @@ def vocabulary_parallel_cross_entropy(
         ShapeError, ArgumentError, OutOfRangeError, DtypeError, DeviceError: as from
             `ops.linear_cross_entropy`.
         CommError: the ranks disagree, or the network fails.
-    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3, shares the vocabulary like this.
+    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     op = "vocabulary_parallel_cross_entropy"
     x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
@@ -94,18 +93,18 @@ def vocabulary_parallel_cross_entropy(
     if reduction == "mean":
         divisor = backend.namespace(counted).maximum(counted.sum(), 1).astype(wide)
     head = _Head(comm, weight.data, classes, options)
-    problem = _Problem(head, x.data, targets.reshape(-1), counted, divisor, dtype, chunk)
+    problem = _LossInputs(head, x.data, targets.reshape(-1), counted, divisor, dtype, chunk)
     wants = [mode.grad_enabled and tensor.requires_grad for tensor in (x, weight)]
     losses, gradients = _run(problem, wants)
     loss = losses.sum() if divisor is None else losses.sum() / divisor
     if divisor is not None and not losses.size:
-        loss = backend.namespace(losses).full_like(loss, np.nan)  # the mean of nothing
+        loss = backend.namespace(losses).full_like(loss, np.nan)  # the mean of no rows
     saved = (*arrays[:2], problem, [gradients])
     return record(op, loss, (x, weight), _backward, saved)
 
 
 class _Head(NamedTuple):
-    """The rows of this rank among those of all."""
+    """This rank's rows of the head."""
 
     comm: Comm
     weight: Array
@@ -119,12 +118,12 @@ class _Head(NamedTuple):
 
     @property
     def own(self) -> int:
-        """How many of the rows stand for a class."""
+        """The number of rows that are classes."""
         return min(max(self.classes - self.first, 0), len(self.weight))
 
 
-class _Problem(NamedTuple):
-    """What is to be computed."""
+class _LossInputs(NamedTuple):
+    """The inputs of the loss."""
 
     head: _Head
     x: Array
@@ -137,7 +136,7 @@ class _Problem(NamedTuple):
 
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Sequence[Array | None]:
     *_, problem, early = saved
-    gradients = early.pop() if early else _run(problem, needs)[1]  # a retained graph comes again
+    gradients = early.pop() if early else _run(problem, needs)[1]  # again for a retained graph
     factor = dy if problem.divisor is None or not defers(problem.dtype) else dy / problem.divisor
     for gradient in gradients:
         if gradient is None:
@@ -149,11 +148,11 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Seque
     return gradients
 
 
-def _run(problem: _Problem, wants: Sequence[bool]) -> tuple[Array, list[Array | None]]:
-    """Return the losses of the rows, and the gradients that are wanted, for dy == 1."""
+def _run(problem: _LossInputs, wants: Sequence[bool]) -> tuple[Array, list[Array | None]]:
+    """Return the losses of the rows, and the wanted gradients, for dy == 1."""
     head, shape, dtype = problem.head, problem.x.shape, problem.dtype
     wide = compute_dtype(dtype)
-    working = wide if is_numpy(problem.x) else dtype  # 16 bits are converted once, not each chunk
+    working = wide if is_numpy(problem.x) else dtype  # convert 16 bits once, not in each chunk
     x = backend.contiguous(flat(problem.x.astype(working, copy=False)))
     weight = head.weight.astype(working, copy=False)
     losses = backend.empty((len(x),), wide, like=x)
@@ -168,14 +167,14 @@ def _run(problem: _Problem, wants: Sequence[bool]) -> tuple[Array, list[Array | 
             product_into(dx[piece], dlogits, weight)
         if dweight is not None:
             product_into(dweight, dlogits.T, x[piece], add=start > 0)
-        del logits, dlogits  # so that the next chunk finds room where they lay
+        del logits, dlogits  # the next chunk reuses their memory
     if dweight is not None and not len(x):
         dweight.fill(0)
     return losses, [None if dx is None else dx.reshape(shape), dweight]
 
 
-def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wanted: bool) -> None:
-    """Write the losses of a chunk and, if wanted, the gradient of its logits over them."""
+def _losses(problem: _LossInputs, losses: Array, logits: Array, piece: slice, wanted: bool) -> None:
+    """Write the losses of a chunk and, if wanted, overwrite its logits by their gradient."""
     head, wide = problem.head, logits.dtype
     xp = backend.namespace(logits)
     smoothing, z_loss = head.options.label_smoothing, head.options.z_loss
@@ -185,7 +184,7 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
     places = ids.astype(np.int64, copy=False) - head.first
     here = counted & (places >= 0) & (places < head.own)
     places = xp.where(here, places, 0)
-    # Of each row: the largest logit, then below it the exponentials, the target, all logits.
+    # For each row: the largest logit and, relative to it, sum of exponentials, target, sum.
     mine = backend.empty((4, len(logits)), wide, like=logits)
     mine.fill(0)
     mine[0] = np.finfo(wide).min
@@ -218,7 +217,7 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
     logsumexp = xp.log(total) + largest
     if z_loss:
         loss += wide.type(z_loss) * logsumexp * logsumexp
-    # On the CPU such an id counts for nothing. `copyto` does not make the host wait for a GPU.
+    # On the CPU ids were checked before. `copyto` does not make the host wait for a GPU.
     xp.copyto(loss, np.nan, where=(ids < 0) | (ids >= head.classes))
     losses[...] = xp.where(counted, loss, 0)
     if not wanted:
@@ -237,7 +236,7 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
             part -= (scale[rows] * each)[:, None]
         target = scale[rows] * target_part
         part[xp.arange(len(part)), places[rows]] -= xp.where(here[rows], target, 0)
-        ignored = ~counted[rows]  # their logits may be anything, NaN too
+        ignored = ~counted[rows]  # their logits may be anything, even NaN
         if not is_numpy(part):
             xp.copyto(part, 0, where=ignored[:, None])
         elif ignored.any():
@@ -249,7 +248,7 @@ def _losses(problem: _Problem, losses: Array, logits: Array, piece: slice, wante
 
 
 def _by_rows(function: Callable[[slice], None], matrix: Array) -> None:
-    """Call the function on blocks of rows that stay in the cache of a core; on a GPU once."""
+    """Call the function on blocks of rows that fit in a core's cache; on a GPU once."""
     if is_numpy(matrix):
         block = max(1, backend.BLOCK // matrix.shape[1])
         backend.parallel_blocks(function, len(matrix), block)

@@ -1,15 +1,16 @@
-"""ZeRO: data parallelism in which every rank keeps a part of what the others have too.
+"""ZeRO stages 1, 2 and 3: data parallelism that shards what ranks would hold several times.
 
-All ranks of plain data parallelism hold the same optimizer state, gradients and parameters. Here
-rank r updates the r-th part of every segment of the flat buffers (shards.py), and keeps
+In plain data parallelism all ranks hold the same optimizer state, gradients and parameters. With
+ZeRO rank r updates the r-th shard of every segment of the flat buffers (shards.py), and keeps
 
-    stage 1   of the optimizer state its parts alone,
-    stage 2   and of the gradients,
-    stage 3   and of the parameters; those of a block are gathered just before it runs (units.py).
+    stage 1   only its shard of the optimizer state,
+    stage 2   also only its shard of the gradients,
+    stage 3   also only its shard of the parameters; those of a block are gathered just before it
+              runs (units.py).
 
-In a step gradients are reduce-scattered instead of all-reduced and updated parameters gathered:
-the same bytes as an all-reduce. Stage 3 gathers the parameters twice, before forward and before
-backward: half as much again. The steps are those of one process, but for rounding.
+A step reduce-scatters gradients instead of an all-reduce, and gathers the updated parameters: as
+many bytes as an all-reduce. Stage 3 gathers parameters twice, before forward and before backward:
+half as much again. The results are those of one process, but for rounding.
 
 Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 5.
 """
@@ -26,9 +27,9 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.buckets import Buckets
 from tensorgrad.parallel.checkpoint import ShardedRanks
-from tensorgrad.parallel.collectives import Comm
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.data import DataParallel, broadcast_parameters
-from tensorgrad.parallel.handle import Handle
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import Units, find_units
 from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer
@@ -36,22 +37,21 @@ from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer
 STAGES = (1, 2, 3)
 
 
-class Zero(ShardedRanks, DataParallel):
+class Zero(DataParallel):
     """Data parallelism with sharded optimizer state, gradients and parameters.
 
     Args:
         comm: the ranks.
         stage: 1, 2 or 3. Stages 2 and 3 need a model whose blocks are in a ModuleList, each used
-            once a pass.
-        bucket_mb: for stage 1, as of DataParallel; the segments of the others are the blocks.
+            once in a forward pass.
+        bucket_mb: for stage 1, as of DataParallel; the other stages reduce block by block.
     Raises:
-        ArgumentError: there is no such stage, or `bucket_mb` is not positive.
+        ArgumentError: the stage does not exist, or `bucket_mb` is not positive.
     """
 
     def __init__(self, comm: Comm, stage: int, bucket_mb: float | None = None) -> None:
         """Train on the ranks of `comm`."""
         super().__init__(comm, "overlap", bucket_mb)
-        self._world = comm
         if stage not in STAGES:
             raise ArgumentError(f"Zero: stage is {stage}, expected 1, 2 or 3")
         self.stage = stage
@@ -59,8 +59,10 @@ class Zero(ShardedRanks, DataParallel):
         self._units: Units | None = None
         self._others: list[Array] = []
 
+    save = ShardedRanks.save
+
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
-        """Give each rank its parts of the parameters of rank 0, and return their optimizer.
+        """Shard the parameters of rank 0, and return the optimizer of this rank's shards.
 
         Raises:
             ArgumentError: stage 2 or 3 finds no blocks.
@@ -87,24 +89,24 @@ class Zero(ShardedRanks, DataParallel):
     def begin(
         self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Check that all ranks are at this step; what is not sharded is given by rank 0.
+        """Check that all ranks are at this step; broadcast what is not sharded from rank 0.
 
         Raises:
             CommError: they are not.
         """
         self._comm.agree("train", {"step": step, **(facts or {})})
         broadcast_parameters(self._others, self._comm)
-        self.after_step()  # the parts may be those of a checkpoint
+        self.after_step()  # the shards may come from a checkpoint
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context for backward after which more gradients will be added.
+        """Return a context for every backward of a step but the last.
 
-        Stages 2 and 3 have no room for all gradients, so they send those of the blocks anyway.
+        Stages 2 and 3 cannot hold all gradients, so they reduce those of the blocks anyway.
         """
         return super().no_sync() if self.stage == 1 else self._each_backward()
 
     def reduce_gradients(self) -> None:
-        """After the last backward of a step: leave the mean of each gradient where it is kept."""
+        """Leave the mean of each gradient in its shard, after the last backward of a step."""
         if self.stage == 1:
             super().reduce_gradients()
             return
@@ -116,19 +118,21 @@ class Zero(ShardedRanks, DataParallel):
                 self._scatter(number).wait()
 
     def reduce_norm(self, squares: Array) -> None:
-        """Add the squares of the gradients that other ranks keep."""
+        """Add the squares of the gradients in other ranks' shards."""
         self._comm.all_reduce(squares)
 
     def add_shards(self, array: Array) -> None:
-        """Add what the ranks that keep other parts of the gradients have in its place."""
+        """Add, in place, what ranks with other shards of the gradients have in its place."""
         self._comm.all_reduce(array)
 
     def after_step(self) -> None:
-        """Gather what was updated; of blocks in stage 3 only the first, for the next forward."""
+        """Gather updated parameters; of blocks in stage 3 only the first, for the next forward."""
         flat, units = self._prepared()
         handles = [
-            self._comm.all_gather(piece.data, room, wait=False)
-            for number, (piece, (room, _)) in enumerate(zip(flat.pieces, flat.rooms, strict=True))
+            self._comm.all_gather(piece.data, whole, wait=False)
+            for number, (piece, (whole, _)) in enumerate(
+                zip(flat.pieces, flat.storage, strict=True)
+            )
             if self.stage < 3 or number not in flat.units
         ]
         if units is not None:
@@ -150,7 +154,7 @@ class Zero(ShardedRanks, DataParallel):
         counts = self.sum(mine)
         result = super().add_losses(loss, batches)
         for _ in range(int(max(counts)) - len(batches)):
-            units.pass_by()
+            units.gather_all()
         return result
 
     @contextmanager
@@ -166,7 +170,7 @@ class Zero(ShardedRanks, DataParallel):
         return self._sharded, self._units
 
     def _scatter(self, number: int) -> Handle:
-        """Begin to sum the gradients of a segment over the ranks; this rank gets its part."""
+        """Start reduce-scattering the gradients of a segment."""
         flat, _ = self._prepared()
-        room = flat.rooms[number][1]
-        return self._comm.reduce_scatter(room, flat.part(room), "mean", wait=False)
+        whole = flat.storage[number][1]
+        return self._comm.reduce_scatter(whole, flat.part(whole), "mean", wait=False)

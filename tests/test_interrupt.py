@@ -93,7 +93,7 @@ PROGRAMS = [
     "-m tensorgrad.kernels.compile",
     "-m tensorgrad.kernels.tune",
     "-m tensorgrad.parallel.merge",
-    "-m tensorgrad.parallel.plan",
+    "-m tensorgrad.parallel.planning.plan",
 ]
 
 

@@ -14,8 +14,8 @@ from tests.source_tree import ROOT, Source, examples, imports, library, module_n
 
 RUN_TIME = {"numpy", "ml_dtypes", "tqdm", "safetensors", "tokenizers"}
 ONLY_IN = {
-    "mpi4py": {"tensorgrad.parallel.comm"},
-    "cupy.cuda.nccl": {"tensorgrad.parallel.comm"},
+    "mpi4py": {"tensorgrad.parallel.comm.mpi_nccl"},
+    "cupy.cuda.nccl": {"tensorgrad.parallel.comm.mpi_nccl"},
     "cupyx.distributed": set(),
     "torch": set(),
     "triton": set(),
@@ -189,8 +189,8 @@ READERS = {
 }
 # They read no file, but what other processes of the same run send.
 READ_MESSAGES = {
-    *("tensorgrad.parallel.collectives", "tensorgrad.parallel.comm"),
-    *("tensorgrad.parallel.watch", "tensorgrad.parallel.watcher"),
+    *("tensorgrad.parallel.comm.collectives", "tensorgrad.parallel.comm.mpi_nccl"),
+    *("tensorgrad.parallel.comm.watchdog_client", "tensorgrad.parallel.comm.watchdog"),
     *("examples.bench.first_use", "examples.bench.step_cpu"),
 }
 

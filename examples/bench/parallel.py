@@ -55,9 +55,9 @@ from tensorgrad.parallel import (
     mesh_ranks,
     world,
 )
-from tensorgrad.parallel.estimate import Job, estimate
-from tensorgrad.parallel.launch import launched_ranks
-from tensorgrad.parallel.schedule import idle_share
+from tensorgrad.parallel.comm.launch import launched_ranks
+from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
+from tensorgrad.parallel.schedule import bubble_fraction
 from tensorgrad.train.ranks import OneProcess, Ranks
 
 _WINDOW, _MOST_CALLS = 0.05, 1000  # seconds of all-reduces between two looks at the clock
@@ -355,8 +355,8 @@ def pipeline(bench: Bench) -> Iterator[Line]:
         slow = slow or line
         line["speed-up"] = slow["ms"] / line["ms"]
         line["efficiency"] = alone["ms"] / (comm.size * line["ms"])
-        line["idle by formula"] = idle_share(name, comm.size, micro, chunks)
-        job = Job(bench.config, Mesh(1, comm.size), bench.batch, micro, 0, name, chunks,
+        line["idle by formula"] = bubble_fraction(name, comm.size, micro, chunks)
+        job = TrainingJob(bench.config, Mesh(1, comm.size), bench.batch, micro, 0, name, chunks,
                   dtype=bench.dtype)  # fmt: skip
         line["planned MB"] = estimate(job).bytes / 1e6
         yield line
@@ -369,7 +369,7 @@ def zero(bench: Bench) -> Iterator[Line]:
         name = f"ZeRO {stage}" if stage else "overlap"
         ranks = Zero(comm, stage) if stage else DataParallel(comm, "overlap", bench.bucket)
         line = measured(bench, name, partial(training_step, bench, ranks))
-        job = Job(
+        job = TrainingJob(
             bench.config, Mesh(comm.size), bench.batch * comm.size, zero=stage, dtype=bench.dtype
         )
         line["planned MB"] = estimate(job).bytes / 1e6
@@ -390,7 +390,7 @@ def tensor(bench: Bench) -> Iterator[Line]:
         name = "shared rows" if sequence else "shared layers"
         line = measured(bench, name, partial(training_step, bench, ranks))
         line["speed-up"] = alone["ms"] / line["ms"]
-        job = Job(bench.config, mesh, bench.batch, sequence=sequence, dtype=bench.dtype)
+        job = TrainingJob(bench.config, mesh, bench.batch, sequence=sequence, dtype=bench.dtype)
         line["planned MB"] = estimate(job).bytes / 1e6
         line["ratio"] = line["peak MB"] / line["planned MB"]
         yield line

@@ -1,4 +1,4 @@
-"""Any bytes at the socket of the watcher: strangers change nothing, and no rank can break it."""
+"""Arbitrary bytes at the watchdog's socket: strangers change nothing, and no rank can break it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorgrad.parallel import watcher
-from tensorgrad.parallel.watcher import HELLO, SAID, SECRET_BYTES, Message, Watcher, Word
+from tensorgrad.parallel.comm import watchdog
+from tensorgrad.parallel.comm.watchdog import HELLO, SAID, SECRET_BYTES, Command, Message, Watchdog
 from tests.fuzz.cases import cases
 
 SECRET = bytes(range(100, 100 + SECRET_BYTES))
@@ -21,7 +21,7 @@ MOST = 4  # strangers at once: few, so that there are more of them in many cases
 
 
 class System:
-    """What the watcher asks of the system, which only notes it."""
+    """System calls of the watchdog, which are only recorded."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
@@ -40,19 +40,19 @@ system = System()
 @pytest.fixture(autouse=True, scope="module")
 def harmless() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watcher, "os", system)
-        patch.setattr(watcher, "_STRANGERS", MOST)
+        patch.setattr(watchdog, "os", system)
+        patch.setattr(watchdog, "_STRANGERS", MOST)
         yield
 
 
 class Program:
-    """A watcher and the ranks that have joined."""
+    """A watchdog and the ranks that have joined."""
 
     def __init__(self) -> None:
         system.lines.clear()
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
-        self.watcher = Watcher(listener, SIZE, SECRET)
+        self.watched = Watchdog(listener, SIZE, SECRET)
         self.connections: list[socket.socket] = []
 
     def connect(self) -> socket.socket:
@@ -65,23 +65,23 @@ class Program:
         rank.sendall(hello(number))
         rank.setblocking(False)
         for _ in range(100):  # what comes over the loopback comes at once, or nearly so
-            self.watcher.step(0.1)
-            if heard(rank) == [Word.WELCOME]:
+            self.watched.step(0.1)
+            if heard(rank) == [Command.WELCOME]:
                 return rank
         raise AssertionError(f"rank {number} is not welcome")
 
     def step(self) -> None:
-        """Let the watcher do what there is to be done."""
+        """Let the watchdog handle what is due."""
         for _ in range(3):
-            self.watcher.step(0)
-        assert len(self.watcher._strangers) <= MOST
-        for stranger in self.watcher._strangers:
+            self.watched.step(0)
+        assert len(self.watched._strangers) <= MOST
+        for stranger in self.watched._strangers:
             assert len(stranger.data) < HELLO.size
 
     def close(self) -> None:
         for connection in self.connections:
             reset(connection)  # else the system remembers each for a minute
-        self.watcher.close()
+        self.watched.close()
         assert system.killed == []
 
 
@@ -92,12 +92,12 @@ def reset(connection: socket.socket) -> None:
 
 
 def hello(number: int, secret: bytes = SECRET) -> bytes:
-    return watcher.hello(secret, number, 2**22 + number, "nowhere")
+    return watchdog.hello(secret, number, 2**22 + number, "nowhere")
 
 
-def heard(rank: socket.socket) -> list[Word]:
+def heard(rank: socket.socket) -> list[Command]:
     try:
-        return [Word(word) for word in rank.recv(100)]
+        return [Command(word) for word in rank.recv(100)]
     except BlockingIOError:
         return []
 
@@ -165,9 +165,9 @@ def test_strangers_change_nothing(script: list[tuple[str, int, bytes]]) -> None:
             act(program, strangers, how, who, data)
             program.step()
         ranks.append(program.join(SIZE - 1))
-        assert program.watcher._listener is None
-        assert program.watcher._strangers == []
-        assert sorted(program.watcher._ranks) == list(range(SIZE))
+        assert program.watched._listener is None
+        assert program.watched._strangers == []
+        assert sorted(program.watched._ranks) == list(range(SIZE))
         assert [heard(rank) for rank in ranks] == [[]] * SIZE
         assert system.lines == []
     finally:
@@ -178,8 +178,8 @@ def test_strangers_change_nothing(script: list[tuple[str, int, bytes]]) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, SIZE - 1), messages | st.binary(max_size=3000)), max_size=8)
 )
-def test_no_rank_breaks_the_watcher(script: list[tuple[int, bytes]]) -> None:
-    """Whatever ranks say, the watcher continues, or ends them all and says once why."""
+def test_no_rank_breaks_the_watchdog(script: list[tuple[int, bytes]]) -> None:
+    """Whatever ranks send, the watchdog continues, or ends all of them and says once why."""
     program = Program()
     try:
         ranks = [program.join(number) for number in range(SIZE)]
@@ -189,7 +189,7 @@ def test_no_rank_breaks_the_watcher(script: list[tuple[int, bytes]]) -> None:
         for rank in ranks:
             rank.close()
         program.step()
-        assert program.watcher._ranks == {}
+        assert program.watched._ranks == {}
         assert len(system.lines) <= 1
         assert all(b": all ranks end\n" in line for line in system.lines)
     finally:
@@ -201,9 +201,9 @@ def test_who_shows_the_secret_changes_something() -> None:
     program = Program()
     try:
         stranger = program.join(1)
-        say(stranger, watcher.said(Message.LATE, seconds=700, text="barrier"))
+        say(stranger, watchdog.said(Message.LATE, seconds=700, text="barrier"))
         program.step()
-        assert heard(stranger) == [Word.REPORT]
+        assert heard(stranger) == [Command.REPORT]
         reset(stranger)
         program.step()
         assert b"rank 1 of 3" in system.lines[0]

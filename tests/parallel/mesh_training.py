@@ -21,7 +21,7 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.checkpoint import pieces_of
-from tensorgrad.parallel.placement import Piece, Placement
+from tensorgrad.parallel.placement import ArrayPiece, Placement
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import OneProcess, Ranks
@@ -91,18 +91,18 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 def cases(ranks: int, device: str) -> list[Case]:
-    """Return what is trained on so many ranks."""
+    """Return the training runs for a number of ranks."""
     return MESHES[ranks] + (PIPELINES.get(ranks, []) if device != "cpu" else [])
 
 
 class Here:
-    """Where this process trains: the program sets it once."""
+    """The device of this process, set once by the program."""
 
     device = "cpu"
 
 
 class Run(NamedTuple):
-    """What training gave: of each step the loss and the norm, and the parameters at the end."""
+    """The result of training: loss and norm of each step, and the parameters at the end."""
 
     losses: list[float]
     norms: list[float]
@@ -146,12 +146,12 @@ def train(ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm) -> Ru
     return Run([each / ranks.ranks for each in sums], norms, whole(held, everyone))
 
 
-def whole(held: list[tuple[Piece, Array]], everyone: Comm) -> dict[str, Values]:
-    """Return the parameters of the whole model, put together from those of all ranks."""
-    found: dict[str, list[tuple[Piece, Values]]] = {}
+def whole(held: list[tuple[ArrayPiece, Array]], everyone: Comm) -> dict[str, Values]:
+    """Return the parameters of the whole model, assembled from those of all ranks."""
+    found: dict[str, list[tuple[ArrayPiece, Values]]] = {}
     for one in everyone.all_gather_objects([[p.to_json(), data.tolist()] for p, data in held]):
         for described, data in one:
-            piece = Piece.from_json(described)
+            piece = ArrayPiece.from_json(described)
             found.setdefault(piece.placement.name, []).append((piece, np.array(data)))
     shapes = {name: parts[0][0].placement.shape for name, parts in found.items()}
     return {
@@ -202,7 +202,7 @@ def in_one_process(comm: Comm, wanted: set[int]) -> dict[int, Run]:
 
 
 def check_one_rank_that_differs(comm: Comm) -> None:
-    """It cuts activations where the others have all, or freezes what the others train."""
+    """It has sequence parallelism, or freezes parameters, unlike the others."""
     mesh = make_mesh(comm.size, comm.rank, tp=comm.size)
     ranks = mesh_ranks(comm, mesh, sequence=comm.rank == 1)
     with pytest.raises(CommError, match=r"sequence is False on ranks 0, 2-3, True on rank 1; exp"):
@@ -214,7 +214,7 @@ def check_one_rank_that_differs(comm: Comm) -> None:
 
 
 def check_shared_parameters(comm: Comm) -> None:
-    """A head that was assigned the table of tokens would be cut once more."""
+    """A head that was assigned the token embedding would be sharded twice."""
     model = small_llama(tied=False)
     assert model.output is not None
     model.output.weight = model.tokens.weight
@@ -223,7 +223,7 @@ def check_shared_parameters(comm: Comm) -> None:
 
 
 def check_layers_of_others(comm: Comm) -> None:
-    """What would be lost is refused: layers, functions and forwards that a user has put there."""
+    """A user's layers, functions and forwards that sharding would drop are refused."""
 
     class Twice(nn.Linear):
         def forward(self, x: Any) -> Tensor:  # type: ignore[override]
@@ -242,8 +242,11 @@ def check_layers_of_others(comm: Comm) -> None:
         model.linear_cross_entropy = partial(ops.linear_cross_entropy, label_smoothing=0.1)
 
     for put, message in (
-        (put_gate, "blocks.1.feed_forward.gate is a Twice, expected nn.Linear as it is"),
-        (put_linear, "blocks.1.feed_forward is a Linear, expected nn.FeedForward or nn.SwiGLU as"),
+        (
+            put_gate,
+            "blocks.1.feed_forward.gate is a Twice with a forward of its own, expected nn",
+        ),
+        (put_linear, "blocks.1.feed_forward is a Linear, expected nn.FeedForward or nn.SwiGLU,"),
         (put_recomputed, "blocks.0 is a TransformerBlock with a forward of its own, expected nn.T"),
         (put_loss, "linear_cross_entropy of the model is .*partial.*, expected ops.linear_cross"),
     ):
@@ -255,7 +258,7 @@ def check_layers_of_others(comm: Comm) -> None:
 
 
 def check_options(comm: Comm) -> None:
-    """Each is checked on every mesh, though an axis of one rank has no use for it."""
+    """Options are checked on every mesh, even where an axis of one rank ignores them."""
     for axis in ("dp", "pp", "tp"):
         mesh = make_mesh(comm.size, comm.rank, **{"dp": 1, axis: comm.size})
         for options, message in WRONG:
@@ -264,7 +267,7 @@ def check_options(comm: Comm) -> None:
 
 
 def check_overflow(comm: Comm) -> None:
-    """Where gradients are infinite, as those of float16 can be, no rank steps, and none warns."""
+    """With infinite gradients, as of float16, no rank steps, and none warns."""
     ranks = mesh_ranks(comm, make_mesh(comm.size, comm.rank, pp=2, tp=2))
     model = small_gpt2().to(Here.device)
     optimizer = ranks.prepare(model, AdamW)

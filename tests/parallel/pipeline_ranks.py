@@ -1,4 +1,4 @@
-"""What must hold for pipelines on every rank; run by test_pipeline.py through mpirun.
+"""Checks of pipelines on every rank; run by test_pipeline.py through mpirun.
 
 mpirun -n 4 python -m tests.parallel.pipeline_ranks FOLDER cpu
 """
@@ -28,7 +28,7 @@ from tensorgrad.optim import AdamW, Optimizer
 from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
 from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.pipeline import Pipeline
-from tensorgrad.parallel.schedule import most_remembered, one_f_one_b, timeline
+from tensorgrad.parallel.schedule import max_in_flight, one_f_one_b, timeline
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
@@ -53,7 +53,7 @@ Model = GPT2Config | TransformerLMConfig
 
 
 class Here:
-    """Where this process trains: the program sets it once."""
+    """The device of this process, set once by the program."""
 
     device = "cpu"
 
@@ -88,7 +88,7 @@ def adamw(parameters: Any) -> Optimizer:
 def make_trainer(
     folder: Path, config: Model, ranks: Ranks | None = None, **options: Any
 ) -> Trainer:
-    """Return a trainer at step 0; options are those of TrainSettings, and what is `frozen`."""
+    """Return a trainer at step 0 with options of TrainSettings and `frozen` parameters."""
     ranks, frozen = ranks or Ranks(), options.pop("frozen", ())
     settings = TrainSettings(**{**SETTINGS, **options})
     random.seed(7)
@@ -124,7 +124,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def parameters(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Return what the newest checkpoint of a run has, whole and by name."""
+    """Return the arrays of the newest checkpoint of a run, whole and by name."""
     found = load_latest(folder / "checkpoints")
     assert found is not None
     with ExitStack() as stack:
@@ -136,7 +136,7 @@ def parameters(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def run_alone(comm: Comm, folder: Path, config: Model, **options: Any) -> None:
-    """Let rank 0 train in one process."""
+    """Train on rank 0 in one process."""
     if comm.rank == 0:
         make_trainer(folder, config, **options).run()
     comm.barrier()
@@ -170,7 +170,7 @@ def compare(
 
 
 def check_schedules(comm: Comm, folder: Path) -> None:
-    """A tied head, dropout and clipping: as one process, but for the order of a few sums."""
+    """A tied head, dropout and clipping: as one process, except for the order of a few sums."""
     configs = [gpt2(layers, dropout=0.1) for layers in (comm.size, 2 * comm.size)]
     for rank, config in enumerate(configs):
         if comm.rank == rank:  # one each, at the same time
@@ -182,7 +182,7 @@ def check_schedules(comm: Comm, folder: Path) -> None:
 
 
 def check_equal_bits(comm: Comm, folder: Path) -> None:
-    """No sum has another order where the head is not tied and the norm clips nothing."""
+    """Without a tied head and clipping, all sums have the same order."""
     config = lm(2 * comm.size, dropout=0.1)
     options = {"clip": 0.0, "steps": 4}
     run_alone(comm, folder / "alone", config, **options)
@@ -192,7 +192,7 @@ def check_equal_bits(comm: Comm, folder: Path) -> None:
 
 
 def check_resume(comm: Comm, folder: Path) -> None:
-    """Stopped, and resumed with another schedule, on fewer stages, from one process's files."""
+    """Stop, and resume with another schedule, on fewer stages, from one process's files."""
     config = gpt2(comm.size, dropout=0.1)
     run_alone(comm, folder / "run", config, stop_after=5)
     for stage, (name, chunks) in enumerate(SCHEDULES[1:3]):
@@ -208,7 +208,7 @@ def check_resume(comm: Comm, folder: Path) -> None:
 
 
 def pipelines(comm: Comm, stages: int, zero: int = 0) -> Pipeline:
-    """Return several pipelines side by side, which share the batch."""
+    """Return several pipelines that share the batch."""
     mesh = make_mesh(comm.size, comm.rank, pp=stages)
     line = comm.split(mesh.line("dp"))
     data = Zero(line, zero) if zero else DataParallel(line)
@@ -227,7 +227,7 @@ def check_sixteen_bits(comm: Comm, folder: Path) -> None:
 
 
 def check_frozen(comm: Comm, folder: Path) -> None:
-    """A frozen table that is also the head, and a first part of which nothing is trained."""
+    """A frozen tied head, and a first part without trained parameters."""
     config = gpt2(2 * comm.size, dropout=0.1)
     tables = ("tokens", "positions")
     for number, frozen in enumerate((tables, (*tables, "blocks.0"))):
@@ -239,7 +239,7 @@ def check_frozen(comm: Comm, folder: Path) -> None:
 
 
 def check_errors(comm: Comm, folder: Path) -> None:
-    """Sizes that do not fit are errors on all ranks, with the numbers, and all can go on."""
+    """Sizes that do not match are errors on all ranks, with the numbers, and all can continue."""
     p = comm.size
     adamw = TrainSettings(**SETTINGS).optimizer
 
@@ -295,7 +295,7 @@ def check_errors(comm: Comm, folder: Path) -> None:
 
 
 def check_generation(comm: Comm, folder: Path) -> None:
-    """All stages write together, and the same as one process."""
+    """All stages write together, with the same result as one process."""
     for config, chunks in ((gpt2(2 * comm.size), 2), (lm(comm.size), 1)):
         written = []
         for ranks in (Ranks(), Pipeline(comm, "interleaved", chunks)):
@@ -349,7 +349,7 @@ def check_overlap(comm: Comm, folder: Path) -> None:
 
 
 def check_memory(comm: Comm, folder: Path) -> None:
-    """More micro-batches take more memory in GPipe, and no more in 1F1B."""
+    """More micro-batches take more memory in GPipe, but not in 1F1B."""
     peaks = {}
     for name in ("gpipe", "1f1b"):
         random.seed(7)
@@ -370,12 +370,12 @@ def check_memory(comm: Comm, folder: Path) -> None:
             tracemalloc.stop()
     assert peaks["gpipe", 16] > 3 * peaks["gpipe", 4], peaks
     assert peaks["1f1b", 16] < 1.1 * peaks["1f1b", 4], peaks
-    remembered = most_remembered("1f1b", comm.size, 16, comm.rank) + 1  # one on its way
-    assert peaks["1f1b", 16] < 1.2 * remembered / 16 * peaks["gpipe", 16], peaks
+    in_flight = max_in_flight("1f1b", comm.size, 16, comm.rank) + 1  # one in transit
+    assert peaks["1f1b", 16] < 1.2 * in_flight / 16 * peaks["gpipe", 16], peaks
 
 
 class Meeting(Module):
-    """A block that meets another at the begin of its forward and of its backward."""
+    """A block that meets another one at the start of its forward and of its backward."""
 
     def __init__(self, block: Module, meet: Callable[[], None]) -> None:
         self.block, self.meet = block, meet
@@ -404,7 +404,7 @@ OF_THE_HOST = (check_memory, check_overlap)  # they count its memory, and what i
 
 
 def checks(ranks: int, device: str) -> list[Callable[[Comm, Path], None]]:
-    """Return what is checked on so many ranks."""
+    """Return the checks for a number of ranks."""
     found = CHECKS + CHECKS_ON_TWO * (ranks == 2)
     return [check for check in found if device == "cpu" or check not in OF_THE_HOST]
 

@@ -1,4 +1,4 @@
-"""A training run of a second or two on several ranks, for tests, which may kill it.
+"""A short training run on several ranks, for tests that may kill it.
 
 mpirun -n 2 python -m tests.parallel.sharded_run FOLDER STAGE [--resume] [options of TrainSettings]
 
@@ -18,7 +18,7 @@ from tests.train.tiny_run import make_trainer
 
 
 def main() -> None:
-    """Train in the folder that the command line names."""
+    """Train in the folder of the command line."""
     folder, stage, *rest = sys.argv[1:]
     resuming = "--resume" in rest
     options = [word for word in rest if word != "--resume"]

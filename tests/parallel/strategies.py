@@ -44,13 +44,13 @@ OVERLAPPING = ("overlap", "zero 1", "zero 2", "zero 3")
 
 
 class Here:
-    """Where this process trains: the program sets it once."""
+    """The device of this process, set once by the program."""
 
     device = "cpu"
 
 
 class Run(NamedTuple):
-    """What a few steps of training left."""
+    """The result of a few steps of training."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 class Extended(GPT2):
-    """A GPT-2 with a parameter that no loss depends on, one in a block too, and a frozen one."""
+    """A GPT-2 with parameters that no loss depends on, one of them in a block, and a frozen one."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__(config)
@@ -104,7 +104,7 @@ def train(
     scaler: LossScaler | None = None,
     make: Callable[[Any], Optimizer] = adamw,
 ) -> Run:
-    """Train from the same beginning on the same data, whatever the ranks."""
+    """Train from the same start on the same data, whatever the ranks."""
     random.seed(3)
     model = kind(config).to(Here.device, dtype)
     if ranks.rank > 0:  # what rank 0 has counts
@@ -170,7 +170,7 @@ def check_every_mode_equals_one_process(comm: Comm, folder: Path) -> None:
 
 
 def check_without_clipping_every_bit_is_equal(comm: Comm, folder: Path) -> None:
-    """What is sent with what else changes no sum; the norm alone is added in another order.
+    """Bucketing changes no sum; only the norm is added in another order.
 
     Of more than two terms NCCL adds those first that come first on the way.
     """
@@ -282,7 +282,7 @@ def check_steps_that_are_not_finite_are_skipped_by_all(comm: Comm, folder: Path)
 
 
 def check_evaluation_with_other_numbers_of_batches(comm: Comm, folder: Path) -> None:
-    """The last rank has one batch fewer than the others; then none has any but the first."""
+    """The last rank has one batch fewer than the others; then only the first has any."""
     alone = train(OneProcess(), steps=2)
     for name in ("flat", "zero 3"):
         run = train(STRATEGIES[name](comm), steps=2)
@@ -307,7 +307,7 @@ def memory(run: Run) -> dict[str, int]:
 
 
 def check_memory(comm: Comm, folder: Path) -> None:
-    """Stage by stage, as docs/parallel.md says: P, U and R are elements with gaps."""
+    """Check each stage against docs/parallel.md: P, U and R are elements with gaps."""
     n = comm.size
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         found = {
@@ -340,8 +340,8 @@ def check_memory(comm: Comm, folder: Path) -> None:
         assert size * used < found["flat"]["parameters"] < size * used * 1.5
 
 
-def check_a_run_goes_on_on_other_ranks(comm: Comm, folder: Path) -> None:
-    """All ranks begin, half of them go on, all of them end, each time with another strategy."""
+def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
+    """All ranks start, half of them resume, all finish, each time with another strategy."""
     half = comm.size // 2
     groups = [range(half), range(half, comm.size)]
     fewer = comm.split(groups[comm.rank >= half])
@@ -410,7 +410,7 @@ def check_blocks_that_run_again_in_backward(comm: Comm, folder: Path) -> None:
 
 
 class Twice(GPT2):
-    """A model that uses one block two times."""
+    """A model that uses one block twice."""
 
     def _run_blocks(self, x: Tensor, cache: Any, mask: Any = None) -> Tensor:
         for block in (*self.blocks, self.blocks[0]):
@@ -438,7 +438,7 @@ def check_misuse_is_an_error(comm: Comm, folder: Path) -> None:
 
 
 def checks(ranks: int) -> list[Check]:
-    """Return what is checked on so many ranks: on more than two what can depend on that."""
+    """Return the checks for a number of ranks: above two only those that depend on it."""
     everything = [check for name, check in sorted(globals().items()) if name.startswith("check_")]
     return everything if ranks == 2 else [check for check in everything if check in ON_ANY_NUMBER]
 
@@ -449,7 +449,7 @@ ON_ANY_NUMBER = (
     check_dropout_depends_on_the_cut_of_the_batch_alone,
     check_evaluation_with_other_numbers_of_batches,
     check_memory,
-    check_a_run_goes_on_on_other_ranks,
+    check_a_run_resumes_on_other_ranks,
     check_errors,
 )
 

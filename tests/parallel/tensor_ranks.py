@@ -1,4 +1,4 @@
-"""What must hold for tensor parallel layers on every rank; run by test_tensor.py through mpirun.
+"""Checks of tensor parallel layers on every rank; run by test_tensor.py through mpirun.
 
 mpirun -n 4 python tests/parallel/tensor_ranks.py
 """
@@ -58,14 +58,14 @@ def close(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
 
 
 def own_rows(whole: Values, comm: Comm) -> Values:
-    """The part of the rows that is this rank's."""
+    """Return this rank's rows."""
     batch, length = whole.shape[:2]
     part = np.asarray(whole.reshape(comm.size, -1)[comm.rank])
     return part.reshape(batch, length // comm.size, *whole.shape[2:])
 
 
 def grad(tensor: Tensor) -> Values:
-    """The gradient, which must be there."""
+    """Return the gradient, which must exist."""
     assert tensor.grad is not None
     return np.asarray(tensor.grad)
 
@@ -125,7 +125,7 @@ def double(module: Module, seed: int = 3) -> Module:
 
 
 def layers() -> Iterator[tuple[Callable[[], Module], Callable[..., Module], bool]]:
-    """Yield what makes a whole layer, what cuts it, and whether its result is cut."""
+    """Yield functions that make a whole layer and shard it, and whether its result is sharded."""
     yield lambda: nn.Linear(C, 8), ColumnParallelLinear, True
     yield lambda: nn.Linear(C, 8, bias=False), ColumnParallelLinear, True
     yield lambda: nn.FeedForward(C), ParallelFeedForward, False
@@ -285,7 +285,7 @@ def check_cross_entropy(comm: Comm) -> None:
 
 
 def check_shared_offset(comm: Comm) -> None:
-    """What all logits share costs no digits: here products are exact in float32 too."""
+    """A common offset of the logits costs no precision; here products are exact in float32 too."""
     rows = 16 // comm.size
     mine = slice(comm.rank * rows, (comm.rank + 1) * rows)
     x = np.round(draw((B, T, C)) * 2) / 2
@@ -331,30 +331,89 @@ MODELS: tuple[Callable[..., Any], ...] = (
 
 
 def check_models(comm: Comm) -> None:
-    """One loss, its gradients and the logits, in float64."""
-    tokens = np.random.default_rng(2).integers(0, 37, (B, T + 1))
     for make, sequence in product(MODELS, (False, True)):
-        whole, part = make().to("float64"), make().to("float64")
-        parts = tensor_parallel(part, comm, sequence)
-        assert set(parts.placements) == {name for name, _ in whole.named_parameters()}
-        values = []
-        for model in (whole, part):
-            loss = model(tokens[:, :-1], tokens[:, 1:])
-            loss.backward()
-            values.append(loss.item())
-            if model is part:
-                with no_grad():
-                    close(model(tokens[:, :-1]).data, whole(tokens[:, :-1]).data)
-        close(values[1], values[0])
-        others = dict(whole.named_parameters())
-        for name, parameter in part.named_parameters():
-            placement = parts.placements[name]
-            assert placement.name == name
-            assert placement.shape == others[name].shape
-            close(parameter.data, cut_box(others[name].data, placement))
-            if name in parts.summed:
-                comm.all_reduce(parameter.grad)
-            close(parameter.grad, cut_box(others[name].grad, placement), 1e-11)
+        compare_with_whole(make, comm, sequence)
+
+
+def compare_with_whole(
+    make: Callable[..., Any], comm: Comm, sequence: bool
+) -> GPT2 | TransformerLM:
+    """Compare one loss, its gradients and the logits, in float64; return the sharded model."""
+    tokens = np.random.default_rng(2).integers(0, 37, (B, T + 1))
+    whole, part = make().to("float64"), make().to("float64")
+    parts = tensor_parallel(part, comm, sequence)
+    assert set(parts.placements) == {name for name, _ in whole.named_parameters()}
+    values = []
+    for model in (whole, part):
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        values.append(loss.item())
+        if model is part:
+            with no_grad():
+                close(model(tokens[:, :-1]).data, whole(tokens[:, :-1]).data)
+    close(values[1], values[0])
+    others = dict(whole.named_parameters())
+    for name, parameter in part.named_parameters():
+        placement = parts.placements[name]
+        assert placement.name == name
+        assert placement.shape == others[name].shape
+        close(parameter.data, cut_box(others[name].data, placement))
+        if name in parts.summed:
+            comm.all_reduce(parameter.grad)
+        close(parameter.grad, cut_box(others[name].grad, placement), 1e-11)
+    sharded: GPT2 | TransformerLM = part
+    return sharded
+
+
+class NamedLinear(nn.Linear):
+    def extra_repr(self) -> str:
+        return "named"
+
+
+class OwnBlock(nn.TransformerBlock):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs) * 2
+
+
+class OwnNorm(nn.RMSNorm):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x) * 3
+
+
+class OwnAttention(nn.MultiHeadAttention): ...
+
+
+class OwnSwiGLU(nn.SwiGLU): ...
+
+
+class OwnEmbedding(nn.Embedding): ...
+
+
+OWN: dict[type, type] = {kind.__mro__[1]: kind for kind in (NamedLinear, OwnBlock, OwnNorm)}
+OWN |= {kind.__mro__[1]: kind for kind in (OwnAttention, OwnSwiGLU, OwnEmbedding)}
+
+
+def check_subclasses(comm: Comm) -> None:
+    """Layers of subclasses are sharded like their bases, and stay of the subclasses."""
+
+    def make() -> TransformerLM:
+        model = small_llama(tied=False)
+        for layer in model.modules():
+            layer.__class__ = OWN.get(type(layer), type(layer))
+        return model
+
+    for sequence in (False, True):
+        model = compare_with_whole(make, comm, sequence)
+        block: Any = model.blocks[1]
+        assert isinstance(block, OwnBlock)
+        assert isinstance(block.attention, OwnAttention)
+        assert isinstance(block.attention, ParallelAttention)
+        assert isinstance(block.feed_forward, OwnSwiGLU)
+        assert isinstance(block.feed_forward, ParallelSwiGLU)
+        assert isinstance(model.norm, OwnNorm)
+        assert isinstance(model.tokens, OwnEmbedding)
+        assert isinstance(model.tokens, VocabularyParallelEmbedding)
+        assert repr(block.feed_forward.gate) == "ColumnParallelLinear(named)"
 
 
 def check_generation(comm: Comm) -> None:
@@ -373,7 +432,7 @@ def check_generation(comm: Comm) -> None:
 
 
 def check_dropout(comm: Comm) -> None:
-    """Outside the regions ranks drop alike, inside and on rows of their own they do not."""
+    """Ranks draw the same dropout outside the regions, and different ones inside or on own rows."""
     x = Tensor(np.ones((B, T, C), "float32"))
     for sequence in (False, True):
         region = Region(comm, sequence)
@@ -401,7 +460,7 @@ def check_dropout(comm: Comm) -> None:
             random.set_state({"seed": 3, "draw": 0, "stream": 2})
             close(y.data, plain(x).data, 1e-6)
     random.set_state({"seed": 3, "draw": 0, "stream": 2})
-    with Region(comm).own_numbers(), Region(comm).own_numbers():
+    with Region(comm).rank_random_stream(), Region(comm).rank_random_stream():
         mine = random.uniform(size=4).numpy()
     everyone = comm.all_gather(mine)
     assert len({each.tobytes() for each in everyone}) == comm.size
@@ -410,7 +469,7 @@ def check_dropout(comm: Comm) -> None:
 
 
 def check_dropout_inside(comm: Comm) -> None:
-    """Ranks drop different ones of the hidden features that they have."""
+    """Ranks draw different dropout of their hidden features."""
     x, hidden = Tensor(np.ones((B, T, C), "float32")), 16 * comm.size
     kinds: Any = ((nn.FeedForward, ParallelFeedForward), (nn.SwiGLU, ParallelSwiGLU))
     for kind, cut in kinds:
@@ -424,7 +483,7 @@ def check_dropout_inside(comm: Comm) -> None:
 
 
 def check_what_a_layer_sends(comm: Comm) -> None:
-    """Forward and backward of a layer call what docs/parallel.md says, of a = B T C elements."""
+    """Forward and backward of a layer make the calls of docs/parallel.md, of a = B T C elements."""
     tokens = np.zeros((B, T), int)
     once = {"all_reduce": 4}, {"all_gather": 4, "reduce_scatter": 4}
     for make, sequence in product(MODELS, (False, True)):
@@ -483,7 +542,7 @@ def check_errors(comm: Comm) -> None:
         (small_llama(hidden=25), "the hidden width of block 0 is 25"),
         (
             small_gpt2(vocab_multiple=1),
-            rf"the table of tokens \(rows\) is 37, .* {ranks} ranks; see GPT2Config.vocab_multiple",
+            f"rows of the token embedding is 37, .* {ranks} ranks; see GPT2Config.vocab_multiple",
         ),
     ):
         before = {name: tensor.data for name, tensor in model.named_parameters()}
@@ -500,7 +559,7 @@ def check_errors(comm: Comm) -> None:
     with pytest.raises(ShapeError, match=r"all_gather_rows: x has shape \(2, 16\), expected"):
         model.next_logits(np.zeros((2, 8), int))
     with pytest.raises(ArgumentError, match="model is a Linear, expected a GPT2 or TransformerLM"):
-        tensor_parallel(nn.Linear(2, 2), comm)  # type: ignore[arg-type]
+        tensor_parallel(nn.Linear(2, 2), comm)
     with pytest.raises(ArgumentError, match="sequence is True, expected False: a Translation"):
         tensor_parallel(TranslationModel(TranslationConfig(40, layers=1)), comm, sequence=True)
     other = small_gpt2()

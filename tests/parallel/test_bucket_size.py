@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, usual_bucket
+from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, default_bucket_bytes
 
 OVERLAPS = st.builds(
     Overlap,
@@ -22,7 +22,7 @@ OVERLAPS = st.builds(
 
 
 def simulated(model: Overlap, count: int) -> float:
-    """Send one bucket after the other, each when it is there and the one before has left."""
+    """Send one bucket after the other, each when it is complete and the previous one was sent."""
     clock = 0.0
     last = max(model.last, model.gradients / (count + 1))
     size = (model.gradients - last) / max(count, 1)
@@ -58,11 +58,13 @@ def test_where_sending_keeps_up_the_best_is_the_root() -> None:
 
 
 def test_the_usual_size_is_good_on_machines_that_differ() -> None:
-    assert usual_bucket(498e6) == pytest.approx(35e6, rel=0.01)
+    assert default_bucket_bytes(498e6) == pytest.approx(35e6, rel=0.01)
     for bandwidth in (100e9, 280e9, 400e9):
         for gradients, backward in ((498e6, 0.044), (6.2e9, 0.13)):
             model = Overlap(gradients, backward, bandwidth)
-            assert model.overhead(usual_bucket(gradients)) < 1.2 * model.overhead(model.best)
+            assert model.overhead(default_bucket_bytes(gradients)) < 1.2 * model.overhead(
+                model.best
+            )
 
 
 def test_a_ring_sends_nearly_twice() -> None:

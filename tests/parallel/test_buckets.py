@@ -8,7 +8,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import FlatParameters
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_tables
-from tensorgrad.parallel.handle import Handle
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.units import find_units
 
 
@@ -40,7 +40,7 @@ def test_the_parameters_of_a_module_stay_together() -> None:
     assert [found[name] for name in layers] == [2, 2, 1, 1, 0]
 
 
-def test_what_comes_at_the_end_holds_up_no_other_bucket() -> None:
+def test_late_gradients_delay_no_other_bucket() -> None:
     model = GPT2(GPT2Config(vocab_size=9, context=4, layers=2, heads=1, width=4))
     parameters = dict(model.named_parameters())
     tables = leading_tables(model, parameters)

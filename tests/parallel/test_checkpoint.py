@@ -32,7 +32,7 @@ from tensorgrad.parallel.checkpoint import (
     save_pieces,
 )
 from tensorgrad.parallel.merge import merge
-from tensorgrad.parallel.placement import Piece, Placement, cut_box, divide
+from tensorgrad.parallel.placement import ArrayPiece, Placement, cut_box, divide
 from tensorgrad.train.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -53,14 +53,14 @@ STATE: dict[str, Any] = {"metrics": {}, "note": "of rank 0"}
 
 
 def random_bits(shape: tuple[int, ...], dtype: Any, seed: int) -> Array:
-    """Return any bits there are, NaN and -0 among them."""
+    """Return arbitrary bits, NaN and -0 among them."""
     rng = np.random.default_rng(seed)
     size = math.prod(shape) * np.dtype(dtype).itemsize
     found: Array = np.frombuffer(rng.bytes(size), np.uint8).view(dtype).reshape(shape)
     return found
 
 
-def held_on(mesh: Mesh, zero: bool, full: Full) -> Iterator[tuple[Piece, Array]]:
+def held_on(mesh: Mesh, zero: bool, full: Full) -> Iterator[tuple[ArrayPiece, Array]]:
     """Yield what a rank of the mesh holds: its stage's parameters, cut by tp, sharded over dp.
 
     Parameters go round the stages; the first is on all of them, as a tied embedding is.
@@ -87,7 +87,7 @@ def held_on(mesh: Mesh, zero: bool, full: Full) -> Iterator[tuple[Piece, Array]]
             start += box.size
             if first >= last:
                 continue
-            piece = Piece(box, first, last)
+            piece = ArrayPiece(box, first, last)
         yield piece, cut(full[box.name], piece).copy()
 
 
@@ -341,9 +341,9 @@ import numpy as np
 from pathlib import Path
 from tensorgrad.parallel import checkpoint, world
 from tensorgrad.parallel.merge import merge
-from tensorgrad.parallel.placement import Piece, Placement
+from tensorgrad.parallel.placement import ArrayPiece, Placement
 comm = world()
-half = Piece(Placement("model/w", (8,)), 4 * comm.rank, 4 * comm.rank + 4)
+half = ArrayPiece(Placement("model/w", (8,)), 4 * comm.rank, 4 * comm.rank + 4)
 shards = checkpoint.Shards(comm, [(half, np.full(4, float(comm.rank)))])
 shards.save(Path(sys.argv[1]), 1, {"metrics": {}})
 rank, name = int(sys.argv[2]), sys.argv[3]

@@ -41,9 +41,9 @@ def test_one_stage_is_one_process(schedule: tuple[str, int], tmp_path: Path) -> 
     pipeline_ranks.compare(Comm(), tmp_path / "run", tmp_path / "alone", exact=schedule[1] == 1)
 
 
-def test_a_model_with_a_mask_of_its_own_is_refused() -> None:
-    """Stages would train it without: each token would see its target."""
+def test_a_model_without_causal_attention_is_refused() -> None:
+    """Stages would train it without the mask, so each token would see its target."""
     sizes: dict[str, Any] = {"context": 16, "layers": 1, "heads": 2, "kv_heads": 2, "width": 8}
     model = TranslationModel(TranslationConfig(40, prefix=True, **sizes))
-    with pytest.raises(ArgumentError, match="model sees what comes later too, as translation"):
+    with pytest.raises(ArgumentError, match="attention that is not causal, as translation"):
         Pipeline(Comm()).prepare(model, lambda parameters: AdamW(parameters))

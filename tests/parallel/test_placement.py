@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.parallel.placement import (
-    Piece,
+    ArrayPiece,
     Placement,
     copies,
     cut_box,
@@ -38,14 +38,14 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Placement:
 
 
 @st.composite
-def pieces(draw: st.DrawFn, shape: tuple[int, ...]) -> Piece:
+def pieces(draw: st.DrawFn, shape: tuple[int, ...]) -> ArrayPiece:
     placement = draw(boxes(shape))
     start = draw(st.integers(0, placement.size))
-    return Piece(placement, start, draw(st.integers(start, placement.size)))
+    return ArrayPiece(placement, start, draw(st.integers(start, placement.size)))
 
 
-def elements(piece: Piece) -> list[int]:
-    """Return the places of a piece's elements in the full array, the slow and plain way."""
+def elements(piece: ArrayPiece) -> list[int]:
+    """Return the indices of a piece's elements in the full array, computed naively."""
     box = piece.placement
     rows = range(box.shape[box.axis]) if box.shape else range(1)
     if box.ranges is not None:
@@ -56,14 +56,14 @@ def elements(piece: Piece) -> list[int]:
 
 
 @given(st.data())
-def test_a_piece_is_cut_as_the_plain_way_says(data: st.DataObject) -> None:
+def test_a_piece_is_divided_like_an_index_mask(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     piece = data.draw(pieces(shape))
     found = cut(numbered(shape), piece)
     assert found.shape == (piece.size,)
     assert found.astype(int).tolist() == elements(piece)
     assert cut_box(numbered(shape), piece.placement).shape == piece.placement.box
-    assert Piece.from_json(json.loads(json.dumps(piece.to_json()))) == piece
+    assert ArrayPiece.from_json(json.loads(json.dumps(piece.to_json()))) == piece
 
 
 @settings(max_examples=300)
@@ -91,7 +91,10 @@ def test_everything_that_is_held_is_written_once(data: st.DataObject) -> None:
     placement = data.draw(boxes((3, 4)))
     spans = st.tuples(st.integers(0, placement.size), st.integers(0, placement.size))
     held = [
-        [Piece(placement, min(span), max(span)) for span in data.draw(st.lists(spans, max_size=2))]
+        [
+            ArrayPiece(placement, min(span), max(span))
+            for span in data.draw(st.lists(spans, max_size=2))
+        ]
         for _ in range(data.draw(st.integers(1, 4)))
     ]
     written = owners(held)
@@ -103,7 +106,7 @@ def test_everything_that_is_held_is_written_once(data: st.DataObject) -> None:
         }
 
 
-def test_copies_of_all_ranks_are_shared_out() -> None:
+def test_replicas_are_divided_among_writers() -> None:
     whole = [Placement(f"w{i}", (100,)).piece for i in range(8)]
     alone = Placement("alone", (300,)).piece
     written = owners([[*whole, alone], whole, whole])
@@ -154,10 +157,10 @@ def test_equal_boxes_are_equal() -> None:
         (lambda: cut_box(np.zeros(3), Placement("w", (4,))), r"w has shape \(3,\), expected"),
         (
             lambda: copies(Placement("w", (4,)).piece, [Placement("v", (4,)).piece]),
-            r"v \(4,\) is no part of w",
+            r"v \(4,\) is not a part of w",
         ),
-        (lambda: Piece.from_json(["w", [4], 0, None, 0]), "expected what to_json gives"),
-        (lambda: Piece.from_json(["w", [4], 0, None, 0, 5]), "expected some of 0 to 4"),
+        (lambda: ArrayPiece.from_json(["w", [4], 0, None, 0]), "expected what to_json gives"),
+        (lambda: ArrayPiece.from_json(["w", [4], 0, None, 0, 5]), "expected some of 0 to 4"),
     ],
 )
 def test_what_does_not_fit_is_an_error_with_the_numbers(call: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Ranks killed at random moments, and runs that go on with another number of them."""
+"""Ranks killed at random moments, and runs that resume with another number of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPTIONS = [
 
 
 def start(folder: Path, stage: int) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start two ranks, or go on with them, and wait until they train; return their processes."""
+    """Start or resume a run on two ranks, and wait until they train; return their processes."""
     launcher = mpirun()
     assert launcher is not None
     command = [*launcher, "-n", "2", sys.executable, "-m", PROGRAM, str(folder), str(stage)]
@@ -65,7 +65,7 @@ def end_of(folder: Path) -> dict[str, bytes]:
 
 
 def last_step(folder: Path) -> int:
-    """Return the step of the last checkpoint, 0 where there is none."""
+    """Return the step of the last checkpoint, 0 without any."""
     names = [path.name for path in list_checkpoints(folder / "checkpoints")]
     return int(names[0].removeprefix("step-")) if names else 0
 

@@ -11,13 +11,13 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.schedule import (
     SCHEDULES,
     Action,
+    bubble_fraction,
     draw,
     gpipe,
-    idle_share,
     interleaved,
-    most_remembered,
-    one_by_one,
+    max_in_flight,
     one_f_one_b,
+    sequential,
     timeline,
     with_transfers,
 )
@@ -42,7 +42,7 @@ def plans_of(name: str, stages: int, micro: int, chunks: int = 1) -> Plans:
 
 
 def run_blocking(plans: Plans) -> None:
-    """Carry lists out where each send lasts until the other side receives: the worst network.
+    """Execute lists where each send blocks until it is received: the worst network.
 
     Raises AssertionError where all wait, or where a computation lacks what it needs.
     """
@@ -98,7 +98,7 @@ def test_every_pass_is_done_once_in_order(case: Sizes) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(sizes(), st.integers(1, 5), st.integers(1, 5))
-def test_idle_time_and_memory_are_as_the_formulas_say(
+def test_bubble_fraction_and_micro_batches_in_flight_match_a_simulation(
     case: Sizes, forward: int, backward: int
 ) -> None:
     name, stages, micro, chunks = case
@@ -106,13 +106,13 @@ def test_idle_time_and_memory_are_as_the_formulas_say(
     spans = timeline(plans, forward, backward)
     work = micro * chunks * (forward + backward)
     end = max(span.end for span in spans.values())
-    assert 1 - work / end == pytest.approx(idle_share(name, stages, micro, chunks))
+    assert 1 - work / end == pytest.approx(bubble_fraction(name, stages, micro, chunks))
     for stage, plan in enumerate(plans):
         held = most = 0
         for action in plan:
             held += 1 if action.kind == "forward" else -1
             most = max(most, held)
-        assert most == most_remembered(name, stages, micro, stage, chunks)
+        assert most == max_in_flight(name, stages, micro, stage, chunks)
 
 
 @settings(max_examples=150, deadline=None)
@@ -158,10 +158,10 @@ def test_messages_without_a_common_order_would_wait_in_a_circle() -> None:
         run_blocking(plans)
 
 
-def test_a_schedule_that_hangs_is_an_error() -> None:
+def test_a_schedule_that_deadlocks_is_an_error() -> None:
     plans = plans_of("model-parallel", 2, 2)
     plans[1] = plans[1][2:] + plans[1][:2]  # the second micro-batch first
-    message = "stage 0 waits for ever to go backward through part 0 with micro-batch 0"
+    message = "stage 0 deadlocks before backward of micro-batch 0 through part 0"
     with pytest.raises(ArgumentError, match=message):
         timeline(plans)
 
@@ -185,7 +185,7 @@ def test_sizes_out_of_range_are_errors() -> None:
 
 
 def test_schedules_have_the_shapes_of_their_papers() -> None:
-    assert draw([one_by_one(2, 2, stage) for stage in range(2)]) == (
+    assert draw([sequential(2, 2, stage) for stage in range(2)]) == (
         "stage 0  0...aa1...bb\n"
         "stage 1  .0aa...1bb.."
     )  # fmt: skip
@@ -203,6 +203,6 @@ def test_schedules_have_the_shapes_of_their_papers() -> None:
     "case", [("model-parallel", 4, 2, 1), ("gpipe", 4, 6, 1), ("1f1b", 4, 6, 1),
              ("interleaved", 2, 4, 2)],
 )  # fmt: skip
-def test_the_docs_show_what_draw_makes(case: Sizes) -> None:
+def test_the_docs_show_the_output_of_draw(case: Sizes) -> None:
     text = (ROOT / "docs" / "parallel.md").read_text()
     assert textwrap.indent(draw(plans_of(*case)), "    ") + "\n\n" in text

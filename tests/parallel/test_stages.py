@@ -12,7 +12,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
-from tensorgrad.parallel.stages import block_costs, check_not_shared, leave_parts, split
+from tensorgrad.parallel.stages import block_costs, check_not_shared, keep_parts, partition
 
 SMALL = GPT2Config(vocab_size=48, context=8, layers=4, heads=2, width=16)
 
@@ -30,7 +30,7 @@ def test_no_other_cut_is_better(costs: list[int], parts: int) -> None:
         sums = [sum(costs[a:b]) for a, b in pairwise((0, *cuts, len(costs)))]
         return max(sums), sum(each**2 for each in sums)
 
-    found = split(costs, parts)
+    found = partition(costs, parts)
     assert [number for part in found for number in part] == list(range(len(costs)))
     assert len(found) == parts
     assert all(found)
@@ -39,18 +39,18 @@ def test_no_other_cut_is_better(costs: list[int], parts: int) -> None:
 
 
 def test_more_parts_than_layers_are_an_error() -> None:
-    with pytest.raises(ArgumentError, match="split: parts is 3, expected 1 to the 2 layers"):
-        split([1, 1], 3)
-    with pytest.raises(ArgumentError, match="split: parts is 0, expected 1 to the 2 layers"):
-        split([1, 1], 0)
+    with pytest.raises(ArgumentError, match="partition: parts is 3, expected 1 to the 2 layers"):
+        partition([1, 1], 3)
+    with pytest.raises(ArgumentError, match="partition: parts is 0, expected 1 to the 2 layers"):
+        partition([1, 1], 0)
 
 
-def test_the_head_counts_as_so_many_blocks() -> None:
+def test_the_head_counts_as_several_blocks() -> None:
     model = GPT2(SMALL)
     block = 2 * 12 * 16**2 + 2 * 8 * 16
     assert block_costs(model) == [block + 16, block, block, block + 2 * 48 * 16]
     wide = GPT2(GPT2Config(vocab_size=1000, context=8, layers=4, heads=2, width=16))
-    assert [len(part) for part in split(block_costs(wide), 2)] == [3, 1]
+    assert [len(part) for part in partition(block_costs(wide), 2)] == [3, 1]
 
 
 @pytest.mark.parametrize("make", [lambda: GPT2(SMALL), lambda: lm(True), lambda: lm(False)])
@@ -60,11 +60,11 @@ def test_stages_together_have_every_parameter(
 ) -> None:
     model = make()
     whole = {name: each.data for name, each in model.named_parameters()}
-    parts = split(block_costs(model), stages)
+    parts = partition(block_costs(model), stages)
     found: dict[str, list[int]] = {}
     for stage in range(stages):
         one = make()
-        leave_parts(one, parts, [stage])
+        keep_parts(one, parts, [stage])
         for name, each in one.named_parameters():
             assert each.shape == whole[name].shape
             found.setdefault(name, []).append(stage)
@@ -89,10 +89,10 @@ def test_shared_parameters_are_named() -> None:
         check_not_shared("cut", twice)
 
 
-def test_what_is_elsewhere_says_so() -> None:
+def test_a_remote_layer_raises() -> None:
     model = GPT2(SMALL)
-    leave_parts(model, [range(2), range(2, 4)], [0])
-    assert "(2): Elsewhere(blocks.2)" in repr(model)
+    keep_parts(model, [range(2), range(2, 4)], [0])
+    assert "(2): RemoteLayer(blocks.2)" in repr(model)
     x = model.blocks[1](model.blocks[0](model.embed(np.zeros((1, 4), "int32"))))
     with pytest.raises(ArgumentError, match=r"blocks\.2: is on another stage of the pipeline"):
         model.blocks[2](x)

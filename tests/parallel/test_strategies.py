@@ -43,7 +43,7 @@ def test_nothing_holds_the_parameters_from_before(name: str) -> None:
 
 
 class Recording(Comm):
-    """One rank that writes down which memory its collectives work on."""
+    """One rank that records which memory its collectives use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class Recording(Comm):
         return super().all_gather(array, out, wait)
 
     def _note(self, op: str, array: Any, *rest: Any) -> None:
-        scratch = array.ndim == 0  # the norm: made anew by each step
+        scratch = array.ndim == 0  # the norm: each step allocates it
         self.calls.append((op, array.size, 0 if scratch else array.ctypes.data, *rest))
 
 
 @pytest.mark.parametrize("name", strategies.STRATEGIES)
 def test_every_step_sends_the_same_memory_in_the_same_order(name: str) -> None:
-    """What a captured step can repeat: nothing depends on time, nothing is allocated anew."""
+    """A captured step can be replayed: nothing depends on time, nothing is allocated."""
     comm = Recording()
     ranks = strategies.STRATEGIES[name](comm)
     run = strategies.train(ranks, steps=1, accumulate=2)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process, for what must be tried with many groups of ranks.
+"""Ranks that are threads of this process, for tests with many groups of ranks.
 
 They can agree and exchange small values, which is all that checkpoints ask of a `Comm`.
 """
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Board:
-    """Where the ranks put what the others shall read."""
+    """The values that the ranks pass to each other."""
 
     def __init__(self, size: int) -> None:
         self.values: list[Any] = [None] * size
@@ -33,7 +33,7 @@ class ThreadNetwork:
         self.ranks = tuple(range(self.size))
 
     def begin_call(self, call: str) -> None:
-        """Note nothing: nobody watches."""
+        """Do nothing: there is no watchdog."""
 
     def same(self, number: int) -> bool:
         """Return whether all ranks pass the same number."""
@@ -53,7 +53,7 @@ class ThreadNetwork:
 
 
 def on_ranks(size: int, program: Callable[[Comm], T]) -> list[T]:
-    """Run a program on so many ranks and return their results; raise what the first one raises."""
+    """Run a program on `size` ranks and return their results; raise the error of the first."""
     board = Board(size)
 
     def run(rank: int) -> T:

@@ -1,0 +1,1 @@
+"""Communication between ranks: MPI, NCCL, staging through the host, launchers and the watchdog."""

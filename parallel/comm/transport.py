@@ -1,0 +1,86 @@
+"""Transports: the interface between `Comm` and the modules that move arrays, on host and GPU.
+
+Each method begins a transfer at once and returns a function that finishes it, so a rank can compute
+in between. Arrays are C-contiguous, not empty, and of a dtype of the library. Transfers without
+arithmetic get bytes, reductions get bool as uint8. All ranks have agreed on the call before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tensorgrad.backend import Array
+
+# Finishes a transfer. Afterwards results may be read and arguments may be written: on a GPU by
+# work that is submitted to the current stream from then on.
+Finish = Callable[[], None]
+
+
+class Transport(Protocol):
+    """Moves arrays between the ranks of one group."""
+
+    def all_reduce(self, array: Array, op: str) -> Finish:
+        """Reduce in place. `op` is "sum", "mean" or "max"."""
+
+    def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
+        """Reduce piece r of the flat `array` into `out` of rank r, which may be that piece."""
+
+    def all_gather(self, data: Array, out: Array) -> Finish:
+        """Put the bytes of all ranks into `out`, one after the other."""
+
+    def broadcast(self, data: Array, root: int) -> Finish:
+        """Send the bytes of `root` to all."""
+
+    def all_to_all(self, data: Array, out: Array) -> Finish:
+        """Put piece r of the bytes of rank s into piece s of `out` of rank r."""
+
+    def send(self, data: Array, to: int) -> Finish:
+        """Send bytes to one rank."""
+
+    def recv(self, data: Array, source: int) -> Finish:
+        """Receive bytes from one rank."""
+
+
+class GpuTransport(Transport, Protocol):
+    """The transport of GPU arrays."""
+
+    def close(self) -> None:
+        """Finish all transfers, at the end of the program."""
+
+
+class Network(Transport, Protocol):
+    """The transport of host arrays, which also starts the ranks and connects their GPUs."""
+
+    rank: int
+    size: int
+    ranks: tuple[int, ...]
+    local_rank: int
+    local_size: int
+
+    def begin_call(self, call: str) -> None:
+        """Record this rank's next collective, for the watchdog."""
+
+    def same(self, number: int) -> bool:
+        """Return on all ranks whether all pass the same number of 62 bits."""
+
+    def exchange(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+
+    def announce(self, text: str, to: int) -> Finish:
+        """Announce to one rank what will be sent to it; done when that rank has called `recv`."""
+
+    def expect(self, text: str, source: int) -> Finish:
+        """Receive an announcement; finishing raises CommError if it is not this text."""
+
+    def split(self, ranks: Sequence[int]) -> Network:
+        """Return the network of this rank's group; every rank calls it with its own group."""
+
+    def connect_gpus(self, device: int) -> GpuTransport:
+        """Return the transport of the arrays of GPU `device`; every rank calls it."""
+
+    def leave(self) -> None:
+        """Report that this rank exits as planned."""
+
+    def abort(self, status: int, why: str) -> None:
+        """End all ranks at once; one of the ranks that fail first writes why, if not empty."""

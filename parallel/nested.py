@@ -1,0 +1,50 @@
+"""Strategies inside strategies: pipeline and tensor parallelism around data parallelism.
+
+A nested strategy works along one axis of the mesh. It leaves what the other axes do to an inner
+strategy, and wraps what that does in its own part of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensorgrad.backend import Array
+from tensorgrad.parallel.checkpoint import ShardedRanks
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.train.ranks import OneProcess, Ranks
+
+
+class NestedRanks(ShardedRanks):
+    """Ranks along one axis of the mesh, each with an inner strategy for the other axes.
+
+    Args:
+        comm: the ranks along this axis.
+        inner: how ranks that have the same place on this axis train together; None: alone.
+        world: all ranks, which write checkpoints together; None: those of `comm`.
+    """
+
+    def __init__(self, comm: Comm, inner: Ranks | None, world: Comm | None) -> None:
+        self._comm, self._world = comm, world or comm
+        self._inner = OneProcess() if inner is None else inner
+        self.rank, self.ranks = self._inner.rank, self._inner.ranks
+        self.is_main = comm.rank == 0 and self._inner.is_main
+
+    def begin(
+        self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Check that all ranks are at this step; the inner ones may exchange arrays.
+
+        Raises:
+            CommError: they are not.
+        """
+        self._comm.agree("train", {"step": step, **(facts or {})})
+        self._inner.begin(step, arrays, facts)
+
+    def add_shards(self, array: Array) -> None:
+        """Add, in place, what the inner ranks with other shards have in its place."""
+        self._inner.add_shards(array)
+
+    def after_step(self) -> None:
+        """Gather the parameters that other inner ranks have updated."""
+        self._inner.after_step()

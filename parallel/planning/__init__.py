@@ -1,0 +1,1 @@
+"""Planning a run without running it: memory, bytes sent and time of each mesh of ranks."""

@@ -1,0 +1,389 @@
+"""Estimate of a training step of a GPT-2 on a mesh: memory of a GPU, bytes sent, time.
+
+It follows from the formulas of costs.py; nothing is measured. Memory is that of the fullest GPU.
+Traffic and time are those of the stage that computes longest. plan.py prints an estimate, and finds
+the smallest mesh that fits. Tests: tests/parallel/planning/test_plan.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, default_bucket_bytes
+from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.planning.costs import Costs, cut_blocks
+from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
+
+DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a parameter and of an activation
+_WIDE = 4  # of a gradient, a master copy and a moment
+_SLOTS = 2  # of whole parameters or gradients of blocks (shards.py)
+_SENDS = 4  # activations and gradients in flight between stages
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What to train, and how to parallelize it.
+
+    Args:
+        config: of the model.
+        mesh: dp, pp and tp.
+        batch: sequences of a step, on all ranks together.
+        micro: micro-batches of a step, one after the other on each rank.
+        zero: what dp ranks shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
+            parameters.
+        schedule: one of SCHEDULES.
+        chunks: parts of the model on each stage.
+        sequence: whether tp ranks share the rows between the layers.
+        dtype: "bfloat16": parameters and activations, with a float32 master copy; or "float32".
+    Raises:
+        ArgumentError: sizes are out of range or do not divide; the message has the numbers.
+    """
+
+    config: GPT2Config
+    mesh: Mesh = field(default_factory=Mesh)
+    batch: int = 8
+    micro: int = 1
+    zero: int = 0
+    schedule: str = "1f1b"
+    chunks: int = 1
+    sequence: bool = False
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        """Check that the sizes fit together."""
+        mesh = self.mesh
+        for name in ("batch", "micro"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"plan: {name} is {getattr(self, name)}, expected 1 or more")
+        if self.zero not in range(4):
+            raise ArgumentError(f"plan: zero is {self.zero}, expected 0 to 3")
+        if self.dtype not in DTYPES:
+            raise ArgumentError(
+                f"plan: dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}"
+            )
+        check_schedule("plan", self.schedule, self.chunks)
+        if self.batch % (mesh.dp * self.micro):
+            raise ArgumentError(
+                f"plan: batch is {self.batch} sequences, expected a multiple of dp * micro, "
+                f"{mesh.dp} * {self.micro}"
+            )
+        if self.schedule == "interleaved" and self.chunks > 1 and self.micro % mesh.pp:
+            raise ArgumentError(
+                f"plan: micro is {self.micro}, expected a multiple of the {mesh.pp} stages for "
+                "interleaved"
+            )
+        if self.sequence and self.config.context % mesh.tp:
+            raise ArgumentError(
+                f"plan: the context is {self.config.context}, expected a multiple of tp, {mesh.tp}"
+            )
+        self.parts(0)
+
+    @property
+    def costs(self) -> Costs:
+        """The costs of the layers on one rank."""
+        return Costs(self.config, self.mesh.tp, self.sequence, DTYPES[self.dtype])
+
+    def parts(self, stage: int) -> tuple[int, ...]:
+        """Return the number of blocks in each part of a stage."""
+        return cut_blocks(self.costs, self.mesh.pp * self.chunks)[stage :: self.mesh.pp]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a micro-batch on one rank."""
+        return self.batch // (self.mesh.dp * self.micro) * self.config.context
+
+    @property
+    def problems(self) -> list[str]:
+        """Why this mesh cannot train the model, although its costs can be estimated."""
+        config, tp = self.config, self.mesh.tp
+        sizes = {
+            "hidden width": 4 * config.width,
+            "token embedding": config.rows,
+        }
+        found = [
+            f"the {name} is {size}, not a multiple of tp, {tp}: the estimate is of the fullest rank"
+            for name, size in sizes.items()
+            if size % tp
+        ]
+        if tp > config.heads:
+            found.append(f"the heads are {config.heads}, expected one or more for each of tp, {tp}")
+        if self.mesh.pp > 1 and self.zero > 1:
+            found.append(f"ZeRO {self.zero} is not for pipelines, where several blocks are in use")
+        return found
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Speeds of the machines.
+
+    Args:
+        flops: achieved by a GPU in the matrix products of a step, FLOP/s.
+        memory_bandwidth: of a GPU, bytes/s.
+        bandwidth: of NCCL between GPUs of one host, bytes/s (its bus bandwidth).
+        network: the same between hosts, for each GPU.
+        latency: of a call, seconds.
+        gpus_per_host: number of consecutive ranks on one host.
+    Raises:
+        ArgumentError: one of them is not positive.
+    """
+
+    flops: float = 400e12
+    memory_bandwidth: float = 4e12
+    bandwidth: float = 280e9
+    network: float = 45e9
+    latency: float = 20e-6
+    gpus_per_host: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise ArgumentError(f"plan: {name} is {value}, expected a positive number")
+
+    def link(self, span: int) -> float:
+        """Return the bandwidth among ranks that lie within `span` consecutive ones."""
+        return self.bandwidth if span <= self.gpus_per_host else self.network
+
+    def traffic(
+        self, what: str, axis: str, span: int, calls: int, size: float, hidden: float = 0.0
+    ) -> Traffic:
+        """Return calls that send `size` bytes in all, `hidden` seconds of which overlap."""
+        seconds = calls * self.latency + size / self.link(span)
+        return Traffic(what, axis, calls, size, seconds, max(seconds - hidden, seconds / calls))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One kind of communication of a rank in a step.
+
+    Attributes:
+        what: what is sent.
+        axis: among which ranks of the mesh.
+        calls: number of calls.
+        bytes: sent in all calls.
+        seconds: duration of all calls.
+        exposed: seconds of these that the computation waits.
+    """
+
+    what: str
+    axis: str
+    calls: int
+    bytes: float
+    seconds: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory, traffic and time of a training job.
+
+    Attributes:
+        job, speeds: the arguments of `estimate`.
+        stage: the stage whose GPUs are fullest.
+        memory: bytes on these GPUs, by purpose.
+        sent: by a rank of the stage that computes longest.
+        time: seconds of a step, by purpose.
+    """
+
+    job: TrainingJob
+    speeds: Speeds
+    stage: int
+    memory: dict[str, float]
+    sent: list[Traffic]
+    time: dict[str, float]
+
+    @property
+    def bytes(self) -> float:
+        """The memory of the fullest GPU."""
+        return sum(self.memory.values())
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step."""
+        return sum(self.time.values())
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The fraction of the pipeline's time in which a stage is idle."""
+        job = self.job
+        return bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The throughput of all GPUs together."""
+        return self.job.batch * self.job.config.context / self.seconds
+
+    @property
+    def flops_per_second(self) -> float:
+        """The FLOP/s of each GPU that the model needs, three times its forward pass."""
+        whole = Costs(self.job.config)
+        forward = whole.block_flops()[0] * self.job.config.layers + whole.head_flops()[0]
+        return 3 * forward * self.tokens_per_second / self.job.mesh.size
+
+
+def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
+    """Return the bytes on a GPU of a stage, by purpose.
+
+    Args:
+        job: what to train.
+        stage: 0 to pp - 1.
+    """
+    costs, mesh, tokens = job.costs, job.mesh, job.tokens
+    parts = job.parts(stage)
+    blocks, first, last = sum(parts), stage == 0, stage == mesh.pp - 1
+    root = costs.root_parameters(first, last)
+    every = blocks * costs.block_parameters
+    slots = min(_SLOTS, blocks) * costs.block_parameters
+    shared = root + slots + every / mesh.dp  # blocks are sharded, the root is not
+    parameters = shared if job.zero == 3 else root + every
+    gradients = shared if job.zero >= 2 else root + every
+    state = (2 + (job.dtype != "float32")) * (root + every) / (mesh.dp if job.zero else 1)
+    remembered = max_in_flight(job.schedule, mesh.pp, job.micro, stage, job.chunks)
+    if mesh.pp == 1 and job.schedule == "gpipe":
+        remembered = 1  # without a pipeline, backward of each micro-batch follows its forward
+    kept = max(parts) * costs.kept_by_block(tokens)
+    ends = costs.kept_by_embedding(tokens) if first or last else 0.0
+    if last:
+        ends += costs.kept_by_head(tokens)
+    at_ends = remembered if job.chunks == 1 else min(job.micro, -(-remembered // job.chunks))
+    work = max(costs.block_work(tokens), costs.chunk(tokens) if last else 0.0)
+    return {
+        "parameters": parameters * costs.item,
+        "gradients": gradients * _WIDE,
+        "optimizer state": state * _WIDE,
+        "activations": remembered * kept,
+        "tokens, loss and head": at_ends * ends,
+        "work": work,
+        "messages between stages": _SENDS * costs.boundary(tokens) if mesh.pp > 1 else 0.0,
+    }
+
+
+def estimate(
+    job: TrainingJob, speeds: Speeds | None = None, bucket: float | None = None
+) -> Estimate:
+    """Return the estimate of a job.
+
+    Args:
+        job: what to train, and on which mesh.
+        speeds: of the machines; default: about those of an H200 host.
+        bucket: bytes of gradients in a bucket; None: as in training.
+    Raises:
+        ArgumentError: the bucket is not above 0.
+    """
+    if bucket is not None and not bucket > 0:
+        raise ArgumentError(f"plan: bucket is {bucket} bytes, expected more than 0")
+    speeds = Speeds() if speeds is None else speeds
+    memories = [stage_memory(job, stage) for stage in range(job.mesh.pp)]
+    stage = max(range(job.mesh.pp), key=lambda each: (sum(memories[each].values()), -each))
+    slowest = max(range(job.mesh.pp), key=lambda each: (sum(_compute(job, each)), each))
+    forward, backward = _compute(job, slowest)
+    sent = [*_sent_by_layers(job, speeds, slowest), *_sent_by_stages(job, speeds, slowest)]
+    sent += _sent_by_copies(job, speeds, slowest, backward / speeds.flops, bucket)
+    compute = job.micro * (forward + backward) / speeds.flops
+    layers = sum(each.exposed for each in sent if each.axis == "tp")
+    bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
+    updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
+    moved = 32 if job.dtype == "float32" else 36  # docs/optim.md
+    time = {
+        "compute": compute,
+        "send within layers": layers,
+        "pipeline bubble": (compute + layers) * bubble / (1 - bubble),
+        "send between stages": sum(each.exposed for each in sent if each.axis == "pp"),
+        "send gradients and parameters": sum(each.exposed for each in sent if each.axis == "dp"),
+        "optimizer": updated * moved / speeds.memory_bandwidth,
+    }
+    return Estimate(job, speeds, stage, memories[stage], sent, time)
+
+
+def _held(job: TrainingJob, stage: int) -> int:
+    """Return the parameters of a stage on a rank."""
+    blocks = sum(job.parts(stage))
+    root = job.costs.root_parameters(stage == 0, stage == job.mesh.pp - 1)
+    return blocks * job.costs.block_parameters + root
+
+
+def _compute(job: TrainingJob, stage: int) -> tuple[float, float]:
+    """Return the FLOPs of a stage for a micro-batch, forward and backward."""
+    blocks = sum(job.parts(stage))
+    heads = int(stage == job.mesh.pp - 1)
+    block, head = job.costs.block_flops(), job.costs.head_flops()
+    forward, backward = (blocks * b + heads * h for b, h in zip(block, head, strict=True))
+    return forward * job.tokens, backward * job.tokens
+
+
+def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
+    """Yield the traffic of tensor parallel ranks: two regions in a block, sums at both ends."""
+    ranks = job.mesh.tp
+    if ranks == 1:
+        return
+    blocks = sum(job.parts(stage))
+    ends = int(stage == 0) + int(stage == job.mesh.pp - 1)
+    calls = job.micro * (4 * blocks + ends)
+    activation = job.config.width * job.tokens * job.costs.item
+    sent = calls * 2 * (ranks - 1) / ranks * activation
+    if job.sequence:
+        calls *= 2  # a gather and a scatter instead of each all-reduce
+    what = "activations, gather and scatter" if job.sequence else "activations, all-reduce"
+    yield speeds.traffic(what, "tp", ranks, calls, sent)
+
+
+def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
+    """Yield the traffic between stages: activations, gradients, and that of a tied head."""
+    mesh = job.mesh
+    if mesh.pp == 1:
+        return
+    size = job.costs.boundary(job.tokens)
+    ends = (stage == 0) + (stage == mesh.pp - 1)  # which have a neighbour on one side only
+    calls = job.micro * (2 * job.chunks - ends)
+    one = speeds.latency + size / speeds.link(mesh.size)
+    waits = 2 * (mesh.pp - 1) * one  # while the pipeline fills and drains; otherwise it computes
+    yield Traffic("activations and gradients", "pp", calls, calls * size, calls * one, waits)
+    if stage in (0, mesh.pp - 1):
+        size = _WIDE * job.costs.embedding
+        yield speeds.traffic("gradient of the token embedding", "pp", mesh.size, 1, size)
+
+
+def _sent_by_copies(
+    job: TrainingJob, speeds: Speeds, stage: int, backward: float, bucket: float | None
+) -> Iterator[Traffic]:
+    """Yield the traffic of data parallel ranks: gradients, and sharded parameters."""
+    mesh, item = job.mesh, job.costs.item
+    if mesh.dp == 1:
+        return
+    link = "dp", mesh.dp * mesh.tp
+    fraction = (mesh.dp - 1) / mesh.dp
+    parameters = _held(job, stage)
+    blocks = sum(job.parts(stage))
+    inside = blocks * job.costs.block_parameters
+    root = parameters - inside
+    overlaps = mesh.pp == 1  # a pipeline sends gradients when it has drained
+
+    if job.zero < 2:
+        gradients = _WIDE * parameters
+        bucket = bucket or default_bucket_bytes(gradients)
+        factor = 2 if job.zero == 0 else 1
+        calls = max(1, math.ceil(gradients / bucket))
+        name = "gradients, all-reduce" if job.zero == 0 else "gradients, reduce-scatter"
+        sent = speeds.traffic(name, *link, calls, factor * fraction * gradients)
+        if overlaps:
+            rate = all_reduce_bandwidth(speeds.link(link[1]), mesh.dp) * 2 / factor
+            last = _WIDE * (job.costs.embedding + job.config.context * job.config.width)
+            model = Overlap(gradients, backward, rate, speeds.latency, last=last)
+            sent = replace(sent, exposed=model.overhead(bucket))
+        yield sent
+    else:
+        calls = job.micro * blocks + 1
+        size = fraction * _WIDE * (job.micro * inside + root)
+        hidden = job.micro * backward if overlaps else 0.0
+        yield speeds.traffic("gradients, reduce-scatter", *link, calls, size, hidden)
+    if job.zero in (1, 2):
+        yield speeds.traffic("parameters, all-gather", *link, 1, fraction * item * parameters)
+    elif job.zero == 3:
+        passes = job.micro * max(1, 2 * blocks - _SLOTS)
+        size = fraction * item * (passes * job.costs.block_parameters + root)
+        hidden = 1.5 * job.micro * backward if overlaps else 0.0
+        yield speeds.traffic("parameters, all-gather", *link, passes + 1, size, hidden)

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.optim import AdamW
+from tensorgrad.parallel import Mesh
+from tensorgrad.parallel.planning.estimate import (
+    Estimate,
+    Speeds,
+    TrainingJob,
+    estimate,
+    stage_memory,
+)
+from tensorgrad.parallel.planning.plan import bytes_of, fit, main
+from tensorgrad.parallel.shards import ShardedParameters
+from tensorgrad.parallel.units import find_units
+
+LARGE = replace(PRESETS["gpt2-1558M"], vocab_multiple=128)
+SMALL = GPT2Config(vocab_size=512, context=64, layers=8, heads=8, width=64)
+COUNT = LARGE.parameters
+
+
+def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
+    found = estimate(TrainingJob(LARGE, Mesh(), 8))
+    assert found.memory["parameters"] == 2 * COUNT
+    assert found.memory["gradients"] == 4 * COUNT
+    assert found.memory["optimizer state"] == 12 * COUNT
+    tokens, width = 8 * 1024, 1600
+    each = 16 * width * 2 + 16 + 4 * 25
+    assert found.memory["activations"] == 48 * tokens * each
+    assert found.sent == []
+    assert found.seconds == found.time["compute"] + found.time["optimizer"]
+    full = estimate(TrainingJob(LARGE, Mesh(), 8, dtype="float32"))
+    assert full.memory["parameters"] == 4 * COUNT
+    assert full.memory["optimizer state"] == 8 * COUNT
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "state"),
+    [(0, 1, 1, 1), (1, 1, 1, 1 / 4), (2, 1, None, 1 / 4), (3, None, None, 1 / 4)],
+)
+def test_zero_divides_what_its_stage_says(
+    zero: int, parameters: float | None, gradients: float | None, state: float
+) -> None:
+    block = 12 * 1600**2 + 13 * 1600
+    shared = COUNT - 48 * block + 2 * block + 48 * block / 4  # the root, two slots, a quarter
+    found = stage_memory(TrainingJob(LARGE, Mesh(4), 32, zero=zero), 0)
+    assert found["parameters"] == 2 * (shared if parameters is None else COUNT)
+    assert found["gradients"] == 4 * (shared if gradients is None else COUNT)
+    assert found["optimizer state"] == 12 * COUNT * state
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_zero_takes_the_memory_that_is_planned(zero: int) -> None:
+    model = GPT2(SMALL)
+    parameters = dict(model.named_parameters())
+    _, units = find_units(model, parameters)
+    groups = units if zero > 1 else dict.fromkeys(parameters)
+    flat = ShardedParameters(parameters.items(), 1, 4, zero, groups)
+    optimizer = AdamW(flat)
+    planned = stage_memory(TrainingJob(SMALL, Mesh(4), 8, zero=zero, dtype="float32"), 0)
+    for what, arrays in (
+        ("parameters", flat.memory),
+        ("gradients", flat.gradient_memory),
+        ("optimizer state", optimizer.state.values()),
+    ):
+        found = sum(array.nbytes for array in arrays)
+        assert planned[what] <= found <= 1.01 * planned[what], what  # and gaps for alignment
+
+
+def test_bytes_of_gradients_are_those_of_a_ring() -> None:
+    def sent(zero: int, micro: int = 1) -> dict[str, float]:
+        found = estimate(TrainingJob(LARGE, Mesh(4), 32, micro, zero=zero))
+        return {each.what: each.bytes for each in found.sent}
+
+    fraction = 3 / 4
+    assert sent(0) == {"gradients, all-reduce": 2 * fraction * 4 * COUNT}
+    assert sent(1) == {
+        "gradients, reduce-scatter": fraction * 4 * COUNT,
+        "parameters, all-gather": fraction * 2 * COUNT,
+    }
+    assert sent(2) == sent(1)
+    block = 12 * 1600**2 + 13 * 1600
+    root = COUNT - 48 * block
+    assert sent(2, 8)["gradients, reduce-scatter"] == fraction * 4 * (8 * 48 * block + root)
+    assert sent(3)["parameters, all-gather"] == fraction * 2 * (94 * block + root)
+
+
+def test_tensor_parallel_layers_send_activations() -> None:
+    config = replace(SMALL, width=64)
+    found = estimate(TrainingJob(config, Mesh(1, 1, 4), 2, 2))
+    (sent,) = found.sent
+    activation = 64 * 64 * 2  # C, tokens, bytes
+    assert sent.calls == 2 * (4 * 8 + 2)
+    assert sent.bytes == sent.calls * 2 * 3 / 4 * activation
+    assert found.time["send within layers"] == sent.seconds
+    rows = estimate(TrainingJob(config, Mesh(1, 1, 4), 2, 2, sequence=True))
+    assert rows.sent[0].bytes == sent.bytes
+    assert rows.memory["activations"] < found.memory["activations"]
+
+
+def test_a_pipeline_keeps_micro_batches_in_flight_and_has_a_bubble() -> None:
+    def of(schedule: str, micro: int, chunks: int = 1) -> Estimate:
+        return estimate(TrainingJob(SMALL, Mesh(1, 4), 32, micro, 0, schedule, chunks))
+
+    whole = stage_memory(TrainingJob(SMALL, Mesh(), 32, 8), 0)["activations"] / 8  # of a block
+    one = of("1f1b", 8)
+    assert one.bubble_fraction == 3 / 11
+    assert one.stage == 0
+    assert one.memory["activations"] == 4 * 2 * whole  # micro-batches, blocks
+    assert of("gpipe", 8).memory["activations"] == 8 * 2 * whole
+    assert of("interleaved", 8, 2).bubble_fraction == 3 / 19
+    assert of("interleaved", 8, 2).memory["activations"] == 11 * whole
+    assert one.time["pipeline bubble"] == pytest.approx(one.time["compute"] * 3 / 8)
+    between = {each.what: each for each in one.sent}["activations and gradients"]
+    assert between.calls in (8, 16)
+    assert between.bytes == between.calls * 64 * 4 * 64 * 2
+    # Each of GPipe's micro-batches keeps a gradient of the head until it goes back.
+    last = stage_memory(TrainingJob(SMALL, Mesh(1, 4), 32, 8, 0, "gpipe"), 3)
+    first = stage_memory(TrainingJob(SMALL, Mesh(1, 4), 32, 8, 0, "1f1b"), 3)
+    assert last["tokens, loss and head"] == 8 * first["tokens, loss and head"]
+
+
+def test_slow_networks_and_hosts_take_longer() -> None:
+    job = TrainingJob(LARGE, Mesh(8, 1, 1), 64)
+    inside, outside = estimate(job), estimate(job, Speeds(gpus_per_host=4))
+    assert outside.sent[0].seconds > 5 * inside.sent[0].seconds
+    assert outside.time["compute"] == inside.time["compute"]
+    assert estimate(job, Speeds(flops=800e12)).time["compute"] == inside.time["compute"] / 2
+
+
+def test_overlap_hides_what_a_pipeline_does_not() -> None:
+    alone = estimate(TrainingJob(LARGE, Mesh(8), 64))
+    assert alone.sent[0].exposed < 0.1 * alone.sent[0].seconds
+    stages = estimate(TrainingJob(LARGE, Mesh(4, 2), 64, 8))
+    gradients = next(each for each in stages.sent if each.axis == "dp")
+    assert gradients.exposed == gradients.seconds
+
+
+@pytest.mark.parametrize("gib", [79, 15, 8, 5])
+def test_the_smallest_mesh_that_fits(gib: int) -> None:
+    job = TrainingJob(LARGE, batch=8)
+    found = fit(job, gib * 2**30)
+    assert found.bytes <= gib * 2**30
+    size = found.job.mesh.size
+    assert (size == 1) == (gib > 29)
+    smaller = [
+        replace(job, mesh=Mesh(dp, pp), micro=micro, zero=zero)
+        for dp in (1, 2, 4, 8)
+        for pp in range(1, 49)
+        for micro in (1, 2, 4, 8)
+        for zero in range(4)
+        if dp * pp < size and 8 % (dp * micro) == 0 and (pp == 1 or zero < 2)
+    ]
+    assert all(estimate(each).bytes > gib * 2**30 for each in smaller)
+    only = fit(job, 15 * 2**30, zero=0)
+    assert only.job.zero == 0
+
+
+def test_gpipe_fits_on_fewer_gpus_with_fewer_micro_batches() -> None:
+    """Each micro-batch keeps a gradient of the head: with the most, 38 MiB take 24 GPUs."""
+    config = GPT2Config(vocab_size=8192, context=64, layers=8, heads=1, width=128)
+    found = fit(TrainingJob(config, batch=16, schedule="gpipe"), 38 * 2**20, zero=0)
+    assert found.job.mesh == Mesh(2, 3)
+
+
+def test_without_a_pipeline_gpipe_remembers_one_micro_batch() -> None:
+    assert stage_memory(TrainingJob(SMALL, Mesh(2), 32, 8, 0, "gpipe"), 0) == stage_memory(
+        TrainingJob(SMALL, Mesh(2), 32, 8), 0
+    )
+
+
+def test_a_job_that_fits_on_no_mesh_is_an_error() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"1\.0 GiB a GPU are not enough on up to 2, expected 1"
+    ):
+        fit(TrainingJob(LARGE), 2**30, most=2)
+
+
+def test_plans_to_16384_gpus_take_less_than_two_seconds() -> None:
+    huge = replace(LARGE, layers=96, width=12288, heads=96)
+    begin = time.process_time()
+    assert estimate(TrainingJob(huge, Mesh(128, 16, 8), 4096, 32, 1)).job.mesh.size == 16384
+    assert time.process_time() - begin < 2
+    begin = time.process_time()
+    with pytest.raises(ArgumentError, match="not enough on up to 16,384"):
+        fit(TrainingJob(huge, batch=4096), 2**28)  # tries every mesh
+    assert time.process_time() - begin < 2
+
+
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = "--model gpt2-1558M --dp 8 --pp 4 --tp 2 --zero 1 --batch 512"
+    assert main([*mesh.split(), "--memory", "80GiB"]) == 0
+    out = capsys.readouterr().out
+    for words in ("on 64 GPUs", "dp 8 x pp 4 x tp 2", "optimizer state", "of 80", "tokens/s",
+                  "pipeline bubble"):  # fmt: skip
+        assert words in out
+    assert "note" not in out  # the 25 heads are 12 and 13
+    assert main([*mesh.split(), "--memory", "2GiB"]) == 0
+    assert "of 2: too much" in capsys.readouterr().out
+    assert main(["--model", "gpt2-1558M", "--tp", "3", "--batch", "512"]) == 0
+    assert "note: the hidden width is 6400, not a multiple of tp, 3" in capsys.readouterr().out
+    assert main(["--tp", "16", "--batch", "512"]) == 0
+    assert "note: the heads are 12, expected one or more for each of tp, 16" in (
+        capsys.readouterr().out
+    )
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["--model", "gpt2-355M", "--dp", "4", "--batch", "64", "--zero", "3", "--json"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["mesh"] == {"dp": 4, "pp": 1, "tp": 1}
+    parts = {name: size for name, size in found["memory"].items() if name != "total"}
+    assert sum(parts.values()) == found["memory"]["total"]
+    assert found["memory"]["reserved"] == 2**30
+    spent = {name: seconds for name, seconds in found["time"].items() if name != "total"}
+    assert sum(spent.values()) == pytest.approx(found["time"]["total"])
+    assert [each["axis"] for each in found["sent"]] == ["dp", "dp"]
+    assert (
+        main(["--model", "gpt2-1558M", "--fit", "--memory", "12GiB", "--batch", "64", "--json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["memory"]["total"] <= 12 * 2**30
+    two = "--layers 1 --heads 1 --batch 2 --fit --memory 1.85GiB --zero 1 --bucket 1 --json"
+    assert main(two.split()) == 0
+    assert json.loads(capsys.readouterr().out)["sent"][0]["calls"] == 187  # MB of gradients
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dp 3", r"batch is 512 sequences, expected a multiple of dp \* micro, 3 \* 1"),
+        ("--pp 13", r"pp \* chunks is 13, expected 1 to the 12 layers"),
+        ("--pp 2 --micro 3", r"expected a multiple of dp \* micro, 1 \* 3"),
+        ("--pp 2 --schedule gpipe --chunks 2", "chunks is 2 with schedule .gpipe., expected 1"),
+        ("--pp 4 --schedule interleaved --chunks 2 --micro 2", "micro is 2, expected a multiple"),
+        ("--dp 0", "dp is 0, expected 1 or more"),
+        ("--batch 0", "batch is 0, expected 1 or more"),
+        ("--tp 3 --sequence", "the context is 1024, expected a multiple of tp, 3"),
+        ("--memory lots", "memory is 'lots', expected bytes"),
+        ("--fit", "--fit has no --memory"),
+        ("--fit --memory 80GiB --tp 4", "--fit is given with --tp 4, expected without"),
+        ("--fit --memory 80GiB --micro 1", "--fit is given with --micro 1, expected without"),
+        ("--fit --memory 1GiB --max-gpus 1", r"1\.0 GiB a GPU are not enough on up to 1,"),
+        ("--batch 0 --pp 2", "batch is 0, expected 1 or more"),
+        ("--batch -4 --pp 2", "batch is -4, expected 1 or more"),
+        ("--pp 2 --dp 0", "dp is 0, expected 1 or more"),
+        ("--reserved some", "reserved is 'some', expected bytes"),
+        ("--memory 1.2.3GiB", "memory is '1.2.3GiB', expected bytes"),
+        ("--fit --memory 1GiB --max-gpus 0", "most is 0 GPUs, expected 1 or more"),
+        ("--dp 2 --bucket 0", "bucket is 0.0 bytes, expected more than 0"),
+        ("--tflops -1", "flops is -1000000000000.0, expected a positive"),
+    ],
+)
+def test_errors_have_the_numbers(
+    options: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert main(options.split()) == 1
+    assert capsys.readouterr().out == ""
+    assert re.search(message, caplog.text), caplog.text
+
+
+def test_sizes_in_bytes() -> None:
+    assert bytes_of("80GiB") == 80 * 2**30
+    assert bytes_of("80 GB") == 80e9
+    assert bytes_of("1.5e9") == 1.5e9
+    assert bytes_of("1.GiB") == 2**30
