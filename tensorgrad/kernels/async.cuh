@@ -4,7 +4,7 @@
 #pragma once
 
 // Zeros are written where `valid` is false; `source` is not read then.
-__device__ inline void copy_async(void* shared, const void* source, bool valid) {
+__device__ inline void cp_async(void* shared, const void* source, bool valid) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
         "r"(unsigned(__cvta_generic_to_shared(shared))), "l"(source), "r"(valid ? 16 : 0) : "memory");
@@ -14,14 +14,14 @@ __device__ inline void copy_async(void* shared, const void* source, bool valid) 
 }
 
 // The copies since the last call become a batch.
-__device__ inline void end_batch() {
+__device__ inline void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
 // Wait until at most PENDING batches are under way.
-template <int PENDING> __device__ inline void wait_for_batches() {
+template <int PENDING> __device__ inline void cp_async_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 #endif

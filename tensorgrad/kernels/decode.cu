@@ -80,7 +80,7 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
 // columns). gelu: 1 for the approximation by tanh, 2 for the exact one. With `wide` the result goes
 // there, not rounded to T.
 template <typename T>
-struct Finish {
+struct DecodeEpilogue {
     T* y;
     float* wide;
     const T* bias;
@@ -146,7 +146,7 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
                     const unsigned block[4] = {p[half], q[half], p[half + 1], q[half + 1]};
                     #pragma unroll
                     for (int j = 0; j < TILES; ++j)
-                        multiply<T>(sums[band][j], block, b[i][j].words[half], b[i][j].words[half + 1]);
+                        mma<T>(sums[band][j], block, b[i][j].words[half], b[i][j].words[half + 1]);
                 }
         }
     }
@@ -158,12 +158,12 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
         shared[warp][8 * j + lane % 4 * 2 + e % 2][16 * band + lane / 4 + e / 2 * 8] = sums[band][j][e];
     }
     __syncthreads();
-    const Finish<T> finish = {y, wide, bias, gate, residual, gelu};
+    const DecodeEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu};
     for (int i = threadIdx.x; i < TILES * 8 * BANDS * 16; i += blockDim.x) {
         const int row = i / (BANDS * 16), column = i % (BANDS * 16);
         float sum = 0;
         for (int w = 0; w < warps; ++w) sum += shared[w][row][column];
-        if (top + row < rows && first + column < columns) finish(sum, top + row, first + column, columns);
+        if (top + row < rows && first + column < columns) epilogue(sum, top + row, first + column, columns);
     }
 }
 
@@ -187,10 +187,10 @@ decode_product_plain(T* y, float* wide, const T* __restrict__ x, const T* __rest
         for (int r = 0; r < ROWS; ++r)
             if (r < count) sums[r] += w * to_compute(x[r * (long long)width + k]);
     }
-    const Finish<T> finish = {y, wide, bias, gate, residual, gelu};
+    const DecodeEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu};
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const float sum = warp_sum(sums[r]);
-        if (lane == 0 && r < count) finish(sum, top + r, column, columns);
+        if (lane == 0 && r < count) epilogue(sum, top + r, column, columns);
     }
 }

@@ -4,7 +4,7 @@
 //   decode_attention        16 bits, heads up to 128 wide, on tensor cores: up to 8 query heads that
 //                           use the same keys are one operand. Keys and values go from memory
 //                           straight into the registers that mma wants, 8 kB a warp at a time
-//   decode_attention_plain  any type, alignment and heads up to 256 wide: threads share a key
+//   decode_attention_plain  any type, alignment and heads up to 256 wide: threads weight a key
 //
 // A cache is split over blocks, and the last of them joins the parts in their order, so the result does
 // not depend on which one that is. It is written with =. Launched by ops/decode_cuda.py.
@@ -20,23 +20,23 @@ constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int LEAST = 3;   // turns of a block; fewer would cost less than joining what they give
 constexpr float LOWEST = -3e38f;   // finite, so that no difference of two is NaN
 
-struct Strides {   // in elements
+struct CacheStrides {   // in elements
     long long sequence, head, key;
 };
-struct Problem {
-    Strides key_at, value_at;
+struct DecodeAttentionArguments {
+    CacheStrides key_at, value_at;
     int heads, kv_heads, width, window, interleaved;
     float scale;   // of scores, with the factor log2(e)
 };
 
-// A block's share: `count` query heads from `head` on, at most MOST, which use the keys of `group`, from
+// A block's weight: `count` query heads from `head` on, at most MOST, which use the keys of `group`, from
 // `from` up to `to`; `place` is that of the newest. Grid: splits, groups * pieces of their query heads,
 // sequences. `step` keys are under way in a block; `active` splits have any.
 template <int MOST>
-struct Share {
+struct KeySplit {
     int sequence, group, head, count, place, from, to, active;
 
-    __device__ Share(const Problem& p, const int* lengths, int step) {
+    __device__ KeySplit(const DecodeAttentionArguments& p, const int* lengths, int step) {
         const int each = p.heads / p.kv_heads, pieces = (each + MOST - 1) / MOST, splits = gridDim.x;
         sequence = blockIdx.z;
         group = blockIdx.y / pieces;
@@ -51,9 +51,9 @@ struct Share {
     }
 };
 
-// Element i of a head, turned by the angles of its position and rounded to T.
+// Element i of a head, rotated by the angles of its position and rounded to T.
 template <typename T>
-__device__ inline T turned(const T* head, int i, const Problem& p, const float* cosine, const float* sine) {
+__device__ inline T rotated(const T* head, int i, const DecodeAttentionArguments& p, const float* cosine, const float* sine) {
     if (cosine == nullptr) return head[i];
     const int half = p.width / 2, pair = p.interleaved ? i / 2 : i % half;
     const bool second = p.interleaved ? i % 2 : i >= half;
@@ -62,11 +62,11 @@ __device__ inline T turned(const T* head, int i, const Problem& p, const float* 
     return from_compute<T>(second ? b * cosine[pair] + a * sine[pair] : a * cosine[pair] - b * sine[pair]);
 }
 
-// The block's queries, turned, zeros where there are none; the block that has the newest position adds
+// The block's queries, rotated, zeros where there are none; the block that has the newest position adds
 // its key and value to the cache, of which keys and values are the block's.
 template <typename T, int MOST, int WIDTH>
-__device__ inline void prepare(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv, const float* cosines,
-                               const float* sines, const Problem& p, const Share<MOST>& own) {
+__device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv, const float* cosines,
+                               const float* sines, const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
     qkv += own.sequence * (long long)(p.heads + 2 * p.kv_heads) * p.width;
     if (cosines != nullptr) {
         cosines += own.place * (long long)(p.width / 2);
@@ -75,53 +75,53 @@ __device__ inline void prepare(T (&queries)[MOST][WIDTH], T* keys, T* values, co
     for (int i = threadIdx.x; i < MOST * WIDTH; i += THREADS) {
         const int j = i / WIDTH, e = i % WIDTH;
         const bool exists = j < own.count && e < p.width;
-        queries[j][e] = exists ? turned(qkv + (own.head + j) * p.width, e, p, cosines, sines) : T(0.f);
+        queries[j][e] = exists ? rotated(qkv + (own.head + j) * p.width, e, p, cosines, sines) : T(0.f);
     }
     if (own.to <= own.place) return;
     const T* k = qkv + (p.heads + own.group) * p.width, *v = k + p.kv_heads * p.width;
     for (int i = threadIdx.x; i < p.width; i += THREADS) {
-        keys[own.place * p.key_at.key + i] = turned(k, i, p, cosines, sines);
+        keys[own.place * p.key_at.key + i] = rotated(k, i, p, cosines, sines);
         values[own.place * p.value_at.key + i] = v[i];
     }
 }
 
-// What some keys come to: the largest score, and the sum of weights 2^(score - peak).
-struct Sums {
-    float peak, total;
+// What some keys come to: the largest score, and the sum of weights 2^(score - row_max).
+struct SoftmaxPartial {
+    float row_max, row_sum;
 };
 
 // Join what warps have found: `mixed`, values so weighted and added, and `sums`. Then, where there are
-// several splits, what blocks have found: parts, (sequences, heads, splits, width), and part_sums. N
+// several splits, what blocks have found: parts, (sequences, heads, splits, width), and part_softmax. N
 // elements at a time. arrived: 0 for each (y, z) of the grid, and 0 after.
 template <int N, typename T, int MOST, int WIDTH>
-__device__ inline void finish(T* y, float* parts, Sums* part_sums, unsigned* arrived,
-                              const float (&mixed)[WARPS][MOST][WIDTH], const Sums (&sums)[WARPS][MOST],
-                              const Problem& p, const Share<MOST>& own) {
+__device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_softmax, unsigned* arrived,
+                              const float (&mixed)[WARPS][MOST][WIDTH], const SoftmaxPartial (&sums)[WARPS][MOST],
+                              const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
     __shared__ bool last;
     const int splits = gridDim.x, across = p.width / N, items = own.count * across;
     const long long first = own.sequence * (long long)p.heads + own.head;
     __syncthreads();
     for (int i = threadIdx.x; i < items; i += THREADS) {
         const int j = i / across, e = i % across * N;
-        float top = LOWEST, total = 0;
+        float top = LOWEST, row_sum = 0;
         #pragma unroll
-        for (int w = 0; w < WARPS; ++w) top = max(top, sums[w][j].peak);
+        for (int w = 0; w < WARPS; ++w) top = max(top, sums[w][j].row_max);
         Vec<float, N> value = {};
         #pragma unroll
         for (int w = 0; w < WARPS; ++w) {
-            const float share = exp2f(sums[w][j].peak - top);
-            total += sums[w][j].total * share;
+            const float weight = exp2f(sums[w][j].row_max - top);
+            row_sum += sums[w][j].row_sum * weight;
             const Vec<float, N> found = load<N>(&mixed[w][j][e]);
             #pragma unroll
-            for (int n = 0; n < N; ++n) value.values[n] += found.values[n] * share;
+            for (int n = 0; n < N; ++n) value.values[n] += found.values[n] * weight;
         }
         if (own.active == 1) {
             #pragma unroll
-            for (int n = 0; n < N; ++n) y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / total);
+            for (int n = 0; n < N; ++n) y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / row_sum);
         } else {
             const long long part = (first + j) * splits + blockIdx.x;
             store(parts + part * p.width + e, value);
-            if (e == 0) part_sums[part] = {top, total};
+            if (e == 0) part_softmax[part] = {top, row_sum};
         }
     }
     if (own.active == 1) return;
@@ -134,17 +134,17 @@ __device__ inline void finish(T* y, float* parts, Sums* part_sums, unsigned* arr
     if (!last) return;
     __threadfence();
     parts += first * splits * p.width;
-    part_sums += first * splits;
+    part_softmax += first * splits;
     constexpr int AHEAD = 16;
     for (int i = threadIdx.x; i < items; i += THREADS) {
         const int j = i / across, e = i % across * N;
         const float* part = parts + j * splits * (long long)p.width + e;
-        const float2* sums = reinterpret_cast<const float2*>(part_sums + j * splits);
-        float top = LOWEST, total = 0;
+        const float2* sums = reinterpret_cast<const float2*>(part_softmax + j * splits);
+        float top = LOWEST, row_sum = 0;
         Vec<float, N> value = {};
         for (int start = 0; start < own.active; start += AHEAD) {
             Vec<float, N> found[AHEAD];
-            float2 told[AHEAD];   // peak and total
+            float2 told[AHEAD];   // row_max and row_sum
             #pragma unroll
             for (int s = 0; s < AHEAD; ++s) {
                 const bool exists = start + s < own.active;
@@ -154,27 +154,21 @@ __device__ inline void finish(T* y, float* parts, Sums* part_sums, unsigned* arr
             const float before = top;
             #pragma unroll
             for (int s = 0; s < AHEAD; ++s) top = max(top, told[s].x);
-            const float shrink = exp2f(before - top);
-            total *= shrink;
+            const float rescale = exp2f(before - top);
+            row_sum *= rescale;
             #pragma unroll
-            for (int n = 0; n < N; ++n) value.values[n] *= shrink;
+            for (int n = 0; n < N; ++n) value.values[n] *= rescale;
             #pragma unroll
             for (int s = 0; s < AHEAD; ++s) {
-                const float share = exp2f(told[s].x - top);
-                total += told[s].y * share;
+                const float weight = exp2f(told[s].x - top);
+                row_sum += told[s].y * weight;
                 #pragma unroll
-                for (int n = 0; n < N; ++n) value.values[n] += found[s].values[n] * share;
+                for (int n = 0; n < N; ++n) value.values[n] += found[s].values[n] * weight;
             }
         }
         #pragma unroll
-        for (int n = 0; n < N; ++n) y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / total);
+        for (int n = 0; n < N; ++n) y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / row_sum);
     }
-}
-
-// Two values as an operand of 32 bits.
-template <typename T> __device__ inline unsigned pair(float low, float high) {
-    const T both[2] = {from_compute<T>(low), from_compute<T>(high)};
-    return reinterpret_cast<const unsigned&>(both);
 }
 
 // width: a multiple of 8, at most 64 * CHUNKS; keys and values aligned to 16 bytes. A warp takes TILE keys
@@ -183,14 +177,14 @@ template <typename T> __device__ inline unsigned pair(float low, float high) {
 // neighbours from 8 g on. Then mma gives, of heads 2 t and 2 t + 1, 8 neighbouring elements of results.
 template <typename T, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 3)
-decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts, Sums* part_sums,
+decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts, SoftmaxPartial* part_softmax,
                  unsigned* arrived, const int* __restrict__ lengths, const float* __restrict__ cosines,
-                 const float* __restrict__ sines, const __grid_constant__ Problem p) {
+                 const float* __restrict__ sines, const __grid_constant__ DecodeAttentionArguments p) {
     constexpr int MOST = 8, WIDTH = 64 * CHUNKS, TILE = 32 / CHUNKS, STEP = WARPS * TILE;
     __shared__ __align__(16) T queries[MOST][WIDTH];
     __shared__ __align__(16) float mixed[WARPS][MOST][WIDTH];
-    __shared__ Sums sums[WARPS][MOST];
-    const Share<MOST> own(p, lengths, STEP);
+    __shared__ SoftmaxPartial sums[WARPS][MOST];
+    const KeySplit<MOST> own(p, lengths, STEP);
     if (blockIdx.x >= own.active) return;
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;
     values += own.sequence * p.value_at.sequence + own.group * p.value_at.head;
@@ -232,12 +226,12 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
             load_keys(first);
             load_values(first);
         } else {
-            prepare(queries, keys, values, qkv, cosines, sines, p, own);
+            load_queries(queries, keys, values, qkv, cosines, sines, p, own);
             asm volatile("barrier.sync 0;" ::: "memory");   // of all warps, whichever their turn
         }
     }
-    const unsigned query_at = to_shared(&queries[g][8 * t]);
-    float peak = LOWEST, total = 0, out[CHUNKS][4][4] = {};
+    const unsigned query_at = shared_address(&queries[g][8 * t]);
+    float row_max = LOWEST, row_sum = 0, out[CHUNKS][4][4] = {};
     for (; first < own.to; first += STEP) {   // alike for all threads of a warp
         float s[TILE / 8][4] = {};   // of head g, keys 8 i + 2 t and + 1; nothing of the other two
         #pragma unroll
@@ -248,12 +242,12 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                 const unsigned query[4] = {q.words[half], 0, q.words[half + 1], 0};
                 #pragma unroll
                 for (int i = 0; i < TILE / 8; ++i)
-                    multiply<T>(s[i], query, k[i][c].words[half], k[i][c].words[half + 1]);
+                    mma<T>(s[i], query, k[i][c].words[half], k[i][c].words[half + 1]);
             }
         }
         load_keys(first + STEP);
 
-        float top = peak;
+        float top = row_max;
         #pragma unroll
         for (int i = 0; i < TILE / 8; ++i)
             #pragma unroll
@@ -263,23 +257,23 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
             }
         top = max(top, shuffle_xor(top, 1));
         top = max(top, shuffle_xor(top, 2));
-        const float shrink = fast_exp2(peak - top);
-        peak = top;
-        total *= shrink;
-        const float shrinks[2] = {__shfl_sync(0xffffffff, shrink, 8 * t), __shfl_sync(0xffffffff, shrink, 8 * t + 4)};
+        const float rescale = fast_exp2(row_max - top);
+        row_max = top;
+        row_sum *= rescale;
+        const float rescales[2] = {__shfl_sync(0xffffffff, rescale, 8 * t), __shfl_sync(0xffffffff, rescale, 8 * t + 4)};
         #pragma unroll
-        for (int i = 0; i < 16 * CHUNKS; ++i) out[i / 16][i / 4 % 4][i % 4] *= shrinks[i % 2];
+        for (int i = 0; i < 16 * CHUNKS; ++i) out[i / 16][i / 4 % 4][i % 4] *= rescales[i % 2];
         #pragma unroll
         for (int i = 0; i < TILE / 8; ++i)
             #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 s[i][e] = fast_exp2(s[i][e] - top);
-                total += s[i][e];
+                row_sum += s[i][e];
             }
 
         #pragma unroll
         for (int i = 0; i < TILE / 16; ++i) {
-            const unsigned low = pair<T>(s[2 * i][0], s[2 * i][1]), high = pair<T>(s[2 * i + 1][0], s[2 * i + 1][1]);
+            const unsigned low = pack<T>(s[2 * i][0], s[2 * i][1]), high = pack<T>(s[2 * i + 1][0], s[2 * i + 1][1]);
             #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
                 #pragma unroll
@@ -290,14 +284,14 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                         __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632),
                         __byte_perm(x, z, 0x5410), __byte_perm(x, z, 0x7632),
                     };
-                    multiply<T>(out[c][m], value, low, high);
+                    mma<T>(out[c][m], value, low, high);
                 }
         }
         load_values(first + STEP);
     }
 
-    total = warp_sum(total, 4);
-    if (t == 0) sums[warp][g] = {peak, total};
+    row_sum = warp_sum(row_sum, 4);
+    if (t == 0) sums[warp][g] = {row_max, row_sum};
     #pragma unroll
     for (int h = 0; h < 2; ++h)
         #pragma unroll
@@ -306,7 +300,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
             for (int m = 0; m < 4; m += 2)
                 store(&mixed[warp][2 * t + h][64 * c + 8 * g + 2 * m],
                       Vec<float, 4>{out[c][m][h], out[c][m][2 + h], out[c][m + 1][h], out[c][m + 1][2 + h]});
-    finish<4>(y, parts, part_sums, arrived, mixed, sums, p, own);
+    merge_splits<4>(y, parts, part_softmax, arrived, mixed, sums, p, own);
 }
 
 constexpr int PART = 8;       // elements of a head that a thread holds
@@ -331,32 +325,32 @@ __device__ inline void load_part(T (&out)[PART], const T* p, int count, bool ali
 
 template <typename T> __device__ inline float exp2_for(float x) { return sizeof(T) == 2 ? fast_exp2(x) : exp2f(x); }
 
-// `lanes`, a power of two, share a key. aligned: keys and values to 16 bytes.
+// `lanes`, a power of two, weight a key. aligned: keys and values to 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
 decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts,
-                       Sums* part_sums, unsigned* arrived, const int* __restrict__ lengths,
+                       SoftmaxPartial* part_softmax, unsigned* arrived, const int* __restrict__ lengths,
                        const float* __restrict__ cosines, const float* __restrict__ sines,
-                       const __grid_constant__ Problem p, int lanes, int aligned) {
+                       const __grid_constant__ DecodeAttentionArguments p, int lanes, int aligned) {
     constexpr int MOST = 4, WIDTH = 32 * PART;
     __shared__ T queries[MOST][WIDTH];
     __shared__ float mixed[WARPS][MOST][WIDTH];
-    __shared__ Sums sums[WARPS][MOST];
+    __shared__ SoftmaxPartial sums[WARPS][MOST];
     const int own_groups = THREADS / lanes, step = own_groups * TOGETHER;
-    const Share<MOST> own(p, lengths, step);
+    const KeySplit<MOST> own(p, lengths, step);
     if (blockIdx.x >= own.active) return;
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;
     values += own.sequence * p.value_at.sequence + own.group * p.value_at.head;
-    prepare(queries, keys, values, qkv, cosines, sines, p, own);
+    load_queries(queries, keys, values, qkv, cosines, sines, p, own);
     __syncthreads();   // what a block has written to memory, its own threads read
 
     const int place = threadIdx.x / lanes, element = threadIdx.x % lanes * PART;
     const int held = max(0, min(PART, p.width - element));
-    float q[MOST][PART], peak[MOST], total[MOST], out[MOST][PART];
+    float q[MOST][PART], row_max[MOST], row_sum[MOST], out[MOST][PART];
     #pragma unroll
     for (int j = 0; j < MOST; ++j) {
-        peak[j] = LOWEST;
-        total[j] = 0;
+        row_max[j] = LOWEST;
+        row_sum[j] = 0;
         #pragma unroll
         for (int e = 0; e < PART; ++e) {
             q[j][e] = to_compute(queries[j][element + e]) * p.scale;
@@ -374,7 +368,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
         #pragma unroll
         for (int j = 0; j < MOST; ++j) {
             if (j >= own.count) continue;
-            float scores[TOGETHER], top = peak[j];
+            float scores[TOGETHER], top = row_max[j];
             #pragma unroll
             for (int u = 0; u < TOGETHER; ++u) {
                 float score = 0;
@@ -384,15 +378,15 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
                 scores[u] = base + u * own_groups + place < own.to ? score : -infinity<float>();
                 top = scores[u] > top ? scores[u] : top;
             }
-            const float shrink = exp2_for<T>(peak[j] - top);
-            peak[j] = top;
-            total[j] *= shrink;
+            const float rescale = exp2_for<T>(row_max[j] - top);
+            row_max[j] = top;
+            row_sum[j] *= rescale;
             #pragma unroll
-            for (int e = 0; e < PART; ++e) out[j][e] *= shrink;
+            for (int e = 0; e < PART; ++e) out[j][e] *= rescale;
             #pragma unroll
             for (int u = 0; u < TOGETHER; ++u) {
                 const float weight = exp2_for<T>(scores[u] - top);
-                total[j] += weight;
+                row_sum[j] += weight;
                 #pragma unroll
                 for (int e = 0; e < PART; ++e) out[j][e] += weight * to_compute(v[u][e]);
             }
@@ -403,18 +397,18 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
     #pragma unroll
     for (int j = 0; j < MOST; ++j) {   // the keys that a warp had under way
         for (int offset = lanes; offset < 32; offset *= 2) {
-            const float other_peak = shuffle_xor(peak[j], offset), other_total = shuffle_xor(total[j], offset);
-            const float top = other_peak > peak[j] ? other_peak : peak[j];
-            const float mine = exp2_for<T>(peak[j] - top), other = exp2_for<T>(other_peak - top);
-            peak[j] = top;
-            total[j] = total[j] * mine + other_total * other;
+            const float other_peak = shuffle_xor(row_max[j], offset), other_total = shuffle_xor(row_sum[j], offset);
+            const float top = other_peak > row_max[j] ? other_peak : row_max[j];
+            const float mine = exp2_for<T>(row_max[j] - top), other = exp2_for<T>(other_peak - top);
+            row_max[j] = top;
+            row_sum[j] = row_sum[j] * mine + other_total * other;
             #pragma unroll
             for (int e = 0; e < PART; ++e) out[j][e] = out[j][e] * mine + shuffle_xor(out[j][e], offset) * other;
         }
-        if (lane == 0) sums[warp][j] = {peak[j], total[j]};
+        if (lane == 0) sums[warp][j] = {row_max[j], row_sum[j]};
         if (lane < lanes)
             #pragma unroll
             for (int e = 0; e < PART; ++e) mixed[warp][j][element + e] = out[j][e];
     }
-    finish<1>(y, parts, part_sums, arrived, mixed, sums, p, own);
+    merge_splits<1>(y, parts, part_softmax, arrived, mixed, sums, p, own);
 }

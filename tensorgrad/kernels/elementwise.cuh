@@ -55,11 +55,6 @@ template <typename C> __device__ inline C power(C a, C b) {   // integers
     return result;
 }
 
-__device__ inline float fast_reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 / inf is right
     if constexpr (ROUGH) return fast_reciprocal(1.f + fast_exp2(-LOG2_E * x));
     else return C(1) / (C(1) + exp(-x));
@@ -88,11 +83,11 @@ template <typename C> __device__ inline C silu_derivative(C x) {
 }
 
 // (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
-template <typename C> __device__ inline C gelu_share(C x) {
+template <typename C> __device__ inline C gelu_tanh_cdf(C x) {
     const C scale = C(1.5957691216057308), cube = C(0.044715);   // 2 sqrt(2 / pi)
     return sigmoid(x * (scale + scale * cube * x * x));
 }
-template <typename C> __device__ inline C gelu_tanh(C x) { return x * gelu_share(x); }
+template <typename C> __device__ inline C gelu_tanh(C x) { return x * gelu_tanh_cdf(x); }
 // Beyond +-30 it is 0 and 1 in double too, and inf * 0 would be NaN.
 template <typename C> __device__ inline C gelu_tanh_slope(C x) {
     const C scale = C(1.5957691216057308), cube = C(0.044715);

@@ -11,6 +11,11 @@ __device__ inline float fast_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+__device__ inline float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 constexpr float LOG2_E = 1.44269504f;
 
 // exp(z) to the accuracy of T: results of 16 bits can do with the fast approximation.
@@ -26,22 +31,22 @@ template <typename T> __device__ inline Compute<T> exp_less(Compute<T> x, Comput
     else return exp(x - shift);
 }
 
-// The largest of some values, and the sum of exp(value - peak) over them.
+// The online softmax: the largest of the values so far, and the sum of exp(value - maximum).
 template <typename C>
-struct Peak {
-    C peak, total;
+struct OnlineSoftmax {
+    C maximum, total;
 
     // The largest value, or 0 while that is -inf: -inf - -inf would be NaN.
-    __device__ C shift() const { return peak == -infinity<C>() ? C(0) : peak; }
+    __device__ C shift() const { return maximum == -infinity<C>() ? C(0) : maximum; }
 
     template <typename T, int N>
     __device__ void absorb(const C (&x)[N]) {
-        C largest = peak;
+        C largest = maximum;
         #pragma unroll
         for (C value : x) largest = max(value, largest);   // passes over NaN, which total meets
-        if (largest > peak) {
-            total *= exp_for<T>(peak - largest);
-            peak = largest;
+        if (largest > maximum) {
+            total *= exp_for<T>(maximum - largest);
+            maximum = largest;
         }
         const C base = shift();
         #pragma unroll
@@ -50,7 +55,8 @@ struct Peak {
 };
 
 template <typename T, typename C>
-__device__ inline Peak<C> join(Peak<C> a, Peak<C> b) {
-    const Peak<C> both = {b.peak > a.peak ? b.peak : a.peak, 0};
-    return {both.peak, a.total * exp_for<T>(a.peak - both.shift()) + b.total * exp_for<T>(b.peak - both.shift())};
+__device__ inline OnlineSoftmax<C> merge(OnlineSoftmax<C> a, OnlineSoftmax<C> b) {
+    const OnlineSoftmax<C> all = {b.maximum > a.maximum ? b.maximum : a.maximum, 0};
+    return {all.maximum, a.total * exp_for<T>(a.maximum - all.shift())
+                       + b.total * exp_for<T>(b.maximum - all.shift())};
 }

@@ -4,21 +4,21 @@
 // warpgroup to another. The PTX manual, chapters mbarrier, cp.async.bulk.tensor and wgmma, has the
 // rules; what is easy to get wrong is said here.
 #pragma once
-#include "types.cuh"
+#include "ampere.cuh"
 
 constexpr int WARPGROUP = 128;
 constexpr int SWIZZLE = 128;   // bytes a row of every tile: 64 elements of 16 bits
-
-__device__ inline unsigned shared_address(const void* p) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
 
 // A value that is the same in all lanes of a warp, and that the compiler then knows to be so.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
 // A barrier in shared memory. A phase ends when `arrivals` have come and all expected bytes have
 // been written; waiting for parity p returns once the phase of that parity (0, 1, 0, ...) is over.
-struct Barrier {
+#define MBARRIER_WAIT(SCOPE)                                                                \
+    "{\n.reg .pred over;\n"                                                                 \
+    "again: mbarrier.try_wait.parity" SCOPE ".shared::cta.b64 over, [%0], %1;\n"             \
+    "@over bra done;\nbra again;\ndone:\n}"
+struct Mbarrier {
     unsigned long long state;
 
     __device__ void init(int arrivals) {
@@ -28,54 +28,44 @@ struct Barrier {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(this)) : "memory");
     }
     // At the same barrier of a block of the cluster. Says that this thread has read, not that it wrote.
-    __device__ void arrive_at(int block) {
+    __device__ void arrive_remote(int block) {
         asm volatile("{\n"
                      ".reg .b32 there;\n"
                      "mapa.shared::cluster.u32 there, %0, %1;\n"
                      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
                      "}" :: "r"(shared_address(this)), "r"(block) : "memory");
     }
-    __device__ void arrive_and_expect(int bytes) {
+    __device__ void arrive_expect_tx(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :: "r"(shared_address(this)), "r"(bytes) : "memory");
     }
     // Waits also for what other blocks of the cluster have written before they arrived.
-    __device__ void wait_for_cluster(unsigned parity) {
-        asm volatile("{\n"
-                     ".reg .pred over;\n"
-                     "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n"
-                     "@over bra done;\n"
-                     "bra again;\n"
-                     "done:\n"
-                     "}" :: "r"(shared_address(this)), "r"(parity) : "memory");
+    __device__ void wait_cluster(unsigned parity) {
+        asm volatile(MBARRIER_WAIT(".acquire.cluster")
+                     :: "r"(shared_address(this)), "r"(parity) : "memory");
     }
     __device__ void wait(unsigned parity) {
-        asm volatile("{\n"
-                     ".reg .pred over;\n"
-                     "again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
-                     "@over bra done;\n"
-                     "bra again;\n"
-                     "done:\n"
-                     "}" :: "r"(shared_address(this)), "r"(parity) : "memory");
+        asm volatile(MBARRIER_WAIT("") :: "r"(shared_address(this)), "r"(parity) : "memory");
     }
 };
+#undef MBARRIER_WAIT
 
 // After init and before the first use of barriers, by the thread that called init.
-__device__ inline void publish_barriers() {
+__device__ inline void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Barrier number `id` (1 to 15) among `threads` threads of the block: some wait, some only arrive.
-__device__ inline void named_wait(int id, int threads) {
+// Mbarrier number `id` (1 to 15) among `threads` threads of the block: some wait, some only arrive.
+__device__ inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
-__device__ inline void named_arrive(int id, int threads) {
+__device__ inline void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
 // Blocks of a cluster (__cluster_dims__) run at once and reach each other's shared memory. All
 // threads of all its blocks meet here; no block may end while another may still write to it.
-__device__ inline int rank_in_cluster() {
+__device__ inline int cluster_rank() {
     int rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
@@ -85,7 +75,7 @@ __device__ inline void cluster_sync() {
 }
 
 // Writes an int to this place in a block of the cluster; its 4 bytes arrive at the barrier there.
-__device__ inline void write_at(int block, int& place, int value, Barrier& full) {
+__device__ inline void store_async(int block, int& place, int value, Mbarrier& full) {
     asm volatile("{\n"
                  ".reg .b32 there, full;\n"
                  "mapa.shared::cluster.u32 there, %0, %2;\n"
@@ -95,10 +85,10 @@ __device__ inline void write_at(int block, int& place, int value, Barrier& full)
 }
 
 // Called by all warps of a warpgroup. Takes effect only in a kernel with __launch_bounds__(n, 1).
-template <int N> __device__ inline void take_registers() {
+template <int N> __device__ inline void setmaxnreg_increase() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
 }
-template <int N> __device__ inline void give_registers() {
+template <int N> __device__ inline void setmaxnreg_decrease() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));
 }
 
@@ -110,7 +100,7 @@ struct alignas(64) TensorMap {
 
 // One thread starts the copy of a box at (x, y, z, w), x the contiguous axis; its bytes arrive at
 // the barrier. What lies outside of the tensor is written as 0 and counted too.
-__device__ inline void copy_box(void* to, const TensorMap& map, Barrier& full, int x, int y, int z, int w) {
+__device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier& full, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];"
                  :: "r"(shared_address(to)), "l"(&map), "r"(shared_address(&full)),
@@ -119,7 +109,7 @@ __device__ inline void copy_box(void* to, const TensorMap& map, Barrier& full, i
 
 // The same into all blocks of the cluster whose bits are set in `blocks`, at the same place of each
 // one's shared memory; the bytes arrive at the same barrier of each.
-__device__ inline void copy_box_to(unsigned short blocks, void* to, const TensorMap& map, Barrier& full,
+__device__ inline void tma_load_multicast(unsigned short blocks, void* to, const TensorMap& map, Mbarrier& full,
                                    int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
@@ -128,44 +118,40 @@ __device__ inline void copy_box_to(unsigned short blocks, void* to, const Tensor
 }
 
 // The same for `bytes` bytes in a row, a multiple of 16 as are both addresses.
-__device__ inline void copy_row(void* to, const void* from, int bytes, Barrier& full) {
+__device__ inline void bulk_load(void* to, const void* from, int bytes, Mbarrier& full) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes),
                     "r"(shared_address(&full)) : "memory");
 }
 
 // The way back: a box from shared memory, written or added to (float) what is there; what lies
-// outside of the tensor is dropped. Before, each thread that wrote to the box calls publish_box and
+// outside of the tensor is dropped. Before, each thread that wrote to the box calls fence_proxy_async and
 // the threads meet. The thread that sends commits, and waits until at most N commits have been read
 // from shared memory, or have been written.
-__device__ inline void publish_box() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ inline void send_box(const TensorMap& map, const void* from, int x, int y, int z, int w) {
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void tma_store(const TensorMap& map, const void* from, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
-__device__ inline void add_box(const TensorMap& map, const void* from, int x, int y, int z, int w) {
+__device__ inline void tma_reduce_add(const TensorMap& map, const void* from, int x, int y, int z, int w) {
     asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
                  "[%0, {%2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
-__device__ inline void boxes_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int N> __device__ inline void boxes_wait_read() {
+__device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> __device__ inline void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory");
 }
-template <int N> __device__ inline void boxes_wait() {
+template <int N> __device__ inline void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory");
 }
 
 // Four matrices of 8 x 8 values of 16 bits between shared memory and words of an accumulator's
 // layout: lane l has the address of row l % 8 of matrix l / 8, and of each matrix in row l / 4 the
 // columns l % 4 * 2 and the next.
-__device__ inline void store_matrices(void* row, const unsigned (&w)[4]) {
+__device__ inline void stmatrix(void* row, const unsigned (&w)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(shared_address(row)), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
-}
-__device__ inline void load_matrices(unsigned (&w)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(shared_address(row)) : "memory");
 }
 
 // Where a tile lies in shared memory: rows of 128 bytes, eight rows an atom of 1,024 bytes to which
@@ -173,33 +159,31 @@ __device__ inline void load_matrices(unsigned (&w)[4], const void* row) {
 // does. `columns` is the distance in bytes from 64 columns to the next 64 where the matrix product
 // needs more of them at once (the operand's columns are its M or N); else it does not matter.
 // The descriptor is a number in units of 16 bytes: to move by whole rows or columns, add to it.
-__device__ inline unsigned long long describe(const void* tile, int columns = 16) {
+__device__ inline unsigned long long wgmma_descriptor(const void* tile, int columns = 16) {
     constexpr unsigned long long ATOM = 1024 / 16, SWIZZLE_128 = 1ull << 62;
     return SWIZZLE_128 | ATOM << 32 | (unsigned long long)(columns / 16) << 16
         | (shared_address(tile) & 0x3ffff) / 16;
 }
 
 // The operand a of a product, 64 rows and 64 columns of a tile, as words in registers.
-__device__ inline void load_rows(unsigned (&a)[16], const unsigned char* tile) {
+__device__ inline void load_operand_a(unsigned (&a)[16], const unsigned char* tile) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
     #pragma unroll
     for (int k = 0; k < 4; ++k) {   // 16 columns, two pieces of 16 bytes
         const unsigned from = shared_address(tile) + row * SWIZZLE + ((2 * k + lane / 16) ^ row % 8) * 16;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(a[4 * k]), "=r"(a[4 * k + 1]), "=r"(a[4 * k + 2]), "=r"(a[4 * k + 3])
-                     : "r"(from) : "memory");
+        ldmatrix(reinterpret_cast<unsigned(&)[4]>(a[4 * k]), from);
     }
 }
 
 // Matrix products run behind the back of the compiler, in groups: begin, issue, commit, wait until
 // at most N groups are left. Until then neither the results nor operands in registers may be touched.
-__device__ inline void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 // Keeps the compiler from moving uses of the registers across this point.
-template <int N> __device__ inline void pin(float (&x)[N]) {
+template <int N> __device__ inline void fence_registers(float (&x)[N]) {
     #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i]) :: "memory");
 }
@@ -273,7 +257,7 @@ DEFINE_WGMMA_16_BITS(192, 96, 96, 97, 98, 99, 100, 101, 102)
 DEFINE_WGMMA_16_BITS(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 // A place in a ring of stages, and the parity of its barriers' phase.
-template <int STAGES> struct Place {
+template <int STAGES> struct PipelineState {
     int stage = 0;
     unsigned parity = 0;
     __device__ void next() {

@@ -22,7 +22,7 @@ constexpr int THREADS = 256, TERMS = 16, STAGES = 3;
 // Copies tiles of TERMS x LENGTH of one operand to shared memory, one along the terms after the other.
 // The operand is seen as `length` lines of `width` terms, with the distances `step` from line to line
 // and `term_step`. VECTORS: lines lie side by side, aligned and in whole pieces of 16 bytes.
-template <typename T, int LENGTH, bool VECTORS> struct Loader {
+template <typename T, int LENGTH, bool VECTORS> struct SimtLoader {
     static constexpr int PIECE = VECTORS ? 16 / sizeof(T) : 1;
     static constexpr int PITCH = LENGTH + 16 / sizeof(T);   // so that what is turned spreads over the banks
     static constexpr int SIZE = TERMS * PITCH;
@@ -32,7 +32,7 @@ template <typename T, int LENGTH, bool VECTORS> struct Loader {
     int place;   // where this thread begins to write
     int lines, terms;   // left, from those of this thread on
 
-    __device__ Loader(const T* data, long long step, long long term_step, int start, int length, int width) {
+    __device__ SimtLoader(const T* data, long long step, long long term_step, int start, int length, int width) {
         const int line = VECTORS ? threadIdx.x % (LENGTH / PIECE) * PIECE : threadIdx.x / TERMS;
         const int term = VECTORS ? threadIdx.x / (LENGTH / PIECE) : threadIdx.x % TERMS;
         from = data + (start + line) * step + term * term_step;
@@ -44,13 +44,13 @@ template <typename T, int LENGTH, bool VECTORS> struct Loader {
     }
 
     __device__ void copy(T* tile) {
-        const unsigned to = to_shared(tile + place);
+        const unsigned to = shared_address(tile + place);
         const T* source = from;
         constexpr int PASS = VECTORS ? THREADS / (LENGTH / PIECE) : THREADS / TERMS;
         #pragma unroll
         for (int i = 0; i < (VECTORS ? TERMS : LENGTH); i += PASS, source += pass_step) {
             const bool exist = VECTORS ? i < terms && lines > 0 : terms > 0 && i < lines;
-            copy_async<PIECE * sizeof(T)>(to + i * (VECTORS ? PITCH : 1) * int(sizeof(T)), source, exist);
+            cp_async<PIECE * sizeof(T)>(to + i * (VECTORS ? PITCH : 1) * int(sizeof(T)), source, exist);
         }
         from += tile_step;
         terms -= TERMS;
@@ -78,15 +78,15 @@ template <typename T> __device__ inline void write_four(T* to, const T* x) {
 }
 
 template <typename T, bool A_VECTORS, bool B_VECTORS, int REPEAT>
-__global__ void __launch_bounds__(THREADS, 2) matmul_tile(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(THREADS, 2) matmul_tile(const __grid_constant__ MatmulArguments p) {
     constexpr int ROWS = 64 * REPEAT, COLUMNS = 64 * REPEAT;   // warps 4 x 2, lanes 4 x 8, 4 x 4 each
-    using LoadA = Loader<T, ROWS, A_VECTORS>;
-    using LoadB = Loader<T, COLUMNS, B_VECTORS>;
+    using LoadA = SimtLoader<T, ROWS, A_VECTORS>;
+    using LoadB = SimtLoader<T, COLUMNS, B_VECTORS>;
     extern __shared__ __align__(16) unsigned char memory[];
     T* const a_tiles = reinterpret_cast<T*>(memory);
     T* const b_tiles = a_tiles + STAGES * LoadA::SIZE;
 
-    const Tile tile = tile_of_block<ROWS, COLUMNS>(p);
+    const OutputTile tile = tile_of_block<ROWS, COLUMNS>(p);
     LoadA load_a(static_cast<const T*>(p.a.data) + tile.batch * p.a.batch, p.a.row, p.a.column,
                  tile.row, p.rows, p.width);
     LoadB load_b(static_cast<const T*>(p.b.data) + tile.batch * p.b.batch, p.b.column, p.b.row,
@@ -106,13 +106,13 @@ __global__ void __launch_bounds__(THREADS, 2) matmul_tile(const __grid_constant_
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
         if (i < count) copy(i);
-        copy_commit();
+        cp_async_commit();
     }
     for (int index = 0; index < count; ++index) {
-        copy_wait<STAGES - 2>();
+        cp_async_wait<STAGES - 2>();
         __syncthreads();
         if (index + STAGES - 1 < count) copy(index + STAGES - 1);
-        copy_commit();
+        cp_async_commit();
         const T* a = a_tiles + index % STAGES * LoadA::SIZE + row;
         const T* b = b_tiles + index % STAGES * LoadB::SIZE + column;
         #pragma unroll
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(THREADS, 2) matmul_tile(const __grid_constant_
         }
     }
 
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();
     constexpr int WARP_COLUMNS = 32 * REPEAT, PITCH = WARP_COLUMNS + 4;
     T* const rows = a_tiles + warp * 16 * PITCH;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(THREADS, 2) matmul_tile(const __grid_constant_
             for (int j = 0; j < REPEAT; ++j)
                 write_four(rows + (lane_row + i) * PITCH + lane_column + j * 32, &sums[r * 4 + i][j * 4]);
         __syncwarp();
-        finish_rows<T, 16, WARP_COLUMNS, PITCH>(
+        epilogue_rows<T, 16, WARP_COLUMNS, PITCH>(
             p, tile.batch, tile.row + warp % 4 * 16 * REPEAT + r * 16, tile.column + warp / 4 * WARP_COLUMNS, rows);
         __syncwarp();
     }

@@ -23,7 +23,7 @@ constexpr int LINE = 32 * STEPS;  // bytes of terms of each row and column there
 
 // A tile of one operand in shared memory: LENGTH rows of a (or columns of b) by LINE bytes of terms.
 // ALONG_TERMS: a line in memory holds the terms of one row of a; else one term of all rows.
-template <typename T, int LENGTH, bool ALONG_TERMS> struct Layout {
+template <typename T, int LENGTH, bool ALONG_TERMS> struct MmaTileLayout {
     static constexpr int PIECE = 16 / sizeof(T), TERMS = LINE / sizeof(T);
     static constexpr int LINES = ALONG_TERMS ? LENGTH : TERMS;
     static constexpr int PIECES = (ALONG_TERMS ? TERMS : LENGTH) / PIECE;   // in a line; 8 or more
@@ -35,16 +35,16 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct Layout {
         return (line * PIECES + (piece ^ (turn & 7))) * 16;
     }
 
-    // Operand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the products of
+    // MatmulOperand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the products of
     // `step`. Word 2 t + h has half t of the terms and half h of the rows; for b, word 2 h + t.
     template <bool B> __device__ static void read(unsigned (&x)[4], unsigned tile, int start, int i, int step) {
         const int lane = threadIdx.x % 32;
         const int low = lane / 8 % 2, high = lane / 16;   // the bits of the matrix that this lane names
         const int term = B ? low : high, half = B ? high : low;
         if constexpr (ALONG_TERMS)
-            load_matrices(x, tile + offset(start + i * 16 + half * 8 + lane % 8, step * 2 + term));
+            ldmatrix(x, tile + offset(start + i * 16 + half * 8 + lane % 8, step * 2 + term));
         else if constexpr (sizeof(T) == 2)
-            load_matrices_transposed(x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + i * 2 + half));
+            ldmatrix_transposed(x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + i * 2 + half));
         else {   // offset() spelled out, so that the compiler sees four addresses and constants
             const unsigned from = tile + (lane % 4 * PIECES + start / 4 + i / 2 * 8) * 16 + lane / 4 % 4 * 4;
             #pragma unroll
@@ -63,8 +63,8 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct Layout {
 
 // Copies such tiles, one along the terms after the other, each in STEPS parts. The operand is seen as
 // `length` rows of `width` terms, with the distances `step` from row to row and `term_step`.
-template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
-    using Place = Layout<T, LENGTH, ALONG_TERMS>;
+template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoader {
+    using Place = MmaTileLayout<T, LENGTH, ALONG_TERMS>;
     static constexpr int PASS = THREADS / Place::PIECES;   // lines at a time
     static constexpr int PASSES = Place::LINES / PASS;
 
@@ -73,7 +73,7 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
     int line, piece, left, width;
     bool vectors;
 
-    __device__ Loader(const T* data, long long step, long long term_step, int start, int length, int width, bool vectors)
+    __device__ MmaLoader(const T* data, long long step, long long term_step, int start, int length, int width, bool vectors)
         : line_step(ALONG_TERMS ? step : term_step), element_step(ALONG_TERMS ? term_step : step),
           tile_step(Place::TERMS * term_step), width(width), vectors(vectors) {
         line = threadIdx.x / Place::PIECES;
@@ -98,7 +98,7 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
         #pragma unroll
         for (int i = 0; i < PASSES / STEPS; ++i) {
             const int pass = part * (PASSES / STEPS) + i;
-            copy_async<16>(place(tile, pass), from + pass * PASS * line_step,
+            cp_async<16>(place(tile, pass), from + pass * PASS * line_step,
                            rows_left(pass) > 0 && terms_left(first, pass) > 0);
         }
     }
@@ -124,26 +124,26 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
 
 // Until at most `stages` - 2 tiles are on their way, of 2, 3 or 4 stages.
 __device__ inline void wait_for_tile(int stages) {
-    if (stages == 4) copy_wait<2>();
-    else if (stages == 3) copy_wait<1>();
-    else copy_wait<0>();
+    if (stages == 4) cp_async_wait<2>();
+    else if (stages == 3) cp_async_wait<1>();
+    else cp_async_wait<0>();
 }
 
 // `stages` is how many tiles of both operands the shared memory has room for.
 template <typename T, bool A_ALONG_TERMS, bool B_ALONG_TERMS, int WARPS, int SIZE>
-__global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constant__ Problem p, int stages) {
+__global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constant__ MatmulArguments p, int stages) {
     constexpr int THREADS = 64 * WARPS, ROWS = 2 * SIZE, COLUMNS = WARPS * SIZE;
     constexpr int TALL = SIZE / 16, BROAD = SIZE / 8;   // products that make up what a warp computes
-    using A = Layout<T, ROWS, A_ALONG_TERMS>;
-    using B = Layout<T, COLUMNS, B_ALONG_TERMS>;
+    using A = MmaTileLayout<T, ROWS, A_ALONG_TERMS>;
+    using B = MmaTileLayout<T, COLUMNS, B_ALONG_TERMS>;
     extern __shared__ __align__(128) unsigned char memory[];
-    const unsigned tiles = to_shared(memory);
+    const unsigned tiles = shared_address(memory);
 
-    const Tile tile = tile_of_block<ROWS, COLUMNS>(p);
-    Loader<T, ROWS, A_ALONG_TERMS, THREADS> load_a(
+    const OutputTile tile = tile_of_block<ROWS, COLUMNS>(p);
+    MmaLoader<T, ROWS, A_ALONG_TERMS, THREADS> load_a(
         static_cast<const T*>(p.a.data) + tile.batch * p.a.batch, p.a.row, p.a.column,
         tile.row, p.rows, p.width, p.a_vectors);
-    Loader<T, COLUMNS, B_ALONG_TERMS, THREADS> load_b(
+    MmaLoader<T, COLUMNS, B_ALONG_TERMS, THREADS> load_b(
         static_cast<const T*>(p.b.data) + tile.batch * p.b.batch, p.b.column, p.b.row,
         tile.column, p.columns, p.width, p.b_vectors);
     const int count = (p.width + A::TERMS - 1) / A::TERMS;
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
         if (part == STEPS - 1) {
             load_a.advance();
             load_b.advance();
-            copy_commit();
+            cp_async_commit();
         }
     };
     #pragma unroll 1
@@ -197,13 +197,13 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
             for (int i = 0; i < TALL; ++i)
                 #pragma unroll
                 for (int j = 0; j < BROAD; ++j)
-                    multiply<T>(sums[i][j], a[step % 2][i], b[step % 2][j / 2][j % 2 * 2], b[step % 2][j / 2][j % 2 * 2 + 1]);
+                    mma<T>(sums[i][j], a[step % 2][i], b[step % 2][j / 2][j % 2 * 2], b[step % 2][j / 2][j % 2 * 2 + 1]);
         }
         free = stage;
         stage = next;
     }
 
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();
     constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages have room for
     float* const rows = reinterpret_cast<float*>(memory) + warp * HALF * PITCH;
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
                         make_float2(two[0], two[1]);
                 }
         __syncwarp();
-        finish_rows<T, HALF, SIZE, PITCH>(p, tile.batch, tile.row + warp_row + half * HALF, tile.column + warp_column, rows);
+        epilogue_rows<T, HALF, SIZE, PITCH>(p, tile.batch, tile.row + warp_row + half * HALF, tile.column + warp_column, rows);
         __syncwarp();
     }
 }

@@ -59,7 +59,7 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         else unpack<T>(load_words(static_cast<const T*>(weight) + v * WIDTH), weights[i]);
     }
 
-    // Each thread copies its share of the rows to come into a ring of its own: no barrier.
+    // Each thread copies its inverse_width of the rows to come into a ring of its own: no barrier.
     Words* ring = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
     C means[STAGES], rstds[STAGES];
@@ -69,10 +69,10 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
             const long long place = row * width + v * WIDTH;
-            copy_async(ring + ((slot * VECTORS + i) * 2 + 0) * threads, x + place, inside && v < vectors);
-            copy_async(ring + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place, inside && v < vectors);
+            cp_async(ring + ((slot * VECTORS + i) * 2 + 0) * threads, x + place, inside && v < vectors);
+            cp_async(ring + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place, inside && v < vectors);
         }
-        end_batch();
+        cp_async_commit();
         means[STAGES - 1] = inside && mean_in != nullptr ? mean_in[row] : C(0);
         rstds[STAGES - 1] = inside ? rstd_in[row] : C(0);
     };
@@ -87,11 +87,11 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         }
         fetch(group_row() + i * step, i);
     }
-    const C share = C(1) / C(width);
+    const C inverse_width = C(1) / C(width);
     int slot = 0;
     for (long long base = blockIdx.x * (long long)blockDim.y; base < rows; base += step) {
         const long long row = base + threadIdx.y;
-        wait_for_batches<STAGES - 1>();
+        cp_async_wait<STAGES - 1>();
         Words xs[VECTORS], dys[VECTORS];
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
@@ -109,45 +109,45 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         fetch(row + STAGES * step, slot);
         slot = slot + 1 < STAGES ? slot + 1 : 0;
 
-        C values[WIDTH], slopes[WIDTH];
+        C values[WIDTH], gradients[WIDTH];
         Pair<C> sum = {0, 0};
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             unpack<T>(xs[i], values);
-            unpack<T>(dys[i], slopes);
+            unpack<T>(dys[i], gradients);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
-                const C x_hat = (values[j] - mean) * rstd, dx_hat = slopes[j] * weights[i][j];
+                const C x_hat = (values[j] - mean) * rstd, dx_hat = gradients[j] * weights[i][j];
                 sum.first += dx_hat;
                 sum.second += dx_hat * x_hat;
-                dweight[i][j] += slopes[j] * x_hat;
-                dbias[i][j] += slopes[j];
+                dweight[i][j] += gradients[j] * x_hat;
+                dbias[i][j] += gradients[j];
             }
             keep_packed<T>(xs[i]);
             keep_packed<T>(dys[i]);
         }
         sum = group(sum, Pair<C>{0, 0}, [](Pair<C> a, Pair<C> b) { return a + b; });
-        const C shift = mean_in != nullptr ? sum.first * share : C(0), slope = sum.second * share;
+        const C shift = mean_in != nullptr ? sum.first * inverse_width : C(0), projection = sum.second * inverse_width;
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
             if (v >= vectors || row >= rows) continue;
             unpack<T>(xs[i], values);
-            unpack<T>(dys[i], slopes);
+            unpack<T>(dys[i], gradients);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
                 const C x_hat = (values[j] - mean) * rstd;
-                values[j] = rstd * (slopes[j] * weights[i][j] - shift - x_hat * slope);
+                values[j] = rstd * (gradients[j] * weights[i][j] - shift - x_hat * projection);
             }
-            unpack<T>(others[i], slopes);
+            unpack<T>(others[i], gradients);
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) values[j] += slopes[j];
+            for (int j = 0; j < WIDTH; ++j) values[j] += gradients[j];
             store_values(dx + row * width + v * WIDTH, values);
         }
     }
     if (partials == nullptr) return;
 
-    wait_for_batches<0>();   // the ring's memory is used again
+    cp_async_wait<0>();   // the ring's memory is used again
     __syncthreads();
     partials += blockIdx.x * 2ll * width;
     C* sums_of_groups = reinterpret_cast<C*>(memory);
@@ -196,7 +196,7 @@ norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __rest
         }
     });
     sum = group(sum, Pair<C>{0, 0}, [](Pair<C> a, Pair<C> b) { return a + b; });
-    const C shift = mean_in != nullptr ? sum.first / C(width) : C(0), slope = sum.second / C(width);
+    const C shift = mean_in != nullptr ? sum.first / C(width) : C(0), projection = sum.second / C(width);
     const bool alike = aligned_alike(x, dy) && aligned_alike(x, dx) && (dsum == nullptr || aligned_alike(x, dsum));
     for_places(x, count, alike, [&](int place, auto n) {
         auto values = load<n>(x + place);
@@ -206,7 +206,7 @@ norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __rest
             C dx_hat = to_compute(dys.values[j]);
             if (weight != nullptr) dx_hat *= load_parameter<T>(weight, weight_wide, place + j);
             const C x_hat = (to_compute(values.values[j]) - mean) * rstd;
-            const C own = rstd * (dx_hat - shift - x_hat * slope);
+            const C own = rstd * (dx_hat - shift - x_hat * projection);
             values.values[j] = from_compute<T>(dsum != nullptr ? own + to_compute(others.values[j]) : own);
         }
         store(dx + place, values);

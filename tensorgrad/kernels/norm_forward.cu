@@ -49,7 +49,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     const int row_threads = LANES > 0 ? LANES : blockDim.x, threads = LANES > 0 ? 128 : blockDim.x * blockDim.y;
     const int vectors = width / WIDTH, groups = threads / row_threads, step = gridDim.x * groups;
 
-    // Each thread copies its share of the next row to memory of its own: no barrier.
+    // Each thread copies its inverse_width of the next row to memory of its own: no barrier.
     Words* next = reinterpret_cast<Words*>(memory) + threadIdx.y * row_threads + threadIdx.x;
     long long row = blockIdx.x * (long long)groups + threadIdx.y, place = row * width + threadIdx.x * WIDTH;
     const auto fetch = [&] {
@@ -57,10 +57,10 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
         for (int i = 0; i < VECTORS; ++i) {
             const int offset = i * row_threads;
             const bool inside = row < rows && threadIdx.x + offset < vectors;
-            copy_async(next + i * threads, x + place + offset * WIDTH, inside);
-            if (RESIDUAL) copy_async(next + (VECTORS + i) * threads, residual + place + offset * WIDTH, inside);
+            cp_async(next + i * threads, x + place + offset * WIDTH, inside);
+            if (RESIDUAL) cp_async(next + (VECTORS + i) * threads, residual + place + offset * WIDTH, inside);
         }
-        end_batch();
+        cp_async_commit();
     };
     fetch();
 
@@ -75,20 +75,20 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             #pragma unroll
             for (C& value : ones) value = 1;
             const int v = threadIdx.x + i * row_threads;
-            weights[i] = pack(ones, T());
+            weights[i] = pack<T>(ones);
             biases[i] = Words{};
             if (v < vectors && weight != nullptr) weights[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
             if (v < vectors && bias != nullptr) biases[i] = load_words(static_cast<const T*>(bias) + v * WIDTH);
         }
     }
-    const C share = C(1) / C(width), own_share = C(1) / max(count, C(1));
+    const C inverse_width = C(1) / C(width), inverse_count = C(1) / max(count, C(1));
 
     int turn = 0;
     while (row - threadIdx.y < rows) {
         const long long mine = row, here = place;
         row += step;
         place += step * (long long)width;
-        wait_for_batches<0>();
+        cp_async_wait<0>();
         C values[VECTORS][WIDTH];
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
@@ -98,7 +98,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
                 unpack<T>(next[(VECTORS + i) * threads], others);
                 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) values[i][j] += others[j];
-                const Words rounded = pack(values[i], T());
+                const Words rounded = pack<T>(values[i]);
                 if (mine < rows && threadIdx.x + i * row_threads < vectors)
                     store_words(sum_out + here + i * row_threads * WIDTH, rounded);
                 unpack<T>(rounded, values[i]);
@@ -124,7 +124,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             }
             sums = warp_sum(sums, lanes);
             if (!centre) sums.first = 0;   // infinity times 0 would be NaN
-            const C mean = sums.first * own_share, squares = sums.second - mean * sums.first;
+            const C mean = sums.first * inverse_count, squares = sums.second - mean * sums.first;
             own.mean = first + mean;
             own.squares = squares < 0 ? C(0) : squares;   // NaN stays
         } else {
@@ -133,7 +133,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             for (int i = 0; i < VECTORS; ++i)
                 #pragma unroll
                 for (C value : values[i]) sum += value;
-            if (centre) own.mean = warp_sum(sum, lanes) * own_share;
+            if (centre) own.mean = warp_sum(sum, lanes) * inverse_count;
             #pragma unroll
             for (int i = 0; i < VECTORS; ++i) {
                 if (threadIdx.x + i * row_threads >= vectors) continue;
@@ -150,7 +150,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             own = of[0];
             for (int i = 1; i < warps; ++i) own.join(of[i]);
         }
-        const C rstd = rsqrt(own.squares * share + C(eps)), shift = -own.mean * rstd;
+        const C rstd = rsqrt(own.squares * inverse_width + C(eps)), shift = -own.mean * rstd;
         if (mine >= rows) continue;
         if (threadIdx.x == 0) {
             rstd_out[mine] = rstd;

@@ -65,7 +65,7 @@ __device__ inline double polynomial(double x, const double (&c)[8]) {
     return sum;
 }
 
-// The standard normal number below which a share q + 0.5 of all lie.
+// The standard normal number below which a fraction q + 0.5 of all lie.
 // Source: Wichura 1988, "Algorithm AS 241", Applied Statistics 37(3), PPND16.
 __device__ inline double normal_quantile(double q) {
     const double inside = 0.180625 - q * q;   // 0.425^2 - q^2
@@ -123,8 +123,8 @@ random_uniform(T* __restrict__ y, long long size, Word seed, Word draw, Word str
     constexpr int LANES = sizeof(T) == 8 ? 4 : 8;
     const double scale = __longlong_as_double((1023ll - bits) << 52);   // 2^-bits
     fill<LANES>(y, size, seed, draw, stream, offset, [=](Word word, long long) {
-        const double share = double(word >> (256 / LANES - bits)) * scale;
-        const T value = round_to<T>(share * width + low);
+        const double fraction = double(word >> (256 / LANES - bits)) * scale;
+        const T value = round_to<T>(fraction * width + low);
         return double(Compute<T>(value)) > limit ? round_to<T>(limit) : value;
     });
 }

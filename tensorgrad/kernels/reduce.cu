@@ -80,10 +80,10 @@ reduce_rows_tile(typename Op::Out* __restrict__ y, const typename Op::In* __rest
     const int count = int(min(128ll, rows - first)) * length, vectors = count / VECTOR<In>;
     x += first * length;
     for (int v = threadIdx.x; v < vectors; v += 128)
-        copy_async(reinterpret_cast<Words*>(memory) + v, x + v * VECTOR<In>, true);
-    end_batch();
+        cp_async(reinterpret_cast<Words*>(memory) + v, x + v * VECTOR<In>, true);
+    cp_async_commit();
     for (int i = vectors * VECTOR<In> + threadIdx.x; i < count; i += 128) tile[i] = x[i];
-    wait_for_batches<0>();
+    cp_async_wait<0>();
     __syncthreads();
     if (row >= rows) return;
     typename Op::Acc acc = Op::identity();

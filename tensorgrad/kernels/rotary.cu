@@ -4,7 +4,7 @@
 // rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread turns P pairs: two accesses
 //   of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines and sines
 //   are fp32 (fp64 for double), one for each pair of a row or of a row and head; they stay in L2.
-//   Backward is the turn by the opposite angle, direction = -1.
+//   Backward is the rotate by the opposite angle, direction = -1.
 // P is 16 / sizeof(T), and 1 where an array is not aligned or D / 2 no multiple of it.
 //
 // instantiate: rotary_turn<double, {1 | 2}>
@@ -14,7 +14,7 @@
 
 // Turn the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
 template <bool INTERLEAVED, typename T, int P, typename C, int PART>
-__device__ inline void turn(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART> (&cosine)[P / PART],
+__device__ inline void rotate(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART> (&cosine)[P / PART],
                             const Vec<C, PART> (&sine)[P / PART], C direction) {
     T values[2 * P];
     #pragma unroll
@@ -84,8 +84,8 @@ rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __rest
                         cosine[i] = load<PART>(cosines + angle);
                         sine[i] = load<PART>(sines + angle);
                     }
-                if (interleaved) turn<true>(one[k], two[k], cosine, sine, C(direction));
-                else turn<false>(one[k], two[k], cosine, sine, C(direction));
+                if (interleaved) rotate<true>(one[k], two[k], cosine, sine, C(direction));
+                else rotate<false>(one[k], two[k], cosine, sine, C(direction));
             }
             T* p = y + start + head * 2 * half + (interleaved ? 2 * pair : pair);
             store_whole(p, one[k]);

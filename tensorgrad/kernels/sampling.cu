@@ -26,17 +26,17 @@ __device__ inline Word weight_of(double x) {
     return Word(sum * __longlong_as_double((1063 + (long long)n) << 52));   // 2^(40 + n)
 }
 
-struct Amount {
+struct TokenMass {
     Word weight, count;
-    __device__ Amount operator+(Amount other) const { return {weight + other.weight, count + other.count}; }
+    __device__ TokenMass operator+(TokenMass other) const { return {weight + other.weight, count + other.count}; }
 };
-__device__ inline Amount block_total(Amount own) {
-    return block_reduce(own, Amount{0, 0}, [](Amount a, Amount b) { return a + b; });
+__device__ inline TokenMass block_total(TokenMass own) {
+    return block_reduce(own, TokenMass{0, 0}, [](TokenMass a, TokenMass b) { return a + b; });
 }
 
 // A row of logits, and how its tokens are ordered: keys fall with the logit, equal ones with the number
 // of the token, and all differ.
-struct Row {
+struct LogitRow {
     const float* logits;
     const unsigned char* seen;   // or null
     float penalty;
@@ -57,11 +57,11 @@ struct Row {
     __device__ Word weight(int token) const { return weight_of((double(logit(token)) - largest) / temperature); }
 
     // What the tokens with keys from `low` up to, but not including, `high` come to.
-    __device__ Amount between(Word low, Word high, bool weighted) const {
-        Amount own = {0, 0};
+    __device__ TokenMass between(Word low, Word high, bool weighted) const {
+        TokenMass own = {0, 0};
         for (int token = threadIdx.x; token < vocabulary; token += THREADS) {
             const Word found = key(token);
-            if (found >= low && found < high) own = own + Amount{weighted ? weight(token) : 1, 1};
+            if (found >= low && found < high) own = own + TokenMass{weighted ? weight(token) : 1, 1};
         }
         return block_total(own);
     }
@@ -72,7 +72,7 @@ struct Row {
         Word above = 0;   // what the tokens from `high` on come to
         while (count > 1) {
             const Word middle = low + (high - low) / 2;
-            const Amount upper = between(middle, high, weighted);
+            const TokenMass upper = between(middle, high, weighted);
             if (above + upper.weight >= target) {
                 low = middle;
                 count = upper.count;
@@ -86,21 +86,21 @@ struct Row {
     }
 };
 
-// tokens: (sequences, room), of which counts[b] are known; the next one is added, to `latest` too, and
+// tokens: (sequences, capacity), of which counts[b] are known; the next one is added, to `latest` too, and
 // the cache's lengths[b] grows by the one that was read. flags: 1 is added once a token of `stops`
 // came, 2 where the logits were not finite. seen: (sequences, vocabulary), 1 for each token that
 // occurred, or null without a penalty. Temperature 0 is greedy; top_k 0 and top_p 1 leave nothing out.
 __global__ void __launch_bounds__(THREADS)
 sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, unsigned char* flags,
               const float* logits, unsigned char* seen, const Word* seeds, const long long* stops,
-              int stop_count, long long room, int vocabulary, float penalty, double temperature,
+              int stop_count, long long capacity, int vocabulary, float penalty, double temperature,
               int top_k, double top_p) {
     __shared__ int chosen;
     __shared__ Word warps[THREADS / 32];
     const int b = blockIdx.x;
     const long long begin = b * (long long)vocabulary;
     if (seen != nullptr) seen += begin;
-    Row row = {logits + begin, seen, penalty, vocabulary, 0, temperature};
+    LogitRow row = {logits + begin, seen, penalty, vocabulary, 0, temperature};
 
     Word best = 0;
     for (int token = threadIdx.x; token < vocabulary; token += THREADS) best = max(best, row.key(token));
@@ -113,10 +113,10 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
         const Word high = best + 1;
         Word low = 0;
         if (top_k > 0 && top_k < vocabulary) low = row.threshold(low, high, vocabulary, top_k, false);
-        Amount kept = row.between(low, high, true);
+        TokenMass kept = row.between(low, high, true);
         if (top_p < 1) {
-            const double share = ceil(top_p * double(kept.weight));
-            low = row.threshold(low, high, kept.count, min(max(Word(share), Word(1)), kept.weight), true);
+            const double target = ceil(top_p * double(kept.weight));
+            low = row.threshold(low, high, kept.count, min(max(Word(target), Word(1)), kept.weight), true);
             kept = row.between(low, high, true);
         }
         const Word drawn = __umul64hi(philox(seeds[b], counts[b], 0, 0).values[0], kept.weight);
@@ -154,7 +154,7 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
     for (int i = 0; i < stop_count; ++i) stopped |= stops[i] == token;
     flags[b] |= (stopped ? 1 : 0) | (broken ? 2 : 0);
     if (seen != nullptr) seen[token] = 1;
-    tokens[b * room + counts[b]] = latest[b] = token;
+    tokens[b * capacity + counts[b]] = latest[b] = token;
     counts[b] += 1;
     lengths[b] += 1;
 }

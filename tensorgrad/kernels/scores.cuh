@@ -5,7 +5,7 @@
 // Arguments as the host gives them. The mask has the shape of x, by strides that may be 0: of three
 // leading axes, the last two of these lengths, and of the row. `queries`: the length of the axis
 // before the last under a causal mask, which is aligned at the end of both axes; else 0.
-struct Scores {
+struct ScoreArguments {
     double scale;
     const void* mask;
     long long kind;   // of the mask: none, bool, T, Compute<T>
@@ -18,13 +18,13 @@ template <typename T, bool MASKED>
 struct RowScores {
     using C = Compute<T>;
     C scale;
-    const Scores& all;
+    const ScoreArguments& all;
     long long place;   // of the row in the mask
     int limit;         // nothing is allowed from this column on
     bool whole;        // vectors of the mask can be loaded as such
 
     // head: the first column that vectors begin at.
-    __device__ RowScores(const Scores& all, long long row, int width, int head)
+    __device__ RowScores(const ScoreArguments& all, long long row, int width, int head)
         : scale(all.scale), all(all), place(0), limit(width), whole(false) {
         if (!MASKED) return;
         if (all.queries > 0)
@@ -38,7 +38,7 @@ struct RowScores {
         const size_t address = reinterpret_cast<size_t>(all.mask) + (place + head) * size;
         whole = all.strides[3] == 1 && address % (size * VECTOR<T>) == 0;
     }
-    // Scores of COUNT times N values of x, which `fill` gets; part i is that of columns
+    // ScoreArguments of COUNT times N values of x, which `fill` gets; part i is that of columns
     // first + i * step onward. Those outside are -inf.
     template <int COUNT, int N, typename F>
     __device__ void make(C (&values)[COUNT][N], int first, int step, F fill) const {
