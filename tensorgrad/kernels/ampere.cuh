@@ -1,6 +1,6 @@
-// What Ampere (sm_80) brought for tiled kernels, one function an instruction: copies from global to
-// shared memory that run in the background, matrices from shared memory into the registers of a
-// warp, and matrix products of a warp. The PTX manual, chapters cp.async, ldmatrix and mma, has the
+// What Ampere (sm_80) adds for tiled kernels, one function an instruction: cp.async, asynchronous
+// copies from global to shared memory; ldmatrix, from shared memory to the registers of a warp; and
+// mma.sync, matrix products of a warp. The PTX manual, chapters cp.async, ldmatrix and mma, has the
 // rules.
 #pragma once
 #include "async.cuh"
@@ -39,8 +39,8 @@ __device__ inline Words load_words_shared(unsigned from) {
                  : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "r"(from) : "memory");
     return x;
 }
-// 16 bytes of global memory that need no place in the caches, zeros where they do not exist. The compiler
-// leaves this where it stands, so that what is under way is what the program says.
+// 16 bytes of global memory, streaming, zeros where they do not exist. The compiler does not move this,
+// so that the loads in flight are those that the program says.
 __device__ inline void load_words_if(bool exist, Words& x, const void* from) {
     asm volatile("{\n.reg .pred exist;\nsetp.ne.b32 exist, %5, 0;\n"
                  "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"

@@ -9,13 +9,13 @@
 // block's own rows are such that weights and g leave one product in the registers where the next one
 // wants them. Each warpgroup keeps 64 rows and their gradients while the other side streams by.
 //
-// Bands, EXTRAS and widths are as in attention_forward_sm90.cu. With heads of 256, and with EXTRAS of
+// Bands, EXTRAS and widths are as in forward_sm90.cu. With heads of 256, and with EXTRAS of
 // 128, registers do not hold both dk and dv: two launches, eight products.
 //
 // Floor: 14 D operations and two exponentials for each query and key that meet, where the usual count
 // of operations is 10 D: of the tensor cores' 795e12 operations a second 568e12 can count.
 //
-// The naive kernel: that of attention_backward_sm80.cu. That of attention_backward_rows, a thread a
+// The naive kernel: that of backward_sm80.cu. That of attention_backward_rows, a thread a
 // query: delta[i] = 0; for (d) delta[i] += dy[i][d] * y[i][d];
 //
 // Phases. Producer: for each tile of rows, load them, then the tiles of columns and their statistics.
@@ -48,7 +48,7 @@ __device__ inline int sums_start(const Sequence& of, int batch, int n) {
     return (of.first_query / n + batch) * n;
 }
 
-// How an array (batch, head, row, D) lies in memory, in elements.
+// The strides of an array (batch, head, row, D), in elements.
 struct Strides {
     long long batch, head, row;
 };
@@ -104,7 +104,7 @@ template <int W, int STAGES> struct BackwardBarriers {
     Mbarrier a_full[W], a_empty[W], full[STAGES], empty[STAGES];
 };
 
-// Each warpgroup has 64 rows, and meets N columns at a time. QUERIES: rows are queries; a1, a2, b1, b2
+// Each consumer warpgroup has 64 rows, and streams N columns at a time. QUERIES: rows are queries; a1, a2, b1, b2
 // are q, dy, k, v, and d1 becomes dq. Else rows are keys and columns queries; a1, a2, b1, b2 are k, v,
 // q, dy, and d1, d2 become dk, dv, or one of them:
 //   s = a1 b1^T, w = exp(scale s - logsumexp), g = w (a2 b2^T - delta), d1 = scale g b1, d2 = w b2

@@ -19,7 +19,7 @@
 // 4.2e12 a second: with D = 64 the exponentials take 0.74 of the products' time, with D = 128 0.37.
 // Memory: q, k, v, y once, and from the L2 cache k and v once for each 64 W queries; both far less.
 //
-// The naive kernel: that of attention_forward_sm80.cu.
+// The naive kernel: that of forward_sm80.cu.
 //
 // Phases. Producer: for each tile of queries, take its number, then load keys, queries and values.
 // Consumers: scores of the first tile of keys; then for each tile `step`: start scores and output,

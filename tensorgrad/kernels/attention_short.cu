@@ -9,7 +9,7 @@
 // written with =. bias may be null; p.bias has its strides. Dropout, causality and windows as in the
 // other kernels. Launched by ops/attention_short.py.
 //
-// The naive kernels: those of attention_forward_sm80.cu and attention_backward_sm80.cu, where one
+// The naive kernels: those of forward_sm80.cu and backward_sm80.cu, where one
 // thread then adds dq, and one for each key dk and dv.
 //
 // Phases of forward: load; scores; mask; softmax; weighted values; store. Of backward: load; scores;

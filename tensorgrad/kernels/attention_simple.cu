@@ -1,6 +1,6 @@
 // Attention in float and double with plain arithmetic, for heads of any width, on any GPU: for what the
 // fast kernels do not support, without the matrix of scores in memory. Formulas and roles are those of
-// attention_forward_sm80.cu and attention_backward_sm80.cu; all results are written with =.
+// forward_sm80.cu and backward_sm80.cu; all results are written with =.
 //
 // A block of 256 threads holds 64 rows and streams 32 columns at a time; a thread has 4 x 2 scores, and
 // 4 x 4 elements of results. It writes 64 elements of each row's result: wider heads take more blocks,
@@ -9,7 +9,7 @@
 // Floor: 4 D operations for each query and key that meet, forward, 14 D backward, at what the plain
 // units can do; reading operands from shared memory halves that.
 //
-// The naive kernels: those of attention_forward_sm80.cu and attention_backward_sm80.cu. That of
+// The naive kernels: those of forward_sm80.cu and backward_sm80.cu. That of
 // attention_backward_rows, a thread a query: delta[i] = 0; for (d) delta[i] += dy[i][d] * y[i][d];
 //
 // Phases, forward: scores, mask and bias, online softmax, dropout, weighted values; at the end divide

@@ -50,11 +50,11 @@ struct AttentionSm90Extras {
     Word seed, draw, stream;   // dropout, see keep_16
     const Word* offset;
     int length, columns;   // sums: of backward, padded for each sequence to a multiple of `columns`
-    unsigned threshold;   // out of 2^16 weights so many are kept; 2^16: no dropout
+    unsigned threshold;   // the keep probability times 2^16; 2^16: no dropout
     float inverse_keep;     // by so much the kept ones unscale
 };
 
-// Where a sequence lies in the arrays, and its lengths.
+// Where a sequence starts in the arrays, and its lengths.
 struct Sequence {
     int batch, first_query, first_key, queries, keys;
 };

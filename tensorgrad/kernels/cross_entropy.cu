@@ -1,26 +1,37 @@
 // Cross entropy of logits (rows, width) and targets (rows,), and its gradient. With p the softmax of
-// the first `classes` logits of a row, q the wanted distribution and z the logarithm of the sum of
-// exponentials, the loss of a row is -sum(q * log p) + z_loss * z^2 and its gradient is
-// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows that do not count get
-// zeros, whatever they hold. dlogits may be logits, but not in cross_entropy_backward.
+// the first `classes` logits of a row, q the target distribution and z the log-sum-exp of the logits,
+// the loss of a row is -sum(q * log p) + z_loss * z^2 and its gradient is
+// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows whose target is ignored
+// get zeros, whatever they hold. dlogits may be logits, but not in cross_entropy_backward.
 //
 //   cross_entropy_count     how many targets count, for the mean
 //   cross_entropy_group     short rows, held in the registers of up to 32 threads: 256 logits, or
 //                           1,024 in whole vectors. Loss and gradient, each if wanted, in
 //                           2 * sizeof(T) bytes an element
 //   cross_entropy_staged    loss and gradient of rows that fit in shared memory: the same bytes. Each
-//                           thread copies its chunk of the next row over what it has just used
+//                           thread loads its part of the next row over what it has just used
 //   cross_entropy_forward   any row, a block each. For the gradient the logits are read again, from
 //                           the L2 cache if it holds them
 //   cross_entropy_backward  the gradient, from the logits and `peaks`: 2 * sizeof(T) bytes an element
 //   cross_entropy_total     the sum of the losses, in a fixed order
 //   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
-// `peaks` are, of each row, the largest logit, and then, of each row, the sum of exponentials of what
-// the logits are below it. `prepared` says that dlogits is already the gradient for dy == 1; with that
-// dy nothing is done.
+// `peaks` has the row maxima and then, for each row, the sum of exp(logit - maximum). `prepared` says
+// that dlogits is already the gradient for dy == 1; with that dy nothing is done.
 // logits and dlogits begin at 16-byte boundaries. All results are written with =.
 // Launched by ops/cross_entropy_cuda.py.
+//
+// The naive kernel, a thread for row r, without z_loss and label smoothing:
+//
+//   float row_max = -INFINITY, sum = 0;
+//   for (int j = 0; j < classes; ++j) row_max = max(row_max, logits[r][j]);
+//   for (int j = 0; j < classes; ++j) sum += exp(logits[r][j] - row_max);
+//   losses[r] = log(sum) + row_max - logits[r][ids[r]];
+//   for (int j = 0; j < classes; ++j)
+//       dlogits[r][j] = (exp(logits[r][j] - row_max) / sum - (j == ids[r])) * scale;
+//
+// Phases of a row: load; online softmax (maximum and sum in one pass), then across the threads; loss;
+// gradient; the gradient at the target once more.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: {cross_entropy_forward | cross_entropy_backward | cross_entropy_rescale}<{TYPE}>
@@ -45,12 +56,12 @@ struct Targets {
 
     __device__ bool counts(long long id) const { return !(ignores && id == ignored); }
 
-    // below: the sum of what the logits are below the peak where `each` is not 0, else 0. What the
-    // logits chunk takes no part but in z, so it costs no digits.
+    // below: the sum of logit - maximum where `each` is not 0, else 0. What the
+    // logits have in common counts in z alone, so it costs no digits.
     template <typename C>
-    __device__ C loss(C peak, C total, C at_target, C below) const {
-        const C part = log(total), lse = peak + part;
-        return part - C(target) * (at_target - peak) - C(each) * below + C(z_loss) * lse * lse;
+    __device__ C loss(C row_max, C total, C at_target, C below) const {
+        const C part = log(total), lse = row_max + part;
+        return part - C(target) * (at_target - row_max) - C(each) * below + C(z_loss) * lse * lse;
     }
 };
 
@@ -69,16 +80,16 @@ struct GradientScale {
     __device__ bool is_one() const { return dy != nullptr && stride == 0 && *dy == C(1); }
 };
 
-// The gradient of a row is exp(x - peak) * rise - floor, and drop less at the target.
+// The gradient of a row is exp(x - row_max) * rise - floor, and drop less at the target.
 template <typename T, typename C = Compute<T>>
 struct LogitGradient {
-    C peak, rise, floor, drop;
+    C row_max, rise, floor, drop;
 
-    __device__ LogitGradient(C peak, C total, const Targets& targets, C scale)
-        : peak(peak), rise(scale * (1 + 2 * C(targets.z_loss) * (peak + log(total))) / total),
+    __device__ LogitGradient(C row_max, C total, const Targets& targets, C scale)
+        : row_max(row_max), rise(scale * (1 + 2 * C(targets.z_loss) * (row_max + log(total))) / total),
           floor(C(targets.each) * scale), drop(C(targets.target) * scale) {}
 
-    __device__ C operator()(C x) const { return exp_less<T>(x, peak) * rise - floor; }
+    __device__ C operator()(C x) const { return exp_less<T>(x, row_max) * rise - floor; }
 };
 
 template <typename C> __device__ inline C not_a_number() { return C(0) * infinity<C>(); }
@@ -180,18 +191,18 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, 
         OnlineSoftmax<C> own = {-infinity<C>(), 0};
         own.template absorb<T>(values);
         own = warp_reduce(own, [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); }, blockDim.x);
-        const C peak = own.shift();
+        const C row_max = own.shift();
         C below = 0;
         if (smooth) {
             #pragma unroll
             for (int j = 0; j < N; ++j)
-                if (Own::column(j) < classes) below += values[j] - peak;
+                if (Own::column(j) < classes) below += values[j] - row_max;
             below = warp_sum(below, blockDim.x);
         }
         if (r >= rows) continue;
-        const LogitGradient<T> gradient(peak, own.total, targets, weight);
+        const LogitGradient<T> gradient(row_max, own.total, targets, weight);
         if (losses != nullptr && threadIdx.x == 0)
-            losses[r] = counts ? targets.loss(peak, own.total, at_target, below) : C(0);
+            losses[r] = counts ? targets.loss(row_max, own.total, at_target, below) : C(0);
         if (dlogits == nullptr) continue;
         T* dx = dlogits + r * width;
         if (!counts) {
@@ -228,30 +239,10 @@ cross_entropy_group(Compute<T>* losses, T* dlogits, const T* logits, const Targe
         group_of_threads<T, N, 1>(losses, dlogits, logits, targets, scale, rows, width, classes);
 }
 
-// One row of logits: `head` elements before the first 16-byte boundary, then vectors, then the rest.
-template <typename T>
-struct UnalignedRow {
-    static constexpr int WIDTH = VECTOR<T>;
-    const T* x;
-    int classes, head, vectors;
-
-    __device__ UnalignedRow(const T* x, int classes) : x(x), classes(classes) {
-        const int past = int(reinterpret_cast<size_t>(x) / sizeof(T) % WIDTH);
-        head = min(classes, (WIDTH - past) % WIDTH);
-        vectors = (classes - head) / WIDTH;
-    }
-    __device__ const T* vector(int v) const { return x + head + v * WIDTH; }
-    // How many elements lie outside the vectors (less than 2 * WIDTH), and the place of number i of them.
-    __device__ int others() const { return classes - vectors * WIDTH; }
-    __device__ int other(int i) const { return i < head ? i : i + vectors * WIDTH; }
-    __device__ T own_other() const { return threadIdx.x < others() ? x[other(threadIdx.x)] : T(0.f); }
-    // Which vector or which of the others the element at `place` is in; vectors are dealt in turn.
-    __device__ bool in_vector(int place) const { return place >= head && place < head + vectors * WIDTH; }
-    __device__ int turn(int place) const {
-        return place < head ? place : in_vector(place) ? (place - head) / WIDTH : place - vectors * WIDTH;
-    }
-    __device__ bool owns(int place) const { return turn(place) % blockDim.x == threadIdx.x; }
-};
+// The thread's one element outside the vectors, if any.
+template <typename T> __device__ inline T own_other(const UnalignedRow<T>& row) {
+    return threadIdx.x < row.others() ? row.x[row.other(threadIdx.x)] : T(0.f);
+}
 
 // Zeros in columns [begin, end) of a row.
 template <typename T>
@@ -271,13 +262,13 @@ struct Target {
     int place;
 
     __device__ Target(long long id, const UnalignedRow<T>& row)
-        : known(0 <= id && id < row.classes), mine(threadIdx.x == 0), place(known ? int(id) : 0) {
+        : known(0 <= id && id < row.width), mine(threadIdx.x == 0), place(known ? int(id) : 0) {
         if (known) mine = row.owns(place);
     }
 };
 
-// What a block finds out about a row: the peak and, where `smooth`, the sum of what the logits are
-// below it. That is taken from the first logit, if finite: while logits come, their peak is not known.
+// The statistics of a row: online softmax and, where `smooth`, the sum of logit - maximum. This is taken
+// relative to the first logit, if finite, until the maximum is known.
 template <typename T, typename C = Compute<T>>
 struct LogitStatistics {
     OnlineSoftmax<C> all = {-infinity<C>(), 0};
@@ -305,7 +296,7 @@ struct LogitStatistics {
             absorb(value);
         }
         all = block_reduce(all, OnlineSoftmax<C>{-infinity<C>(), 0}, [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); });
-        if (smooth) below = block_sum(below) + C(row.classes) * (base - all.shift());
+        if (smooth) below = block_sum(below) + C(row.width) * (base - all.shift());
     }
 };
 
@@ -326,7 +317,7 @@ __device__ inline void finish_gradient(T* dx, const UnalignedRow<T>& row, T othe
         dx[row.other(threadIdx.x)] = from_compute<T>(gradient(to_compute(other)));
     if (target.known && target.mine)
         dx[target.place] = from_compute<T>(gradient(at_target) - gradient.drop);
-    clear(dx, row.classes, width);
+    clear(dx, row.width, width);
 }
 
 template <typename T>
@@ -346,7 +337,7 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
     const UnalignedRow<T> row(logits + r * width, classes);
     const Target<T> target(id, row);
     const C at_target = target.known ? to_compute(row.x[target.place]) : not_a_number<C>();
-    const T other = row.own_other();
+    const T other = own_other(row);
     const C weight = scale(r);
     const bool smooth = targets.each != 0;
     LogitStatistics<T> statistics(smooth, smooth ? row.x[0] : T(0.f));
@@ -362,11 +353,11 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
             if (base + u * blockDim.x < row.vectors) statistics.absorb(xs[u]);
     }
     statistics.finish(row, other);
-    const C peak = statistics.all.shift(), total = statistics.all.total;
-    const LogitGradient<T> gradient(peak, total, targets, weight);
+    const C row_max = statistics.all.shift(), total = statistics.all.total;
+    const LogitGradient<T> gradient(row_max, total, targets, weight);
     if (target.mine) {
-        losses[r] = targets.loss(peak, total, at_target, statistics.below);
-        peaks[r] = peak;
+        losses[r] = targets.loss(row_max, total, at_target, statistics.below);
+        peaks[r] = row_max;
         peaks[gridDim.x + r] = total;
     }
     if (dlogits == nullptr) return;
@@ -389,7 +380,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
     const bool smooth = targets.each != 0;
     long long id = targets.ids[blockIdx.x];
     UnalignedRow<T> row(logits + blockIdx.x * (long long)width, classes);
-    T other = row.own_other(), first = smooth ? row.x[0] : T(0.f);
+    T other = own_other(row), first = smooth ? row.x[0] : T(0.f);
     if (targets.counts(id))
         for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
             cp_async(staged + v, row.vector(v), true);
@@ -398,7 +389,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
         const long long next = min(r + gridDim.x, rows - 1);
         const UnalignedRow<T> next_row(logits + next * width, classes);
         const long long next_id = targets.ids[next];
-        const T next_other = next_row.own_other(), next_first = smooth ? next_row.x[0] : T(0.f);
+        const T next_other = own_other(next_row), next_first = smooth ? next_row.x[0] : T(0.f);
         const int next_vectors = r + gridDim.x < rows && targets.counts(next_id) ? next_row.vectors : 0;
         const bool counts = targets.counts(id);
         const int vectors = counts ? row.vectors : 0;
@@ -414,11 +405,11 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
             at_target = to_compute(!row.in_vector(target.place) ? other :
                 reinterpret_cast<const T*>(staged)[target.place - row.head]);
         if (counts) statistics.finish(row, other);
-        const C peak = statistics.all.shift(), total = statistics.all.total;
-        const LogitGradient<T> gradient(peak, total, targets, weight);
+        const C row_max = statistics.all.shift(), total = statistics.all.total;
+        const LogitGradient<T> gradient(row_max, total, targets, weight);
         if (target.mine) {
-            losses[r] = counts ? targets.loss(peak, total, at_target, statistics.below) : C(0);
-            peaks[r] = peak;
+            losses[r] = counts ? targets.loss(row_max, total, at_target, statistics.below) : C(0);
+            peaks[r] = row_max;
             peaks[rows + r] = total;
         }
         #pragma unroll 2

@@ -1,7 +1,7 @@
 // One step of generation: kernels for a few rows of x, one for each sequence. Between two steps
-// nothing changes but what lies on the device, so that a launch can be prepared once.
+// only device memory changes, so that a launch can be prepared once.
 //
-//   decode_embed       rows of the tables of tokens and of positions, added
+//   decode_embed       token embedding plus position embedding
 //   decode_norm        layer_norm or rms_norm, a block a row; x is read three times, from L1
 //   decode_product     y = x W^T, W read once: 2 bytes a weight is what counts, and for many rows
 //                      that x is read by each block, from L2. Tensor cores take 16 rows of W by 8
@@ -10,6 +10,16 @@
 //
 // Attention is in decode_attention.cu. All results are written with =. Launched by ops/decode_cuda.py.
 //
+// The naive kernels. decode_embed and decode_norm: those of embedding.cu and norm_forward.cu, a thread a
+// row. decode_product, a thread for y[i][j]:
+//
+//   float sum = bias[j];
+//   for (int k = 0; k < width; ++k) sum += x[i][k] * weight[j][k];
+//   y[i][j] = gelu(sum) + residual[i][j];
+//
+// Phases of decode_product: load and multiply, each warp its part of the terms; add up the warps;
+// epilogue.
+//
 // where: FLOAT = float | __half | __nv_bfloat16
 // instantiate: {decode_embed | decode_norm | decode_product_plain}<{FLOAT}>
 // instantiate: decode_product<{__half | __nv_bfloat16}, {1 | 2 | 4}, 1>
@@ -17,6 +27,7 @@
 constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "ampere.cuh"
 #include "elementwise.cuh"
+#include "fragment.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
 
@@ -76,7 +87,7 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
     });
 }
 
-// What becomes of a sum before it is stored, each or null: bias (columns), gate and residual (rows,
+// The epilogue of a sum, each or null: bias (columns), gate and residual (rows,
 // columns). gelu: 1 for the approximation by tanh, 2 for the exact one. With `wide` the result goes
 // there, not rounded to T.
 template <typename T>
@@ -104,9 +115,9 @@ struct DecodeEpilogue {
 };
 
 // A block: 16 * BANDS rows of weight, which are columns of y, by 8 * TILES rows of x from blockIdx.y on.
-// Its warps share the terms, 32 in turn, and their sums are added in order. Both operands are asked
-// for in the same order of terms: thread t of four has 8 neighbours, the first 4 for one mma and the
-// others for the next. width is a multiple of 8. Shared memory: 512 * TILES * BANDS bytes a warp.
+// Its warps take 32 terms in turn (split-K), and their sums are added in order. Both operands are loaded
+// in the same order of terms: thread t of four has 8 neighbours, the first 4 for one mma and the others
+// for the next. width is a multiple of 8. Shared memory: 512 * TILES * BANDS bytes a warp.
 template <typename T, int TILES, int BANDS>
 __global__ void __launch_bounds__(512, 1)
 decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__ weight,
@@ -121,7 +132,8 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
     for (int j = 0; j < 2 * BANDS; ++j)
         rows_here[j] = weight + min(first + lane / 4 + 8 * j, columns - 1) * (long long)width;
 
-    float sums[BANDS][TILES][4] = {};
+    Fragment<BANDS, 8 * TILES> sums;   // rows of weight, columns of x
+    sums.clear();
     for (int start = warp * 32; start < width; start += AHEAD * warps * 32) {
         Words a[AHEAD][2 * BANDS], b[AHEAD][TILES];
         #pragma unroll
@@ -146,17 +158,16 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
                     const unsigned block[4] = {p[half], q[half], p[half + 1], q[half + 1]};
                     #pragma unroll
                     for (int j = 0; j < TILES; ++j)
-                        mma<T>(sums[band][j], block, b[i][j].words[half], b[i][j].words[half + 1]);
+                        mma<T>(sums.block(band, j), block, b[i][j].words[half], b[i][j].words[half + 1]);
                 }
         }
     }
 
-    float (*shared)[TILES * 8][BANDS * 16] = reinterpret_cast<float (*)[TILES * 8][BANDS * 16]>(memory);   // [warp][row][column]
-    #pragma unroll
-    for (int i = 0; i < BANDS * TILES * 4; ++i) {
-        const int band = i / (4 * TILES), j = i / 4 % TILES, e = i % 4;
-        shared[warp][8 * j + lane % 4 * 2 + e % 2][16 * band + lane / 4 + e / 2 * 8] = sums[band][j][e];
-    }
+    using Sums = float[TILES * 8][BANDS * 16];   // [row][column] of y
+    Sums* shared = reinterpret_cast<Sums*>(memory);
+    sums.for_each([&](float x, int h, int c) {
+        shared[warp][sums.column_of(c)][sums.row_of(h)] = x;
+    });
     __syncthreads();
     const DecodeEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu};
     for (int i = threadIdx.x; i < TILES * 8 * BANDS * 16; i += blockDim.x) {

@@ -4,10 +4,25 @@
 //   decode_attention        16 bits, heads up to 128 wide, on tensor cores: up to 8 query heads that
 //                           use the same keys are one operand. Keys and values go from memory
 //                           straight into the registers that mma wants, 8 kB a warp at a time
-//   decode_attention_plain  any type, alignment and heads up to 256 wide: threads weight a key
+//   decode_attention_plain  any type, alignment and heads up to 256 wide: threads share a key
 //
-// A cache is split over blocks, and the last of them joins the parts in their order, so the result does
-// not depend on which one that is. It is written with =. Launched by ops/decode_cuda.py.
+// A cache is split over blocks (split-K over the keys), and the last of them merges the splits in their
+// order, so the result does not depend on which one that is. It is written with =. Launched by ops/decode_cuda.py.
+//
+// The naive kernel, a thread for a query head, whose key and value are in the cache already:
+//
+//   float s[KEYS], row_max = -INFINITY, row_sum = 0;
+//   for (int j = 0; j < keys; ++j) {
+//       s[j] = 0;
+//       for (int d = 0; d < D; ++d) s[j] += scale * q[d] * k[j][d];
+//       row_max = max(row_max, s[j]);
+//   }
+//   for (int j = 0; j < keys; ++j) row_sum += s[j] = exp(s[j] - row_max);
+//   for (int d = 0; d < D; ++d)
+//       for (int j = 0; j < keys; ++j) y[d] += s[j] / row_sum * v[j][d];
+//
+// Phases: rotate the queries and append to the cache; for each tile of keys scores, online softmax,
+// weighted values; merge warps; merge splits (as flash-decoding does).
 //
 // where: FLOAT = float | __half | __nv_bfloat16
 // instantiate: decode_attention<{__half | __nv_bfloat16}, {1 | 2}>
@@ -17,7 +32,7 @@
 #include "reduce.cuh"
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
-constexpr int LEAST = 3;   // turns of a block; fewer would cost less than joining what they give
+constexpr int LEAST = 3;   // steps of a split: fewer cost less than merging it
 constexpr float LOWEST = -3e38f;   // finite, so that no difference of two is NaN
 
 struct CacheStrides {   // in elements
@@ -29,9 +44,9 @@ struct DecodeAttentionArguments {
     float scale;   // of scores, with the factor log2(e)
 };
 
-// A block's weight: `count` query heads from `head` on, at most MOST, which use the keys of `group`, from
-// `from` up to `to`; `place` is that of the newest. Grid: splits, groups * pieces of their query heads,
-// sequences. `step` keys are under way in a block; `active` splits have any.
+// The keys of a block, from `from` up to `to`; `place` is that of the newest. They are of kv head `group`,
+// and `count` query heads from `head` on, at most MOST, use them. Grid: splits, groups * pieces of their
+// query heads, sequences. A block loads `step` keys at a time; `active` splits have any.
 template <int MOST>
 struct KeySplit {
     int sequence, group, head, count, place, from, to, active;
@@ -62,8 +77,8 @@ __device__ inline T rotated(const T* head, int i, const DecodeAttentionArguments
     return from_compute<T>(second ? b * cosine[pair] + a * sine[pair] : a * cosine[pair] - b * sine[pair]);
 }
 
-// The block's queries, rotated, zeros where there are none; the block that has the newest position adds
-// its key and value to the cache, of which keys and values are the block's.
+// The block's queries, rotated, zeros where there are none. The block that has the newest position
+// appends its key and value to the cache, of which keys and values are the block's.
 template <typename T, int MOST, int WIDTH>
 __device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv, const float* cosines,
                                const float* sines, const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
@@ -85,17 +100,17 @@ __device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* value
     }
 }
 
-// What some keys come to: the largest score, and the sum of weights 2^(score - row_max).
+// The online softmax of some keys: the largest score, and the sum of weights 2^(score - row_max).
 struct SoftmaxPartial {
     float row_max, row_sum;
 };
 
-// Join what warps have found: `mixed`, values so weighted and added, and `sums`. Then, where there are
-// several splits, what blocks have found: parts, (sequences, heads, splits, width), and part_softmax. N
-// elements at a time. arrived: 0 for each (y, z) of the grid, and 0 after.
+// Merge the warps: `outputs`, their sums of weighted values, and `sums`. Then, where there are several
+// splits, merge these: parts, (sequences, heads, splits, width), and part_softmax. N elements at a
+// time. arrived: 0 for each (y, z) of the grid, and 0 after.
 template <int N, typename T, int MOST, int WIDTH>
 __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_softmax, unsigned* arrived,
-                              const float (&mixed)[WARPS][MOST][WIDTH], const SoftmaxPartial (&sums)[WARPS][MOST],
+                              const float (&outputs)[WARPS][MOST][WIDTH], const SoftmaxPartial (&sums)[WARPS][MOST],
                               const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
     __shared__ bool last;
     const int splits = gridDim.x, across = p.width / N, items = own.count * across;
@@ -111,7 +126,7 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
         for (int w = 0; w < WARPS; ++w) {
             const float weight = exp2f(sums[w][j].row_max - top);
             row_sum += sums[w][j].row_sum * weight;
-            const Vec<float, N> found = load<N>(&mixed[w][j][e]);
+            const Vec<float, N> found = load<N>(&outputs[w][j][e]);
             #pragma unroll
             for (int n = 0; n < N; ++n) value.values[n] += found.values[n] * weight;
         }
@@ -128,7 +143,7 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
 
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0)   // counts to active - 1 and begins again at 0
+    if (threadIdx.x == 0)   // counts to active - 1 and restarts at 0
         last = atomicInc(arrived + own.sequence * gridDim.y + blockIdx.y, own.active - 1) == own.active - 1;
     __syncthreads();
     if (!last) return;
@@ -144,24 +159,24 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
         Vec<float, N> value = {};
         for (int start = 0; start < own.active; start += AHEAD) {
             Vec<float, N> found[AHEAD];
-            float2 told[AHEAD];   // row_max and row_sum
+            float2 partials[AHEAD];   // row_max and row_sum
             #pragma unroll
             for (int s = 0; s < AHEAD; ++s) {
                 const bool exists = start + s < own.active;
                 found[s] = exists ? load<N>(part + (start + s) * p.width) : Vec<float, N>{};
-                told[s] = exists ? __ldcg(sums + start + s) : float2{LOWEST, 0};
+                partials[s] = exists ? __ldcg(sums + start + s) : float2{LOWEST, 0};
             }
             const float before = top;
             #pragma unroll
-            for (int s = 0; s < AHEAD; ++s) top = max(top, told[s].x);
+            for (int s = 0; s < AHEAD; ++s) top = max(top, partials[s].x);
             const float rescale = exp2f(before - top);
             row_sum *= rescale;
             #pragma unroll
             for (int n = 0; n < N; ++n) value.values[n] *= rescale;
             #pragma unroll
             for (int s = 0; s < AHEAD; ++s) {
-                const float weight = exp2f(told[s].x - top);
-                row_sum += told[s].y * weight;
+                const float weight = exp2f(partials[s].x - top);
+                row_sum += partials[s].y * weight;
                 #pragma unroll
                 for (int n = 0; n < N; ++n) value.values[n] += found[s].values[n] * weight;
             }
@@ -172,9 +187,10 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
 }
 
 // width: a multiple of 8, at most 64 * CHUNKS; keys and values aligned to 16 bytes. A warp takes TILE keys
-// in turn. Thread t of quad g has query head g, and of 8 keys it loads 8 neighbouring elements of key g at
-// 8 t and so on, which scores take in this order from both operands. It has of 4 keys the values of 8
-// neighbours from 8 g on. Then mma gives, of heads 2 t and 2 t + 1, 8 neighbouring elements of results.
+// in turn. Thread t of quad g has query head g, and of 8 keys it loads 8 neighbouring elements of key g,
+// from 8 t on, and so on: the order of both operands of the scores. Of 4 keys it has 8 neighbouring
+// elements of the values, from 8 g on: mma then gives 8 neighbouring elements of the results of heads
+// 2 t and 2 t + 1.
 template <typename T, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 3)
 decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts, SoftmaxPartial* part_softmax,
@@ -182,7 +198,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                  const float* __restrict__ sines, const __grid_constant__ DecodeAttentionArguments p) {
     constexpr int MOST = 8, WIDTH = 64 * CHUNKS, TILE = 32 / CHUNKS, STEP = WARPS * TILE;
     __shared__ __align__(16) T queries[MOST][WIDTH];
-    __shared__ __align__(16) float mixed[WARPS][MOST][WIDTH];
+    __shared__ __align__(16) float outputs[WARPS][MOST][WIDTH];
     __shared__ SoftmaxPartial sums[WARPS][MOST];
     const KeySplit<MOST> own(p, lengths, STEP);
     if (blockIdx.x >= own.active) return;
@@ -193,7 +209,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
     Words k[TILE / 8][2 * CHUNKS], v[TILE / 16][4][CHUNKS];
     const int key_row = int(p.key_at.key), value_row = int(p.value_at.key);
     const auto load_keys = [&](int first) {
-        asm volatile("" : "+r"(first));   // or each row would get an address of its own to keep
+        asm volatile("" : "+r"(first));   // or the compiler would keep an address for each row
         #pragma unroll
         for (int i = 0; i < TILE / 8; ++i) {
             const int key = first + 8 * i + g;
@@ -219,7 +235,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
             }
     };
     int first = own.from + warp * TILE;
-    const bool early = first + TILE <= own.place;   // nothing there that this block is yet to write
+    const bool early = first + TILE <= own.place;   // the block appends nothing there
     #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
         if (early == (turn == 0)) {
@@ -227,7 +243,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
             load_values(first);
         } else {
             load_queries(queries, keys, values, qkv, cosines, sines, p, own);
-            asm volatile("barrier.sync 0;" ::: "memory");   // of all warps, whichever their turn
+            asm volatile("barrier.sync 0;" ::: "memory");
         }
     }
     const unsigned query_at = shared_address(&queries[g][8 * t]);
@@ -236,7 +252,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
         float s[TILE / 8][4] = {};   // of head g, keys 8 i + 2 t and + 1; nothing of the other two
         #pragma unroll
         for (int c = 0; c < 2 * CHUNKS; ++c) {
-            const Words q = load_words_shared(query_at + 32 * c * sizeof(T));   // registers are short
+            const Words q = load_words_shared(query_at + 32 * c * sizeof(T));   // reloaded: registers are short
             #pragma unroll
             for (int half = 0; half < 4; half += 2) {
                 const unsigned query[4] = {q.words[half], 0, q.words[half + 1], 0};
@@ -298,13 +314,13 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
         for (int c = 0; c < CHUNKS; ++c)
             #pragma unroll
             for (int m = 0; m < 4; m += 2)
-                store(&mixed[warp][2 * t + h][64 * c + 8 * g + 2 * m],
+                store(&outputs[warp][2 * t + h][64 * c + 8 * g + 2 * m],
                       Vec<float, 4>{out[c][m][h], out[c][m][2 + h], out[c][m + 1][h], out[c][m + 1][2 + h]});
-    merge_splits<4>(y, parts, part_softmax, arrived, mixed, sums, p, own);
+    merge_splits<4>(y, parts, part_softmax, arrived, outputs, sums, p, own);
 }
 
 constexpr int PART = 8;       // elements of a head that a thread holds
-constexpr int TOGETHER = 4;   // keys that it has under way
+constexpr int TOGETHER = 4;   // keys that it loads at a time
 
 // PART elements, of which `count` exist; in as few accesses as `aligned` allows.
 template <typename T>
@@ -325,7 +341,7 @@ __device__ inline void load_part(T (&out)[PART], const T* p, int count, bool ali
 
 template <typename T> __device__ inline float exp2_for(float x) { return sizeof(T) == 2 ? fast_exp2(x) : exp2f(x); }
 
-// `lanes`, a power of two, weight a key. aligned: keys and values to 16 bytes.
+// `lanes`, a power of two, share a key. aligned: keys and values to 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
 decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts,
@@ -334,7 +350,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
                        const __grid_constant__ DecodeAttentionArguments p, int lanes, int aligned) {
     constexpr int MOST = 4, WIDTH = 32 * PART;
     __shared__ T queries[MOST][WIDTH];
-    __shared__ float mixed[WARPS][MOST][WIDTH];
+    __shared__ float outputs[WARPS][MOST][WIDTH];
     __shared__ SoftmaxPartial sums[WARPS][MOST];
     const int own_groups = THREADS / lanes, step = own_groups * TOGETHER;
     const KeySplit<MOST> own(p, lengths, step);
@@ -395,7 +411,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     #pragma unroll
-    for (int j = 0; j < MOST; ++j) {   // the keys that a warp had under way
+    for (int j = 0; j < MOST; ++j) {   // merge the threads that had different keys
         for (int offset = lanes; offset < 32; offset *= 2) {
             const float other_peak = shuffle_xor(row_max[j], offset), other_total = shuffle_xor(row_sum[j], offset);
             const float top = other_peak > row_max[j] ? other_peak : row_max[j];
@@ -408,7 +424,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
         if (lane == 0) sums[warp][j] = {row_max[j], row_sum[j]};
         if (lane < lanes)
             #pragma unroll
-            for (int e = 0; e < PART; ++e) mixed[warp][j][element + e] = out[j][e];
+            for (int e = 0; e < PART; ++e) outputs[warp][j][element + e] = out[j][e];
     }
-    merge_splits<1>(y, parts, part_softmax, arrived, mixed, sums, p, own);
+    merge_splits<1>(y, parts, part_softmax, arrived, outputs, sums, p, own);
 }

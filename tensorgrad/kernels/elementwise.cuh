@@ -61,7 +61,7 @@ template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 
 }
 template <typename C> __device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
 
-// sigmoid(x) and sigmoid(-x), which 1 - sigmoid(x) is without its last digits: 16 bits need none.
+// sigmoid(x) and sigmoid(-x); 1 - sigmoid(x) would lose its last digits, which 16 bits do not have.
 template <typename C> struct Sigmoids {
     C at, rest;
     __device__ explicit Sigmoids(C x) {
@@ -100,7 +100,7 @@ template <typename C> __device__ inline C normal_density(C x) {
     if constexpr (ROUGH) return 0.3989422804f * fast_exp2(-0.5f * LOG2_E * x * x);
     else return C(0.3989422804014327) * exp(C(-0.5) * x * x);
 }
-// The share of the normal distribution below x. Source of the approximation, good to 1.5e-7:
+// The normal CDF. Source of the approximation, good to 1.5e-7:
 // Abramowitz & Stegun 1964, "Handbook of mathematical functions", 7.1.26.
 template <typename C> __device__ inline C normal_share(C x) {
     if constexpr (ROUGH) {

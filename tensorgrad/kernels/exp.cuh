@@ -43,7 +43,7 @@ struct OnlineSoftmax {
     __device__ void absorb(const C (&x)[N]) {
         C largest = maximum;
         #pragma unroll
-        for (C value : x) largest = max(value, largest);   // passes over NaN, which total meets
+        for (C value : x) largest = max(value, largest);   // skips NaN, which ends in total
         if (largest > maximum) {
             total *= exp_for<T>(maximum - largest);
             maximum = largest;

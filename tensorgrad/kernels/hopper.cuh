@@ -1,8 +1,9 @@
-// What Hopper (sm_90a) adds for tiled kernels, one function an instruction: barriers in shared
-// memory that count bytes, the copy engine that moves a box of a tensor by itself, matrix products
-// of a whole warpgroup (128 threads) straight from shared memory, and registers handed from one
-// warpgroup to another. The PTX manual, chapters mbarrier, cp.async.bulk.tensor and wgmma, has the
-// rules; what is easy to get wrong is said here.
+// What Hopper (sm_90a) adds for tiled kernels, one function an instruction: mbarriers in shared
+// memory that count arrivals and bytes, TMA (the tensor memory accelerator), which copies a box of a
+// tensor by itself, wgmma, matrix products of a warpgroup (128 threads) straight from shared memory,
+// and setmaxnreg, which moves registers from one warpgroup to another. The PTX manual, chapters
+// mbarrier, cp.async.bulk.tensor, wgmma and setmaxnreg, has the rules; what is easy to get wrong is
+// said here.
 #pragma once
 #include "ampere.cuh"
 
@@ -12,7 +13,7 @@ constexpr int SWIZZLE = 128;   // bytes a row of every tile: 64 elements of 16 b
 // A value that is the same in all lanes of a warp, and that the compiler then knows to be so.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
-// A barrier in shared memory. A phase ends when `arrivals` have come and all expected bytes have
+// An mbarrier. A phase ends when `arrivals` have come and all expected bytes have
 // been written; waiting for parity p returns once the phase of that parity (0, 1, 0, ...) is over.
 #define MBARRIER_WAIT(SCOPE)                                                                \
     "{\n.reg .pred over;\n"                                                                 \
@@ -27,7 +28,7 @@ struct Mbarrier {
     __device__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(this)) : "memory");
     }
-    // At the same barrier of a block of the cluster. Says that this thread has read, not that it wrote.
+    // At the same mbarrier of a block of the cluster. Says that this thread has read, not that it wrote.
     __device__ void arrive_remote(int block) {
         asm volatile("{\n"
                      ".reg .b32 there;\n"
@@ -74,7 +75,8 @@ __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
 }
 
-// Writes an int to this place in a block of the cluster; its 4 bytes arrive at the barrier there.
+// st.async: write an int to this address in a block of the cluster; its 4 bytes arrive at the mbarrier
+// there.
 __device__ inline void store_async(int block, int& place, int value, Mbarrier& full) {
     asm volatile("{\n"
                  ".reg .b32 there, full;\n"
@@ -84,7 +86,7 @@ __device__ inline void store_async(int block, int& place, int value, Mbarrier& f
                  "}" :: "r"(shared_address(&place)), "r"(shared_address(&full)), "r"(block), "r"(value) : "memory");
 }
 
-// Called by all warps of a warpgroup. Takes effect only in a kernel with __launch_bounds__(n, 1).
+// setmaxnreg, by all warps of a warpgroup. Takes effect only in a kernel with __launch_bounds__(n, 1).
 template <int N> __device__ inline void setmaxnreg_increase() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
 }
@@ -92,14 +94,14 @@ template <int N> __device__ inline void setmaxnreg_decrease() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));
 }
 
-// A tensor as the copy engine sees it, encoded by kernels/tensor_map.py. Passed to a kernel as
+// The tensor map of TMA, encoded by kernels/tensor_map.py. Passed to a kernel as
 // `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     unsigned char bytes[128];
 };
 
-// One thread starts the copy of a box at (x, y, z, w), x the contiguous axis; its bytes arrive at
-// the barrier. What lies outside of the tensor is written as 0 and counted too.
+// One thread starts the load of a box at (x, y, z, w), x the contiguous axis; its bytes arrive at
+// the mbarrier. What is outside of the tensor is written as 0 and counted too.
 __device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier& full, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -107,8 +109,8 @@ __device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier& full, 
                     "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
-// The same into all blocks of the cluster whose bits are set in `blocks`, at the same place of each
-// one's shared memory; the bytes arrive at the same barrier of each.
+// Multicast: into all blocks of the cluster whose bits are set in `blocks`, at the same address of each
+// one's shared memory; the bytes arrive at the same mbarrier of each.
 __device__ inline void tma_load_multicast(unsigned short blocks, void* to, const TensorMap& map, Mbarrier& full,
                                    int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -117,17 +119,17 @@ __device__ inline void tma_load_multicast(unsigned short blocks, void* to, const
                     "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks) : "memory");
 }
 
-// The same for `bytes` bytes in a row, a multiple of 16 as are both addresses.
+// Without a tensor map: `bytes` contiguous bytes, a multiple of 16 as are both addresses.
 __device__ inline void bulk_load(void* to, const void* from, int bytes, Mbarrier& full) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes),
                     "r"(shared_address(&full)) : "memory");
 }
 
-// The way back: a box from shared memory, written or added to (float) what is there; what lies
-// outside of the tensor is dropped. Before, each thread that wrote to the box calls fence_proxy_async and
-// the threads meet. The thread that sends commits, and waits until at most N commits have been read
-// from shared memory, or have been written.
+// TMA stores: a box from shared memory, written or added to (float) the tensor; what is outside of it
+// is dropped. Before, each thread that wrote to the box calls fence_proxy_async, and
+// the threads synchronize. The thread that stores commits, and waits until at most N commits have not
+// been read from shared memory, or have not been written.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void tma_store(const TensorMap& map, const void* from, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
@@ -154,8 +156,8 @@ __device__ inline void stmatrix(void* row, const unsigned (&w)[4]) {
                  :: "r"(shared_address(row)), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 
-// Where a tile lies in shared memory: rows of 128 bytes, eight rows an atom of 1,024 bytes to which
-// the tile is aligned, the 16-byte pieces of a row permuted as the copy engine's 128-byte swizzle
+// The matrix descriptor of a tile in shared memory: rows of 128 bytes, eight rows an atom of 1,024 bytes to which
+// the tile is aligned, the 16-byte pieces of a row permuted as TMA's 128-byte swizzle
 // does. `columns` is the distance in bytes from 64 columns to the next 64 where the matrix product
 // needs more of them at once (the operand's columns are its M or N); else it does not matter.
 // The descriptor is a number in units of 16 bytes: to move by whole rows or columns, add to it.
@@ -175,8 +177,7 @@ __device__ inline void load_operand_a(unsigned (&a)[16], const unsigned char* ti
     }
 }
 
-// Matrix products run behind the back of the compiler, in groups: begin, issue, commit, wait until
-// at most N groups are left. Until then neither the results nor operands in registers may be touched.
+// wgmma is asynchronous, in groups: fence, issue, commit, wait until at most N groups are pending. Until then neither the results nor operands in registers may be touched.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ inline void wgmma_wait() {
@@ -256,7 +257,7 @@ DEFINE_WGMMA_16_BITS(176, 88, 88, 89, 90, 91, 92, 93, 94)
 DEFINE_WGMMA_16_BITS(192, 96, 96, 97, 98, 99, 100, 101, 102)
 DEFINE_WGMMA_16_BITS(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
-// A place in a ring of stages, and the parity of its barriers' phase.
+// The stage of a pipeline, and the parity of its mbarriers' phase.
 template <int STAGES> struct PipelineState {
     int stage = 0;
     unsigned parity = 0;

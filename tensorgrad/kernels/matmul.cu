@@ -6,11 +6,20 @@
 // columns that lie side by side with one 16-byte access each. Every thread holds 8 x 8 results (4 x 4
 // in the small tile) in registers: 16 values read for 64 multiplications.
 //
-// An operand whose rows (a) or columns (b) lie side by side and aligned is copied 16 bytes at a time; one
-// whose terms do is turned on the way, element by element, and so is any other.
+// An operand whose rows (a) or columns (b) are contiguous and aligned is copied 16 bytes at a time; one
+// whose terms are is transposed on the way, element by element, and so is any other.
 //
 // Each y is written once, with =, or += where the problem says so. The order of the sum is that of
 // the terms, whatever the sizes.
+//
+// The naive kernel, a thread for y[i][j]:
+//
+//   float sum = 0;
+//   for (int k = 0; k < width; ++k) sum += a[i][k] * b[k][j];
+//   y[i][j] = sum;
+//
+// Phases: prologue (load the first tiles); mainloop, for each tile of terms (load another, read from
+// shared memory, multiply and add); epilogue (by way of shared memory, epilogue_rows).
 //
 // where: FLAG = true | false
 // instantiate: {matmul_tile<float, {FLAG}, {FLAG}, {2 | 1}> | matmul_tile<double, {FLAG}, {FLAG}, 1>}
@@ -24,7 +33,7 @@ constexpr int THREADS = 256, TERMS = 16, STAGES = 3;
 // and `term_step`. VECTORS: lines lie side by side, aligned and in whole pieces of 16 bytes.
 template <typename T, int LENGTH, bool VECTORS> struct SimtLoader {
     static constexpr int PIECE = VECTORS ? 16 / sizeof(T) : 1;
-    static constexpr int PITCH = LENGTH + 16 / sizeof(T);   // so that what is turned spreads over the banks
+    static constexpr int PITCH = LENGTH + 16 / sizeof(T);   // transposed copies spread over the banks
     static constexpr int SIZE = TERMS * PITCH;
 
     const T* from;

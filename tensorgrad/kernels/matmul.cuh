@@ -1,5 +1,4 @@
-// What the kernels for matrix products share: the problem, the order of the tiles, and what happens
-// to a result on its way to memory.
+// What the tiled matrix products share: their arguments, the order of the tiles, and the epilogue.
 #pragma once
 constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "elementwise.cuh"
@@ -14,13 +13,13 @@ struct MatmulArguments {
     MatmulOperand a, b;               // (rows, width) and (width, columns)
     void* y;                    // (batch, rows, columns) in C order, as are all but the bias
     const void* bias;           // (columns,), or null
-    void* before_gelu;          // or null: what GELU is taken of is not kept
+    void* before_gelu;          // or null: the input of GELU is not stored
     const void* residual;       // or null
-    const void* gelu_of;        // or null: y is not multiplied with the slope of GELU there
+    const void* gelu_of;        // or null: else y is multiplied with the derivative of GELU there
     int rows, width, columns;
     int a_vectors, b_vectors;   // whether the contiguous axis is aligned pieces of 16 bytes
-    int y_vectors;              // and those of 8 elements of y, what lies like y, and the bias
-    int wide;                   // y and what lies like y are of the compute type; else of type T
+    int y_vectors;              // and those of 8 elements of y, of arrays like y, and of the bias
+    int wide;                   // y and arrays like y are of the compute type; else of type T
     int bias_wide;              // the bias too
     int add;                    // y += instead of y =
     int gelu;
@@ -30,8 +29,8 @@ struct OutputTile {
     int batch, row, column;   // of its first element
 };
 
-// The tile of this block. Blocks that run at the same time take a patch of GROUP rows of tiles: what
-// they read stays in the L2 cache.
+// The tile of this block (threadblock swizzle): blocks that run at the same time take GROUP rows of
+// tiles, so that what they read stays in the L2 cache.
 template <int ROWS, int COLUMNS> __device__ inline OutputTile tile_of_block(const MatmulArguments& p) {
     constexpr int GROUP = 8;
     const int tall = (p.rows + ROWS - 1) / ROWS, broad = (p.columns + COLUMNS - 1) / COLUMNS;
@@ -54,8 +53,8 @@ template <typename S, int N, typename C> __device__ inline void store_elements(v
     store<N>(static_cast<S*>(p) + place, v);
 }
 
-// Everything that follows the product, for N elements of a row, in the compute type: rounded once, to the
-// type S of y, at the end.
+// The epilogue of N elements of a row, in the compute type: rounded once, to the type S of y, at the
+// end.
 template <typename S, typename T, int N, typename C>
 __device__ inline void epilogue_elements(const MatmulArguments& p, size_t place, int column, C (&x)[N]) {
     if (p.add) add_elements<S>(x, p.y, place);
@@ -104,9 +103,9 @@ __device__ inline void epilogue_piece(const MatmulArguments& p, int batch, int r
     }
 }
 
-// A warp finishes ROWS x COLUMNS results that lie in shared memory: each thread 8 columns of a row at
-// a time, so that whole 32-byte sectors are written. The loop stays a loop: unrolled, this code would
-// not fit the instruction cache.
+// The epilogue of ROWS x COLUMNS results of a warp in shared memory: each thread 8 columns of a row at
+// a time, so that whole 32-byte sectors are written. Not unrolled: it would not fit the instruction
+// cache.
 template <typename T, int ROWS, int COLUMNS, int PITCH>
 __device__ inline void epilogue_rows(const MatmulArguments& p, int batch, int row, int column, const Compute<T>* from) {
     constexpr int PIECE = 8, ACROSS = COLUMNS / PIECE;

@@ -13,9 +13,20 @@
 // An operand must be contiguous along one axis and aligned to 16 bytes along the other; anything
 // else is read element by element, which is several times slower.
 //
+// The naive kernel, a thread for y[i][j]:
+//
+//   float sum = 0;
+//   for (int k = 0; k < width; ++k) sum += a[i][k] * b[k][j];
+//   y[i][j] = sum;
+//
+// Phases: prologue (load the first tiles); mainloop, for each step of a tile of terms (load a part of
+// another, ldmatrix of the next step, mma of this one); epilogue (by way of shared memory,
+// epilogue_rows).
+//
 // where: FLAG = true | false
 // instantiate: matmul_mma<{__half | __nv_bfloat16 | float}, {FLAG}, {FLAG}, {4, 64 | 2, 32}>
 #include "ampere.cuh"
+#include "fragment.cuh"
 #include "matmul.cuh"
 
 constexpr int STEPS = 4;          // products along the terms of one tile in shared memory
@@ -31,8 +42,8 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct MmaTileLayout {
 
     __device__ static int offset(int line, int piece) {
         // Floats across lines are read word by word, four lines and two pieces at once.
-        const int turn = sizeof(T) == 4 && !ALONG_TERMS ? line * 2 : line;
-        return (line * PIECES + (piece ^ (turn & 7))) * 16;
+        const int swizzle = sizeof(T) == 4 && !ALONG_TERMS ? line * 2 : line;
+        return (line * PIECES + (piece ^ (swizzle & 7))) * 16;
     }
 
     // MatmulOperand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the products of
@@ -129,7 +140,7 @@ __device__ inline void wait_for_tile(int stages) {
     else cp_async_wait<0>();
 }
 
-// `stages` is how many tiles of both operands the shared memory has room for.
+// stages: of the pipeline, as many tiles of both operands as shared memory holds.
 template <typename T, bool A_ALONG_TERMS, bool B_ALONG_TERMS, int WARPS, int SIZE>
 __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constant__ MatmulArguments p, int stages) {
     constexpr int THREADS = 64 * WARPS, ROWS = 2 * SIZE, COLUMNS = WARPS * SIZE;
@@ -168,7 +179,8 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
         #pragma unroll
         for (int part = 0; part < STEPS; ++part) copy(i, i, part);
 
-    float sums[TALL][BROAD][4] = {};
+    Fragment<TALL, SIZE> sums;
+    sums.clear();
     unsigned a[2][TALL][4], b[2][BROAD / 2][4];
     const auto read = [&](int set, int stage, int step) {
         const unsigned from = tiles + stage * (A::BYTES + B::BYTES);
@@ -197,7 +209,8 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
             for (int i = 0; i < TALL; ++i)
                 #pragma unroll
                 for (int j = 0; j < BROAD; ++j)
-                    mma<T>(sums[i][j], a[step % 2][i], b[step % 2][j / 2][j % 2 * 2], b[step % 2][j / 2][j % 2 * 2 + 1]);
+                    mma<T>(sums.block(i, j), a[step % 2][i], b[step % 2][j / 2][j % 2 * 2],
+                           b[step % 2][j / 2][j % 2 * 2 + 1]);
         }
         free = stage;
         stage = next;
@@ -205,20 +218,16 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
 
     cp_async_wait<0>();
     __syncthreads();
-    constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages have room for
+    constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages hold
     float* const rows = reinterpret_cast<float*>(memory) + warp * HALF * PITCH;
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
         #pragma unroll
-        for (int i = 0; i < TALL / 2; ++i)
+        for (int h = 0; h < TALL; ++h)
             #pragma unroll
-            for (int j = 0; j < BROAD; ++j)
-                #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const float* two = sums[half * TALL / 2 + i][j] + h * 2;
-                    *reinterpret_cast<float2*>(rows + (i * 16 + h * 8 + lane / 4) * PITCH + j * 8 + lane % 4 * 2) =
-                        make_float2(two[0], two[1]);
-                }
+            for (int c = 0; c < SIZE; c += 8)
+                *reinterpret_cast<float2*>(rows + sums.row_of(h) * PITCH + sums.column_of(c)) =
+                    make_float2(sums.at(half * TALL + h, c), sums.at(half * TALL + h, c + 1));
         __syncwarp();
         epilogue_rows<T, HALF, SIZE, PITCH>(p, tile.batch, tile.row + warp_row + half * HALF, tile.column + warp_column, rows);
         __syncwarp();

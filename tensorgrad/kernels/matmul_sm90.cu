@@ -1,20 +1,32 @@
-// Matrix products of 16 bits on Hopper, with what follows them. y is written with =, or with += where
-// it is float.
+// Matrix products of 16 bits on Hopper, with an epilogue. y is written with =, or with += where it is
+// float.
 //
 //   y = a b + bias + residual, or y = gelu(a b + bias), or y = (a b) gelu'(pre)
 //
-// A block computes tiles of 128 x N sums in the registers of two warpgroups, 64 rows each. The copy
-// engine brings 64 columns of a and 64 rows of b at a time into a ring of stages in shared memory, from
-// where the tensor cores read them; two blocks below each other split_steps the columns of b. Meanwhile the
-// last tile leaves: its sums are rounded into shared memory, and other warps send them to memory, take
-// GELU of them, and bring what the next tile needs beside its sums. Blocks stay and take tile after tile,
-// in bands of rows, so that what the blocks of the chip read at one time is in the L2 cache.
+// A persistent block computes tiles of 128 x N sums in the registers of two consumer warpgroups, 64
+// rows each. A producer warp has TMA load 64 columns of a and 64 rows of b at a time into a pipeline of
+// stages in shared memory, from where wgmma reads them; two blocks of a cluster, one below the other,
+// load the columns of b by multicast. Meanwhile the epilogue of the last tile runs: its sums are
+// rounded into shared memory, and epilogue warps store them by TMA, take GELU of them, and load the
+// residual or pre of the next tile. The tile scheduler goes through the tiles in bands of rows, so that
+// what the blocks of the GPU read at one time is in the L2 cache.
 //
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
 // occupies the tensor cores for 1,024 clocks. N = 128 is for few tiles; where there are fewer still
-// than multiprocessors and K is long, each cluster adds up a split_steps of K, and matmul_sum the parts.
-// Which cluster computes a tile depends on time, the result does not.
+// than multiprocessors and K is long, the work is split along K (stream-K): each cluster does the same
+// number of steps, and matmul_sum adds up the parts. Which cluster computes a tile depends on time, the
+// result does not.
+//
+// The naive kernel, a thread for y[i][j]:
+//
+//   float sum = 0;
+//   for (int k = 0; k < terms; ++k) sum += a[i][k] * b[k][j];
+//   y[i][j] = gelu(sum + bias[j]);
+//
+// Phases. Producer: for each work tile, load its stages. Epilogue warps: open the boxes for the next
+// tile (load residual or pre), wait for sums, store them, GELU, store that. Consumers: mainloop (wait
+// for a stage, wgmma, release the stage before); epilogue (bias, residual or pre, round into boxes).
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
@@ -26,9 +38,10 @@
 #include "matmul_sm90.cuh"
 
 constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // of a thread, of 65,536 in all
-constexpr int EPILOGUE_WARPS = 3, CONSUMER_WARPS = 8, CONSUMERS_EACH = 3;   // warps that write, warps that compute, and for how many
+// An epilogue warp stores the sums of every third consumer warp.
+constexpr int EPILOGUE_WARPS = 3, CONSUMER_WARPS = 8, CONSUMERS_EACH = 3;
 
-// Shared memory of a block: the ring, boxes for the 16 rows of each consumer's warp, its bias.
+// Shared memory of a block: the stages, boxes for the 16 rows of each consumer warp, its bias.
 template <int N> struct SharedStorage {
     static constexpr int STAGES = N == 256 ? 3 : 5, BOXES = N / 64;
     static constexpr int A_BYTES = M * K * 2, B_BYTES = N * K * 2;
@@ -36,8 +49,8 @@ template <int N> struct SharedStorage {
     float bias[CONSUMER_WARPS][N];
 };
 
-// CLUSTER blocks are below each other. *_COLUMNS: memory goes along the rows of a, the columns of b
-// rather than along the terms. beside: residual or pre, as y.
+// The CLUSTER blocks of a cluster are one below the other. *_COLUMNS: the contiguous axis is that of the
+// rows of a, the columns of b, not that of the terms. beside: residual or pre, of the shape of y.
 template <typename T, Epilogue EPILOGUE, int N, int CLUSTER, bool A_COLUMNS, bool B_COLUMNS>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * 3, 1)
 matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap beside_map,
@@ -48,14 +61,14 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     constexpr int WIDTH = EPILOGUE == WIDE ? 32 : 64, PASSES = N / WIDTH / BOXES;   // columns of a box
     extern __shared__ unsigned char raw[];
     Storage& storage = *reinterpret_cast<Storage*>(raw + (-shared_address(raw) & 1023));
-    // Of the stages; and of the boxes of a consumer's warp: may be filled, were filled, have pre.
+    // Of the stages; and of the boxes of a consumer warp: may be filled, were filled, have pre.
     __shared__ Mbarrier full[STAGES], empty[STAGES], open[CONSUMER_WARPS], filled[CONSUMER_WARPS], brought[CONSUMER_WARPS];
     __shared__ ClusterTileQueue queue;
     const int rank = CLUSTER == 1 ? 0 : cluster_rank();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(1);
-            empty[s].init(2 * CLUSTER);   // the consumers of all blocks that wait for the tiles
+            empty[s].init(2 * CLUSTER);   // the consumer warpgroups of all blocks of the cluster
         }
         for (int w = 0; w < CONSUMER_WARPS; ++w) {
             open[w].init(EPILOGUE == GELU_BACKWARD ? 32 : 1);
@@ -77,7 +90,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
 
     if (group < 0) {
         setmaxnreg_decrease<PRODUCER_REGISTERS>();
-        if (warp == EPILOGUE_WARPS) {   // loads
+        if (warp == EPILOGUE_WARPS) {   // producer
             PipelineState<STAGES> at;
             while (lane == 0 && (rank == 0 ? scheduler.take(work) : scheduler.next_of_thread(work))) {
                 const TileOrigin origin = origin_at(work.tile);
@@ -104,10 +117,10 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     at.next();
                 }
             }
-        } else {   // write, each warp for every third one of the consumers
+        } else {   // epilogue warps
             const bool beside = EPILOGUE == GELU_BACKWARD || (EPILOGUE == NARROW && p.residual);
             unsigned parity = 0, brought_parity = 0;
-            // Opens the boxes of warp w for the next tile, with what belongs beside its sums.
+            // Open the boxes of warp w for the next tile, with its residual or pre.
             auto prepare = [&](int w, const TileOrigin& origin) {
                 if (lane > 0) return;
                 if (!beside) { open[w].arrive(); return; }
@@ -121,7 +134,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             if (more)
                 for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS) prepare(w, origin_at(work.tile));
             while (more) {
-                if (EPILOGUE == GELU_BACKWARD) {   // pre becomes slopes, in its place
+                if (EPILOGUE == GELU_BACKWARD) {   // pre becomes gelu'(pre), in place
                     #pragma unroll 1
                     for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS) {
                         brought[w].wait(brought_parity);
@@ -131,7 +144,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     brought_parity ^= 1;
                 }
                 const TileOrigin origin = origin_at(work.tile);
-                // Parts of sums go to as many results as there are slabs, and one more.
+                // Split along K, the parts of sums go to as many results as there are slabs, and one more.
                 const int part = p.split_steps ? (work.begin + p.split_steps - 1) / p.split_steps : 0;
                 more = scheduler.next(work);
                 const TileOrigin next = origin_at(work.tile);
@@ -156,7 +169,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     #pragma unroll 1
                     for (int i = 0; i < CONSUMERS_EACH && EPILOGUE == GELU; ++i) {
                         const int w = warp + i * EPILOGUE_WARPS;
-                        if (lane == 0) tma_store_wait_read<CONSUMERS_EACH - 1>();   // pre has left
+                        if (lane == 0) tma_store_wait_read<CONSUMERS_EACH - 1>();   // pre has been read
                         __syncwarp();
                         if (w < CONSUMER_WARPS) gelu_in_boxes<T, false>(storage.boxes[w]);
                         fence_proxy_async();
@@ -176,7 +189,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             }
             if (lane == 0) tma_store_wait<0>();
         }
-    } else {   // compute
+    } else {   // consumers
         setmaxnreg_increase<CONSUMER_REGISTERS>();
         auto release = [&](int stage) {
             if (CLUSTER == 1) { if (thread == 0) empty[stage].arrive(); }
@@ -185,19 +198,19 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         const int w = group * 4 + warp;
         PipelineState<STAGES> at;
         unsigned parity = 0;
-        float sums[N / 2];
+        Fragment<1, N> sums;
         while (scheduler.next(work)) {
             int before = 0;
             for (int k = work.begin; k < work.end; ++k) {
                 const unsigned long long a = wgmma_descriptor(storage.a[at.stage] + group * 64 * SWIZZLE);
                 const unsigned long long b = wgmma_descriptor(storage.b[at.stage], K * SWIZZLE);
                 full[at.stage].wait(at.parity);
-                fence_registers(sums);
+                fence_registers(sums.values);
                 wgmma_fence();
                 #pragma unroll
                 for (int i = 0; i < K / 16; ++i)   // 16 terms further: along the rows, or 16 rows on
                     Wgmma<T, N>::template run<B_COLUMNS, A_COLUMNS>(
-                        sums, a + i * (A_COLUMNS ? SWIZZLE : 2), b + i * (B_COLUMNS ? SWIZZLE : 2),
+                        sums.values, a + i * (A_COLUMNS ? SWIZZLE : 2), b + i * (B_COLUMNS ? SWIZZLE : 2),
                         k > work.begin || i > 0);
                 wgmma_commit();
                 if (EPILOGUE != GELU_BACKWARD && p.bias && k == work.begin)   // while the tensor cores work
@@ -208,7 +221,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 at.next();
             }
             wgmma_wait<0>();
-            fence_registers(sums);
+            fence_registers(sums.values);
             release(before);
 
             #pragma unroll
@@ -220,7 +233,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 }
                 #pragma unroll
                 for (int c = 0; c < BOXES; ++c) {
-                    float* own = sums + (turn * BOXES + c) * WIDTH / 2;
+                    float* own = sums.values + (turn * BOXES + c) * WIDTH / 2;
                     unsigned char* box = storage.boxes[w][c];
                     if (EPILOGUE == WIDE) {
                         fill_box_wide(box, own);
@@ -237,7 +250,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             }
         }
     }
-    if (CLUSTER > 1) cluster_sync();   // what a block still copies or signals must find the other
+    if (CLUSTER > 1) cluster_sync();   // no block exits while another may still write to it
 }
 
 // y = or += the sum of the parts that matmul<T, WIDE> wrote of one product, in the order of K.

@@ -1,13 +1,12 @@
-// What the kernel for matrix products on Hopper is made of: the order of its tiles, and the way of
-// results from an accumulator to memory.
+// The parts of the matrix product on Hopper: its tile scheduler and its epilogue.
 #pragma once
-#include "exp.cuh"
+#include "fragment.cuh"
 #include "hopper.cuh"
 
-constexpr int M = 128, K = 64;   // of a block's tile: rows, and terms of each sum brought at a time
-constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: what a warp writes at a time
+constexpr int M = 128, K = 64;   // of a block's tile: rows, and terms of each sum in a stage
+constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: of one warp
 
-// What is done with the sums before they are written.
+// What is done with the sums before they are stored.
 enum Epilogue {
     NARROW,          // y = sums + bias + residual, 16 bits
     GELU,            // pre = sums + bias, y = gelu(pre)
@@ -19,19 +18,19 @@ struct MatmulSm90Arguments {
     unsigned long long bias, residual, pre;   // addresses; 0 where there is none
     int rows, columns, terms;
     int matrices, a_step, b_step;   // in the batch; 0 where one matrix is the operand of all, else 1
-    int band;    // the rows of tiles, in clusters, that are worked on before the next ones
-    int split_steps;   // steps over K of each cluster that computes parts of sums; 0 for whole tiles
+    int band;    // how many rows of tiles, in clusters, are worked on before the next
+    int split_steps;   // stream-K: the steps over K of each cluster; 0 for whole tiles
     int wide_bias, add;
 };
 
-// The part of a tile's sums that is computed at a time: steps begin ... end of K.
+// A work tile: the steps begin to end - 1 over K of a tile.
 struct WorkTile {
     int tile, begin, end;
 };
 
-// Numbers of tiles on their way from the thread that takes them to all others of the cluster.
+// Numbers of tiles, from the thread that takes them to all others of the cluster.
 struct ClusterTileQueue {
-    static constexpr int SLOTS = 4;   // the copies are at most two tiles ahead of what is written
+    static constexpr int SLOTS = 4;   // loads are at most two tiles ahead of stores
     int tiles[SLOTS];
     Mbarrier full[SLOTS], empty[SLOTS];
 
@@ -43,11 +42,10 @@ struct ClusterTileQueue {
     }
 };
 
-// Which pieces a cluster computes. Whole tiles are taken as a cluster goes: where kernels of others,
-// such as NCCL's, keep some multiprocessors, the clusters that run take more. Else each cluster has
-// the same number of steps: K is cut into slabs of as many, so that clusters that read the same
-// rows do so at one time, and the tiles of the last, shorter slab are laid end to end and cut where a
-// split_steps ends.
+// The tile scheduler of a cluster. Whole tiles are scheduled dynamically: where other kernels, such as
+// NCCL's, keep some multiprocessors, the clusters that run take more. With stream-K each cluster has the
+// same number of steps: K is cut into slabs of as many, so that clusters that read the same rows do so
+// at one time, and the tiles of the last, shorter slab are laid end to end and cut every split_steps.
 template <int CLUSTER> struct TileScheduler {
     ClusterTileQueue& queue;
     unsigned* taken;
@@ -58,8 +56,8 @@ template <int CLUSTER> struct TileScheduler {
         : queue(queue), taken(taken), tiles(tiles), steps((p.terms + K - 1) / K), split_steps(p.split_steps),
           clusters(clusters), at(split_steps ? cluster * split_steps : cluster), last(min(at + split_steps, tiles * steps)) {}
 
-    // By one thread of the cluster's first block, which takes its tiles. The number of the next one
-    // comes while this one is worked on.
+    // By one thread of the cluster's first block, which takes its tiles. It asks for the number of the
+    // next one while this one is worked on.
     __device__ bool take(WorkTile& work) {
         if (split_steps) return next_split(work);
         const int slot = turn % ClusterTileQueue::SLOTS;
@@ -118,7 +116,7 @@ private:
     }
 };
 
-// Where a block's tile begins, and in which matrix.
+// The first row and column of a block's tile, and its matrix.
 struct TileOrigin {
     int row, column, matrix;
 };
@@ -132,7 +130,7 @@ __device__ inline TileOrigin tile_origin(const MatmulSm90Arguments& p, int tile,
     return {((band * p.band + left % height) * CLUSTER + rank) * M, left / height * N, matrix};
 }
 
-// The piece of 16 bytes that lies at `piece` of a row of a swizzled box.
+// The 16 bytes number `piece` of a row of a swizzled box.
 __device__ inline unsigned char* piece_at(unsigned char* box, int row, int piece) {
     return box + row * SWIZZLE + (piece ^ row % 8) * 16;
 }
@@ -158,7 +156,7 @@ __device__ inline void fill_box_wide(unsigned char* box, const float* sums) {
             make_float2(sums[2 * i], sums[2 * i + 1]);
     }
 }
-// Adds to 16 rows and 64 columns of an accumulator what the box has, or multiplies with it.
+// Add a box to 16 rows and 64 columns of an accumulator, or multiply them with it.
 template <typename T, bool MULTIPLY> __device__ inline void combine_box(float* sums, unsigned char* box) {
     const int lane = threadIdx.x % 32;
     #pragma unroll
@@ -186,14 +184,15 @@ template <typename T, int N> __device__ inline void copy_bias(float* to, const M
         *reinterpret_cast<float2*>(to + i) = pair;
     }
 }
-template <int R> __device__ inline void add_bias(float (&sums)[R], const float* bias) {
+template <int N> __device__ inline void add_bias(Fragment<1, N>& sums, const float* bias) {
     #pragma unroll
-    for (int j = 0; j < R / 4; ++j) {
-        const float2 pair = *reinterpret_cast<const float2*>(bias + 8 * j + threadIdx.x % 4 * 2);
-        sums[4 * j] += pair.x;
-        sums[4 * j + 1] += pair.y;
-        sums[4 * j + 2] += pair.x;
-        sums[4 * j + 3] += pair.y;
+    for (int j = 0; j < N; j += 8) {
+        const float2 pair = *reinterpret_cast<const float2*>(bias + sums.column_of(j));
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            sums.at(h, j) += pair.x;
+            sums.at(h, j + 1) += pair.y;
+        }
     }
 }
 
@@ -205,10 +204,10 @@ __device__ inline float clamp_to_ten(float x) {
 }
 
 // gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in
-// boxes, or its slope, by a warp. One division does for two; beyond 2^60 s counts as 2^-60. The slope
-// beyond 10 is that at 10: farther out x^3 would enlarge the error in the last digit of s. A function
-// of its own, because inside a kernel that is short of registers the compiler, to save some, computes
-// one value after the other: three times slower.
+// boxes, or its derivative, by a warp. One division serves two values; beyond 2^60 s counts as 2^-60.
+// The derivative beyond 10 is that at 10: farther out x^3 would enlarge the error in the last digit of
+// s. Not inlined: in a kernel that is short of registers the compiler, to save some, computes one value
+// after the other, three times slower.
 template <typename T, bool DERIVATIVE, int N>
 __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES]) {
     constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;

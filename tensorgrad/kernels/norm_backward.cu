@@ -11,13 +11,29 @@
 // of whole, aligned 16-byte vectors. All results but dweight and dbias, which may be added to a gradient
 // that is there, are written with =. Launched by ops/norm_cuda.py.
 //
+// The naive kernel, a thread for row r (dweight and dbias: a thread for column j, over all r):
+//
+//   float sum = 0, dot = 0;                                          // rms_norm: sum stays 0
+//   for (int j = 0; j < width; ++j) {
+//       const float x_hat = (x[r][j] - mean[r]) * rstd[r], dx_hat = dy[r][j] * weight[j];
+//       sum += dx_hat;
+//       dot += dx_hat * x_hat;
+//       // dweight[j] += dy[r][j] * x_hat; dbias[j] += dy[r][j];
+//   }
+//   for (int j = 0; j < width; ++j)
+//       dx[r][j] = rstd[r] * (dy[r][j] * weight[j] - sum / width
+//                             - (x[r][j] - mean[r]) * rstd[r] * dot / width) + dsum[r][j];
+//
+// Phases of norm_backward_rows, for each row: wait for it and start loading another; sums of the row;
+// dx. At the end: the partial row of dweight and dbias.
+//
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: norm_backward_rows<{TYPE}, {1 | 2}>
 // instantiate: {norm_backward_loop | norm_backward_columns}<{TYPE}>
 // instantiate: norm_backward_parameters<{double | float}>
 #include "norm.cuh"
 
-constexpr int STAGES = 2;   // rows under way for each group
+constexpr int STAGES = 2;   // of the pipeline: rows in flight for each group
 
 template <typename T>
 __device__ inline void store_wide(Compute<T>* p, const Compute<T> (&values)[VECTOR<T>]) {
@@ -59,8 +75,8 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         else unpack<T>(load_words(static_cast<const T*>(weight) + v * WIDTH), weights[i]);
     }
 
-    // Each thread copies its inverse_width of the rows to come into a ring of its own: no barrier.
-    Words* ring = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    // Each thread loads its part of the next rows into stages of its own: no barrier.
+    Words* stages = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
     C means[STAGES], rstds[STAGES];
     const auto fetch = [&](long long row, int slot) {   // beyond the last row, zeros, which add nothing
@@ -69,8 +85,8 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
             const long long place = row * width + v * WIDTH;
-            cp_async(ring + ((slot * VECTORS + i) * 2 + 0) * threads, x + place, inside && v < vectors);
-            cp_async(ring + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place, inside && v < vectors);
+            cp_async(stages + ((slot * VECTORS + i) * 2 + 0) * threads, x + place, inside && v < vectors);
+            cp_async(stages + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place, inside && v < vectors);
         }
         cp_async_commit();
         means[STAGES - 1] = inside && mean_in != nullptr ? mean_in[row] : C(0);
@@ -95,8 +111,8 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         Words xs[VECTORS], dys[VECTORS];
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            xs[i] = ring[((slot * VECTORS + i) * 2 + 0) * threads];
-            dys[i] = ring[((slot * VECTORS + i) * 2 + 1) * threads];
+            xs[i] = stages[((slot * VECTORS + i) * 2 + 0) * threads];
+            dys[i] = stages[((slot * VECTORS + i) * 2 + 1) * threads];
         }
         Words others[VECTORS] = {};
         if (dsum != nullptr) load_row(others, dsum + row * width, row < rows ? vectors : 0);
@@ -126,7 +142,7 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
             keep_packed<T>(xs[i]);
             keep_packed<T>(dys[i]);
         }
-        sum = group(sum, Pair<C>{0, 0}, [](Pair<C> a, Pair<C> b) { return a + b; });
+        sum = group.sum(sum);
         const C shift = mean_in != nullptr ? sum.first * inverse_width : C(0), projection = sum.second * inverse_width;
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
@@ -147,7 +163,7 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
     }
     if (partials == nullptr) return;
 
-    cp_async_wait<0>();   // the ring's memory is used again
+    cp_async_wait<0>();   // the stages are used again
     __syncthreads();
     partials += blockIdx.x * 2ll * width;
     C* sums_of_groups = reinterpret_cast<C*>(memory);
@@ -195,7 +211,7 @@ norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __rest
             sum.second += dx_hat * ((to_compute(xs.values[j]) - mean) * rstd);
         }
     });
-    sum = group(sum, Pair<C>{0, 0}, [](Pair<C> a, Pair<C> b) { return a + b; });
+    sum = group.sum(sum);
     const C shift = mean_in != nullptr ? sum.first / C(width) : C(0), projection = sum.second / C(width);
     const bool alike = aligned_alike(x, dy) && aligned_alike(x, dx) && (dsum == nullptr || aligned_alike(x, dsum));
     for_places(x, count, alike, [&](int place, auto n) {

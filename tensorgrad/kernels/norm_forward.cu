@@ -1,12 +1,25 @@
 // layer_norm and rms_norm forward (see norm.cuh). With a residual, x + residual is what is normalised,
 // and is written too.
 //
-//   norm_forward_rows   x is read once, y written once: the next row is on its way to shared memory
+//   norm_forward_rows   x is read once, y written once: cp.async loads the next row to shared memory
 //                       while one is worked on in registers, where weight and bias stay
 //   norm_forward_loop   any width and alignment: x is read three times, from caches where it fits
 //
 // norm_forward_rows moves 2 * sizeof(T) bytes an element (4 with a residual) and wants rows of whole,
 // aligned 16-byte vectors. All results are written with =. Launched by ops/norm_cuda.py.
+//
+// The naive kernel, a thread for row r:
+//
+//   float mean = 0, variance = 0;
+//   for (int j = 0; j < width; ++j) mean += x[r][j] / width;        // rms_norm: 0
+//   for (int j = 0; j < width; ++j) variance += (x[r][j] - mean) * (x[r][j] - mean) / width;
+//   const float rstd = 1 / sqrt(variance + eps);
+//   for (int j = 0; j < width; ++j) y[r][j] = (x[r][j] - mean) * rstd * weight[j] + bias[j];
+//   mean_out[r] = mean;
+//   rstd_out[r] = rstd;
+//
+// Phases of a row: load and add the residual; start loading the next row; moments of a warp; moments of
+// the row; normalize and store.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // where: SHAPE = 1, 0 | 3, 32 | 3, 0 | 4, 64 | 4, 128 | 4, 0
@@ -15,19 +28,13 @@
 // instantiate: norm_forward_loop<{TYPE}>
 #include "norm.cuh"
 
-// What a warp, and then a row, has seen so far. Without a mean that is 0.
-template <typename C>
-struct Moments {
-    C count, mean, squares;   // squares: the sum of (value - mean)^2
-
-    // Chan et al. 1979 (Stanford STAN-CS-79-773), eq. 2.1.
-    __device__ void join(const Moments& other) {
-        const C apart = other.mean - mean, part = other.count / (count + other.count);
-        squares += other.squares + apart * apart * count * part;
-        mean += apart * part;
-        count += other.count;
-    }
-};
+// What a warp, and then a row, has seen so far. rms_norm leaves the mean 0.
+template <typename C> __device__ inline void merge(Moments<C>& own, const Moments<C>& other) {
+    const C apart = other.mean - own.mean, part = other.count / (own.count + other.count);
+    own.squares += other.squares + apart * apart * own.count * part;
+    own.mean += apart * part;
+    own.count += other.count;
+}
 
 // Blocks of a multiprocessor: as many as leave each thread the registers it needs.
 template <typename T, int VECTORS, int LANES, bool RESIDUAL>
@@ -49,7 +56,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     const int row_threads = LANES > 0 ? LANES : blockDim.x, threads = LANES > 0 ? 128 : blockDim.x * blockDim.y;
     const int vectors = width / WIDTH, groups = threads / row_threads, step = gridDim.x * groups;
 
-    // Each thread copies its inverse_width of the next row to memory of its own: no barrier.
+    // Each thread loads its part of the next row into memory of its own: no barrier.
     Words* next = reinterpret_cast<Words*>(memory) + threadIdx.y * row_threads + threadIdx.x;
     long long row = blockIdx.x * (long long)groups + threadIdx.y, place = row * width + threadIdx.x * WIDTH;
     const auto fetch = [&] {
@@ -148,7 +155,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             if (threadIdx.x % 32 == 0) of[threadIdx.x / 32] = own;
             __syncthreads();
             own = of[0];
-            for (int i = 1; i < warps; ++i) own.join(of[i]);
+            for (int i = 1; i < warps; ++i) merge(own, of[i]);
         }
         const C rstd = rsqrt(own.squares * inverse_width + C(eps)), shift = -own.mean * rstd;
         if (mine >= rows) continue;

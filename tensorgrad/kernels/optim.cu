@@ -10,6 +10,16 @@
 // of 0 skips the step. Buffers are aligned to 16 bytes, `size` and `decayed` (weight decay applies
 // to the elements before it) are multiples of 16 bytes. Launched by optim/optimizer.py.
 //
+// The naive kernels, a thread for parameter i:
+//
+//   m[i] = beta1 * m[i] + (1 - beta1) * grad[i];
+//   v[i] = beta2 * v[i] + (1 - beta2) * grad[i] * grad[i];
+//   p[i] -= lr * weight_decay * p[i];                                             // AdamW
+//   p[i] -= lr * (m[i] / (1 - pow(beta1, t))) / (sqrt(v[i] / (1 - pow(beta2, t))) + eps);
+//
+//   m[i] = momentum * m[i] + grad[i];                                             // SGD
+//   p[i] -= lr * m[i];
+//
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: {prepare_adam | prepare_sgd}
 // instantiate: adam_step<{TYPE}, {true | false}>

@@ -4,6 +4,12 @@
 // philox.py has the same formulas in NumPy, and both give the same bits: everything is integer
 // arithmetic or + - * / sqrt of double, in the same order, and nothing is contracted to fma.
 //
+// The naive kernel of random_uniform in [0, 1), a thread for element i of those that one block of
+// random bits makes several of:
+//
+//   const Bits bits = philox(seed, draw, stream, i / LANES);
+//   y[i] = lane<LANES>(bits, i % LANES) / pow(2, 256 / LANES);
+//
 // options: -fmad=false
 // where: FLOAT = double | float | __half | __nv_bfloat16
 // where: INTEGER = long long | int | short | signed char |
@@ -65,7 +71,7 @@ __device__ inline double polynomial(double x, const double (&c)[8]) {
     return sum;
 }
 
-// The standard normal number below which a fraction q + 0.5 of all lie.
+// The quantile of the standard normal distribution at q + 0.5.
 // Source: Wichura 1988, "Algorithm AS 241", Applied Statistics 37(3), PPND16.
 __device__ inline double normal_quantile(double q) {
     const double inside = 0.180625 - q * q;   // 0.425^2 - q^2

@@ -13,6 +13,15 @@
 //
 // 16-bit types accumulate in float, sums of integers in 64 bits. Launched by ops/reduce_cuda.py.
 //
+// The naive kernel, a thread for a result (o, i); a sum here, any operation of reduce_ops.cuh:
+//
+//   Acc acc = Op::identity();
+//   for (int j = 0; j < length; ++j) acc = Op::combine(acc, Op::lift(x[o][j][i], j));
+//   y[o][i] = Op::finish(acc, parameter);
+//
+// Phases: each thread absorbs its values; across the lanes of a warp; across the warps of a block; a
+// second launch across the chunks.
+//
 // where: FLOAT = double | float | __half | __nv_bfloat16
 // where: SUM = Sum<{{FLOAT} | __half, float | __nv_bfloat16, float | long long | int, long long |
 //     bool, long long}>
@@ -31,7 +40,7 @@
 
 constexpr int UNROLL = 4;   // independent loads in flight for each thread
 
-// Blocks that a multiprocessor shall hold at once. Left to itself, ptxas spills to fit more.
+// Blocks that a multiprocessor holds at once. Left to itself, ptxas spills to fit more.
 template <typename T> constexpr int PAIR_BLOCKS = 4;
 template <> constexpr int PAIR_BLOCKS<__half> = 3;
 template <typename Op>

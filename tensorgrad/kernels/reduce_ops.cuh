@@ -34,10 +34,12 @@ struct Fold {
     using In = T;
     using Acc = A;
     using Out = Y;
+    __device__ static Acc lift(T x, long long) { return Acc(x); }
     template <int RUN, int N>
     __device__ static void absorb(Acc& acc, const In (&x)[N], long long first, long long jump) {
         #pragma unroll
-        for (int i = 0; i < N; ++i) acc = Op::combine(acc, Op::lift(x[i], place<RUN>(i, first, jump)));
+        for (int i = 0; i < N; ++i)
+            acc = Op::combine(acc, Op::lift(x[i], place<RUN>(i, first, jump)));
     }
     __device__ static Acc across(Acc acc, int lanes) {
         return warp_reduce(acc, [](Acc a, Acc b) { return Op::combine(a, b); }, lanes);
@@ -45,12 +47,15 @@ struct Fold {
     __device__ static Out finish(Acc acc, double) { return Out(acc); }
 };
 
-template <typename T, typename Y = T, typename A = typename SumType<T>::type>
-struct Sum : Fold<Sum<T, Y, A>, T, A, Y> {
+// The operations that add.
+template <typename Op, typename T, typename A, typename Y>
+struct Additive : Fold<Op, T, A, Y> {
     __device__ static A identity() { return 0; }
-    __device__ static A lift(T x, long long) { return A(x); }
     __device__ static A combine(A a, A b) { return a + b; }
 };
+
+template <typename T, typename Y = T, typename A = typename SumType<T>::type>
+struct Sum : Additive<Sum<T, Y, A>, T, A, Y> {};
 
 template <typename T>
 struct Mean : Sum<T> {
@@ -61,26 +66,18 @@ template <typename T>
 struct Prod : Fold<Prod<T>, T, Compute<T>, T> {
     using A = Compute<T>;
     __device__ static A identity() { return 1; }
-    __device__ static A lift(T x, long long) { return A(x); }
     __device__ static A combine(A a, A b) { return a * b; }
 };
 
 // NaN wins, as in NumPy: no comparison with it is true, so x != x asks for it.
-template <typename T>
-struct Max : Fold<Max<T>, T, Compute<T>, T> {
+template <typename T, bool LEAST>
+struct Extreme : Fold<Extreme<T, LEAST>, T, Compute<T>, T> {
     using A = Compute<T>;
-    __device__ static A identity() { return lowest<A>(); }
-    __device__ static A lift(T x, long long) { return A(x); }
-    __device__ static A combine(A a, A b) { return b > a || b != b ? b : a; }
+    __device__ static A identity() { return LEAST ? highest<A>() : lowest<A>(); }
+    __device__ static A combine(A a, A b) { return (LEAST ? b < a : b > a) || b != b ? b : a; }
 };
-
-template <typename T>
-struct Min : Fold<Min<T>, T, Compute<T>, T> {
-    using A = Compute<T>;
-    __device__ static A identity() { return highest<A>(); }
-    __device__ static A lift(T x, long long) { return A(x); }
-    __device__ static A combine(A a, A b) { return b < a || b != b ? b : a; }
-};
+template <typename T> struct Max : Extreme<T, false> {};
+template <typename T> struct Min : Extreme<T, true> {};
 
 template <typename A>
 struct ValueIndex {
@@ -232,41 +229,32 @@ template <> constexpr bool PAIRS_COLUMNS<ArgMin<__nv_bfloat16>> = true;
 template <typename T>
 struct Any : Fold<Any<T>, T, int, bool> {
     __device__ static int identity() { return 0; }
-    __device__ static int lift(T x, long long) { return x; }
     __device__ static int combine(int a, int b) { return a | b; }
 };
 
 template <typename T>
 struct All : Fold<All<T>, T, int, bool> {
     __device__ static int identity() { return 1; }
-    __device__ static int lift(T x, long long) { return x; }
     __device__ static int combine(int a, int b) { return a & b; }
 };
 
 // The three norms, unrounded: the square root of a sum of squares, a sum and a maximum of |x|.
 template <typename T>
-struct NormTwo : Fold<NormTwo<T>, T, Compute<T>, Compute<T>> {
+struct NormTwo : Additive<NormTwo<T>, T, Compute<T>, Compute<T>> {
     using A = Compute<T>;
-    __device__ static A identity() { return 0; }
     __device__ static A lift(T x, long long) { return A(x) * A(x); }
-    __device__ static A combine(A a, A b) { return a + b; }
     __device__ static A finish(A acc, double) { return sqrt(acc); }
 };
 
 // For the norm of all gradients: in double, so that neither their number nor their size matters.
 template <typename T>
-struct SumOfSquares : Fold<SumOfSquares<T>, T, double, double> {
-    __device__ static double identity() { return 0; }
+struct SumOfSquares : Additive<SumOfSquares<T>, T, double, double> {
     __device__ static double lift(T x, long long) { return double(x) * double(x); }
-    __device__ static double combine(double a, double b) { return a + b; }
 };
 
 template <typename T>
-struct NormOne : Fold<NormOne<T>, T, Compute<T>, Compute<T>> {
-    using A = Compute<T>;
-    __device__ static A identity() { return 0; }
-    __device__ static A lift(T x, long long) { return abs(A(x)); }
-    __device__ static A combine(A a, A b) { return a + b; }
+struct NormOne : Additive<NormOne<T>, T, Compute<T>, Compute<T>> {
+    __device__ static Compute<T> lift(T x, long long) { return abs(Compute<T>(x)); }
 };
 
 template <typename T>
@@ -280,13 +268,7 @@ struct NormMax : Fold<NormMax<T>, T, Compute<T>, Compute<T>> {
 __device__ inline double quotient(double a, double b) { return a / b; }
 __device__ inline float quotient(float a, float b) { return __fdividef(a, b); }   // 2 ulp, a tenth of the time
 
-template <typename A>
-struct Moments {
-    A count, mean, squares;   // squares: the sum of (x - mean)^2
-};
-
-// The variance, unrounded, from one read of x: moments of a few values at a time, joined by
-// Chan et al. 1979 (Stanford STAN-CS-79-773), eq. 2.1. Nothing cancels where mean >> deviation.
+// The variance, unrounded, from one read of x: Moments of a few values at a time, merged.
 template <typename T>
 struct Var {
     using In = T;
@@ -326,25 +308,25 @@ struct LogSumExp {
     using Acc = OnlineSoftmax<A>;
     using Out = A;
     // An infinite maximum is not subtracted: inf - inf is NaN.
-    __device__ static A shift(A peak) { return abs(peak) < highest<A>() ? peak : A(0); }
+    __device__ static A shift(A maximum) { return abs(maximum) < highest<A>() ? maximum : A(0); }
     __device__ static Acc identity() { return {lowest<A>(), 0}; }
     template <int RUN, int N>
     __device__ static void absorb(Acc& acc, const In (&x)[N], long long, long long) {
-        A peak = acc.maximum, total = 0;
+        A maximum = acc.maximum, total = 0;
         #pragma unroll
-        for (int i = 0; i < N; ++i) peak = A(x[i]) > peak ? A(x[i]) : peak;
-        const A finite = shift(peak);
+        for (int i = 0; i < N; ++i) maximum = A(x[i]) > maximum ? A(x[i]) : maximum;
+        const A finite = shift(maximum);
         #pragma unroll
         for (int i = 0; i < N; ++i) total += exp_less<T>(A(x[i]), finite);
-        acc = {peak, acc.total * exp_less<T>(acc.maximum, finite) + total};
+        acc = {maximum, acc.total * exp_less<T>(acc.maximum, finite) + total};
     }
     __device__ static Acc combine(Acc a, Acc b) {
-        const A peak = b.maximum > a.maximum ? b.maximum : a.maximum, finite = shift(peak);
-        return {peak, a.total * exp_less<T>(a.maximum, finite) + b.total * exp_less<T>(b.maximum, finite)};
+        const A maximum = b.maximum > a.maximum ? b.maximum : a.maximum, finite = shift(maximum);
+        return {maximum, a.total * exp_less<T>(a.maximum, finite) + b.total * exp_less<T>(b.maximum, finite)};
     }
     __device__ static Acc across(Acc acc, int lanes) {
-        const A peak = warp_reduce(acc.maximum, [](A a, A b) { return b > a ? b : a; }, lanes);
-        return {peak, warp_sum(acc.total * exp_less<T>(acc.maximum, shift(peak)), lanes)};
+        const A maximum = warp_reduce(acc.maximum, [](A a, A b) { return b > a ? b : a; }, lanes);
+        return {maximum, warp_sum(acc.total * exp_less<T>(acc.maximum, shift(maximum)), lanes)};
     }
     __device__ static Out finish(Acc acc, double) { return shift(acc.maximum) + log(acc.total); }
 };
@@ -369,7 +351,7 @@ struct Last : Op {
     }
 };
 
-// Whether an operation, told so by its parameter, adds its result to what is there.
+// Whether an operation, where its parameter says so, adds its result to what is there.
 template <typename Op> constexpr bool MAY_ADD = false;
 template <typename T, typename Y, typename A> constexpr bool MAY_ADD<Sum<T, Y, A>> = true;
 template <typename Op> constexpr bool MAY_ADD<Last<Op>> = MAY_ADD<Op>;

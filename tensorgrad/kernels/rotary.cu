@@ -1,18 +1,25 @@
-// Rotary positions on q and k where they lie, beside v, in the packed projection: (rows, H, D) of
-// which the first `heads` of the H are turned and the others copied.
+// Rotary position embedding of q and k, in place beside v in the packed projection: (rows, H, D) of
+// which the first `heads` of the H are rotated and the others copied.
 //
-// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread turns P pairs: two accesses
+// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread rotates P pairs: two accesses
 //   of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines and sines
 //   are fp32 (fp64 for double), one for each pair of a row or of a row and head; they stay in L2.
-//   Backward is the rotate by the opposite angle, direction = -1.
+//   Backward is the rotation by the opposite angle, direction = -1.
 // P is 16 / sizeof(T), and 1 where an array is not aligned or D / 2 no multiple of it.
+//
+// The naive kernel, a thread for pair i of a head of row r:
+//
+//   const float a = x[r][head][i], b = x[r][head][i + D / 2];     // interleaved: [2 i], [2 i + 1]
+//   const float c = cosines[r][i], s = direction * sines[r][i];
+//   y[r][head][i] = a * c - b * s;
+//   y[r][head][i + D / 2] = b * c + a * s;
 //
 // instantiate: rotary_turn<double, {1 | 2}>
 // instantiate: rotary_turn<float, {1 | 4}>
 // instantiate: rotary_turn<{__half | __nv_bfloat16}, {1 | 8}>
 #include "types.cuh"
 
-// Turn the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
+// Rotate the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
 template <bool INTERLEAVED, typename T, int P, typename C, int PART>
 __device__ inline void rotate(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART> (&cosine)[P / PART],
                             const Vec<C, PART> (&sine)[P / PART], C direction) {

@@ -1,4 +1,4 @@
-// Rows of a contiguous matrix, each shared by a group of threads: blockDim.x of them, a power of
+// Rows of a contiguous matrix, one for each group of threads: blockDim.x of them, a power of
 // two up to 32 or whole warps; blockDim.y groups a block. Launched by ops/rows_cuda.py.
 #pragma once
 #include "reduce.cuh"
@@ -28,7 +28,7 @@ struct GroupReducer {
     }
 
     __device__ A sum(A x) {
-        return (*this)(x, A(0), [](A a, A b) { return a + b; });
+        return (*this)(x, A{}, [](A a, A b) { return a + b; });
     }
     __device__ A max(A x) {
         return (*this)(x, x, [](A a, A b) { return b > a ? b : a; });
@@ -37,7 +37,7 @@ struct GroupReducer {
 
 __device__ inline long long group_row() { return blockIdx.x * (long long)blockDim.y + threadIdx.y; }
 
-// This thread's share of a row of `vectors` 16-byte vectors; zeros outside.
+// This thread's part of a row of `vectors` 16-byte vectors; zeros outside.
 template <typename T, int VECTORS>
 __device__ inline void load_row(Words (&own)[VECTORS], const T* row, int vectors) {
     #pragma unroll
@@ -51,7 +51,7 @@ template <int N> struct Constant {
     __device__ constexpr operator int() const { return N; }
 };
 
-// Call f(place, Constant<N>()) so that each thread of a block of one dimension gets its share of
+// Call f(place, Constant<N>()) so that each thread of a block of one dimension gets its part of
 // the places of a row, N side by side: as many as fit 16 bytes where p + place is aligned to that,
 // otherwise 1. `alike` says that what else f accesses is aligned as p is.
 template <typename T, typename F>
@@ -61,7 +61,8 @@ __device__ inline void for_places(const T* p, int width, bool alike, F f) {
     const int head = min(width, (WIDTH - past) % WIDTH);
     const int vectors = alike ? (width - head) / WIDTH : 0;
     #pragma unroll 4
-    for (int v = threadIdx.x; v < vectors; v += blockDim.x) f(head + v * WIDTH, Constant<WIDTH>());
+    for (int v = threadIdx.x; v < vectors; v += blockDim.x)
+        f(head + v * WIDTH, Constant<WIDTH>());
     for (int i = threadIdx.x; i < width - vectors * WIDTH; i += blockDim.x)
         f(i < head ? i : i + vectors * WIDTH, Constant<1>());
 }

@@ -1,11 +1,24 @@
 // The next token of each sequence, drawn from its logits: a block a sequence, which reads its row of
-// float32 logits from L1 and L2 as often as the choice needs. Greedy: once. Otherwise once to find
-// the largest, some twenty times for each of top-k and top-p, whose threshold is found by bisection,
-// and twice to draw.
+// float32 logits from L1 and L2 as often as sampling needs. Greedy: once. Otherwise once to find the
+// largest, some twenty times for each of top-k and top-p, whose threshold is found by bisection, and
+// twice to draw.
 //
 // ops/sampling.py has the same formulas in NumPy, and both take the same tokens: weights are whole
 // numbers of 2^-40, whose sums do not depend on their order, made by operations of double that round
 // alike everywhere, and nothing is contracted to fma.
+//
+// The naive kernel, a thread a sequence, greedy or from all tokens (u: uniform in [0, 1)):
+//
+//   int best = 0;
+//   for (int t = 1; t < vocabulary; ++t) if (logits[t] > logits[best]) best = t;
+//   float sum = 0, drawn = 0;
+//   for (int t = 0; t < vocabulary; ++t) sum += exp((logits[t] - logits[best]) / temperature);
+//   int token = 0;
+//   for (; token < vocabulary - 1; ++token)
+//       if ((drawn += exp((logits[token] - logits[best]) / temperature)) > u * sum) break;
+//
+// top_k and top_p keep the tokens from a threshold on. Phases: the largest logit; the thresholds of
+// top-k and top-p; draw; write the token.
 //
 // options: -fmad=false
 // instantiate: sample_tokens
@@ -30,13 +43,10 @@ struct TokenMass {
     Word weight, count;
     __device__ TokenMass operator+(TokenMass other) const { return {weight + other.weight, count + other.count}; }
 };
-__device__ inline TokenMass block_total(TokenMass own) {
-    return block_reduce(own, TokenMass{0, 0}, [](TokenMass a, TokenMass b) { return a + b; });
-}
 
-// A row of logits, and how its tokens are ordered: keys fall with the logit, equal ones with the number
-// of the token, and all differ.
-struct LogitRow {
+// A row of logits, and the order of its tokens: keys fall with the logit, equal ones with the number of
+// the token, and all differ.
+struct OrderedLogits {
     const float* logits;
     const unsigned char* seen;   // or null
     float penalty;
@@ -63,7 +73,7 @@ struct LogitRow {
             const Word found = key(token);
             if (found >= low && found < high) own = own + TokenMass{weighted ? weight(token) : 1, 1};
         }
-        return block_total(own);
+        return block_sum(own);
     }
 
     // A key such that the tokens from it on come to `target` or more, and without the last of them to
@@ -89,7 +99,7 @@ struct LogitRow {
 // tokens: (sequences, capacity), of which counts[b] are known; the next one is added, to `latest` too, and
 // the cache's lengths[b] grows by the one that was read. flags: 1 is added once a token of `stops`
 // came, 2 where the logits were not finite. seen: (sequences, vocabulary), 1 for each token that
-// occurred, or null without a penalty. Temperature 0 is greedy; top_k 0 and top_p 1 leave nothing out.
+// occurred, or null without a penalty. Temperature 0 is greedy; top_k 0 and top_p 1 exclude nothing.
 __global__ void __launch_bounds__(THREADS)
 sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, unsigned char* flags,
               const float* logits, unsigned char* seen, const Word* seeds, const long long* stops,
@@ -100,7 +110,7 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
     const int b = blockIdx.x;
     const long long begin = b * (long long)vocabulary;
     if (seen != nullptr) seen += begin;
-    LogitRow row = {logits + begin, seen, penalty, vocabulary, 0, temperature};
+    OrderedLogits row = {logits + begin, seen, penalty, vocabulary, 0, temperature};
 
     Word best = 0;
     for (int token = threadIdx.x; token < vocabulary; token += THREADS) best = max(best, row.key(token));

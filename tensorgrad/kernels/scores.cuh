@@ -1,4 +1,4 @@
-// What softmax is taken of: x * scale + mask, -inf where a mask says so.
+// The scores that softmax is taken of: x * scale + mask, -inf where a Boolean or causal mask hides x.
 #pragma once
 #include "exp.cuh"
 

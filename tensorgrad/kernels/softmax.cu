@@ -3,13 +3,26 @@
 //
 //   softmax_*_rows    the row in registers: for rows of whole, aligned 16-byte vectors
 //   softmax_*_short   rows of any width, up to 2048: a block copies what it does to shared memory
-//   softmax_*_staged  long rows of any width, in shared memory as far as it has capacity. A block takes
-//                     many rows: while it writes one, the next is on its way; what has no capacity is
+//   softmax_*_staged  long rows of any width, in shared memory as far as they fit. A block takes
+//                     many rows: while it writes one, it loads the next; what does not fit is
 //                     read twice, the second time from the L2 cache
 //
 // All read and write each element once, forward 2 and backward 3 * sizeof(T) bytes; under a causal
 // mask forward does not read what is not allowed. All results are written with =. There are no
 // *_rows kernels for double, whose exp fills the registers. Launched by ops/softmax_cuda.py.
+//
+// The naive kernels, a thread for row r:
+//
+//   float row_max = -INFINITY, sum = 0, dot = 0;
+//   for (int j = 0; j < width; ++j) row_max = max(row_max, x[r][j] * scale + mask[r][j]);
+//   for (int j = 0; j < width; ++j) sum += exp(x[r][j] * scale + mask[r][j] - row_max);
+//   for (int j = 0; j < width; ++j) y[r][j] = exp(x[r][j] * scale + mask[r][j] - row_max) / sum;
+//
+//   for (int j = 0; j < width; ++j) dot += dy[r][j] * y[r][j];
+//   for (int j = 0; j < width; ++j) dx[r][j] = scale * y[r][j] * (dy[r][j] - dot);
+//
+// Phases of a row, forward: load and mask; maximum; sum; normalize and store. Backward: load; dot
+// product; gradient and store.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: softmax_forward_rows<{float | __half | __nv_bfloat16}, {1 | 2 | 4}, {true | false}>
@@ -20,19 +33,19 @@
 #include "rows.cuh"
 #include "scores.cuh"
 
-// y = value(score), once the largest score of a row and the sum of exp(score - peak) are known.
+// y = value(score), once the largest score of a row and the sum of exp(score - row_max) are known.
 template <typename T, bool MASKED>
 struct Normalized {
     using C = Compute<T>;
     C shift, scale;   // of the logarithm: what else is subtracted
     bool logarithm;
 
-    __device__ Normalized(C peak, C total, bool logarithm) : shift(peak), logarithm(logarithm) {
+    __device__ Normalized(C row_max, C total, bool logarithm) : shift(row_max), logarithm(logarithm) {
         const bool nothing = MASKED && total == 0;   // allowed in this row: zeros, where else NaN
         if (nothing) shift = 0;
         scale = nothing ? C(0) : logarithm ? log(total) : C(1) / total;
     }
-    // The peak is subtracted alone, which is exact near it: it may be much larger than the logarithm.
+    // The row_max is subtracted alone, which is exact near it: it may be much larger than the logarithm.
     __device__ C operator()(C score) const {
         return logarithm ? score - shift - scale : exp_for<T>(score - shift) * scale;
     }
@@ -59,7 +72,7 @@ softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows,
     Words xs[VECTORS];
     load_row(xs, x + row * width, (own.limit + WIDTH - 1) / WIDTH);
 
-    C values[VECTORS][WIDTH], peak = -infinity<C>();
+    C values[VECTORS][WIDTH], row_max = -infinity<C>();
     own.make(values, threadIdx.x * WIDTH, blockDim.x * WIDTH, [&](C (&values)[VECTORS][WIDTH]) {
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) unpack<T>(xs[i], values[i]);
@@ -67,18 +80,18 @@ softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows,
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         #pragma unroll
-        for (C value : values[i]) peak = max(value, peak);   // passes over NaN, which total meets
+        for (C value : values[i]) row_max = max(value, row_max);   // skips NaN, which ends in total
     }
-    peak = group.max(peak);
-    if (MASKED && peak == -infinity<C>()) peak = 0;
+    row_max = group.max(row_max);
+    if (MASKED && row_max == -infinity<C>()) row_max = 0;
     C total = 0;
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         if ((threadIdx.x + i * blockDim.x) * WIDTH >= own.limit) continue;
         #pragma unroll
-        for (C value : values[i]) total += exp_for<T>(value - peak);
+        for (C value : values[i]) total += exp_for<T>(value - row_max);
     }
-    const Normalized<T, MASKED> result(peak, group.sum(total), logarithm);
+    const Normalized<T, MASKED> result(row_max, group.sum(total), logarithm);
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int column = (threadIdx.x + i * blockDim.x) * WIDTH;
@@ -131,7 +144,7 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
         const int r = base + threadIdx.y;
         const RowScores<T, MASKED> own(scores, first + r, r < here ? width : 0, 0);
         T* mine = tile + r * width;
-        C values[COUNT][1], peak = -infinity<C>(), total = 0;
+        C values[COUNT][1], row_max = -infinity<C>(), total = 0;
         own.make(values, threadIdx.x, blockDim.x, [&](C (&values)[COUNT][1]) {
             #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
@@ -140,13 +153,13 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
             }
         });
         #pragma unroll
-        for (int i = 0; i < COUNT; ++i) peak = max(values[i][0], peak);
-        peak = group.max(peak);
-        if (MASKED && peak == -infinity<C>()) peak = 0;
+        for (int i = 0; i < COUNT; ++i) row_max = max(values[i][0], row_max);
+        row_max = group.max(row_max);
+        if (MASKED && row_max == -infinity<C>()) row_max = 0;
         #pragma unroll
         for (int i = 0; i < COUNT; ++i)
-            if (threadIdx.x + i * blockDim.x < own.limit) total += exp_for<T>(values[i][0] - peak);
-        const Normalized<T, MASKED> result(peak, group.sum(total), logarithm);
+            if (threadIdx.x + i * blockDim.x < own.limit) total += exp_for<T>(values[i][0] - row_max);
+        const Normalized<T, MASKED> result(row_max, group.sum(total), logarithm);
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int column = threadIdx.x + i * blockDim.x;
@@ -157,25 +170,7 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
     store_tile(y + first * width, tile, here * width);
 }
 
-// A row of any alignment: `head` elements before the first 16-byte boundary, then vectors, then the rest.
-template <typename T>
-struct UnalignedRow {
-    static constexpr int WIDTH = VECTOR<T>;
-    const T* x;
-    int width, head, vectors;
-
-    __device__ UnalignedRow(const T* x, int width) : x(x), width(width) {
-        const int past = int(reinterpret_cast<size_t>(x) / sizeof(T) % WIDTH);
-        head = min(width, (WIDTH - past) % WIDTH);
-        vectors = (width - head) / WIDTH;
-    }
-    __device__ const T* vector(int v) const { return x + head + v * WIDTH; }
-    // How many elements lie outside the vectors, and the place of number i of them.
-    __device__ int others() const { return width - vectors * WIDTH; }
-    __device__ int other(int i) const { return i < head ? i : i + vectors * WIDTH; }
-};
-
-// As OnlineSoftmax::absorb, with a sum of its own, so that the exponentials wait for nothing but the peak.
+// As OnlineSoftmax::absorb, with a sum of its own, so that the exponentials wait for nothing but the row_max.
 template <typename T, typename C, int N>
 __device__ inline void absorb(OnlineSoftmax<C>& all, const C (&x)[N]) {
     const C before = all.maximum;
@@ -381,17 +376,17 @@ softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* _
     Words* shared_dy = shared_y + capacity;
     const auto fetch = [&](long long r, int piece) {
         if (r < rows) {
-            const UnalignedRow<T> row(y + r * width, width), slope(dy + r * width, width);
+            const UnalignedRow<T> row(y + r * width, width), dy_row(dy + r * width, width);
             for_piece<T>(piece, row.vectors, capacity, [&](int v) {
                 cp_async(shared_y + v, row.vector(v), true);
-                cp_async(shared_dy + v, slope.vector(v), true);
+                cp_async(shared_dy + v, dy_row.vector(v), true);
             });
         }
         cp_async_commit();
     };
     for (int piece = 0; piece < PIECES; ++piece) fetch(blockIdx.x, piece);
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
-        const UnalignedRow<T> row(y + r * width, width), slope(dy + r * width, width);
+        const UnalignedRow<T> row(y + r * width, width), dy_row(dy + r * width, width);
         C sum = 0;
         const auto absorb = [&](const Words& y_bits, const Words& dy_bits) {
             C values[WIDTH], dys_wide[WIDTH];
@@ -405,9 +400,9 @@ softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* _
         });
         #pragma unroll 2
         for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x)
-            absorb(load_words_cached(row.vector(v)), load_words_cached(slope.vector(v)));
+            absorb(load_words_cached(row.vector(v)), load_words_cached(dy_row.vector(v)));
         for (int i = threadIdx.x; i < row.others(); i += blockDim.x)
-            sum += softmax_term(to_compute(slope.x[row.other(i)]), to_compute(row.x[row.other(i)]), logarithm);
+            sum += softmax_term(to_compute(dy_row.x[row.other(i)]), to_compute(row.x[row.other(i)]), logarithm);
         sum = block_sum(sum);
 
         T* out = dx + r * width;
@@ -426,11 +421,11 @@ softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* _
         }
         #pragma unroll 2
         for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x)
-            write(load_words_cached(row.vector(v)), load_words_cached(slope.vector(v)), v);
+            write(load_words_cached(row.vector(v)), load_words_cached(dy_row.vector(v)), v);
         for (int i = threadIdx.x; i < row.others(); i += blockDim.x) {
             const int place = row.other(i);
             out[place] = from_compute<T>(softmax_gradient<T>(
-                to_compute(slope.x[place]), to_compute(row.x[place]), sum, C(scale), logarithm));
+                to_compute(dy_row.x[place]), to_compute(row.x[place]), sum, C(scale), logarithm));
         }
     }
 }

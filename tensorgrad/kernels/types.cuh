@@ -28,19 +28,44 @@ template <int N, typename T> __device__ inline Vec<T, N> load(const T* p) {
 template <int N, typename T> __device__ inline void store(T* p, const Vec<T, N>& v) {
     *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
-// For 16 bytes that the whole GPU reads exactly once: they need no place in the caches.
+// A streaming load, for 16 bytes that the whole GPU reads exactly once: caches evict them first.
 template <typename T> __device__ inline Vec<T> load_streaming(const T* p) {
     const int4 bits = __ldcs(reinterpret_cast<const int4*>(p));
     return reinterpret_cast<const Vec<T>&>(bits);
 }
+
+// A row of any alignment: `head` elements before the first 16-byte boundary, then vectors, then the
+// rest. The threads of a block take vectors in turn, and the other elements in turn.
+template <typename T>
+struct UnalignedRow {
+    static constexpr int WIDTH = VECTOR<T>;
+    const T* x;
+    int width, head, vectors;
+
+    __device__ UnalignedRow(const T* x, int width) : x(x), width(width) {
+        const int past = int(reinterpret_cast<size_t>(x) / sizeof(T) % WIDTH);
+        head = min(width, (WIDTH - past) % WIDTH);
+        vectors = (width - head) / WIDTH;
+    }
+    __device__ const T* vector(int v) const { return x + head + v * WIDTH; }
+    // How many elements are outside the vectors, fewer than 2 * WIDTH, and the index of number i of them.
+    __device__ int others() const { return width - vectors * WIDTH; }
+    __device__ int other(int i) const { return i < head ? i : i + vectors * WIDTH; }
+    __device__ bool in_vector(int i) const { return i >= head && i < head + vectors * WIDTH; }
+    // Whether this thread takes element i.
+    __device__ bool owns(int i) const {
+        const int turn = i < head ? i : in_vector(i) ? (i - head) / WIDTH : i - vectors * WIDTH;
+        return turn % blockDim.x == threadIdx.x;
+    }
+};
 
 // The address of shared memory that PTX instructions take.
 __device__ inline unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes as they lie in four registers. Kernels that hold a row keep it like this, two 16-bit
-// values a register, and unpack it for each pass.
+// 16 bytes as four registers. Kernels that hold a row keep it packed like this, two 16-bit values a
+// register, and unpack it for each pass.
 struct alignas(16) Words {
     unsigned int words[4];
 };
