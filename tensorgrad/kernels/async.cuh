@@ -1,13 +1,14 @@
-// cp.async: copies from global to shared memory that run while the thread continues (sm_80 and later;
-// before that they are plain copies). A thread that waits sees its own copies; others need a barrier
-// after that.
+// cp.async: copies from global to shared memory that run while the thread continues (sm_80 and
+// later; before that they are plain copies). A thread that waits sees its own copies; others need a
+// barrier after that.
 #pragma once
 
 // 16 bytes. Zeros are written where `valid` is false; `source` is not read then.
 __device__ inline void cp_async(void* shared, const void* source, bool valid) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
-        "r"(unsigned(__cvta_generic_to_shared(shared))), "l"(source), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(unsigned(__cvta_generic_to_shared(shared))), "l"(source),
+                    "r"(valid ? 16 : 0) : "memory");
 #else
     *static_cast<uint4*>(shared) = valid ? *static_cast<const uint4*>(source) : uint4{};
 #endif

@@ -9,14 +9,15 @@ struct Strides {   // in elements; an element of the last axis is beside the one
     long long batch, head, row;
 };
 
-// As the host packs it. Query i of a sequence stands at position i + keys - queries, and sees the keys
-// from position - window_left to position + window_right.
+// As the host packs it. Query i of a sequence stands at position i + keys - queries, and sees the
+// keys from position - window_left to position + window_right.
 struct AttentionArguments {
     int heads, kv_heads, queries, keys;   // the lengths of the longest sequence
     int width, window_left, window_right, sequences;
     int aligned;   // rows start at multiples of 16 bytes, and so end
     int by_head;   // blocks of rows of one head follow each other; else of all heads, longest first
-    float scale_log2, inverse_scale, inverse_keep;   // scale * log2(e), 1 / scale, 1 / keep probability
+    // scale * log2(e), 1 / scale, 1 / keep probability
+    float scale_log2, inverse_scale, inverse_keep;
     double scale, keep_probability;
     Strides q, k, v, y, dq, dk, dv, sums;   // y: of the result, in backward of its gradient
     long long bias[4];   // strides of batch, head, query, key
@@ -33,15 +34,16 @@ struct Span {
     int q_start, queries, k_start, keys, shift;
 };
 
-__device__ inline Span span_of(const AttentionArguments& p, const int* q_starts, const int* k_starts,
-                               int sequence) {
+__device__ inline Span span_of(const AttentionArguments& p, const int* q_starts,
+                               const int* k_starts, int sequence) {
     if (q_starts == nullptr) return {0, p.queries, 0, p.keys, p.keys - p.queries};
     const int q = q_starts[sequence], k = k_starts[sequence];
     const int queries = q_starts[sequence + 1] - q, keys = k_starts[sequence + 1] - k;
     return {q, queries, k, keys, keys - queries};
 }
 
-// The columns from first to last - 1 that a row sees: keys of a query or, with KEYS, queries of a key.
+// The columns from first to last - 1 that a row sees: keys of a query or, with KEYS, queries of a
+// key.
 struct ColumnRange {
     int first, last;
 };
@@ -53,8 +55,8 @@ __device__ inline ColumnRange range_of(const AttentionArguments& p, const Span& 
     return {position - p.window_left, min(span.keys, position + p.window_right + 1)};
 }
 
-// The rows of a block: `rows` from `row` on, of the queries of a head or, with KEYS, of its keys. The
-// others are its columns.
+// The rows of a block: `rows` from `row` on, of the queries of a head or, with KEYS, of its keys.
+// The others are its columns.
 template <bool KEYS> struct RowBlock {
     int head, sequence, row, rows, columns;
     Span span;

@@ -3,9 +3,9 @@
 //
 //   dv = w^T dy, g = w (dy v^T - delta), dq = scale g k, dk = scale g^T q, all written with =
 //
-// Two launches, one with rows of keys and one of queries, so that weights and g leave one product in
-// the registers where the next wants them. That takes seven products for the least possible five, but
-// no atomics, no order among blocks, and no shared memory but for tiles of the inputs.
+// Two launches, one with rows of keys and one of queries, so that weights and g leave one product
+// in the registers where the next wants them. That takes seven products for the least possible
+// five, but no atomics, no order among blocks, and no shared memory but for tiles of the inputs.
 //
 // Floor: 14 D operations and two exponentials for each query and key that meet.
 //
@@ -32,8 +32,8 @@
 // instantiate: attention_backward<{T}, {QUERIES}, false>
 #include "attention_sm80.cuh"
 
-// With KEYS rows are keys and columns queries: a1, a2, b1, b2 are k, v, q, dy, and d1, d2 become dk,
-// dv. Else rows are queries: a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq:
+// With KEYS rows are keys and columns queries: a1, a2, b1, b2 are k, v, q, dy, and d1, d2 become
+// dk, dv. Else rows are queries: a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq:
 //   s = a1 b1^T, w = exp(scale s - logsumexp), g = w (a2 b2^T - delta), d1 = scale g b1, d2 = w b2
 // Keys of more than 128 elements take two blocks, each of which sums half of the elements.
 template <typename T, int D, int R, int N, bool KEYS>

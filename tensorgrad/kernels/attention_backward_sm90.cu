@@ -5,27 +5,29 @@
 // Two launches of one kernel, one for the keys' gradients, one for the queries'. Both compute the
 // scores and dy v^T: seven matrix products instead of the least possible five. That is the price of
 // sums that need no atomics and no order among blocks, of equal bits, and of a dq that is written
-// once, in 16 bits. In return nothing but tiles of the inputs ever passes through shared memory: the
-// block's own rows are such that weights and g leave one product in the registers where the next one
-// wants them. Each warpgroup keeps 64 rows and their gradients while the other side streams by.
+// once, in 16 bits. In return nothing but tiles of the inputs ever passes through shared memory:
+// the block's own rows are such that weights and g leave one product in the registers where the
+// next one wants them. Each warpgroup keeps 64 rows and their gradients while the other side
+// streams by.
 //
 // Bands, EXTRAS and widths are as in forward_sm90.cu. With heads of 256, and with EXTRAS of
 // 128, registers do not hold both dk and dv: two launches, eight products.
 //
-// Floor: 14 D operations and two exponentials for each query and key that meet, where the usual count
-// of operations is 10 D: of the tensor cores' 795e12 operations a second 568e12 can count.
+// Floor: 14 D operations and two exponentials for each query and key that meet, where the usual
+// count of operations is 10 D: of the tensor cores' 795e12 operations a second 568e12 can count.
 //
 // The naive kernel: that of backward_sm80.cu. That of attention_backward_rows, a thread a
 // query: delta[i] = 0; for (d) delta[i] += dy[i][d] * y[i][d];
 //
-// Phases. Producer: for each tile of rows, load them, then the tiles of columns and their statistics.
-// Consumers, for each tile of columns: scores; gradients of the weights; bias and mask; weights;
-// gradients of the scores; add to the sums. Then: store.
+// Phases. Producer: for each tile of rows, load them, then the tiles of columns and their
+// statistics. Consumers, for each tile of columns: scores; gradients of the weights; bias and mask;
+// weights; gradients of the scores; add to the sums. Then: store.
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
 // instantiate: attention_backward_rows<{T}>
-// instantiate: attention_backward<{T}, {32, 2, 96 | 64, 2, 96 | 96, 2, 64 | 128, 2, 64}, BOTH, false>
+// where: KEY_TILES = 32, 2, 96 | 64, 2, 96 | 96, 2, 64 | 128, 2, 64
+// instantiate: attention_backward<{T}, {KEY_TILES}, BOTH, false>
 // instantiate: attention_backward<{T}, 256, 2, 32, {KEYS | VALUES}, {false | true}>
 // where: QUERY_TILES = 32, 3, 64 | 64, 3, 64 | 96, 3, 64 | 128, 2, 80 | 256, 2, 32
 // instantiate: attention_backward<{T}, {QUERY_TILES}, QUERIES, false>
@@ -34,16 +36,16 @@
 // instantiate: attention_backward<{T}, {64, 2, 64 | 128, 2, 64 | 256, 2, 32}, QUERIES, true>
 #include "attention_sm90.cuh"
 
-// Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where W
-// is 2, else 128: if these came to more, setmaxnreg would deadlock.
+// Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where
+// W is 2, else 128: if these came to more, setmaxnreg would deadlock.
 template <int W> constexpr int PRODUCER_REGISTERS = W == 3 ? 32 : 24;
 template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 240;
 
 // Which gradients a launch computes. Registers hold both of the keys' side up to heads of 128.
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 
-// Where the statistics of a sequence begin among those of a head: at a multiple of n, and with space
-// for a length rounded up to one.
+// Where the statistics of a sequence begin among those of a head: at a multiple of n, and with
+// space for a length rounded up to one.
 __device__ inline int sums_start(const Sequence& of, int batch, int n) {
     return (of.first_query / n + batch) * n;
 }
@@ -54,15 +56,17 @@ struct Strides {
 };
 
 // The statistics that backward needs of each query, (heads_total, 2, pitch): its log-sum-exp, times
-// `unit`, and delta = dy . y. Past the last query of a sequence, up to the next multiple of `columns`,
-// they are such that weights and gradients become 0. y: (batch, queries, heads, width). dy: strides
-// in elements. LANES lanes a row.
+// `unit`, and delta = dy . y. Past the last query of a sequence, up to the next multiple of
+// `columns`, they are such that weights and gradients become 0. y: (batch, queries, heads, width).
+// dy: strides in elements. LANES lanes a row.
 template <typename T>
 __global__ void __launch_bounds__(256)
 attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const T* __restrict__ dy,
-                        const float* __restrict__ logsumexp, const __grid_constant__ AttentionSm90Arguments p,
-                        const __grid_constant__ AttentionSm90Extras extras, int batches, int columns, int pitch,
-                        float unit, const __grid_constant__ Strides dy_strides) {
+                        const float* __restrict__ logsumexp,
+                        const __grid_constant__ AttentionSm90Arguments p,
+                        const __grid_constant__ AttentionSm90Extras extras, int batches,
+                        int columns, int pitch, float unit,
+                        const __grid_constant__ Strides dy_strides) {
     constexpr int LANES = 8;
     const int padded = (p.queries + columns - 1) / columns * columns;   // of the longest sequence
     const long long row = (blockIdx.x * 256ll + threadIdx.x) / LANES;
@@ -86,7 +90,8 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
         const long long head = (long long)of.batch * p.heads + h;
         const int first = extras.query_starts == nullptr ? 0 : sums_start(of, b, columns);
         float* to = sums + 2 * head * pitch + first + t;
-        to[0] = inside ? logsumexp[head * extras.length + of.first_query + t] * unit : infinity<float>();
+        to[0] = inside ? logsumexp[head * extras.length + of.first_query + t] * unit
+                       : infinity<float>();
         to[pitch] = sum;
     }
 }
@@ -104,22 +109,25 @@ template <int W, int STAGES> struct BackwardBarriers {
     Mbarrier a_full[W], a_empty[W], full[STAGES], empty[STAGES];
 };
 
-// Each consumer warpgroup has 64 rows, and streams N columns at a time. QUERIES: rows are queries; a1, a2, b1, b2
-// are q, dy, k, v, and d1 becomes dq. Else rows are keys and columns queries; a1, a2, b1, b2 are k, v,
-// q, dy, and d1, d2 become dk, dv, or one of them:
+// Each consumer warpgroup has 64 rows, and streams N columns at a time. QUERIES: rows are queries;
+// a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq. Else rows are keys and columns queries; a1,
+// a2, b1, b2 are k, v, q, dy, and d1, d2 become dk, dv, or one of them:
 //   s = a1 b1^T, w = exp(scale s - logsumexp), g = w (a2 b2^T - delta), d1 = scale g b1, d2 = w b2
-// With dropout w in d2 and a2 b2^T are multiplied by what forward multiplied w band.
+// With dropout w in d2 and a2 b2^T are multiplied by what forward multiplied w with.
 template <typename T, int D, int W, int N, int PART, bool EXTRAS>
 __global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
 attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restrict__ sums,
-                   const __grid_constant__ TensorMap a1_map, const __grid_constant__ TensorMap a2_map,
-                   const __grid_constant__ TensorMap b1_map, const __grid_constant__ TensorMap b2_map,
+                   const __grid_constant__ TensorMap a1_map,
+                   const __grid_constant__ TensorMap a2_map,
+                   const __grid_constant__ TensorMap b1_map,
+                   const __grid_constant__ TensorMap b2_map,
                    const __grid_constant__ AttentionSm90Arguments p,
                    const __grid_constant__ AttentionSm90Extras extras, int pitch,
                    const __grid_constant__ Strides strides) {
     constexpr bool OF_QUERIES = PART == QUERIES;
     constexpr bool HAS_1 = PART != VALUES, HAS_2 = PART == VALUES || PART == BOTH;
-    // A warp reads tiles as one, in the products alone, but each lane reads statistics: each arrives.
+    // A warp reads tiles as one, in the products alone, but each lane reads statistics: each
+    // arrives.
     constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // of a warpgroup, for a stage
     using Tiles = BackwardTiles<D, W, N>;
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES;
@@ -145,7 +153,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
     const int tiles = row_blocks * p.heads_total;
     const int own_heads = OF_QUERIES ? p.heads : p.kv_heads;
     const int heads_each = OF_QUERIES ? 1 : p.heads / p.kv_heads;   // query heads that a tile meets
-    struct Band {   // rows and columns of a sequence; row r sees the columns from r + low to r + high
+    // rows and columns of a sequence; row r sees the columns from r + low to r + high
+    struct Band {
         int rows, columns, low, high;
 
         __device__ int first(int row) const { return max(0, row + low) / N; }   // block of columns
@@ -199,7 +208,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                     for (int h = 0; h < HALVES; ++h) {
                         unsigned char* half = to + h * N * SWIZZLE;
                         tma_load(half, b1_map, full, h * 64, column + n * N, head, of.batch);
-                        tma_load(half + B_BYTES, b2_map, full, h * 64, column + n * N, head, of.batch);
+                        tma_load(half + B_BYTES, b2_map, full, h * 64, column + n * N, head,
+                                 of.batch);
                     }
                     if (!OF_QUERIES) {
                         const bool starts = EXTRAS && extras.query_starts;
@@ -218,7 +228,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
         setmaxnreg_increase<CONSUMER_REGISTERS<W>>();
         const int group = uniform(threadIdx.x / WARPGROUP) - 1;
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
-        const float scale_log2 = (EXTRAS ? 1 : p.scale) * LOG2_E;   // with EXTRAS scores come scaled
+        // with EXTRAS scores come scaled
+        const float scale_log2 = (EXTRAS ? 1 : p.scale) * LOG2_E;
         const Word draw = EXTRAS ? draw_number(extras.draw, extras.offset) : 0;
 
         auto release = [&](Mbarrier& empty) {
@@ -237,7 +248,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
         PipelineState<STAGES> at;
         unsigned a_parity = 0;
 
-        auto multiply = [&](Fragment<1, N>& to, unsigned long long a_at, const unsigned char* tile) {
+        auto multiply = [&](Fragment<1, N>& to, unsigned long long a_at,
+                            const unsigned char* tile) {
             const unsigned long long b_at = wgmma_descriptor(tile);
             fence_registers(to.values);
             wgmma_fence();
@@ -298,10 +310,11 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                 const Word first = (Word(tile.batch) * p.heads + head) * p.queries, pitch = p.keys;
                 if (OF_QUERIES)
                     return keep_rows<N>(extras, draw, (first + own_row) * pitch + n * N, pitch);
-                return keep_columns<N>(extras, draw, (first + n * N) * pitch + row + warp * 16, pitch);
+                return keep_columns<N>(extras, draw, (first + n * N) * pitch + row + warp * 16,
+                                       pitch);
             };
-            // Call f(i, x) for each of a thread's accumulators; x is the statistic of its query: that
-            // of the row, or of the column in `columns`.
+            // Call f(i, x) for each of a thread's accumulators; x is the statistic of its query:
+            // that of the row, or of the column in `columns`.
             auto for_statistics = [&](const float (&rows)[2], const float* columns, auto f) {
                 #pragma unroll
                 for (int j = 0; j < N / 8; ++j) {
@@ -346,8 +359,9 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                     // Bias and mask.
                     const int query_head = OF_QUERIES ? tile.head : tile.head * heads_each + each;
                     if (EXTRAS)
-                        scale_and_bias<!OF_QUERIES>(s, p.scale, extras, tile.batch, query_head, own_row,
-                                                    band.rows, s.column_of(n * N), band.columns);
+                        scale_and_bias<!OF_QUERIES>(s, p.scale, extras, tile.batch, query_head,
+                                                    own_row, band.rows, s.column_of(n * N),
+                                                    band.columns);
                     if (apart < 63 + band.low || apart + N > 1 + band.high
                         || n * N + N > band.columns)
                         mask(n);

@@ -4,9 +4,9 @@
 //
 // A block holds 64 R queries and streams N keys at a time, which cp.async loads while those before
 // are worked on. Scores and weights exist in registers alone: the layout in which a product leaves
-// the weights is the one in which the next product wants them. Bias, dropout, causality, windows and
-// sequences of unequal length are run-time options: one that a launch does not use costs one test a
-// tile.
+// the weights is the one in which the next product wants them. Bias, dropout, causality, windows
+// and sequences of unequal length are run-time options: one that a launch does not use costs one
+// test a tile.
 //
 // Floor: 4 D operations and one exponential for each query and key that meet. mma.sync does 0.62 of
 // what wgmma does on a Hopper chip. A fragment that ldmatrix brings serves R products.
@@ -26,16 +26,16 @@
 //   }
 //   logsumexp[i] = row_max + log(row_sum);
 //
-// Phases, for each tile of keys: load the next tile; scores; mask; online softmax; rescale the output;
-// add the weighted values. Then: divide by the row sums and store.
+// Phases, for each tile of keys: load the next tile; scores; mask; online softmax; rescale the
+// output; add the weighted values. Then: divide by the row sums and store.
 //
 // where: T = __half | __nv_bfloat16
 // where: TILES = 32, 2, 64 | 64, 2, 64 | 96, 2, 32 | 128, 2, 32 | 256, 1, 32
 // instantiate: attention_forward<{T}, {TILES}>
 #include "attention_sm80.cuh"
 
-// Scores become weights 2^(scale_log2 s - base), relative to the row's maximum so far, and are added
-// to the row sums. Returns whether earlier results must be multiplied, by `rescale`.
+// Scores become weights 2^(scale_log2 s - base), relative to the row's maximum so far, and are
+// added to the row sums. Returns whether earlier results must be multiplied, by `rescale`.
 template <int R, int N>
 __device__ inline bool online_softmax(Fragment<R, N>& s, float (&row_max)[2 * R],
                                       float (&row_sum)[2 * R], float (&rescale)[2 * R],
@@ -109,8 +109,8 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, const T* __r
         __syncthreads();
         if (n + 1 < seen.last) load_stage(n + 1);
         if (drops)
-            draw_keep_mask<false, D, R, N>(q_tile, p, dropout, block.sequence, block.head, block.row,
-                                           n * N);
+            draw_keep_mask<false, D, R, N>(q_tile, p, dropout, block.sequence, block.head,
+                                           block.row, n * N);
         if (!overlaps_band<R, false>(p, span, row, n * N, N)) continue;
         // Scores.
         start_scores<false>(s, p, span, bias, block.sequence, block.head, row, n * N);

@@ -1,18 +1,20 @@
-// FlashAttention on Hopper, forward (Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608).
+// FlashAttention on Hopper, forward (Dao 2023, arXiv:2307.08691; Shah et al. 2024,
+// arXiv:2407.08608).
 //
 //   y = softmax(scale q k^T) v, written with =, and the log-sum-exp of each row for backward
 //
-// The matrix of scores exists 64 rows by N keys at a time, in registers. A persistent block of W + 1
-// warpgroups holds 64 W queries: the producer warpgroup has TMA load keys and values, a few tiles
-// ahead; each consumer warpgroup multiplies its 64 queries with a tile of keys, turns the scores into
-// weights, and multiplies these with the tile of values. Three things go on at once: the products with
-// the next keys and with the last values on the tensor cores, the exponentials in between, and, half a
-// step later, the same in the other warpgroups (ping-pong scheduling).
+// The matrix of scores exists 64 rows by N keys at a time, in registers. A persistent block of W +
+// 1 warpgroups holds 64 W queries: the producer warpgroup has TMA load keys and values, a few tiles
+// ahead; each consumer warpgroup multiplies its 64 queries with a tile of keys, turns the scores
+// into weights, and multiplies these with the tile of values. Three things go on at once: the
+// products with the next keys and with the last values on the tensor cores, the exponentials in
+// between, and, half a step later, the same in the other warpgroups (ping-pong scheduling).
 //
 // Which keys a query sees is a band: those from window_left before to window_right after its own
 // position (causal, a window, all). Tiles of keys outside are skipped, only tiles on its rim are
 // masked. A bias on the scores, dropout, sequences of unequal length and any scale cost the kernels
-// with EXTRAS alone. D is 32, 64, 96, 128 or 256; heads of a width in between are padded with zeros.
+// with EXTRAS alone. D is 32, 64, 96, 128 or 256; heads of a width in between are padded with
+// zeros.
 //
 // Floor: 4 D operations and one exponential for each query and key that meet. The tensor cores do
 // 795e12 operations a second here, the special units 16 exponentials a clock and multiprocessor,
@@ -32,8 +34,8 @@
 // instantiate: attention_forward<{T}, {64, 3, 64 | 128, 2, 64 | 256, 2, 32}, true>
 #include "attention_sm90.cuh"
 
-// Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where W
-// is 2, else 128: if these came to more, setmaxnreg would deadlock.
+// Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where
+// W is 2, else 128: if these came to more, setmaxnreg would deadlock.
 template <int W> constexpr int PRODUCER_REGISTERS = W == 3 ? 32 : 40;
 template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 232;
 
@@ -51,17 +53,19 @@ template <int D, int W, int N> struct ForwardTiles {
 template <int D, int W, int N> struct ForwardBarriers {
     static constexpr int STAGES = ForwardTiles<D, W, N>::STAGES;
     TileQueue queue;
-    Mbarrier q_full[W], q_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    Mbarrier q_full[W], q_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES],
+        v_empty[STAGES];
 };
 
-// y: (batch, queries, heads, width). logsumexp: (batch, heads, queries); infinite, and y zero, where a
-// query sees no key. taken: 0, and 0 again after. W consumer warpgroups: 64 queries each, N keys at a
-// time.
+// y: (batch, queries, heads, width). logsumexp: (batch, heads, queries); infinite, and y zero,
+// where a query sees no key. taken: 0, and 0 again after. W consumer warpgroups: 64 queries each, N
+// keys at a time.
 template <typename T, int D, int W, int N, bool EXTRAS>
 __global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
 attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __restrict__ taken,
                   const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-                  const __grid_constant__ TensorMap v_map, const __grid_constant__ AttentionSm90Arguments p,
+                  const __grid_constant__ TensorMap v_map,
+                  const __grid_constant__ AttentionSm90Arguments p,
                   const __grid_constant__ AttentionSm90Extras extras) {
     using Tiles = ForwardTiles<D, W, N>;
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES, KEPT = Tiles::KEPT;
@@ -110,7 +114,8 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                 const int kv_head = tile.head / (p.heads / p.kv_heads);
                 const int query = of.first_query + tile.block * M;
                 const int last = last_seen(of, min(tile.block * M + M, of.queries));
-                auto load_tile = [&](unsigned char* to, const TensorMap& map, Mbarrier& full, int n) {
+                auto load_tile = [&](unsigned char* to, const TensorMap& map, Mbarrier& full,
+                                     int n) {
                     full.arrive_expect_tx(Tiles::K_BYTES);
                     #pragma unroll 1
                     for (int h = 0; h < HALVES; ++h)
@@ -143,7 +148,8 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
         setmaxnreg_increase<CONSUMER_REGISTERS<W>>();
         const int group = uniform(threadIdx.x / WARPGROUP) - 1;
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
-        const float scale_log2 = (EXTRAS ? 1 : p.scale) * LOG2_E;   // with EXTRAS scores come scaled
+        // with EXTRAS scores come scaled
+        const float scale_log2 = (EXTRAS ? 1 : p.scale) * LOG2_E;
         const Word draw = EXTRAS ? draw_number(extras.draw, extras.offset) : 0;
         // Ping-pong: one warpgroup after the other issues its matrix products, so that the
         // exponentials of one run under the products of the next.
@@ -153,7 +159,8 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
 
         const unsigned char* q_tile = q_tiles + group * Tiles::Q_BYTES;
         const unsigned long long q_at = wgmma_descriptor(q_tile);
-        unsigned q[KEPT + 1][16];   // the first columns of q; the others are read from shared memory
+        // the first columns of q; the others are read from shared memory
+        unsigned q[KEPT + 1][16];
         Fragment<1, N> s;
         Fragment<1, D> o;
         unsigned weights[N / 4];
@@ -173,14 +180,15 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                 const unsigned long long k_here = k_at + half * (N * SWIZZLE / 16) + step * 2;
                 const unsigned long long q_here = q_at + half * (64 * SWIZZLE / 16) + step * 2;
                 if (half < KEPT)
-                    Wgmma<T, N>::template run<>(s.values, q[half < KEPT ? half : 0] + step * 4, k_here,
-                                                d > 0);
+                    Wgmma<T, N>::template run<>(s.values, q[half < KEPT ? half : 0] + step * 4,
+                                                k_here, d > 0);
                 else
                     Wgmma<T, N>::template run<>(s.values, q_here, k_here, d > 0);
             }
             wgmma_commit();
         };
-        auto start_output = [&](const PipelineState<STAGES>& state, bool add) {   // o (+)= weights v
+        // o (+)= weights v
+        auto start_output = [&](const PipelineState<STAGES>& state, bool add) {
             const unsigned char* v_tile = v_tiles + state.stage * Tiles::K_BYTES;
             const unsigned long long v_at = wgmma_descriptor(v_tile, N * SWIZZLE);
             fence_registers(o.values);
@@ -269,8 +277,8 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                 }
             };
             auto bias = [&](int n) {
-                scale_and_bias<false>(s, p.scale, extras, tile.batch, tile.head, own_row, of.queries,
-                                      s.column_of(n * N), of.keys);
+                scale_and_bias<false>(s, p.scale, extras, tile.batch, tile.head, own_row,
+                                      of.queries, s.column_of(n * N), of.keys);
             };
             bool add = false;
             auto step = [&] {   // products with block n and with the values before
@@ -339,9 +347,10 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                 store_row(y + (place * p.heads + tile.head) * p.width, o, h,
                           sum == 0 ? 0.0f : inverse_keep / sum, t < of.queries ? p.width : 0);
                 if (lane % 4 == 0 && t < of.queries)
-                    logsumexp[((long long)of.batch * p.heads + tile.head) * length + of.first_query + t] =
-                        sum == 0 ? infinity<float>()
-                                 : row_max[h] * (EXTRAS ? 1 : p.scale) + logf(sum);
+                    logsumexp[((long long)of.batch * p.heads + tile.head) * length +
+                              of.first_query + t] = sum == 0 ? infinity<float>()
+                                                             : row_max[h] * (EXTRAS ? 1 : p.scale) +
+                                                                   logf(sum);
             }
         }
     }

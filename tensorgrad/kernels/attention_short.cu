@@ -6,15 +6,15 @@
 //
 // Floor: reading q, k, v and writing y once, 8 D bytes a step in 16 bits; backward 14 D. A block is
 // small, and a multiprocessor has many of them, so that some load while others compute. All is
-// written with =. bias may be null; p.bias has its strides. Dropout, causality and windows as in the
-// other kernels. Launched by ops/attention_short.py.
+// written with =. bias may be null; p.bias has its strides. Dropout, causality and windows as in
+// the other kernels. Launched by ops/attention_short.py.
 //
 // The naive kernels: those of forward_sm80.cu and backward_sm80.cu, where one
 // thread then adds dq, and one for each key dk and dv.
 //
-// Phases of forward: load; scores; mask; softmax; weighted values; store. Of backward: load; scores;
-// mask; gradients of the weights; weights and gradients of the scores, into registers for dq and into
-// shared memory for dk and dv; store dq; then, by key, dk and dv.
+// Phases of forward: load; scores; mask; softmax; weighted values; store. Of backward: load;
+// scores; mask; gradients of the weights; weights and gradients of the scores, into registers for
+// dq and into shared memory for dk and dv; store dq; then, by key, dk and dv.
 //
 // where: T = __half | __nv_bfloat16
 // instantiate: {attention_short | attention_short_backward}<{T}, {32 | 64}, {32 | 64}>
@@ -131,10 +131,10 @@ __device__ inline void accumulate_columns(Fragment<1, D>& c, const T* w, const T
     }
 }
 
-// Each warp first has 16 queries: weights w and g = w (dy v^T - dy . y), from which dq follows; both
-// are left in shared memory, where it then finds what belongs to its 16 keys: dv = w^T dy,
-// dk = g^T q. y is not read: all of a row is here. p.y is of dy; there are as many kv_heads as heads.
-// Shared memory: 4 tiles of D, 2 of N.
+// Each warp first has 16 queries: weights w and g = w (dy v^T - dy . y), from which dq follows;
+// both are left in shared memory, where it then finds what belongs to its 16 keys: dv = w^T dy,
+// dk = g^T q. y is not read: all of a row is here. p.y is of dy; there are as many kv_heads as
+// heads. Shared memory: 4 tiles of D, 2 of N.
 template <typename T, int D, int N>
 __global__ void __launch_bounds__(LANES<N>)
 attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__ dv,
@@ -193,8 +193,10 @@ attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__
             const int first = at * PITCH<N> + s.column_of(0);
             #pragma unroll
             for (int c = 0; c < N; c += 8) {
-                *reinterpret_cast<unsigned*>(w_tile + first + c) = pack<T>(s.at(h, c), s.at(h, c + 1));
-                *reinterpret_cast<unsigned*>(g_tile + first + c) = pack<T>(g.at(h, c), g.at(h, c + 1));
+                *reinterpret_cast<unsigned*>(w_tile + first + c) =
+                    pack<T>(s.at(h, c), s.at(h, c + 1));
+                *reinterpret_cast<unsigned*>(g_tile + first + c) =
+                    pack<T>(g.at(h, c), g.at(h, c + 1));
             }
         }
         accumulate<D>(sum, g, k_tile);

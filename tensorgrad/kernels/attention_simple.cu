@@ -1,10 +1,10 @@
-// Attention in float and double with plain arithmetic, for heads of any width, on any GPU: for what the
-// fast kernels do not support, without the matrix of scores in memory. Formulas and roles are those of
-// forward_sm80.cu and backward_sm80.cu; all results are written with =.
+// Attention in float and double with plain arithmetic, for heads of any width, on any GPU: for what
+// the fast kernels do not support, without the matrix of scores in memory. Formulas and roles are
+// those of forward_sm80.cu and backward_sm80.cu; all results are written with =.
 //
-// A block of 256 threads holds 64 rows and streams 32 columns at a time; a thread has 4 x 2 scores, and
-// 4 x 4 elements of results. It writes 64 elements of each row's result: wider heads take more blocks,
-// of which each computes the scores again.
+// A block of 256 threads holds 64 rows and streams 32 columns at a time; a thread has 4 x 2 scores,
+// and 4 x 4 elements of results. It writes 64 elements of each row's result: wider heads take more
+// blocks, of which each computes the scores again.
 //
 // Floor: 4 D operations for each query and key that meet, forward, 14 D backward, at what the plain
 // units can do; reading operands from shared memory halves that.
@@ -12,9 +12,9 @@
 // The naive kernels: those of forward_sm80.cu and backward_sm80.cu. That of
 // attention_backward_rows, a thread a query: delta[i] = 0; for (d) delta[i] += dy[i][d] * y[i][d];
 //
-// Phases, forward: scores, mask and bias, online softmax, dropout, weighted values; at the end divide
-// and store. Backward: scores, gradients of the weights, dropout, weights and gradients of the scores,
-// sums; at the end store.
+// Phases, forward: scores, mask and bias, online softmax, dropout, weighted values; at the end
+// divide and store. Backward: scores, gradients of the weights, dropout, weights and gradients of
+// the scores, sums; at the end store.
 //
 // where: T = float | double
 // instantiate: attention_backward_rows<{float | double | __half | __nv_bfloat16}>
@@ -37,8 +37,9 @@ template <typename T> struct SharedTiles {
 
 // c = a b^T, of `rows` rows of a and `columns` rows of b; the others count as zeros.
 template <typename T>
-__device__ inline void multiply_rows(T (&c)[4][2], SharedTiles<T>& shared, const T* a, long long a_row, int rows,
-                                     const T* b, long long b_row, int columns, int width) {
+__device__ inline void multiply_rows(T (&c)[4][2], SharedTiles<T>& shared, const T* a,
+                                     long long a_row, int rows, const T* b, long long b_row,
+                                     int columns, int width) {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     #pragma unroll
     for (int i = 0; i < 4; ++i) c[i][0] = c[i][1] = 0;
@@ -62,8 +63,8 @@ __device__ inline void multiply_rows(T (&c)[4][2], SharedTiles<T>& shared, const
 
 // c += w b, of `columns` rows of b and at most 64 elements of each, `width` of them there.
 template <typename T>
-__device__ inline void accumulate(T (&c)[4][4], SharedTiles<T>& shared, const T (&w)[4][2], const T* b,
-                                  long long b_row, int columns, int width) {
+__device__ inline void accumulate(T (&c)[4][4], SharedTiles<T>& shared, const T (&w)[4][2],
+                                  const T* b, long long b_row, int columns, int width) {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     __syncthreads();
     #pragma unroll
@@ -80,7 +81,8 @@ __device__ inline void accumulate(T (&c)[4][4], SharedTiles<T>& shared, const T 
         #pragma unroll
         for (int i = 0; i < 4; ++i)
             #pragma unroll
-            for (int j = 0; j < 4; ++j) c[i][j] += shared.weights[4 * y + i][n] * shared.tile[n][x + 16 * j];
+            for (int j = 0; j < 4; ++j)
+                c[i][j] += shared.weights[4 * y + i][n] * shared.tile[n][x + 16 * j];
 }
 
 // Call f(i, j, row, column) for the scores of a thread, row and column within the tile.
@@ -133,12 +135,14 @@ __device__ inline void apply_dropout(T (&x)[4][2], const SharedTiles<T>& shared,
 // Over the 16 threads that share rows.
 template <typename T, typename F> __device__ inline T row_reduce(T x, F combine) {
     #pragma unroll
-    for (int offset = 8; offset > 0; offset /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, offset));
+    for (int offset = 8; offset > 0; offset /= 2)
+        x = combine(x, __shfl_xor_sync(0xffffffff, x, offset));
     return x;
 }
 
 template <typename T>
-__device__ inline void store_rows(T* to, long long stride, int rows, int width, const T (&c)[4][4], T scale) {
+__device__ inline void store_rows(T* to, long long stride, int rows, int width, const T (&c)[4][4],
+                                  T scale) {
     #pragma unroll
     for (int i = 0; i < 4; ++i)
         #pragma unroll
@@ -154,7 +158,8 @@ __global__ void __launch_bounds__(THREADS)
 attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restrict__ q,
                   const T* __restrict__ k, const T* __restrict__ v, const T* __restrict__ bias,
                   const int* __restrict__ q_starts, const int* __restrict__ k_starts,
-                  const __grid_constant__ AttentionArguments p, const __grid_constant__ AttentionDropout dropout) {
+                  const __grid_constant__ AttentionArguments p,
+                  const __grid_constant__ AttentionDropout dropout) {
     __shared__ SharedTiles<T> shared;
     const RowBlock<false> block(p, q_starts, k_starts, ROWS);
     const Span& span = block.span;
@@ -167,7 +172,8 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
     y += place(p.y, block.sequence, block.head, span.q_start + block_row) + piece;
     if (bias != nullptr) bias += block.sequence * p.bias[0] + block.head * p.bias[1];
     const ColumnRange seen = block.tiles_seen(p, COLUMNS);
-    const Word bits = ((Word(block.sequence) * p.heads + block.head) * p.queries + block_row) * p.keys;
+    const Word bits = ((Word(block.sequence) * p.heads + block.head) * p.queries + block_row) *
+                      p.keys;
 
     T s[4][2], o[4][4] = {}, row_max[4], row_sum[4] = {};
     #pragma unroll
@@ -180,7 +186,8 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
         for (int i = 0; i < 4; ++i) {
             T largest = row_reduce(max(s[i][0], s[i][1]), [](T a, T b) { return max(a, b); });
             largest = max(largest, row_max[i]);
-            const T base = largest == -infinity<T>() ? T(0) : largest, rescale = exp(row_max[i] - base);
+            const T base = largest == -infinity<T>() ? T(0) : largest,
+                    rescale = exp(row_max[i] - base);
             row_max[i] = largest;
             s[i][0] = exp(s[i][0] - base);
             s[i][1] = exp(s[i][1] - base);
@@ -207,13 +214,14 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
     store_rows(y, p.y.row, rows, p.width - piece, o, T(1));
 }
 
-// With KEYS rows are keys and columns queries: a1, a2, b1, b2 are k, v, q, dy, and d1, d2 become dk,
-// dv. Else rows are queries: a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq.
+// With KEYS rows are keys and columns queries: a1, a2, b1, b2 are k, v, q, dy, and d1, d2 become
+// dk, dv. Else rows are queries: a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq.
 template <typename T, bool KEYS>
 __global__ void __launch_bounds__(THREADS)
-attention_backward(T* __restrict__ d1, T* __restrict__ d2, const RowStatistics<T>* __restrict__ sums,
-                   const T* __restrict__ a1, const T* __restrict__ a2, const T* __restrict__ b1,
-                   const T* __restrict__ b2, const T* __restrict__ bias, const int* __restrict__ q_starts,
+attention_backward(T* __restrict__ d1, T* __restrict__ d2,
+                   const RowStatistics<T>* __restrict__ sums, const T* __restrict__ a1,
+                   const T* __restrict__ a2, const T* __restrict__ b1, const T* __restrict__ b2,
+                   const T* __restrict__ bias, const int* __restrict__ q_starts,
                    const int* __restrict__ k_starts, const __grid_constant__ AttentionArguments p,
                    const __grid_constant__ AttentionDropout dropout) {
     __shared__ SharedTiles<T> shared;
@@ -238,17 +246,22 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const RowStatistics<T
         const int head = KEYS ? b_head : block.head;
         const T* b1_rows = b1 + place(b1_at, block.sequence, b_head, b_start);
         const T* b2_rows = b2 + place(b2_at, block.sequence, b_head, b_start);
-        const T* head_bias = bias == nullptr ? bias : bias + block.sequence * p.bias[0] + head * p.bias[1];
-        const RowStatistics<T>* head_sums = sums + place(p.sums, block.sequence, head, span.q_start);
+        const T* head_bias = bias == nullptr ? bias
+                                             : bias + block.sequence * p.bias[0] + head * p.bias[1];
+        const RowStatistics<T>* head_sums = sums +
+                                            place(p.sums, block.sequence, head, span.q_start);
         for (int column = seen.first * COLUMNS; column < seen.last * COLUMNS; column += COLUMNS) {
-            const T *b1_tile = b1_rows + column * b1_at.row, *b2_tile = b2_rows + column * b2_at.row;
+            const T *b1_tile = b1_rows + column * b1_at.row,
+                    *b2_tile = b2_rows + column * b2_at.row;
             const int left = block.columns - column;
             multiply_rows(s, shared, a1, a1_at.row, rows, b1_tile, b1_at.row, left, p.width);
             finish_scores<KEYS>(s, p, span, head_bias, block_row, column);
             multiply_rows(g, shared, a2, a2_at.row, rows, b2_tile, b2_at.row, left, p.width);
             if (dropout.threshold >= 0) {
-                const Word row = (Word(block.sequence) * p.heads + head) * p.queries + (KEYS ? column : block_row);
-                draw_keep_mask<KEYS>(shared, p, dropout, row * p.keys + (KEYS ? block_row : column));
+                const Word row = (Word(block.sequence) * p.heads + head) * p.queries +
+                                 (KEYS ? column : block_row);
+                draw_keep_mask<KEYS>(shared, p, dropout,
+                                     row * p.keys + (KEYS ? block_row : column));
                 apply_dropout<KEYS>(g, shared, inverse_keep);
             }
             for_scores([&](int i, int j, int row, int other) {
@@ -260,7 +273,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const RowStatistics<T
             });
             if (KEYS && dropout.threshold >= 0) apply_dropout<KEYS>(s, shared, inverse_keep);
             accumulate(sum1, shared, g, b1_tile + piece, b1_at.row, left, p.width - piece);
-            if (KEYS) accumulate(sum2, shared, s, b2_tile + piece, b2_at.row, left, p.width - piece);
+            if (KEYS)
+                accumulate(sum2, shared, s, b2_tile + piece, b2_at.row, left, p.width - piece);
         }
     }
     d1 += place(d1_at, block.sequence, block.head, a_start) + piece;
@@ -271,15 +285,16 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const RowStatistics<T
     }
 }
 
-// What backward needs of each query, beside each other: the logsumexp of its sum, for 16 bits to the
-// base 2, and delta = dy . y. Arrays (batch, heads, queries, width); 8 lanes a row.
+// What backward needs of each query, beside each other: the logsumexp of its sum, for 16 bits to
+// the base 2, and delta = dy . y. Arrays (batch, heads, queries, width); 8 lanes a row.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
 attention_backward_rows(RowStatistics<Compute<T>>* __restrict__ sums, const T* __restrict__ y,
                         const T* __restrict__ dy, const Compute<T>* __restrict__ logsumexp,
                         const __grid_constant__ Strides y_at, const __grid_constant__ Strides dy_at,
                         int batch, int heads, int queries, int width, int aligned) {
-    const long long row = (blockIdx.x * 256ll + threadIdx.x) / 8;   // heads of one query beside each other
+    // heads of one query beside each other
+    const long long row = (blockIdx.x * 256ll + threadIdx.x) / 8;
     const int lane = threadIdx.x % 8, head = row % heads, query = row / heads % queries;
     const long long sequence = row / heads / queries;
     const bool valid = sequence < batch;
@@ -299,7 +314,8 @@ attention_backward_rows(RowStatistics<Compute<T>>* __restrict__ sums, const T* _
         }
     }
     #pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) delta += __shfl_xor_sync(0xffffffff, delta, offset);
+    for (int offset = 4; offset > 0; offset /= 2)
+        delta += __shfl_xor_sync(0xffffffff, delta, offset);
     if (!valid || lane != 0) return;
     const long long place = (sequence * heads + head) * queries + query;
     sums[place] = {logsumexp[place] * (sizeof(T) == 2 ? Compute<T>(LOG2_E) : Compute<T>(1)), delta};

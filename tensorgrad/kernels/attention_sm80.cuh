@@ -1,5 +1,5 @@
-// What the forward and the backward kernels of FlashAttention with mma.sync share: a block of 4 warps
-// holds 64 R rows, each warp 16 R of them, and streams N columns at a time.
+// What the forward and the backward kernels of FlashAttention with mma.sync share: a block of 4
+// warps holds 64 R rows, each warp 16 R of them, and streams N columns at a time.
 //
 // Rows in shared memory have 16 bytes more than their D elements, so that 8 rows lie in different
 // banks; the padding holds what else belongs to a row: its keep mask of dropout, its statistics.
@@ -12,8 +12,8 @@
 constexpr int THREADS = 128;
 template <int D> constexpr int PITCH = D + 8;   // elements from one row to the next
 
-// The same number, which the compiler does not know: it computes what follows from it again for each
-// tile that needs it, instead of keeping that in registers.
+// The same number, which the compiler does not know: it computes what follows from it again for
+// each tile that needs it, instead of keeping that in registers.
 __device__ inline int rematerialize(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -124,8 +124,8 @@ __device__ inline void accumulate(Fragment<R, W>& c, const Fragment<R, N>& w, co
     }
 }
 
-// A warp writes the first `rows` of its 16 R rows, scaled, by way of its part of a tile, 16 bytes at
-// a time.
+// A warp writes the first `rows` of its 16 R rows, scaled, by way of its part of a tile, 16 bytes
+// at a time.
 template <int D, int R, int W, typename T>
 __device__ inline void store_rows(T* to, long long stride, int rows, int width, bool aligned,
                                   T* tile, const Fragment<R, W>& c, const float (&scale)[2 * R]) {
@@ -152,9 +152,9 @@ __device__ inline void store_rows(T* to, long long stride, int rows, int width, 
     }
 }
 
-// Whether a tile of n columns from `column` on meets the band of a warp's rows, `row` being the first
-// of them, and whether it lies inside the band of all of them. Computed for each tile from little, so
-// as to take few registers.
+// Whether a tile of n columns from `column` on meets the band of a warp's rows, `row` being the
+// first of them, and whether it lies inside the band of all of them. Computed for each tile from
+// little, so as to take few registers.
 template <int R, bool KEYS>
 __device__ inline bool overlaps_band(const AttentionArguments& p, const Span& span, int row,
                                      int column, int n) {
@@ -169,8 +169,8 @@ __device__ inline bool inside_band(const AttentionArguments& p, const Span& span
            column + n <= range_of<KEYS>(p, span, row).last;
 }
 
-// What the scores of a tile start from: the bias over the scale, by which they are multiplied later;
-// 0 without a bias. `head` is the query head, row and column are the warp's first.
+// What the scores of a tile start from: the bias over the scale, by which they are multiplied
+// later; 0 without a bias. `head` is the query head, row and column are the warp's first.
 template <bool KEYS, int R, int N>
 __device__ inline void start_scores(Fragment<R, N>& s, const AttentionArguments& p,
                                     const Span& span, const float* bias, int sequence, int head,
@@ -209,8 +209,8 @@ __device__ inline void mask_scores(Fragment<R, N>& s, const AttentionArguments& 
     }
 }
 
-// Elements times `factor` where dropout keeps their weights, else 0. The keep mask of a query lies in
-// the padding of its row of `tile`: of the block's own rows, or with KEYS of the columns.
+// Elements times `factor` where dropout keeps their weights, else 0. The keep mask of a query lies
+// in the padding of its row of `tile`: of the block's own rows, or with KEYS of the columns.
 template <bool KEYS, int D, int R, int N, typename T>
 __device__ inline void apply_dropout(Fragment<R, N>& x, const T* tile, float factor) {
     const int warp = threadIdx.x / 32, lane = rematerialize(threadIdx.x % 32);
@@ -230,8 +230,8 @@ __device__ inline void apply_dropout(Fragment<R, N>& x, const T* tile, float fac
         }
 }
 
-// Draw the keep mask of a tile, and leave it where apply_dropout wants it. `block_row` is the block's
-// first row, `head` the query head.
+// Draw the keep mask of a tile, and leave it where apply_dropout wants it. `block_row` is the
+// block's first row, `head` the query head.
 template <bool KEYS, int D, int R, int N, typename T>
 __device__ inline void draw_keep_mask(T* tile, const AttentionArguments& p,
                                       const AttentionDropout& dropout, int sequence, int head,
@@ -241,7 +241,8 @@ __device__ inline void draw_keep_mask(T* tile, const AttentionArguments& p,
     for (int i = threadIdx.x / LANES_EACH; i < (KEYS ? N : 64 * R) * WORDS;
          i += THREADS / LANES_EACH) {
         const int query = i / WORDS, word = i % WORDS, key = KEYS ? block_row + 64 * word : column;
-        const Word row = (Word(sequence) * p.heads + head) * p.queries + (KEYS ? column : block_row);
+        const Word row = (Word(sequence) * p.heads + head) * p.queries +
+                         (KEYS ? column : block_row);
         const Word bits = keep_bits<BITS>(dropout, (row + query) * p.keys + key);
         Word* to = reinterpret_cast<Word*>(tile + query * PITCH<D> + D);
         if (threadIdx.x % LANES_EACH == 0) to[word] = bits;

@@ -32,11 +32,11 @@ __device__ inline void store_row(T* row, const Fragment<1, N>& x, int h, float s
     }
 }
 
-// Query i of a sequence is at position i + keys - queries, and sees the keys from position - window_left
-// to position + window_right. Of the `width` columns a tile has more, which TMA fills with 0. A
-// persistent grid takes the tiles of `together` heads at a time: of all where some tiles have more to
-// do than others, those first that have the most; else of one, so that what it streams stays in the L2
-// cache. heads_total counts the heads that have tiles, of all sequences.
+// Query i of a sequence is at position i + keys - queries, and sees the keys from position -
+// window_left to position + window_right. Of the `width` columns a tile has more, which TMA fills
+// with 0. A persistent grid takes the tiles of `together` heads at a time: of all where some tiles
+// have more to do than others, those first that have the most; else of one, so that what it streams
+// stays in the L2 cache. heads_total counts the heads that have tiles, of all sequences.
 struct AttentionSm90Arguments {
     int heads, kv_heads, queries, keys, width, window_left, window_right, together, heads_total;
     float scale;
@@ -46,7 +46,8 @@ struct AttentionSm90Arguments {
 struct AttentionSm90Extras {
     const float* bias;   // added to the scores: (batch, heads, queries, keys) with these strides
     long long bias_batch, bias_head, bias_query, bias_key;
-    const int *query_starts, *key_starts;   // of sequences in one row of `length` queries; longest: p
+    // of sequences in one row of `length` queries; longest: p
+    const int *query_starts, *key_starts;
     Word seed, draw, stream;   // dropout, see keep_16
     const Word* offset;
     int length, columns;   // sums: of backward, padded for each sequence to a multiple of `columns`
@@ -60,14 +61,16 @@ struct Sequence {
 };
 
 template <bool EXTRAS>
-__device__ inline Sequence sequence_of(const AttentionSm90Arguments& p, const AttentionSm90Extras& extras, int batch) {
+__device__ inline Sequence sequence_of(const AttentionSm90Arguments& p,
+                                       const AttentionSm90Extras& extras, int batch) {
     if (!EXTRAS || extras.query_starts == nullptr) return {batch, 0, 0, p.queries, p.keys};
     const int query = extras.query_starts[batch], key = extras.key_starts[batch];
-    return {0, query, key, extras.query_starts[batch + 1] - query, extras.key_starts[batch + 1] - key};
+    return {0, query, key, extras.query_starts[batch + 1] - query,
+            extras.key_starts[batch + 1] - key};
 }
 
-// Bit i says whether dropout keeps weight number `first` + i of all (batch, heads, queries, keys): the
-// bits of random_keep in random.cu, sixteen of which come from one block of random words.
+// Bit i says whether dropout keeps weight number `first` + i of all (batch, heads, queries, keys):
+// the bits of random_keep in random.cu, sixteen of which come from one block of random words.
 __device__ inline unsigned keep_16(const AttentionSm90Extras& extras, Word draw, Word first) {
     const unsigned skip = first % 16;
     unsigned bits = 0;
@@ -84,31 +87,37 @@ __device__ inline unsigned keep_16(const AttentionSm90Extras& extras, Word draw,
     return bits >> skip & 0xffff;
 }
 
-// The keep mask: one bit for each of a thread's accumulators of 64 x N weights, of which rows are queries. `first`
-// is the number of the weight in column 0 of the thread's first row, `pitch` that from row to row.
+// The keep mask: one bit for each of a thread's accumulators of 64 x N weights, of which rows are
+// queries. `first` is the number of the weight in column 0 of the thread's first row, `pitch` that
+// from row to row.
 template <int N>
-__device__ inline unsigned long long keep_rows(const AttentionSm90Extras& extras, Word draw, Word first, Word pitch) {
+__device__ inline unsigned long long keep_rows(const AttentionSm90Extras& extras, Word draw,
+                                               Word first, Word pitch) {
     constexpr int PIECES = N / 16;   // of a row; a quad shares the work for its two
     const int lane = threadIdx.x % 4;
     unsigned long long keep = 0;
     #pragma unroll 1
     for (int start = 0; start < 2 * PIECES; start += 4) {
         const int own = start + lane;
-        const unsigned piece = keep_16(extras, draw, first + own / PIECES * 8 * pitch + own % PIECES * 16);
+        const unsigned piece =
+            keep_16(extras, draw, first + own / PIECES * 8 * pitch + own % PIECES * 16);
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int which = start + i;
             const unsigned long long bits = __shfl_sync(0xffffffff, piece, i, 4) >> 2 * lane;
             if (which < 2 * PIECES)
-                keep |= (bits & 3 | (bits >> 8 & 3) << 4) << (which % PIECES * 8 + which / PIECES * 2);
+                keep |= (bits & 3 | (bits >> 8 & 3) << 4)
+                        << (which % PIECES * 8 + which / PIECES * 2);
         }
     }
     return keep;
 }
 
-// The same where rows are keys. `first` is the number of the weight in column 0 of the warp's first row.
+// The same where rows are keys. `first` is the number of the weight in column 0 of the warp's first
+// row.
 template <int N>
-__device__ inline unsigned long long keep_columns(const AttentionSm90Extras& extras, Word draw, Word first, Word pitch) {
+__device__ inline unsigned long long keep_columns(const AttentionSm90Extras& extras, Word draw,
+                                                  Word first, Word pitch) {
     const int lane = threadIdx.x % 32;
     unsigned long long keep = 0;
     #pragma unroll 1
@@ -126,11 +135,12 @@ __device__ inline unsigned long long keep_columns(const AttentionSm90Extras& ext
 }
 
 // Scale the scores and add the bias, with EXTRAS. KEYS: rows are keys and columns queries, else the
-// reverse. row, column: the thread's first, of `rows` and `columns`; beyond those the last is added.
+// reverse. row, column: the thread's first, of `rows` and `columns`; beyond those the last is
+// added.
 template <bool KEYS, int N>
-__device__ inline void scale_and_bias(Fragment<1, N>& s, float scale, const AttentionSm90Extras& extras,
-                                      int batch, int head, int row, int rows, int column,
-                                      int columns) {
+__device__ inline void scale_and_bias(Fragment<1, N>& s, float scale,
+                                      const AttentionSm90Extras& extras, int batch, int head,
+                                      int row, int rows, int column, int columns) {
     #pragma unroll
     for (float& x : s.values) x *= scale;
     if (extras.bias == nullptr) return;
@@ -171,9 +181,9 @@ __device__ inline void arrive_warp(Mbarrier& barrier) {
     if (threadIdx.x % 32 == 0) barrier.arrive();
 }
 
-// The dynamic schedule: a block takes the next tile of all when it has loaded its last, so that blocks
-// with short tiles take more of them. The producer thread asks for a tile a whole tile ahead, and
-// passes it on to the consumer warps.
+// The dynamic schedule: a block takes the next tile of all when it has loaded its last, so that
+// blocks with short tiles take more of them. The producer thread asks for a tile a whole tile
+// ahead, and passes it on to the consumer warps.
 struct TileQueue {
     Mbarrier full[2], empty[2];
     int index[2];

@@ -1,23 +1,25 @@
-// Cross entropy of logits (rows, width) and targets (rows,), and its gradient. With p the softmax of
-// the first `classes` logits of a row, q the target distribution and z the log-sum-exp of the logits,
-// the loss of a row is -sum(q * log p) + z_loss * z^2 and its gradient is
-// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows whose target is ignored
-// get zeros, whatever they hold. dlogits may be logits, but not in cross_entropy_backward.
+// Cross entropy of logits (rows, width) and targets (rows,), and its gradient. With p the softmax
+// of the first `classes` logits of a row, q the target distribution and z the log-sum-exp of the
+// logits, the loss of a row is -sum(q * log p) + z_loss * z^2 and its gradient is
+// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows whose target is
+// ignored get zeros, whatever they hold. dlogits may be logits, but not in cross_entropy_backward.
 //
 //   cross_entropy_count     how many targets count, for the mean
 //   cross_entropy_group     short rows, held in the registers of up to 32 threads: 256 logits, or
 //                           1,024 in whole vectors. Loss and gradient, each if wanted, in
 //                           2 * sizeof(T) bytes an element
-//   cross_entropy_staged    loss and gradient of rows that fit in shared memory: the same bytes. Each
+//   cross_entropy_staged    loss and gradient of rows that fit in shared memory: the same bytes.
+//   Each
 //                           thread loads its part of the next row over what it has just used
 //   cross_entropy_forward   any row, a block each. For the gradient the logits are read again, from
 //                           the L2 cache if it holds them
-//   cross_entropy_backward  the gradient, from the logits and `peaks`: 2 * sizeof(T) bytes an element
+//   cross_entropy_backward  the gradient, from the logits and `peaks`: 2 * sizeof(T) bytes an
+//   element
 //   cross_entropy_total     the sum of the losses, in a fixed order
 //   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
-// `peaks` has the row maxima and then, for each row, the sum of exp(logit - maximum). `prepared` says
-// that dlogits is already the gradient for dy == 1; with that dy nothing is done.
+// `peaks` has the row maxima and then, for each row, the sum of exp(logit - maximum). `prepared`
+// says that dlogits is already the gradient for dy == 1; with that dy nothing is done.
 // logits and dlogits begin at 16-byte boundaries. All results are written with =.
 // Launched by ops/cross_entropy_cuda.py.
 //
@@ -30,8 +32,8 @@
 //   for (int j = 0; j < classes; ++j)
 //       dlogits[r][j] = (exp(logits[r][j] - row_max) / sum - (j == ids[r])) * scale;
 //
-// Phases of a row: load; online softmax (maximum and sum in one pass), then across the threads; loss;
-// gradient; the gradient at the target once more.
+// Phases of a row: load; online softmax (maximum and sum in one pass), then across the threads;
+// loss; gradient; the gradient at the target once more.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: {cross_entropy_forward | cross_entropy_backward | cross_entropy_rescale}<{TYPE}>
@@ -86,7 +88,8 @@ struct LogitGradient {
     C row_max, rise, floor, drop;
 
     __device__ LogitGradient(C row_max, C total, const Targets& targets, C scale)
-        : row_max(row_max), rise(scale * (1 + 2 * C(targets.z_loss) * (row_max + log(total))) / total),
+        : row_max(row_max),
+          rise(scale * (1 + 2 * C(targets.z_loss) * (row_max + log(total))) / total),
           floor(C(targets.each) * scale), drop(C(targets.target) * scale) {}
 
     __device__ C operator()(C x) const { return exp_less<T>(x, row_max) * rise - floor; }
@@ -94,7 +97,8 @@ struct LogitGradient {
 
 template <typename C> __device__ inline C not_a_number() { return C(0) * infinity<C>(); }
 
-// `count` is 0 before if there is more than one block. A sum of integers has the same bits in any order.
+// `count` is 0 before if there is more than one block. A sum of integers has the same bits in any
+// order.
 __global__ void __launch_bounds__(1024)
 cross_entropy_count(unsigned long long* __restrict__ count, const Targets targets, long long rows) {
     unsigned long long own = 0;
@@ -109,8 +113,8 @@ cross_entropy_count(unsigned long long* __restrict__ count, const Targets target
 // Block b adds `chunk` losses.
 template <typename C>
 __global__ void __launch_bounds__(1024)
-cross_entropy_total(C* __restrict__ sums, const C* __restrict__ losses, const long long* __restrict__ count,
-                    long long rows, long long chunk) {
+cross_entropy_total(C* __restrict__ sums, const C* __restrict__ losses,
+                    const long long* __restrict__ count, long long rows, long long chunk) {
     const long long end = min(rows, (blockIdx.x + 1) * chunk);
     C sum = 0;
     #pragma unroll 4
@@ -121,7 +125,8 @@ cross_entropy_total(C* __restrict__ sums, const C* __restrict__ losses, const lo
 
 template <typename T>
 __global__ void __launch_bounds__(256)
-cross_entropy_rescale(T* __restrict__ values, const GradientScale<Compute<T>> scale, long long size) {
+cross_entropy_rescale(T* __restrict__ values, const GradientScale<Compute<T>> scale,
+                      long long size) {
     const Compute<T> factor = scale(0);
     if (factor == 1) return;
     const long long all = gridDim.x * 256ll, own = blockIdx.x * 256ll + threadIdx.x;
@@ -136,8 +141,8 @@ cross_entropy_rescale(T* __restrict__ values, const GradientScale<Compute<T>> sc
         values[i] = from_compute<T>(to_compute(values[i]) * factor);
 }
 
-// What a thread holds of a row: value j is that of column(j), W of them side by side: a vector, or 1
-// where rows do not consist of whole vectors. Those from `end` on are -inf.
+// What a thread holds of a row: value j is that of column(j), W of them side by side: a vector, or
+// 1 where rows do not consist of whole vectors. Those from `end` on are -inf.
 template <typename T, int N, int W>
 struct RowRegisters {
     using Piece = Vec<T, W>;
@@ -168,15 +173,17 @@ struct RowRegisters {
 
 // See cross_entropy_group. The next row is on its way while a row is worked on.
 template <typename T, int N, int W, typename C = Compute<T>>
-__device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, const Targets& targets,
-                                        const GradientScale<C>& scale, long long rows, int width, int classes) {
+__device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits,
+                                        const Targets& targets, const GradientScale<C>& scale,
+                                        long long rows, int width, int classes) {
     using Own = RowRegisters<T, N, W>;
     const long long stride = gridDim.x * (long long)blockDim.y, last = rows - 1;
     const bool smooth = targets.each != 0;
     long long next = min(group_row(), last), next_id = targets.ids[next];
     Own next_registers;
     next_registers.fetch(logits + next * width, classes);
-    // Every thread of a warp takes every turn; a row beyond the last is the last one again, unwritten.
+    // Every thread of a warp takes every turn; a row beyond the last is the last one again,
+    // unwritten.
     for (long long r = group_row(); r - threadIdx.y < rows; r += stride) {
         const long long id = next_id, row = min(r, last);
         C values[N];
@@ -190,7 +197,8 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, 
         asm volatile("" :: "r"(int(at_target != 0)));   // read before a thread writes over it
         OnlineSoftmax<C> own = {-infinity<C>(), 0};
         own.template absorb<T>(values);
-        own = warp_reduce(own, [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); }, blockDim.x);
+        own = warp_reduce(
+            own, [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); }, blockDim.x);
         const C row_max = own.shift();
         C below = 0;
         if (smooth) {
@@ -206,7 +214,8 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, 
         if (dlogits == nullptr) continue;
         T* dx = dlogits + r * width;
         if (!counts) {
-            for (int column = threadIdx.x; column < width; column += blockDim.x) dx[column] = T(0.f);
+            for (int column = threadIdx.x; column < width; column += blockDim.x)
+                dx[column] = T(0.f);
             continue;
         }
         #pragma unroll
@@ -218,7 +227,8 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, 
                 #pragma unroll
                 for (int k = j; k < j + W; ++k)
                     if (Own::column(k) >= classes) values[k] = 0;
-            if constexpr (W > 1) store_values(dx + Own::column(j), reinterpret_cast<const C(&)[W]>(values[j]));
+            if constexpr (W > 1)
+                store_values(dx + Own::column(j), reinterpret_cast<const C(&)[W]>(values[j]));
             else dx[Own::column(j)] = from_compute<T>(values[j]);
         }
         if (known && int(id) / W % blockDim.x == threadIdx.x)   // once more, by the same thread
@@ -226,15 +236,17 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, 
     }
 }
 
-// blockDim.x threads, a power of two up to 32, hold N logits of a row each; blockDim.y rows a block.
-// With more than 8 the rows consist of whole vectors.
+// blockDim.x threads, a power of two up to 32, hold N logits of a row each; blockDim.y rows a
+// block. With more than 8 the rows consist of whole vectors.
 template <typename T, int N>
 __global__ void __launch_bounds__(256, N == 8 && sizeof(T) < 8 ? 4 : 2)
 cross_entropy_group(Compute<T>* losses, T* dlogits, const T* logits, const Targets targets,
-                    const GradientScale<Compute<T>> scale, int prepared, long long rows, int width, int classes) {
+                    const GradientScale<Compute<T>> scale, int prepared, long long rows, int width,
+                    int classes) {
     if (prepared && scale.is_one()) return;
     if (N > 8 || width % VECTOR<T> == 0)
-        group_of_threads<T, N, VECTOR<T>>(losses, dlogits, logits, targets, scale, rows, width, classes);
+        group_of_threads<T, N, VECTOR<T>>(losses, dlogits, logits, targets, scale, rows, width,
+                                          classes);
     else if constexpr (N == 8)
         group_of_threads<T, N, 1>(losses, dlogits, logits, targets, scale, rows, width, classes);
 }
@@ -267,8 +279,8 @@ struct Target {
     }
 };
 
-// The statistics of a row: online softmax and, where `smooth`, the sum of logit - maximum. This is taken
-// relative to the first logit, if finite, until the maximum is known.
+// The statistics of a row: online softmax and, where `smooth`, the sum of logit - maximum. This is
+// taken relative to the first logit, if finite, until the maximum is known.
 template <typename T, typename C = Compute<T>>
 struct LogitStatistics {
     OnlineSoftmax<C> all = {-infinity<C>(), 0};
@@ -295,13 +307,15 @@ struct LogitStatistics {
             const C value[1] = {to_compute(other)};
             absorb(value);
         }
-        all = block_reduce(all, OnlineSoftmax<C>{-infinity<C>(), 0}, [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); });
+        all = block_reduce(all, OnlineSoftmax<C>{-infinity<C>(), 0},
+                           [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); });
         if (smooth) below = block_sum(below) + C(row.width) * (base - all.shift());
     }
 };
 
 template <typename T, typename C>
-__device__ inline void store_gradient(T* place, const Words& bits, const LogitGradient<T>& gradient) {
+__device__ inline void store_gradient(T* place, const Words& bits,
+                                      const LogitGradient<T>& gradient) {
     C values[VECTOR<T>];
     unpack<T>(bits, values);
     #pragma unroll
@@ -309,9 +323,11 @@ __device__ inline void store_gradient(T* place, const Words& bits, const LogitGr
     store_values(place, values);
 }
 
-// The gradient outside the vectors, and once more at the target, by the thread that wrote it before.
+// The gradient outside the vectors, and once more at the target, by the thread that wrote it
+// before.
 template <typename T, typename C>
-__device__ inline void finish_gradient(T* dx, const UnalignedRow<T>& row, T other, const Target<T>& target, C at_target,
+__device__ inline void finish_gradient(T* dx, const UnalignedRow<T>& row, T other,
+                                       const Target<T>& target, C at_target,
                                        const LogitGradient<T>& gradient, int width) {
     if (threadIdx.x < row.others())
         dx[row.other(threadIdx.x)] = from_compute<T>(gradient(to_compute(other)));
@@ -323,8 +339,8 @@ __device__ inline void finish_gradient(T* dx, const UnalignedRow<T>& row, T othe
 template <typename T>
 __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
 cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ peaks, T* dlogits,
-                      const T* logits, const Targets targets, const GradientScale<Compute<T>> scale, int width,
-                      int classes) {
+                      const T* logits, const Targets targets, const GradientScale<Compute<T>> scale,
+                      int width, int classes) {
     using C = Compute<T>;
     constexpr int UNROLL = sizeof(T) == 8 ? 1 : 4;
     const long long r = blockIdx.x, id = targets.ids[r];
@@ -367,13 +383,13 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
     finish_gradient(dx, row, other, target, at_target, gradient, width);
 }
 
-// Dynamic shared memory: classes / VECTOR<T> vectors. Each thread reads what it has copied itself, so
-// copies need no barrier. What else the next row needs waits in registers.
+// Dynamic shared memory: classes / VECTOR<T> vectors. Each thread reads what it has copied itself,
+// so copies need no barrier. What else the next row needs waits in registers.
 template <typename T>
 __global__ void __launch_bounds__(1024)
 cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ peaks, T* dlogits,
-                     const T* logits, const Targets targets, const GradientScale<Compute<T>> scale, long long rows,
-                     int width, int classes) {
+                     const T* logits, const Targets targets, const GradientScale<Compute<T>> scale,
+                     long long rows, int width, int classes) {
     using C = Compute<T>;
     extern __shared__ __align__(16) unsigned char memory[];
     Words* staged = reinterpret_cast<Words*>(memory);
@@ -390,7 +406,8 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
         const UnalignedRow<T> next_row(logits + next * width, classes);
         const long long next_id = targets.ids[next];
         const T next_other = own_other(next_row), next_first = smooth ? next_row.x[0] : T(0.f);
-        const int next_vectors = r + gridDim.x < rows && targets.counts(next_id) ? next_row.vectors : 0;
+        const int next_vectors = r + gridDim.x < rows && targets.counts(next_id) ? next_row.vectors
+                                                                                 : 0;
         const bool counts = targets.counts(id);
         const int vectors = counts ? row.vectors : 0;
         const Target<T> target(id, row);
@@ -414,7 +431,8 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
         }
         #pragma unroll 2
         for (int v = threadIdx.x; v < max(vectors, next_vectors); v += blockDim.x) {
-            if (v < vectors) store_gradient<T, C>(dx + row.head + v * VECTOR<T>, staged[v], gradient);
+            if (v < vectors)
+                store_gradient<T, C>(dx + row.head + v * VECTOR<T>, staged[v], gradient);
             if (v < next_vectors) cp_async(staged + v, next_row.vector(v), true);
         }
         cp_async_commit();
@@ -431,8 +449,8 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
 template <typename T>
 __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
 cross_entropy_backward(T* dlogits, const T* logits, const Targets targets,
-                       const Compute<T>* __restrict__ peaks, const GradientScale<Compute<T>> scale, int prepared,
-                       long long rows, int width) {
+                       const Compute<T>* __restrict__ peaks, const GradientScale<Compute<T>> scale,
+                       int prepared, long long rows, int width) {
     if (prepared && scale.is_one()) return;
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
         const T* x = logits + r * width;

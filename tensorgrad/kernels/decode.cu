@@ -8,10 +8,11 @@
 //                      of x at a time
 //   decode_product_plain  the same for any type and alignment, a warp a row of W
 //
-// Attention is in decode_attention.cu. All results are written with =. Launched by ops/decode_cuda.py.
+// Attention is in decode_attention.cu. All results are written with =. Launched by
+// ops/decode_cuda.py.
 //
-// The naive kernels. decode_embed and decode_norm: those of embedding.cu and norm_forward.cu, a thread a
-// row. decode_product, a thread for y[i][j]:
+// The naive kernels. decode_embed and decode_norm: those of embedding.cu and norm_forward.cu, a
+// thread a row. decode_product, a thread for y[i][j]:
 //
 //   float sum = bias[j];
 //   for (int k = 0; k < width; ++k) sum += x[i][k] * weight[j][k];
@@ -31,8 +32,8 @@ constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "reduce.cuh"
 #include "rows.cuh"
 
-// latest: the newest token of each sequence; lengths: how many before it are in its cache. positions may
-// be null.
+// latest: the newest token of each sequence; lengths: how many before it are in its cache.
+// positions may be null.
 template <typename T>
 __global__ void __launch_bounds__(256)
 decode_embed(T* __restrict__ y, const T* __restrict__ table, const T* __restrict__ positions,
@@ -55,7 +56,8 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
     using C = Compute<T>;
     x += blockIdx.x * (long long)width;
     y += blockIdx.x * (long long)width;
-    const bool alike = aligned_alike(x, y) && aligned_alike(x, weight) && (bias == nullptr || aligned_alike(x, bias));
+    const bool alike = aligned_alike(x, y) && aligned_alike(x, weight) &&
+                       (bias == nullptr || aligned_alike(x, bias));
     C mean = 0, squares = 0;
     if (centred) {
         for_places(x, width, true, [&](int place, auto n) {
@@ -76,7 +78,8 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
     const C rstd = rsqrt(block_sum(squares) / C(width) + C(eps));
     for_places(x, width, alike, [&](int place, auto n) {
         auto values = load<n>(x + place);
-        const auto weights = load<n>(weight + place), biases = load<n>((bias == nullptr ? weight : bias) + place);
+        const auto weights = load<n>(weight + place),
+                   biases = load<n>((bias == nullptr ? weight : bias) + place);
         #pragma unroll
         for (int j = 0; j < n; ++j) {
             C value = (to_compute(values.values[j]) - mean) * rstd * to_compute(weights.values[j]);
@@ -114,10 +117,11 @@ struct DecodeEpilogue {
     }
 };
 
-// A block: 16 * BANDS rows of weight, which are columns of y, by 8 * TILES rows of x from blockIdx.y on.
-// Its warps take 32 terms in turn (split-K), and their sums are added in order. Both operands are loaded
-// in the same order of terms: thread t of four has 8 neighbours, the first 4 for one mma and the others
-// for the next. width is a multiple of 8. Shared memory: 512 * TILES * BANDS bytes a warp.
+// A block: 16 * BANDS rows of weight, which are columns of y, by 8 * TILES rows of x from
+// blockIdx.y on. Its warps take 32 terms in turn (split-K), and their sums are added in order. Both
+// operands are loaded in the same order of terms: thread t of four has 8 neighbours, the first 4
+// for one mma and the others for the next. width is a multiple of 8. Shared memory: 512 * TILES *
+// BANDS bytes a warp.
 template <typename T, int TILES, int BANDS>
 __global__ void __launch_bounds__(512, 1)
 decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__ weight,
@@ -141,11 +145,13 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
             const int k = start + i * warps * 32 + lane % 4 * 8;
             const bool inside = k < width;
             #pragma unroll
-            for (int j = 0; j < 2 * BANDS; ++j) a[i][j] = inside ? load_words(rows_here[j] + k) : Words{};
+            for (int j = 0; j < 2 * BANDS; ++j)
+                a[i][j] = inside ? load_words(rows_here[j] + k) : Words{};
             #pragma unroll
             for (int j = 0; j < TILES; ++j) {
                 const int row = top + 8 * j + lane / 4;
-                b[i][j] = inside && row < rows ? load_words_cached(x + row * (long long)width + k) : Words{};
+                b[i][j] = inside && row < rows ? load_words_cached(x + row * (long long)width + k)
+                                               : Words{};
             }
         }
         #pragma unroll
@@ -154,11 +160,13 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
             for (int half = 0; half < 4; half += 2)
                 #pragma unroll
                 for (int band = 0; band < BANDS; ++band) {
-                    const unsigned (&p)[4] = a[i][2 * band].words, (&q)[4] = a[i][2 * band + 1].words;
+                    const unsigned (&p)[4] = a[i][2 * band].words,
+                                   (&q)[4] = a[i][2 * band + 1].words;
                     const unsigned block[4] = {p[half], q[half], p[half + 1], q[half + 1]};
                     #pragma unroll
                     for (int j = 0; j < TILES; ++j)
-                        mma<T>(sums.block(band, j), block, b[i][j].words[half], b[i][j].words[half + 1]);
+                        mma<T>(sums.block(band, j), block, b[i][j].words[half],
+                               b[i][j].words[half + 1]);
                 }
         }
     }
@@ -174,7 +182,8 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
         const int row = i / (BANDS * 16), column = i % (BANDS * 16);
         float sum = 0;
         for (int w = 0; w < warps; ++w) sum += shared[w][row][column];
-        if (top + row < rows && first + column < columns) epilogue(sum, top + row, first + column, columns);
+        if (top + row < rows && first + column < columns)
+            epilogue(sum, top + row, first + column, columns);
     }
 }
 
@@ -185,7 +194,8 @@ decode_product_plain(T* y, float* wide, const T* __restrict__ x, const T* __rest
                      const T* __restrict__ bias, const T* __restrict__ gate, const T* residual,
                      int rows, int width, int columns, int gelu) {
     constexpr int ROWS = 8;
-    const int lane = threadIdx.x % 32, column = blockIdx.x * 8 + threadIdx.x / 32, top = blockIdx.y * ROWS;
+    const int lane = threadIdx.x % 32, column = blockIdx.x * 8 + threadIdx.x / 32,
+              top = blockIdx.y * ROWS;
     if (column >= columns) return;
     weight += column * (long long)width;
     x += top * (long long)width;

@@ -1,13 +1,15 @@
 // Attention of one new query a sequence against its cache, to which the new key and value are added
 // first. What counts is reading the cache once: 4 D bytes a key in 16 bits, at 4.2 TB/s on an H200.
 //
-//   decode_attention        16 bits, heads up to 128 wide, on tensor cores: up to 8 query heads that
+//   decode_attention        16 bits, heads up to 128 wide, on tensor cores: up to 8 query heads
+//   that
 //                           use the same keys are one operand. Keys and values go from memory
 //                           straight into the registers that mma wants, 8 kB a warp at a time
 //   decode_attention_plain  any type, alignment and heads up to 256 wide: threads share a key
 //
-// A cache is split over blocks (split-K over the keys), and the last of them merges the splits in their
-// order, so the result does not depend on which one that is. It is written with =. Launched by ops/decode_cuda.py.
+// A cache is split over blocks (split-K over the keys), and the last of them merges the splits in
+// their order, so the result does not depend on which one that is. It is written with =. Launched
+// by ops/decode_cuda.py.
 //
 // The naive kernel, a thread for a query head, whose key and value are in the cache already:
 //
@@ -44,15 +46,17 @@ struct DecodeAttentionArguments {
     float scale;   // of scores, with the factor log2(e)
 };
 
-// The keys of a block, from `from` up to `to`; `place` is that of the newest. They are of kv head `group`,
-// and `count` query heads from `head` on, at most MOST, use them. Grid: splits, groups * pieces of their
-// query heads, sequences. A block loads `step` keys at a time; `active` splits have any.
+// The keys of a block, from `from` up to `to`; `place` is that of the newest. They are of kv head
+// `group`, and `count` query heads from `head` on, at most MOST, use them. Grid: splits, groups *
+// pieces of their query heads, sequences. A block loads `step` keys at a time; `active` splits have
+// any.
 template <int MOST>
 struct KeySplit {
     int sequence, group, head, count, place, from, to, active;
 
     __device__ KeySplit(const DecodeAttentionArguments& p, const int* lengths, int step) {
-        const int each = p.heads / p.kv_heads, pieces = (each + MOST - 1) / MOST, splits = gridDim.x;
+        const int each = p.heads / p.kv_heads, pieces = (each + MOST - 1) / MOST,
+                  splits = gridDim.x;
         sequence = blockIdx.z;
         group = blockIdx.y / pieces;
         head = group * each + blockIdx.y % pieces * MOST;
@@ -68,20 +72,23 @@ struct KeySplit {
 
 // Element i of a head, rotated by the angles of its position and rounded to T.
 template <typename T>
-__device__ inline T rotated(const T* head, int i, const DecodeAttentionArguments& p, const float* cosine, const float* sine) {
+__device__ inline T rotated(const T* head, int i, const DecodeAttentionArguments& p,
+                            const float* cosine, const float* sine) {
     if (cosine == nullptr) return head[i];
     const int half = p.width / 2, pair = p.interleaved ? i / 2 : i % half;
     const bool second = p.interleaved ? i % 2 : i >= half;
     const float a = to_compute(head[p.interleaved ? 2 * pair : pair]);
     const float b = to_compute(head[p.interleaved ? 2 * pair + 1 : pair + half]);
-    return from_compute<T>(second ? b * cosine[pair] + a * sine[pair] : a * cosine[pair] - b * sine[pair]);
+    return from_compute<T>(second ? b * cosine[pair] + a * sine[pair]
+                                  : a * cosine[pair] - b * sine[pair]);
 }
 
 // The block's queries, rotated, zeros where there are none. The block that has the newest position
 // appends its key and value to the cache, of which keys and values are the block's.
 template <typename T, int MOST, int WIDTH>
-__device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv, const float* cosines,
-                               const float* sines, const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
+__device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv,
+                                    const float* cosines, const float* sines,
+                                    const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
     qkv += own.sequence * (long long)(p.heads + 2 * p.kv_heads) * p.width;
     if (cosines != nullptr) {
         cosines += own.place * (long long)(p.width / 2);
@@ -90,7 +97,8 @@ __device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* value
     for (int i = threadIdx.x; i < MOST * WIDTH; i += THREADS) {
         const int j = i / WIDTH, e = i % WIDTH;
         const bool exists = j < own.count && e < p.width;
-        queries[j][e] = exists ? rotated(qkv + (own.head + j) * p.width, e, p, cosines, sines) : T(0.f);
+        queries[j][e] = exists ? rotated(qkv + (own.head + j) * p.width, e, p, cosines, sines)
+                               : T(0.f);
     }
     if (own.to <= own.place) return;
     const T* k = qkv + (p.heads + own.group) * p.width, *v = k + p.kv_heads * p.width;
@@ -105,13 +113,14 @@ struct SoftmaxPartial {
     float row_max, row_sum;
 };
 
-// Merge the warps: `outputs`, their sums of weighted values, and `sums`. Then, where there are several
-// splits, merge these: parts, (sequences, heads, splits, width), and part_softmax. N elements at a
-// time. arrived: 0 for each (y, z) of the grid, and 0 after.
+// Merge the warps: `outputs`, their sums of weighted values, and `sums`. Then, where there are
+// several splits, merge these: parts, (sequences, heads, splits, width), and part_softmax. N
+// elements at a time. arrived: 0 for each (y, z) of the grid, and 0 after.
 template <int N, typename T, int MOST, int WIDTH>
-__device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_softmax, unsigned* arrived,
-                              const float (&outputs)[WARPS][MOST][WIDTH], const SoftmaxPartial (&sums)[WARPS][MOST],
-                              const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
+__device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_softmax,
+                                    unsigned* arrived, const float (&outputs)[WARPS][MOST][WIDTH],
+                                    const SoftmaxPartial (&sums)[WARPS][MOST],
+                                    const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
     __shared__ bool last;
     const int splits = gridDim.x, across = p.width / N, items = own.count * across;
     const long long first = own.sequence * (long long)p.heads + own.head;
@@ -132,7 +141,8 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
         }
         if (own.active == 1) {
             #pragma unroll
-            for (int n = 0; n < N; ++n) y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / row_sum);
+            for (int n = 0; n < N; ++n)
+                y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / row_sum);
         } else {
             const long long part = (first + j) * splits + blockIdx.x;
             store(parts + part * p.width + e, value);
@@ -144,7 +154,8 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0)   // counts to active - 1 and restarts at 0
-        last = atomicInc(arrived + own.sequence * gridDim.y + blockIdx.y, own.active - 1) == own.active - 1;
+        last = atomicInc(arrived + own.sequence * gridDim.y + blockIdx.y, own.active - 1) ==
+               own.active - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
@@ -182,20 +193,22 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
             }
         }
         #pragma unroll
-        for (int n = 0; n < N; ++n) y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / row_sum);
+        for (int n = 0; n < N; ++n)
+            y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / row_sum);
     }
 }
 
-// width: a multiple of 8, at most 64 * CHUNKS; keys and values aligned to 16 bytes. A warp takes TILE keys
-// in turn. Thread t of quad g has query head g, and of 8 keys it loads 8 neighbouring elements of key g,
-// from 8 t on, and so on: the order of both operands of the scores. Of 4 keys it has 8 neighbouring
-// elements of the values, from 8 g on: mma then gives 8 neighbouring elements of the results of heads
-// 2 t and 2 t + 1.
+// width: a multiple of 8, at most 64 * CHUNKS; keys and values aligned to 16 bytes. A warp takes
+// TILE keys in turn. Thread t of quad g has query head g, and of 8 keys it loads 8 neighbouring
+// elements of key g, from 8 t on, and so on: the order of both operands of the scores. Of 4 keys it
+// has 8 neighbouring elements of the values, from 8 g on: mma then gives 8 neighbouring elements of
+// the results of heads 2 t and 2 t + 1.
 template <typename T, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 3)
-decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts, SoftmaxPartial* part_softmax,
-                 unsigned* arrived, const int* __restrict__ lengths, const float* __restrict__ cosines,
-                 const float* __restrict__ sines, const __grid_constant__ DecodeAttentionArguments p) {
+decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts,
+                 SoftmaxPartial* part_softmax, unsigned* arrived, const int* __restrict__ lengths,
+                 const float* __restrict__ cosines, const float* __restrict__ sines,
+                 const __grid_constant__ DecodeAttentionArguments p) {
     constexpr int MOST = 8, WIDTH = 64 * CHUNKS, TILE = 32 / CHUNKS, STEP = WARPS * TILE;
     __shared__ __align__(16) T queries[MOST][WIDTH];
     __shared__ __align__(16) float outputs[WARPS][MOST][WIDTH];
@@ -216,7 +229,8 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
             #pragma unroll
             for (int c = 0; c < 2 * CHUNKS; ++c) {
                 const int e = 32 * c + 8 * t;
-                load_words_if(key < own.to && e < p.width, k[i][c], keys + ((long long)key * key_row + e));
+                load_words_if(key < own.to && e < p.width, k[i][c],
+                              keys + ((long long)key * key_row + e));
             }
         }
     };
@@ -230,7 +244,8 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int e = 64 * c + 8 * g;
-                    load_words_if(key < own.to && e < p.width, v[i][r][c], values + ((long long)key * value_row + e));
+                    load_words_if(key < own.to && e < p.width, v[i][r][c],
+                                  values + ((long long)key * value_row + e));
                 }
             }
     };
@@ -252,7 +267,8 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
         float s[TILE / 8][4] = {};   // of head g, keys 8 i + 2 t and + 1; nothing of the other two
         #pragma unroll
         for (int c = 0; c < 2 * CHUNKS; ++c) {
-            const Words q = load_words_shared(query_at + 32 * c * sizeof(T));   // reloaded: registers are short
+            // reloaded: registers are short
+            const Words q = load_words_shared(query_at + 32 * c * sizeof(T));
             #pragma unroll
             for (int half = 0; half < 4; half += 2) {
                 const unsigned query[4] = {q.words[half], 0, q.words[half + 1], 0};
@@ -268,7 +284,8 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
         for (int i = 0; i < TILE / 8; ++i)
             #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                s[i][e] = first + 8 * i + 2 * t + e < own.to ? s[i][e] * p.scale : -infinity<float>();
+                s[i][e] = first + 8 * i + 2 * t + e < own.to ? s[i][e] * p.scale
+                                                             : -infinity<float>();
                 top = s[i][e] > top ? s[i][e] : top;
             }
         top = max(top, shuffle_xor(top, 1));
@@ -276,7 +293,8 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
         const float rescale = fast_exp2(row_max - top);
         row_max = top;
         row_sum *= rescale;
-        const float rescales[2] = {__shfl_sync(0xffffffff, rescale, 8 * t), __shfl_sync(0xffffffff, rescale, 8 * t + 4)};
+        const float rescales[2] = {__shfl_sync(0xffffffff, rescale, 8 * t),
+                                   __shfl_sync(0xffffffff, rescale, 8 * t + 4)};
         #pragma unroll
         for (int i = 0; i < 16 * CHUNKS; ++i) out[i / 16][i / 4 % 4][i % 4] *= rescales[i % 2];
         #pragma unroll
@@ -289,7 +307,8 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
 
         #pragma unroll
         for (int i = 0; i < TILE / 16; ++i) {
-            const unsigned low = pack<T>(s[2 * i][0], s[2 * i][1]), high = pack<T>(s[2 * i + 1][0], s[2 * i + 1][1]);
+            const unsigned low = pack<T>(s[2 * i][0], s[2 * i][1]),
+                           high = pack<T>(s[2 * i + 1][0], s[2 * i + 1][1]);
             #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
                 #pragma unroll
@@ -315,7 +334,8 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
             #pragma unroll
             for (int m = 0; m < 4; m += 2)
                 store(&outputs[warp][2 * t + h][64 * c + 8 * g + 2 * m],
-                      Vec<float, 4>{out[c][m][h], out[c][m][2 + h], out[c][m + 1][h], out[c][m + 1][2 + h]});
+                      Vec<float, 4>{out[c][m][h], out[c][m][2 + h], out[c][m + 1][h],
+                                    out[c][m + 1][2 + h]});
     merge_splits<4>(y, parts, part_softmax, arrived, outputs, sums, p, own);
 }
 
@@ -339,14 +359,18 @@ __device__ inline void load_part(T (&out)[PART], const T* p, int count, bool ali
     }
 }
 
-template <typename T> __device__ inline float exp2_for(float x) { return sizeof(T) == 2 ? fast_exp2(x) : exp2f(x); }
+template <typename T>
+__device__ inline float exp2_for(float x) {
+    return sizeof(T) == 2 ? fast_exp2(x) : exp2f(x);
+}
 
 // `lanes`, a power of two, share a key. aligned: keys and values to 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
-decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts,
-                       SoftmaxPartial* part_softmax, unsigned* arrived, const int* __restrict__ lengths,
-                       const float* __restrict__ cosines, const float* __restrict__ sines,
+decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv,
+                       float* parts, SoftmaxPartial* part_softmax, unsigned* arrived,
+                       const int* __restrict__ lengths, const float* __restrict__ cosines,
+                       const float* __restrict__ sines,
                        const __grid_constant__ DecodeAttentionArguments p, int lanes, int aligned) {
     constexpr int MOST = 4, WIDTH = 32 * PART;
     __shared__ T queries[MOST][WIDTH];
@@ -413,13 +437,15 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
     #pragma unroll
     for (int j = 0; j < MOST; ++j) {   // merge the threads that had different keys
         for (int offset = lanes; offset < 32; offset *= 2) {
-            const float other_peak = shuffle_xor(row_max[j], offset), other_total = shuffle_xor(row_sum[j], offset);
+            const float other_peak = shuffle_xor(row_max[j], offset),
+                        other_total = shuffle_xor(row_sum[j], offset);
             const float top = other_peak > row_max[j] ? other_peak : row_max[j];
             const float mine = exp2_for<T>(row_max[j] - top), other = exp2_for<T>(other_peak - top);
             row_max[j] = top;
             row_sum[j] = row_sum[j] * mine + other_total * other;
             #pragma unroll
-            for (int e = 0; e < PART; ++e) out[j][e] = out[j][e] * mine + shuffle_xor(out[j][e], offset) * other;
+            for (int e = 0; e < PART; ++e)
+                out[j][e] = out[j][e] * mine + shuffle_xor(out[j][e], offset) * other;
         }
         if (lane == 0) sums[warp][j] = {row_max[j], row_sum[j]};
         if (lane < lanes)

@@ -1,7 +1,9 @@
 // Dropout, with the residual add behind it or without: y = residual + keep * scale * (x + bias).
 //
-// dropout: x and bias are of type X, y and the residual of Y. sizeof(X) + sizeof(Y) bytes an element,
-//   sizeof(Y) more with a residual; written with =. The keep mask is not stored: backward draws the same
+// dropout: x and bias are of type X, y and the residual of Y. sizeof(X) + sizeof(Y) bytes an
+// element,
+//   sizeof(Y) more with a residual; written with =. The keep mask is not stored: backward draws the
+//   same
 //   bits again, with x = dy, X and Y exchanged, and neither bias nor residual.
 //   A Philox block of 256 bits decides over 16 elements. A warp draws 32 blocks, one a thread, and
 //   moves their 512 elements in vectors of N, neighbours in neighbouring threads; the bits of a
@@ -115,7 +117,9 @@ dropout(Y* __restrict__ y, const X* __restrict__ x, const X* __restrict__ bias,
     const long long start = (blockIdx.x * 256ll + threadIdx.x) / 32 * (32 * LANES);
     draw = draw_number(draw, offset);
     if (start + 32 * LANES <= size)
-        drop<true, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
+        drop<true, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit,
+                            scale);
     else if (start < size)
-        drop<false, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
+        drop<false, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit,
+                             scale);
 }

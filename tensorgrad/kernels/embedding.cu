@@ -1,7 +1,8 @@
 // Token embedding: rows of `weight` selected by ids; and position embedding: rows added to them.
 //
 // embedding_forward: one thread a vector of N elements of y: 2 * sizeof(T) bytes an element and the
-//   id, with positions as much again, which stay in L2. Written with =. An id outside the vocabulary
+//   id, with positions as much again, which stay in L2. Written with =. An id outside the
+//   vocabulary
 //   gives a row of NaN.
 // N is 16 / sizeof(T), and 1 where an array is not aligned or the width no multiple of it.
 // Backward: indexing.cu.
@@ -26,7 +27,8 @@ embedding_forward(T* __restrict__ y, const T* __restrict__ weight, const void* _
                   int steps, int wide) {
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    const long long id = wide ? static_cast<const long long*>(ids)[row] : static_cast<const int*>(ids)[row];
+    const long long id = wide ? static_cast<const long long*>(ids)[row]
+                              : static_cast<const int*>(ids)[row];
     const bool inside = 0 <= id && id < vocabulary;
     const int step = rows < 1ll << 31 ? int(row) % steps : int(row % steps);
     for (int column = threadIdx.x * N; column < width; column += blockDim.x * N) {

@@ -4,7 +4,9 @@
 
 template <typename C> __device__ inline C infinity();
 template <> __device__ inline float infinity<float>() { return __int_as_float(0x7f800000); }
-template <> __device__ inline double infinity<double>() { return __longlong_as_double(0x7ff0000000000000ll); }
+template <> __device__ inline double infinity<double>() {
+    return __longlong_as_double(0x7ff0000000000000ll);
+}
 
 __device__ inline float fast_exp2(float x) {
     float y;

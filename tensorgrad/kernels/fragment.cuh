@@ -1,7 +1,7 @@
-// The accumulator of a product on tensor cores, in the layout that mma.sync and wgmma share: of each
-// 16 rows and 8 columns, thread t of a warp has two neighbouring values of row t / 4 and two of the
-// row 8 below, in columns t % 4 * 2 and the next. The four threads of a quad share a row. A word of
-// two such values, rounded to 16 bits, is an operand of the next product.
+// The accumulator of a product on tensor cores, in the layout that mma.sync and wgmma share: of
+// each 16 rows and 8 columns, thread t of a warp has two neighbouring values of row t / 4 and two
+// of the row 8 below, in columns t % 4 * 2 and the next. The four threads of a quad share a row. A
+// word of two such values, rounded to 16 bits, is an operand of the next product.
 #pragma once
 #include "exp.cuh"
 
@@ -53,7 +53,8 @@ template <int R, int N> struct Fragment {
         #pragma unroll
         for (int h = 0; h < ROWS; ++h) for_row(h, [&](float& x, int c) { f(x, h, c); });
     }
-    // Values of row h in columns outside of [first, last) become -inf; both counted from column_of(0).
+    // Values of row h in columns outside of [first, last) become -inf; both counted from
+    // column_of(0).
     __device__ void mask_row(int h, int first, int last) {
         for_row(h, [&](float& x, int c) {
             if (c < first || c >= last) x = -infinity<float>();

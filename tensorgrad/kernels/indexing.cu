@@ -8,7 +8,8 @@
 //   (fp64 for double). Runs that lie inside the window are added to the total; the sum of a run
 //   that came in from the window before is written to heads, that of one that continues to tails.
 //   Reads sizeof(T) bytes an element of values, and reads and writes 4 for each element of total
-//   that is touched. What a run is added to is read with its first value, not when its sum is there.
+//   that is touched. What a run is added to is read with its first value, not when its sum is
+//   there.
 // add_rows_join: adds, for each run over several windows, the parts in a fixed order.
 // N is 16 / sizeof(T), and 1 where an array is not aligned or the width no multiple of it.
 //
@@ -17,7 +18,8 @@
 //   for (int i = 0; i < size; ++i)
 //       if (0 <= rows[i] && rows[i] < height) total[rows[i]][j] += values[i][j];
 //
-// Phases: for each 8 bits of the row numbers sort_count and sort_scatter; add_rows_window; add_rows_join.
+// Phases: for each 8 bits of the row numbers sort_count and sort_scatter; add_rows_window;
+// add_rows_join.
 //
 // where: VALUES = double, 1 | double, 2 | float, 1 | float, 4 | __half, 1 | __half, 8 |
 //     __nv_bfloat16, 1 | __nv_bfloat16, 8
@@ -142,7 +144,8 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
             if (i == 0 ? !from_before : row[i] != row[i + 1])
                 #pragma unroll
                 for (int p = 0; p < PARTS; ++p)
-                    before[k][p] = load<PART>(total + row[i + 1] * (long long)width + column + p * PART);
+                    before[k][p] =
+                        load<PART>(total + row[i + 1] * (long long)width + column + p * PART);
         }
         #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
@@ -176,7 +179,8 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
 template <typename C, int N>
 __global__ void __launch_bounds__(32 * GROUPS, 1)
 add_rows_join(C* __restrict__ total, const C* __restrict__ heads, const C* __restrict__ tails,
-              const unsigned int* __restrict__ keys, unsigned int size, unsigned int height, int width) {
+              const unsigned int* __restrict__ keys, unsigned int size, unsigned int height,
+              int width) {
     constexpr int BATCH = 8;
     __shared__ Vec<C, N> sums[GROUPS][32];
     const unsigned int window = blockIdx.x, windows = gridDim.x, end = (window + 1) * WINDOW;

@@ -31,7 +31,8 @@ struct OutputTile {
 
 // The tile of this block (threadblock swizzle): blocks that run at the same time take GROUP rows of
 // tiles, so that what they read stays in the L2 cache.
-template <int ROWS, int COLUMNS> __device__ inline OutputTile tile_of_block(const MatmulArguments& p) {
+template <int ROWS, int COLUMNS>
+__device__ inline OutputTile tile_of_block(const MatmulArguments& p) {
     constexpr int GROUP = 8;
     const int tall = (p.rows + ROWS - 1) / ROWS, broad = (p.columns + COLUMNS - 1) / COLUMNS;
     const int batch = blockIdx.x / (tall * broad), index = blockIdx.x - batch * tall * broad;
@@ -41,22 +42,25 @@ template <int ROWS, int COLUMNS> __device__ inline OutputTile tile_of_block(cons
 }
 
 // x += N elements in a row of type S.
-template <typename S, int N, typename C> __device__ inline void add_elements(C (&x)[N], const void* p, size_t place) {
+template <typename S, int N, typename C>
+__device__ inline void add_elements(C (&x)[N], const void* p, size_t place) {
     const Vec<S, N> v = load<N>(static_cast<const S*>(p) + place);
     #pragma unroll
     for (int i = 0; i < N; ++i) x[i] += to_compute(v.values[i]);
 }
-template <typename S, int N, typename C> __device__ inline void store_elements(void* p, size_t place, const C (&x)[N]) {
+template <typename S, int N, typename C>
+__device__ inline void store_elements(void* p, size_t place, const C (&x)[N]) {
     Vec<S, N> v;
     #pragma unroll
     for (int i = 0; i < N; ++i) v.values[i] = from_compute<S>(x[i]);
     store<N>(static_cast<S*>(p) + place, v);
 }
 
-// The epilogue of N elements of a row, in the compute type: rounded once, to the type S of y, at the
-// end.
+// The epilogue of N elements of a row, in the compute type: rounded once, to the type S of y, at
+// the end.
 template <typename S, typename T, int N, typename C>
-__device__ inline void epilogue_elements(const MatmulArguments& p, size_t place, int column, C (&x)[N]) {
+__device__ inline void epilogue_elements(const MatmulArguments& p, size_t place, int column,
+                                         C (&x)[N]) {
     if (p.add) add_elements<S>(x, p.y, place);
     if (p.bias && p.bias_wide) add_elements<C>(x, p.bias, column);
     else if (p.bias) add_elements<T>(x, p.bias, column);
@@ -76,7 +80,8 @@ __device__ inline void epilogue_elements(const MatmulArguments& p, size_t place,
 
 // The same for N elements at `x`, of which those exist that lie in y.
 template <typename T, int N>
-__device__ inline void epilogue_piece(const MatmulArguments& p, int batch, int row, int column, const Compute<T>* x) {
+__device__ inline void epilogue_piece(const MatmulArguments& p, int batch, int row, int column,
+                                      const Compute<T>* x) {
     using C = Compute<T>;
     if (row >= p.rows) return;
     const bool narrow = sizeof(T) == 2 && !p.wide;
@@ -103,11 +108,12 @@ __device__ inline void epilogue_piece(const MatmulArguments& p, int batch, int r
     }
 }
 
-// The epilogue of ROWS x COLUMNS results of a warp in shared memory: each thread 8 columns of a row at
-// a time, so that whole 32-byte sectors are written. Not unrolled: it would not fit the instruction
-// cache.
+// The epilogue of ROWS x COLUMNS results of a warp in shared memory: each thread 8 columns of a row
+// at a time, so that whole 32-byte sectors are written. Not unrolled: it would not fit the
+// instruction cache.
 template <typename T, int ROWS, int COLUMNS, int PITCH>
-__device__ inline void epilogue_rows(const MatmulArguments& p, int batch, int row, int column, const Compute<T>* from) {
+__device__ inline void epilogue_rows(const MatmulArguments& p, int batch, int row, int column,
+                                     const Compute<T>* from) {
     constexpr int PIECE = 8, ACROSS = COLUMNS / PIECE;
     const int lane = threadIdx.x % 32, own = lane % ACROSS * PIECE;
     #pragma unroll 1

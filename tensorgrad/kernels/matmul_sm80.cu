@@ -4,9 +4,9 @@
 // A block computes a tile of y: 128 x 256 with 8 warps or, where there is too little work for such
 // tiles, 64 x 64 with 4. It copies 128 bytes of terms of each row of a and column of b at a time to
 // shared memory, up to three copies ahead of the arithmetic, in lines as they lie in global memory,
-// the 16-byte pieces of a line permuted so that the eight that ldmatrix reads at once lie in different
-// banks. A warp computes 64 x 64 (or 32 x 32) of the tile: 8 ldmatrix for 32 products of 16 x 8 x 16, and while
-// those run, the operands of the next come in.
+// the 16-byte pieces of a line permuted so that the eight that ldmatrix reads at once lie in
+// different banks. A warp computes 64 x 64 (or 32 x 32) of the tile: 8 ldmatrix for 32 products of
+// 16 x 8 x 16, and while those run, the operands of the next come in.
 //
 // Each y is written once, with =, or += where the problem says so.
 //
@@ -19,8 +19,8 @@
 //   for (int k = 0; k < width; ++k) sum += a[i][k] * b[k][j];
 //   y[i][j] = sum;
 //
-// Phases: prologue (load the first tiles); mainloop, for each step of a tile of terms (load a part of
-// another, ldmatrix of the next step, mma of this one); epilogue (by way of shared memory,
+// Phases: prologue (load the first tiles); mainloop, for each step of a tile of terms (load a part
+// of another, ldmatrix of the next step, mma of this one); epilogue (by way of shared memory,
 // epilogue_rows).
 //
 // where: FLAG = true | false
@@ -32,8 +32,8 @@
 constexpr int STEPS = 4;          // products along the terms of one tile in shared memory
 constexpr int LINE = 32 * STEPS;  // bytes of terms of each row and column there
 
-// A tile of one operand in shared memory: LENGTH rows of a (or columns of b) by LINE bytes of terms.
-// ALONG_TERMS: a line in memory holds the terms of one row of a; else one term of all rows.
+// A tile of one operand in shared memory: LENGTH rows of a (or columns of b) by LINE bytes of
+// terms. ALONG_TERMS: a line in memory holds the terms of one row of a; else one term of all rows.
 template <typename T, int LENGTH, bool ALONG_TERMS> struct MmaTileLayout {
     static constexpr int PIECE = 16 / sizeof(T), TERMS = LINE / sizeof(T);
     static constexpr int LINES = ALONG_TERMS ? LENGTH : TERMS;
@@ -46,18 +46,23 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct MmaTileLayout {
         return (line * PIECES + (piece ^ (swizzle & 7))) * 16;
     }
 
-    // MatmulOperand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the products of
-    // `step`. Word 2 t + h has half t of the terms and half h of the rows; for b, word 2 h + t.
-    template <bool B> __device__ static void read(unsigned (&x)[4], unsigned tile, int start, int i, int step) {
+    // MatmulOperand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the
+    // products of `step`. Word 2 t + h has half t of the terms and half h of the rows; for b, word
+    // 2 h + t.
+    template <bool B>
+    __device__ static void read(unsigned (&x)[4], unsigned tile, int start, int i, int step) {
         const int lane = threadIdx.x % 32;
-        const int low = lane / 8 % 2, high = lane / 16;   // the bits of the matrix that this lane names
+        // the bits of the matrix that this lane names
+        const int low = lane / 8 % 2, high = lane / 16;
         const int term = B ? low : high, half = B ? high : low;
         if constexpr (ALONG_TERMS)
             ldmatrix(x, tile + offset(start + i * 16 + half * 8 + lane % 8, step * 2 + term));
         else if constexpr (sizeof(T) == 2)
-            ldmatrix_transposed(x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + i * 2 + half));
+            ldmatrix_transposed(
+                x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + i * 2 + half));
         else {   // offset() spelled out, so that the compiler sees four addresses and constants
-            const unsigned from = tile + (lane % 4 * PIECES + start / 4 + i / 2 * 8) * 16 + lane / 4 % 4 * 4;
+            const unsigned from = tile + (lane % 4 * PIECES + start / 4 + i / 2 * 8) * 16 +
+                                  lane / 4 % 4 * 4;
             #pragma unroll
             for (int w = 0; w < 4; ++w) {
                 const int t = B ? w % 2 : w / 2, h = B ? w / 2 : w % 2;
@@ -72,8 +77,8 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct MmaTileLayout {
     }
 };
 
-// Copies such tiles, one along the terms after the other, each in STEPS parts. The operand is seen as
-// `length` rows of `width` terms, with the distances `step` from row to row and `term_step`.
+// Copies such tiles, one along the terms after the other, each in STEPS parts. The operand is seen
+// as `length` rows of `width` terms, with the distances `step` from row to row and `term_step`.
 template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoader {
     using Place = MmaTileLayout<T, LENGTH, ALONG_TERMS>;
     static constexpr int PASS = THREADS / Place::PIECES;   // lines at a time
@@ -84,7 +89,8 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoade
     int line, piece, left, width;
     bool vectors;
 
-    __device__ MmaLoader(const T* data, long long step, long long term_step, int start, int length, int width, bool vectors)
+    __device__ MmaLoader(const T* data, long long step, long long term_step, int start, int length,
+                         int width, bool vectors)
         : line_step(ALONG_TERMS ? step : term_step), element_step(ALONG_TERMS ? term_step : step),
           tile_step(Place::TERMS * term_step), width(width), vectors(vectors) {
         line = threadIdx.x / Place::PIECES;
@@ -114,7 +120,8 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoade
         }
     }
 
-    // The whole tile, element by element. Not unrolled: it would push the loop out of the instruction cache.
+    // The whole tile, element by element. Not unrolled: it would push the loop out of the
+    // instruction cache.
     __device__ void gather(unsigned tile, int first) const {
         #pragma unroll 1
         for (int pass = 0; pass < PASSES; ++pass) {
@@ -123,10 +130,12 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoade
             const int exist = min(rows, terms) > 0 ? (ALONG_TERMS ? terms : rows) : 0;
             Vec<T> v;
             #pragma unroll
-            for (int i = 0; i < Place::PIECE; ++i, source += element_step) v.values[i] = i < exist ? *source : T(0.f);
+            for (int i = 0; i < Place::PIECE; ++i, source += element_step)
+                v.values[i] = i < exist ? *source : T(0.f);
             const int4 bits = reinterpret_cast<const int4&>(v);
             asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-                         :: "r"(place(tile, pass)), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w) : "memory");
+                         :: "r"(place(tile, pass)), "r"(bits.x), "r"(bits.y), "r"(bits.z),
+                            "r"(bits.w) : "memory");
         }
     }
 
@@ -142,9 +151,11 @@ __device__ inline void wait_for_tile(int stages) {
 
 // stages: of the pipeline, as many tiles of both operands as shared memory holds.
 template <typename T, bool A_ALONG_TERMS, bool B_ALONG_TERMS, int WARPS, int SIZE>
-__global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constant__ MatmulArguments p, int stages) {
+__global__ void __launch_bounds__(64 * WARPS, 1)
+    matmul_mma(const __grid_constant__ MatmulArguments p, int stages) {
     constexpr int THREADS = 64 * WARPS, ROWS = 2 * SIZE, COLUMNS = WARPS * SIZE;
-    constexpr int TALL = SIZE / 16, BROAD = SIZE / 8;   // products that make up what a warp computes
+    // products that make up what a warp computes
+    constexpr int TALL = SIZE / 16, BROAD = SIZE / 8;
     using A = MmaTileLayout<T, ROWS, A_ALONG_TERMS>;
     using B = MmaTileLayout<T, COLUMNS, B_ALONG_TERMS>;
     extern __shared__ __align__(128) unsigned char memory[];
@@ -229,7 +240,8 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
                 *reinterpret_cast<float2*>(rows + sums.row_of(h) * PITCH + sums.column_of(c)) =
                     make_float2(sums.at(half * TALL + h, c), sums.at(half * TALL + h, c + 1));
         __syncwarp();
-        epilogue_rows<T, HALF, SIZE, PITCH>(p, tile.batch, tile.row + warp_row + half * HALF, tile.column + warp_column, rows);
+        epilogue_rows<T, HALF, SIZE, PITCH>(p, tile.batch, tile.row + warp_row + half * HALF,
+                                            tile.column + warp_column, rows);
         __syncwarp();
     }
 }

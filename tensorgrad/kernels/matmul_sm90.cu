@@ -1,22 +1,22 @@
-// Matrix products of 16 bits on Hopper, with an epilogue. y is written with =, or with += where it is
-// float.
+// Matrix products of 16 bits on Hopper, with an epilogue. y is written with =, or with += where it
+// is float.
 //
 //   y = a b + bias + residual, or y = gelu(a b + bias), or y = (a b) gelu'(pre)
 //
 // A persistent block computes tiles of 128 x N sums in the registers of two consumer warpgroups, 64
-// rows each. A producer warp has TMA load 64 columns of a and 64 rows of b at a time into a pipeline of
-// stages in shared memory, from where wgmma reads them; two blocks of a cluster, one below the other,
-// load the columns of b by multicast. Meanwhile the epilogue of the last tile runs: its sums are
-// rounded into shared memory, and epilogue warps store them by TMA, take GELU of them, and load the
-// residual or pre of the next tile. The tile scheduler goes through the tiles in bands of rows, so that
-// what the blocks of the GPU read at one time is in the L2 cache.
+// rows each. A producer warp has TMA load 64 columns of a and 64 rows of b at a time into a
+// pipeline of stages in shared memory, from where wgmma reads them; two blocks of a cluster, one
+// below the other, load the columns of b by multicast. Meanwhile the epilogue of the last tile
+// runs: its sums are rounded into shared memory, and epilogue warps store them by TMA, take GELU of
+// them, and load the residual or pre of the next tile. The tile scheduler goes through the tiles in
+// bands of rows, so that what the blocks of the GPU read at one time is in the L2 cache.
 //
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
 // occupies the tensor cores for 1,024 clocks. N = 128 is for few tiles; where there are fewer still
-// than multiprocessors and K is long, the work is split along K (stream-K): each cluster does the same
-// number of steps, and matmul_sum adds up the parts. Which cluster computes a tile depends on time, the
-// result does not.
+// than multiprocessors and K is long, the work is split along K (stream-K): each cluster does the
+// same number of steps, and matmul_sum adds up the parts. Which cluster computes a tile depends on
+// time, the result does not.
 //
 // The naive kernel, a thread for y[i][j]:
 //
@@ -24,9 +24,10 @@
 //   for (int k = 0; k < terms; ++k) sum += a[i][k] * b[k][j];
 //   y[i][j] = gelu(sum + bias[j]);
 //
-// Phases. Producer: for each work tile, load its stages. Epilogue warps: open the boxes for the next
-// tile (load residual or pre), wait for sums, store them, GELU, store that. Consumers: mainloop (wait
-// for a stage, wgmma, release the stage before); epilogue (bias, residual or pre, round into boxes).
+// Phases. Producer: for each work tile, load its stages. Epilogue warps: open the boxes for the
+// next tile (load residual or pre), wait for sums, store them, GELU, store that. Consumers:
+// mainloop (wait for a stage, wgmma, release the stage before); epilogue (bias, residual or pre,
+// round into boxes).
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
@@ -49,8 +50,9 @@ template <int N> struct SharedStorage {
     float bias[CONSUMER_WARPS][N];
 };
 
-// The CLUSTER blocks of a cluster are one below the other. *_COLUMNS: the contiguous axis is that of the
-// rows of a, the columns of b, not that of the terms. beside: residual or pre, of the shape of y.
+// The CLUSTER blocks of a cluster are one below the other. *_COLUMNS: the contiguous axis is that
+// of the rows of a, the columns of b, not that of the terms. beside: residual or pre, of the shape
+// of y.
 template <typename T, Epilogue EPILOGUE, int N, int CLUSTER, bool A_COLUMNS, bool B_COLUMNS>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * 3, 1)
 matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap beside_map,
@@ -58,11 +60,13 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
        const __grid_constant__ MatmulSm90Arguments p, unsigned* taken) {
     using Storage = SharedStorage<N>;
     constexpr int STAGES = Storage::STAGES, BOXES = Storage::BOXES;
-    constexpr int WIDTH = EPILOGUE == WIDE ? 32 : 64, PASSES = N / WIDTH / BOXES;   // columns of a box
+    // columns of a box
+    constexpr int WIDTH = EPILOGUE == WIDE ? 32 : 64, PASSES = N / WIDTH / BOXES;
     extern __shared__ unsigned char raw[];
     Storage& storage = *reinterpret_cast<Storage*>(raw + (-shared_address(raw) & 1023));
     // Of the stages; and of the boxes of a consumer warp: may be filled, were filled, have pre.
-    __shared__ Mbarrier full[STAGES], empty[STAGES], open[CONSUMER_WARPS], filled[CONSUMER_WARPS], brought[CONSUMER_WARPS];
+    __shared__ Mbarrier full[STAGES], empty[STAGES], open[CONSUMER_WARPS], filled[CONSUMER_WARPS],
+        brought[CONSUMER_WARPS];
     __shared__ ClusterTileQueue queue;
     const int rank = CLUSTER == 1 ? 0 : cluster_rank();
     if (threadIdx.x == 0) {
@@ -80,10 +84,13 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     }
     if (CLUSTER == 1) __syncthreads(); else cluster_sync();
 
-    const int tile_rows = (p.rows + M * CLUSTER - 1) / (M * CLUSTER), tile_columns = (p.columns + N - 1) / N;
-    TileScheduler<CLUSTER> scheduler(p, queue, taken, tile_rows * tile_columns * p.matrices, blockIdx.x / CLUSTER,
-                               gridDim.x / CLUSTER);
-    auto origin_at = [&](int tile) { return tile_origin<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank); };
+    const int tile_rows = (p.rows + M * CLUSTER - 1) / (M * CLUSTER),
+              tile_columns = (p.columns + N - 1) / N;
+    TileScheduler<CLUSTER> scheduler(p, queue, taken, tile_rows * tile_columns * p.matrices,
+                                     blockIdx.x / CLUSTER, gridDim.x / CLUSTER);
+    auto origin_at = [&](int tile) {
+        return tile_origin<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank);
+    };
     WorkTile work;
     const int group = uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
     const int warp = uniform(thread / 32), lane = thread % 32;
@@ -92,7 +99,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         setmaxnreg_decrease<PRODUCER_REGISTERS>();
         if (warp == EPILOGUE_WARPS) {   // producer
             PipelineState<STAGES> at;
-            while (lane == 0 && (rank == 0 ? scheduler.take(work) : scheduler.next_of_thread(work))) {
+            while (lane == 0 &&
+                   (rank == 0 ? scheduler.take(work) : scheduler.next_of_thread(work))) {
                 const TileOrigin origin = origin_at(work.tile);
                 const int a_matrix = origin.matrix * p.a_step, b_matrix = origin.matrix * p.b_step;
                 for (int k = work.begin * K; k < work.end * K; k += K) {
@@ -101,7 +109,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     arrived.arrive_expect_tx(Storage::A_BYTES + Storage::B_BYTES);
                     if (A_COLUMNS) {
                         for (int i = 0; i < M; i += 64)
-                            tma_load(storage.a[at.stage] + i * SWIZZLE, a_map, arrived, origin.row + i, k, a_matrix, 0);
+                            tma_load(storage.a[at.stage] + i * SWIZZLE, a_map, arrived,
+                                     origin.row + i, k, a_matrix, 0);
                     } else {
                         tma_load(storage.a[at.stage], a_map, arrived, k, origin.row, a_matrix, 0);
                     }
@@ -112,7 +121,9 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                         void* to = storage.b[at.stage] + first * SWIZZLE;
                         const int x = B_COLUMNS ? n : k, y = B_COLUMNS ? k : n;
                         if (CLUSTER == 1) tma_load(to, b_map, arrived, x, y, b_matrix, 0);
-                        else tma_load_multicast((1 << CLUSTER) - 1, to, b_map, arrived, x, y, b_matrix, 0);
+                        else
+                            tma_load_multicast((1 << CLUSTER) - 1, to, b_map, arrived, x, y,
+                                               b_matrix, 0);
                     }
                     at.next();
                 }
@@ -127,12 +138,13 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 Mbarrier& arrived = EPILOGUE == GELU_BACKWARD ? brought[w] : open[w];
                 arrived.arrive_expect_tx(BOXES * BOX_BYTES);
                 for (int c = 0; c < BOXES; ++c)
-                    tma_load(storage.boxes[w][c], beside_map, arrived, origin.column + c * 64, origin.row + w * 16,
-                             origin.matrix, 0);
+                    tma_load(storage.boxes[w][c], beside_map, arrived, origin.column + c * 64,
+                             origin.row + w * 16, origin.matrix, 0);
             };
             bool more = scheduler.next(work);
             if (more)
-                for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS) prepare(w, origin_at(work.tile));
+                for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS)
+                    prepare(w, origin_at(work.tile));
             while (more) {
                 if (EPILOGUE == GELU_BACKWARD) {   // pre becomes gelu'(pre), in place
                     #pragma unroll 1
@@ -144,16 +156,21 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     brought_parity ^= 1;
                 }
                 const TileOrigin origin = origin_at(work.tile);
-                // Split along K, the parts of sums go to as many results as there are slabs, and one more.
-                const int part = p.split_steps ? (work.begin + p.split_steps - 1) / p.split_steps : 0;
+                // Split along K, the parts of sums go to as many results as there are slabs, and
+                // one more.
+                const int part = p.split_steps ? (work.begin + p.split_steps - 1) / p.split_steps
+                                               : 0;
                 more = scheduler.next(work);
                 const TileOrigin next = origin_at(work.tile);
                 #pragma unroll 1
                 for (int turn = 0; turn < PASSES; ++turn) {
                     auto send = [&](const TensorMap& map, int w) {   // lane 0
                         for (int c = 0; c < BOXES; ++c) {
-                            const int x = origin.column + (turn * BOXES + c) * WIDTH, row = origin.row + w * 16;
-                            if (EPILOGUE == WIDE && p.add) tma_reduce_add(map, storage.boxes[w][c], x, row, origin.matrix, part);
+                            const int x = origin.column + (turn * BOXES + c) * WIDTH,
+                                      row = origin.row + w * 16;
+                            if (EPILOGUE == WIDE && p.add)
+                                tma_reduce_add(map, storage.boxes[w][c], x, row, origin.matrix,
+                                               part);
                             else tma_store(map, storage.boxes[w][c], x, row, origin.matrix, part);
                         }
                     };
@@ -163,13 +180,15 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                         const int w = warp + i * EPILOGUE_WARPS;
                         if (w < CONSUMER_WARPS) filled[w].wait(parity);
                         if (lane > 0) continue;
-                        if (w < CONSUMER_WARPS && (EPILOGUE != GELU || p.pre)) send(EPILOGUE == GELU ? beside_map : y_map, w);
+                        if (w < CONSUMER_WARPS && (EPILOGUE != GELU || p.pre))
+                            send(EPILOGUE == GELU ? beside_map : y_map, w);
                         tma_store_commit();
                     }
                     #pragma unroll 1
                     for (int i = 0; i < CONSUMERS_EACH && EPILOGUE == GELU; ++i) {
                         const int w = warp + i * EPILOGUE_WARPS;
-                        if (lane == 0) tma_store_wait_read<CONSUMERS_EACH - 1>();   // pre has been read
+                        // pre has been read
+                        if (lane == 0) tma_store_wait_read<CONSUMERS_EACH - 1>();
                         __syncwarp();
                         if (w < CONSUMER_WARPS) gelu_in_boxes<T, false>(storage.boxes[w]);
                         fence_proxy_async();
@@ -181,7 +200,10 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     #pragma unroll
                     for (int i = 0; i < CONSUMERS_EACH; ++i) {
                         const int w = warp + i * EPILOGUE_WARPS;
-                        if (lane == 0) i == 0 ? tma_store_wait_read<2>() : i == 1 ? tma_store_wait_read<1>() : tma_store_wait_read<0>();
+                        if (lane == 0)
+                            i == 0   ? tma_store_wait_read<2>()
+                            : i == 1 ? tma_store_wait_read<1>()
+                                     : tma_store_wait_read<0>();
                         if (w < CONSUMER_WARPS && (more || turn + 1 < PASSES)) prepare(w, next);
                     }
                     parity ^= 1;
@@ -202,18 +224,21 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         while (scheduler.next(work)) {
             int before = 0;
             for (int k = work.begin; k < work.end; ++k) {
-                const unsigned long long a = wgmma_descriptor(storage.a[at.stage] + group * 64 * SWIZZLE);
+                const unsigned long long a =
+                    wgmma_descriptor(storage.a[at.stage] + group * 64 * SWIZZLE);
                 const unsigned long long b = wgmma_descriptor(storage.b[at.stage], K * SWIZZLE);
                 full[at.stage].wait(at.parity);
                 fence_registers(sums.values);
                 wgmma_fence();
                 #pragma unroll
-                for (int i = 0; i < K / 16; ++i)   // 16 terms further: along the rows, or 16 rows on
+                // 16 terms further: along the rows, or 16 rows on
+                for (int i = 0; i < K / 16; ++i)
                     Wgmma<T, N>::template run<B_COLUMNS, A_COLUMNS>(
-                        sums.values, a + i * (A_COLUMNS ? SWIZZLE : 2), b + i * (B_COLUMNS ? SWIZZLE : 2),
-                        k > work.begin || i > 0);
+                        sums.values, a + i * (A_COLUMNS ? SWIZZLE : 2),
+                        b + i * (B_COLUMNS ? SWIZZLE : 2), k > work.begin || i > 0);
                 wgmma_commit();
-                if (EPILOGUE != GELU_BACKWARD && p.bias && k == work.begin)   // while the tensor cores work
+                // while the tensor cores work
+                if (EPILOGUE != GELU_BACKWARD && p.bias && k == work.begin)
                     copy_bias<T, N>(storage.bias[w], p, origin_at(work.tile).column);
                 wgmma_wait<1>();
                 if (k > work.begin) release(before);
@@ -258,14 +283,18 @@ template <typename Y>
 __global__ void __launch_bounds__(256)
 matmul_sum(Y* __restrict__ y, const float* __restrict__ parts, int tile_height, int tile_width,
            const __grid_constant__ MatmulSm90Arguments p) {
-    const long long size = (long long)p.rows * p.columns, index = (blockIdx.x * 256ll + threadIdx.x) * 4;
+    const long long size = (long long)p.rows * p.columns,
+                    index = (blockIdx.x * 256ll + threadIdx.x) * 4;
     if (index >= size) return;
     const int row = index / p.columns, column = index - (long long)row * p.columns;
     const int tile_rows = (p.rows + tile_height - 1) / tile_height;
     const int tile = column / tile_width * tile_rows + row / tile_height;
-    const int steps = (p.terms + K - 1) / K, slabs = steps / p.split_steps, rest = steps - slabs * p.split_steps;
+    const int steps = (p.terms + K - 1) / K, slabs = steps / p.split_steps,
+              rest = steps - slabs * p.split_steps;
     int count = slabs;
-    if (rest) count += 1 + (tile * rest / p.split_steps != (tile * rest + rest - 1) / p.split_steps);   // cut in two
+    // cut in two
+    if (rest)
+        count += 1 + (tile * rest / p.split_steps != (tile * rest + rest - 1) / p.split_steps);
     float sum[4] = {};
     for (int i = 0; i < count; ++i) {
         const Vec<float, 4> part = load<4>(parts + i * size + index);
@@ -275,6 +304,7 @@ matmul_sum(Y* __restrict__ y, const float* __restrict__ parts, int tile_height, 
     Vec<Y, 4> result = {};
     if (p.add) result = load<4>(y + index);
     #pragma unroll
-    for (int e = 0; e < 4; ++e) result.values[e] = Y(p.add ? float(result.values[e]) + sum[e] : sum[e]);
+    for (int e = 0; e < 4; ++e)
+        result.values[e] = Y(p.add ? float(result.values[e]) + sum[e] : sum[e]);
     store(y + index, result);
 }

@@ -11,13 +11,14 @@ enum Epilogue {
     NARROW,          // y = sums + bias + residual, 16 bits
     GELU,            // pre = sums + bias, y = gelu(pre)
     GELU_BACKWARD,   // y = sums * gelu'(pre), pre an input
-    WIDE             // y = or += sums + bias, float; or parts of the sums, to be added by matmul_sum
+    WIDE   // y = or += sums + bias, float; or parts of the sums, to be added by matmul_sum
 };
 
 struct MatmulSm90Arguments {
     unsigned long long bias, residual, pre;   // addresses; 0 where there is none
     int rows, columns, terms;
-    int matrices, a_step, b_step;   // in the batch; 0 where one matrix is the operand of all, else 1
+    // in the batch; 0 where one matrix is the operand of all, else 1
+    int matrices, a_step, b_step;
     int band;    // how many rows of tiles, in clusters, are worked on before the next
     int split_steps;   // stream-K: the steps over K of each cluster; 0 for whole tiles
     int wide_bias, add;
@@ -42,22 +43,26 @@ struct ClusterTileQueue {
     }
 };
 
-// The tile scheduler of a cluster. Whole tiles are scheduled dynamically: where other kernels, such as
-// NCCL's, keep some multiprocessors, the clusters that run take more. With stream-K each cluster has the
-// same number of steps: K is cut into slabs of as many, so that clusters that read the same rows do so
-// at one time, and the tiles of the last, shorter slab are laid end to end and cut every split_steps.
+// The tile scheduler of a cluster. Whole tiles are scheduled dynamically: where other kernels, such
+// as NCCL's, keep some multiprocessors, the clusters that run take more. With stream-K each cluster
+// has the same number of steps: K is cut into slabs of as many, so that clusters that read the same
+// rows do so at one time, and the tiles of the last, shorter slab are laid end to end and cut every
+// split_steps.
 template <int CLUSTER> struct TileScheduler {
     ClusterTileQueue& queue;
     unsigned* taken;
     int tiles, steps, split_steps, clusters, at, last, turn = 0;
 
     // `taken` counts whole tiles as they are worked on, and ends as it began, at 0.
-    __device__ TileScheduler(const MatmulSm90Arguments& p, ClusterTileQueue& queue, unsigned* taken, int tiles, int cluster, int clusters)
-        : queue(queue), taken(taken), tiles(tiles), steps((p.terms + K - 1) / K), split_steps(p.split_steps),
-          clusters(clusters), at(split_steps ? cluster * split_steps : cluster), last(min(at + split_steps, tiles * steps)) {}
+    __device__ TileScheduler(const MatmulSm90Arguments& p, ClusterTileQueue& queue, unsigned* taken,
+                             int tiles, int cluster, int clusters)
+        : queue(queue), taken(taken), tiles(tiles), steps((p.terms + K - 1) / K),
+          split_steps(p.split_steps), clusters(clusters),
+          at(split_steps ? cluster * split_steps : cluster),
+          last(min(at + split_steps, tiles * steps)) {}
 
-    // By one thread of the cluster's first block, which takes its tiles. It asks for the number of the
-    // next one while this one is worked on.
+    // By one thread of the cluster's first block, which takes its tiles. It asks for the number of
+    // the next one while this one is worked on.
     __device__ bool take(WorkTile& work) {
         if (split_steps) return next_split(work);
         const int slot = turn % ClusterTileQueue::SLOTS;
@@ -106,10 +111,12 @@ private:
         const int slabs = steps / split_steps, rest = steps - slabs * split_steps;
         if (at < slabs * tiles * split_steps) {
             const int slab = at / (tiles * split_steps);
-            work = {at / split_steps - slab * tiles, slab * split_steps, slab * split_steps + split_steps};
+            work = {at / split_steps - slab * tiles, slab * split_steps,
+                    slab * split_steps + split_steps};
         } else {
             const int place = at - slabs * tiles * split_steps, begin = place % rest;
-            work = {place / rest, slabs * split_steps + begin, slabs * split_steps + min(rest, begin + last - at)};
+            work = {place / rest, slabs * split_steps + begin,
+                    slabs * split_steps + min(rest, begin + last - at)};
         }
         at += work.end - work.begin;
         return true;
@@ -123,7 +130,8 @@ struct TileOrigin {
 
 // rows, columns: how many tiles of a cluster there are.
 template <int N, int CLUSTER>
-__device__ inline TileOrigin tile_origin(const MatmulSm90Arguments& p, int tile, int rows, int columns, int rank) {
+__device__ inline TileOrigin tile_origin(const MatmulSm90Arguments& p, int tile, int rows,
+                                         int columns, int rank) {
     const int matrix = tile / (rows * columns), within = tile - matrix * rows * columns;
     const int band = within / (p.band * columns), left = within - band * p.band * columns;
     const int height = min(p.band, rows - band * p.band);
@@ -142,7 +150,8 @@ template <typename T> __device__ inline void fill_box(unsigned char* box, const 
     for (int i = 0; i < 4; ++i) {   // 16 columns
         unsigned words[4];
         #pragma unroll
-        for (int e = 0; e < 4; ++e) words[e] = pack<T>(sums[8 * i + 2 * e], sums[8 * i + 2 * e + 1]);
+        for (int e = 0; e < 4; ++e)
+            words[e] = pack<T>(sums[8 * i + 2 * e], sums[8 * i + 2 * e + 1]);
         stmatrix(piece_at(box, lane % 16, 2 * i + lane / 16), words);
     }
 }
@@ -157,7 +166,8 @@ __device__ inline void fill_box_wide(unsigned char* box, const float* sums) {
     }
 }
 // Add a box to 16 rows and 64 columns of an accumulator, or multiply them with it.
-template <typename T, bool MULTIPLY> __device__ inline void combine_box(float* sums, unsigned char* box) {
+template <typename T, bool MULTIPLY>
+__device__ inline void combine_box(float* sums, unsigned char* box) {
     const int lane = threadIdx.x % 32;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -174,13 +184,15 @@ template <typename T, bool MULTIPLY> __device__ inline void combine_box(float* s
 }
 
 // N columns of the bias from `column` on, as float, by a warp.
-template <typename T, int N> __device__ inline void copy_bias(float* to, const MatmulSm90Arguments& p, int column) {
+template <typename T, int N>
+__device__ inline void copy_bias(float* to, const MatmulSm90Arguments& p, int column) {
     #pragma unroll
     for (int i = threadIdx.x % 32 * 2; i < N; i += 64) {
         float2 pair = make_float2(0, 0);
         if (column + i < p.columns)
-            pair = p.wide_bias ? reinterpret_cast<const float2*>(p.bias)[(column + i) / 2]
-                               : unpack<T>(reinterpret_cast<const unsigned*>(p.bias)[(column + i) / 2]);
+            pair = p.wide_bias
+                       ? reinterpret_cast<const float2*>(p.bias)[(column + i) / 2]
+                       : unpack<T>(reinterpret_cast<const unsigned*>(p.bias)[(column + i) / 2]);
         *reinterpret_cast<float2*>(to + i) = pair;
     }
 }
@@ -204,10 +216,10 @@ __device__ inline float clamp_to_ten(float x) {
 }
 
 // gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in
-// boxes, or its derivative, by a warp. One division serves two values; beyond 2^60 s counts as 2^-60.
-// The derivative beyond 10 is that at 10: farther out x^3 would enlarge the error in the last digit of
-// s. Not inlined: in a kernel that is short of registers the compiler, to save some, computes one value
-// after the other, three times slower.
+// boxes, or its derivative, by a warp. One division serves two values; beyond 2^60 s counts as
+// 2^-60. The derivative beyond 10 is that at 10: farther out x^3 would enlarge the error in the
+// last digit of s. Not inlined: in a kernel that is short of registers the compiler, to save some,
+// computes one value after the other, three times slower.
 template <typename T, bool DERIVATIVE, int N>
 __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES]) {
     constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
@@ -239,7 +251,8 @@ __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES])
         }
         #pragma unroll
         for (int e = 0; e < VALUES; ++e)
-            s[e] = DERIVATIVE ? s[e] + x[e] * (s[e] - s[e] * s[e]) * (A + 3 * B * x[e] * x[e]) : x[e] * s[e];
+            s[e] = DERIVATIVE ? s[e] + x[e] * (s[e] - s[e] * s[e]) * (A + 3 * B * x[e] * x[e])
+                              : x[e] * s[e];
         #pragma unroll
         for (int e = 0; e < VALUES; e += 2) words[e / 2] = pack<T>(s[e], s[e + 1]);
         #pragma unroll

@@ -1,15 +1,17 @@
-// layer_norm and rms_norm backward (see norm.cuh). Where x + residual was normalised and its sum is used
-// too, the gradient of the sum is added, and dx is the gradient of both summands.
+// layer_norm and rms_norm backward (see norm.cuh). Where x + residual was normalised and its sum is
+// used too, the gradient of the sum is added, and dx is the gradient of both summands.
 //
-//   norm_backward_rows        x and dy are read once, dx is written once; sums for dweight and dbias
-//                             stay in registers over the rows of a block, which writes one partial row
+//   norm_backward_rows        x and dy are read once, dx is written once; sums for dweight and
+//   dbias
+//                             stay in registers over the rows of a block, which writes one partial
+//                             row
 //   norm_backward_loop        any width and alignment: dx alone, x and dy are read twice
 //   norm_backward_columns     any width and alignment: the partial rows, x and dy are read again
 //   norm_backward_parameters  adds up the partial rows, in order
 //
-// norm_backward_rows moves 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and wants rows
-// of whole, aligned 16-byte vectors. All results but dweight and dbias, which may be added to a gradient
-// that is there, are written with =. Launched by ops/norm_cuda.py.
+// norm_backward_rows moves 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and wants
+// rows of whole, aligned 16-byte vectors. All results but dweight and dbias, which may be added to
+// a gradient that is there, are written with =. Launched by ops/norm_cuda.py.
 //
 // The naive kernel, a thread for row r (dweight and dbias: a thread for column j, over all r):
 //
@@ -24,8 +26,8 @@
 //       dx[r][j] = rstd[r] * (dy[r][j] * weight[j] - sum / width
 //                             - (x[r][j] - mean[r]) * rstd[r] * dot / width) + dsum[r][j];
 //
-// Phases of norm_backward_rows, for each row: wait for it and start loading another; sums of the row;
-// dx. At the end: the partial row of dweight and dbias.
+// Phases of norm_backward_rows, for each row: wait for it and start loading another; sums of the
+// row; dx. At the end: the partial row of dweight and dbias.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: norm_backward_rows<{TYPE}, {1 | 2}>
@@ -48,13 +50,14 @@ __device__ inline void store_wide(Compute<T>* p, const Compute<T> (&values)[VECT
 }
 
 // With dx_hat = dy * weight and x_hat = (x - mean) * rstd:
-// dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second term.
-// partials: (gridDim.x, 2, width), dweight and then dbias of the block's rows; null: not wanted.
-// Shared memory: STAGES * VECTORS * 32 bytes a thread.
+// dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second
+// term. partials: (gridDim.x, 2, width), dweight and then dbias of the block's rows; null: not
+// wanted. Shared memory: STAGES * VECTORS * 32 bytes a thread.
 template <typename T, int VECTORS>
 __global__ void __launch_bounds__(512, VECTORS == 1 && sizeof(T) < 8 ? 2 : 1)
 norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const T* __restrict__ dy,
-                   const T* __restrict__ dsum, const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
+                   const T* __restrict__ dsum, const T* __restrict__ x,
+                   const void* __restrict__ weight, bool weight_wide,
                    const Compute<T>* __restrict__ mean_in, const Compute<T>* __restrict__ rstd_in,
                    long long rows, int width) {
     using C = Compute<T>;
@@ -79,14 +82,17 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
     Words* stages = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
     C means[STAGES], rstds[STAGES];
-    const auto fetch = [&](long long row, int slot) {   // beyond the last row, zeros, which add nothing
+    // beyond the last row, zeros, which add nothing
+    const auto fetch = [&](long long row, int slot) {
         const bool inside = row < rows;
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
             const long long place = row * width + v * WIDTH;
-            cp_async(stages + ((slot * VECTORS + i) * 2 + 0) * threads, x + place, inside && v < vectors);
-            cp_async(stages + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place, inside && v < vectors);
+            cp_async(stages + ((slot * VECTORS + i) * 2 + 0) * threads, x + place,
+                     inside && v < vectors);
+            cp_async(stages + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place,
+                     inside && v < vectors);
         }
         cp_async_commit();
         means[STAGES - 1] = inside && mean_in != nullptr ? mean_in[row] : C(0);
@@ -143,7 +149,8 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
             keep_packed<T>(dys[i]);
         }
         sum = group.sum(sum);
-        const C shift = mean_in != nullptr ? sum.first * inverse_width : C(0), projection = sum.second * inverse_width;
+        const C shift = mean_in != nullptr ? sum.first * inverse_width : C(0),
+                projection = sum.second * inverse_width;
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
@@ -212,18 +219,22 @@ norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __rest
         }
     });
     sum = group.sum(sum);
-    const C shift = mean_in != nullptr ? sum.first / C(width) : C(0), projection = sum.second / C(width);
-    const bool alike = aligned_alike(x, dy) && aligned_alike(x, dx) && (dsum == nullptr || aligned_alike(x, dsum));
+    const C shift = mean_in != nullptr ? sum.first / C(width) : C(0),
+            projection = sum.second / C(width);
+    const bool alike = aligned_alike(x, dy) && aligned_alike(x, dx) &&
+                       (dsum == nullptr || aligned_alike(x, dsum));
     for_places(x, count, alike, [&](int place, auto n) {
         auto values = load<n>(x + place);
-        const auto dys = load<n>(dy + place), others = load<n>((dsum != nullptr ? dsum : dy) + place);
+        const auto dys = load<n>(dy + place),
+                   others = load<n>((dsum != nullptr ? dsum : dy) + place);
         #pragma unroll
         for (int j = 0; j < n; ++j) {
             C dx_hat = to_compute(dys.values[j]);
             if (weight != nullptr) dx_hat *= load_parameter<T>(weight, weight_wide, place + j);
             const C x_hat = (to_compute(values.values[j]) - mean) * rstd;
             const C own = rstd * (dx_hat - shift - x_hat * projection);
-            values.values[j] = from_compute<T>(dsum != nullptr ? own + to_compute(others.values[j]) : own);
+            values.values[j] =
+                from_compute<T>(dsum != nullptr ? own + to_compute(others.values[j]) : own);
         }
         store(dx + place, values);
     });
@@ -259,12 +270,12 @@ norm_backward_columns(Compute<T>* __restrict__ partials, const T* __restrict__ d
     partials[(blockIdx.y * 2ll + 1) * width + column] = sum.second;
 }
 
-// out: (columns,), dweight, dbias or one behind the other; begin: where they are in a partial row of
-// `width`. partials: (count, width). Written with +=, or with = unless `adds`. 32 x 32 threads.
+// out: (columns,), dweight, dbias or one behind the other; begin: where they are in a partial row
+// of `width`. partials: (count, width). Written with +=, or with = unless `adds`. 32 x 32 threads.
 template <typename C>
 __global__ void __launch_bounds__(1024)
-norm_backward_parameters(C* __restrict__ out, const C* __restrict__ partials, int begin, int columns,
-                         int count, int width, bool adds) {
+norm_backward_parameters(C* __restrict__ out, const C* __restrict__ partials, int begin,
+                         int columns, int count, int width, bool adds) {
     __shared__ C sums[32][33];
     const int column = blockIdx.x * 32 + threadIdx.x;
     C sum = 0;

@@ -1,12 +1,13 @@
-// layer_norm and rms_norm forward (see norm.cuh). With a residual, x + residual is what is normalised,
-// and is written too.
+// layer_norm and rms_norm forward (see norm.cuh). With a residual, x + residual is what is
+// normalised, and is written too.
 //
-//   norm_forward_rows   x is read once, y written once: cp.async loads the next row to shared memory
+//   norm_forward_rows   x is read once, y written once: cp.async loads the next row to shared
+//   memory
 //                       while one is worked on in registers, where weight and bias stay
 //   norm_forward_loop   any width and alignment: x is read three times, from caches where it fits
 //
-// norm_forward_rows moves 2 * sizeof(T) bytes an element (4 with a residual) and wants rows of whole,
-// aligned 16-byte vectors. All results are written with =. Launched by ops/norm_cuda.py.
+// norm_forward_rows moves 2 * sizeof(T) bytes an element (4 with a residual) and wants rows of
+// whole, aligned 16-byte vectors. All results are written with =. Launched by ops/norm_cuda.py.
 //
 // The naive kernel, a thread for row r:
 //
@@ -18,8 +19,8 @@
 //   mean_out[r] = mean;
 //   rstd_out[r] = rstd;
 //
-// Phases of a row: load and add the residual; start loading the next row; moments of a warp; moments of
-// the row; normalize and store.
+// Phases of a row: load and add the residual; start loading the next row; moments of a warp;
+// moments of the row; normalize and store.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // where: SHAPE = 1, 0 | 3, 32 | 3, 0 | 4, 64 | 4, 128 | 4, 0
@@ -38,34 +39,41 @@ template <typename C> __device__ inline void merge(Moments<C>& own, const Moment
 
 // Blocks of a multiprocessor: as many as leave each thread the registers it needs.
 template <typename T, int VECTORS, int LANES, bool RESIDUAL>
-constexpr int FORWARD_BLOCKS = sizeof(T) == 8 || LANES == 0 ? 1 : VECTORS > 3 ? 5 : RESIDUAL ? 6 : 7;
+constexpr int FORWARD_BLOCKS = sizeof(T) == 8 || LANES == 0 ? 1
+                               : VECTORS > 3                ? 5
+                               : RESIDUAL                   ? 6
+                                                            : 7;
 
 // RESIDUAL: x + residual, rounded, is written to sum_out and normalised. WIDE: weight and bias are
 // stored in the compute type. Shared memory: VECTORS * 16 bytes a thread, twice that with RESIDUAL.
 // LANES: threads a row, in blocks of 128; 0 where only blockDim says.
 template <typename T, int VECTORS, int LANES, bool RESIDUAL, bool WIDE>
-__global__ void __launch_bounds__(LANES > 0 ? 128 : 512, FORWARD_BLOCKS<T, VECTORS, LANES, RESIDUAL>)
-norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
-                  Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
-                  const T* __restrict__ residual, const void* __restrict__ weight,
-                  const void* __restrict__ bias, long long rows, int width, double eps) {
+__global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
+                                  FORWARD_BLOCKS<T, VECTORS, LANES, RESIDUAL>)
+    norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
+                      Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
+                      const T* __restrict__ residual, const void* __restrict__ weight,
+                      const void* __restrict__ bias, long long rows, int width, double eps) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
     __shared__ Moments<C> shared[2][32];
     extern __shared__ __align__(16) unsigned char memory[];
-    const int row_threads = LANES > 0 ? LANES : blockDim.x, threads = LANES > 0 ? 128 : blockDim.x * blockDim.y;
+    const int row_threads = LANES > 0 ? LANES : blockDim.x,
+              threads = LANES > 0 ? 128 : blockDim.x * blockDim.y;
     const int vectors = width / WIDTH, groups = threads / row_threads, step = gridDim.x * groups;
 
     // Each thread loads its part of the next row into memory of its own: no barrier.
     Words* next = reinterpret_cast<Words*>(memory) + threadIdx.y * row_threads + threadIdx.x;
-    long long row = blockIdx.x * (long long)groups + threadIdx.y, place = row * width + threadIdx.x * WIDTH;
+    long long row = blockIdx.x * (long long)groups + threadIdx.y,
+              place = row * width + threadIdx.x * WIDTH;
     const auto fetch = [&] {
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int offset = i * row_threads;
             const bool inside = row < rows && threadIdx.x + offset < vectors;
             cp_async(next + i * threads, x + place + offset * WIDTH, inside);
-            if (RESIDUAL) cp_async(next + (VECTORS + i) * threads, residual + place + offset * WIDTH, inside);
+            if (RESIDUAL)
+                cp_async(next + (VECTORS + i) * threads, residual + place + offset * WIDTH, inside);
         }
         cp_async_commit();
     };
@@ -84,8 +92,10 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             const int v = threadIdx.x + i * row_threads;
             weights[i] = pack<T>(ones);
             biases[i] = Words{};
-            if (v < vectors && weight != nullptr) weights[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
-            if (v < vectors && bias != nullptr) biases[i] = load_words(static_cast<const T*>(bias) + v * WIDTH);
+            if (v < vectors && weight != nullptr)
+                weights[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
+            if (v < vectors && bias != nullptr)
+                biases[i] = load_words(static_cast<const T*>(bias) + v * WIDTH);
         }
     }
     const C inverse_width = C(1) / C(width), inverse_count = C(1) / max(count, C(1));
@@ -178,7 +188,8 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
                 keep_packed<T>(biases[i]);
             }
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) values[i][j] = (values[i][j] * rstd + shift) * w[j] + b[j];
+            for (int j = 0; j < WIDTH; ++j)
+                values[i][j] = (values[i][j] * rstd + shift) * w[j] + b[j];
             store_values(y + here + i * row_threads * WIDTH, values[i]);
         }
     }
@@ -189,7 +200,8 @@ __global__ void __launch_bounds__(512, 1)
 norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
                   Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
                   const T* __restrict__ residual, const void* __restrict__ weight, bool weight_wide,
-                  const void* __restrict__ bias, bool bias_wide, long long rows, int width, double eps) {
+                  const void* __restrict__ bias, bool bias_wide, long long rows, int width,
+                  double eps) {
     using C = Compute<T>;
     __shared__ C partials[64];
     GroupReducer<C> group(partials);
@@ -206,7 +218,8 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             const auto others = load<n>(residual + place);
             #pragma unroll
             for (int j = 0; j < n; ++j)
-                values.values[j] = from_compute<T>(to_compute(values.values[j]) + to_compute(others.values[j]));
+                values.values[j] =
+                    from_compute<T>(to_compute(values.values[j]) + to_compute(others.values[j]));
             store(sum + place, values);
         });
         __syncthreads();

@@ -32,7 +32,8 @@ __device__ inline void fill(T* y, long long size, Word seed, Word draw, Word str
     for (int i = 0; i < LANES; i += WIDTH) {
         Vec<T, WIDTH> out;
         #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) out.values[j] = value(lane<LANES>(bits, i + j), first + i + j);
+        for (int j = 0; j < WIDTH; ++j)
+            out.values[j] = value(lane<LANES>(bits, i + j), first + i + j);
         if (first + i + WIDTH <= size) {
             store(y + first + i, out);
         } else {
@@ -56,12 +57,14 @@ __device__ inline double centered(Word word) {
 __device__ inline double log_same(double x) {
     const long long bits = __double_as_longlong(x);
     const long long exponent = (bits - 0x3fe6a09e667f3bcdll) >> 52;   // of x / sqrt(1/2)
-    const double m = __longlong_as_double(bits - exponent * 0x10000000000000ll), e = double(exponent);
+    const double m = __longlong_as_double(bits - exponent * 0x10000000000000ll),
+                 e = double(exponent);
     const double s = (m - 1.0) / (m + 1.0), z = s * s;
     double sum = 2.0 / 21.0;
     #pragma unroll
     for (int k = 19; k >= 3; k -= 2) sum = sum * z + 2.0 / k;
-    return e * 6.93147180369123816490e-01 + (2.0 * s + (s * (z * sum) + e * 1.90821492927058770002e-10));
+    return e * 6.93147180369123816490e-01 +
+           (2.0 * s + (s * (z * sum) + e * 1.90821492927058770002e-10));
 }
 
 __device__ inline double polynomial(double x, const double (&c)[8]) {

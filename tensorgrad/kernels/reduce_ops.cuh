@@ -14,17 +14,18 @@ template <> __device__ inline long long infinity<long long>() { return 0x7ffffff
 template <> __device__ inline unsigned long long infinity<unsigned long long>() { return ~0ull; }
 // The largest and smallest value of an accumulator: what max and min start from.
 template <typename A> __device__ inline A highest() { return infinity<A>(); }
-template <typename A> __device__ inline A lowest() {   // ~x is -x - 1 for integers, 0 for the unsigned
+// ~x is -x - 1 for integers, 0 for the unsigned
+template <typename A> __device__ inline A lowest() {
     if constexpr (A(0.5) == A(0)) return ~infinity<A>();
     else return -infinity<A>();
 }
 
 // An operation names its types (In, Acc, Out), the accumulator to start from (identity), how values
-// and accumulators merge one (absorb, combine), how those of neighbouring lanes become one (across) and
-// how it becomes a result (finish). The values that absorb takes stand at place<RUN>(i, first, jump)
-// of the axis: RUN of them side by side at first, the next at first + jump, and so on; several come
-// in ascending order, call after call. Fold is the usual case: each value becomes an accumulator by
-// itself (lift).
+// and accumulators merge one (absorb, combine), how those of neighbouring lanes become one (across)
+// and how it becomes a result (finish). The values that absorb takes stand at place<RUN>(i, first,
+// jump) of the axis: RUN of them side by side at first, the next at first + jump, and so on;
+// several come in ascending order, call after call. Fold is the usual case: each value becomes an
+// accumulator by itself (lift).
 template <int RUN> __device__ inline long long place(int i, long long first, long long jump) {
     return first + i / RUN * jump + i % RUN;
 }
@@ -85,8 +86,8 @@ struct ValueIndex {
     long long index;
 };
 
-// The best of two rows of values at once, in one register, the numbers of the best beside each other
-// in another: 3 instructions for two values. NaN stays in `best`.
+// The best of two rows of values at once, in one register, the numbers of the best beside each
+// other in another: 3 instructions for two values. NaN stays in `best`.
 template <bool LEAST, typename T>
 struct BestPair {
     typename PairType<T>::type best;
@@ -107,14 +108,16 @@ template <bool LEAST> __device__ inline int ordered_bits(float x) {
 }
 template <bool LEAST> __device__ inline int ordered_bits(int x) { return LEAST ? ~x : x; }
 
-// The first place of the largest (or least) value, or of the first NaN. The worst of all values is at
-// no place: where nothing is better, the first place is 0.
+// The first place of the largest (or least) value, or of the first NaN. The worst of all values is
+// at no place: where nothing is better, the first place is 0.
 template <typename T, bool LEAST>
 struct FirstBest : Fold<FirstBest<T, LEAST>, T, ValueIndex<Compute<T>>, long long> {
     using A = Compute<T>;
     static constexpr long long NOWHERE = 0x7fffffffffffffffll;
     __device__ static bool beats(A b, A a) { return LEAST ? b < a : b > a; }
-    __device__ static ValueIndex<A> identity() { return {LEAST ? highest<A>() : lowest<A>(), NOWHERE}; }
+    __device__ static ValueIndex<A> identity() {
+        return {LEAST ? highest<A>() : lowest<A>(), NOWHERE};
+    }
     __device__ static ValueIndex<A> lift(T x, long long index) {
         const A value = A(x);
         return {value, value == identity().value ? NOWHERE : index};
@@ -127,7 +130,8 @@ struct FirstBest : Fold<FirstBest<T, LEAST>, T, ValueIndex<Compute<T>>, long lon
     }
     // The best of the few is found first, by their numbers: places are wide, and NaN is rare.
     template <int RUN, int N>
-    __device__ static void absorb(ValueIndex<A>& acc, const T (&x)[N], long long first, long long jump) {
+    __device__ static void absorb(ValueIndex<A>& acc, const T (&x)[N], long long first,
+                                  long long jump) {
         if constexpr (N > 1) {
             int number;
             const A best = best_of(x, number);
@@ -142,15 +146,18 @@ struct FirstBest : Fold<FirstBest<T, LEAST>, T, ValueIndex<Compute<T>>, long lon
     __device__ static ValueIndex<A> across(ValueIndex<A> acc, int lanes) {
         if constexpr (sizeof(A) == 4) {
             if (lanes == 32) {   // two instructions; a warp's rows are short: places fit 32 bits
-                const int own = ordered_bits<LEAST>(acc.value), best = __reduce_max_sync(0xffffffff, own);
+                const int own = ordered_bits<LEAST>(acc.value),
+                          best = __reduce_max_sync(0xffffffff, own);
                 const unsigned int place = own == best ? acc.index : 0xffffffffu;
                 const unsigned int first = __reduce_min_sync(0xffffffff, place);
-                const unsigned int winners = __ballot_sync(0xffffffff, own == best && place == first);
+                const unsigned int winners =
+                    __ballot_sync(0xffffffff, own == best && place == first);
                 const A value = __shfl_sync(0xffffffff, acc.value, __ffs(winners) - 1);
                 return {value, first == 0xffffffffu ? NOWHERE : first};
             }
         }
-        return warp_reduce(acc, [](ValueIndex<A> a, ValueIndex<A> b) { return combine(a, b); }, lanes);
+        return warp_reduce(
+            acc, [](ValueIndex<A> a, ValueIndex<A> b) { return combine(a, b); }, lanes);
     }
     // The first of the best and its number; NaN where there is one.
     template <int N> __device__ static A best_of(const T (&x)[N], int& number) {
@@ -179,10 +186,11 @@ struct FirstBest : Fold<FirstBest<T, LEAST>, T, ValueIndex<Compute<T>>, long lon
         }
     }
     // The best of columns side by side, two at a time: of every step-th row of p from r on, which
-    // stand at begin + r and so on. Returns the row that comes next; where there is NaN, r as it was.
+    // stand at begin + r and so on. Returns the row that comes next; where there is NaN, r as it
+    // was.
     template <int WIDTH>
-    __device__ static int begin_columns(ValueIndex<A> (&acc)[WIDTH], const T* p, long long inner, int r,
-                                        int count, int step, long long begin) {
+    __device__ static int begin_columns(ValueIndex<A> (&acc)[WIDTH], const T* p, long long inner,
+                                        int r, int count, int step, long long begin) {
         constexpr int MOST = 65536, TOGETHER = 4;   // rows: numbered in 16 bits; loads in flight
         const int rows = min((count - r + step - 1) / step, MOST) / TOGETHER * TOGETHER;
         const T worst = from_compute<T>(identity().value);
@@ -192,7 +200,8 @@ struct FirstBest : Fold<FirstBest<T, LEAST>, T, ValueIndex<Compute<T>>, long lon
         for (int i = 0; i < rows; i += TOGETHER) {
             Vec<T, WIDTH> some[TOGETHER];
             #pragma unroll
-            for (int k = 0; k < TOGETHER; ++k) some[k] = load<WIDTH>(p + (r + (i + k) * step) * inner);
+            for (int k = 0; k < TOGETHER; ++k)
+                some[k] = load<WIDTH>(p + (r + (i + k) * step) * inner);
             #pragma unroll
             for (int k = 0; k < TOGETHER; ++k)
                 #pragma unroll
@@ -266,7 +275,8 @@ struct NormMax : Fold<NormMax<T>, T, Compute<T>, Compute<T>> {
 };
 
 __device__ inline double quotient(double a, double b) { return a / b; }
-__device__ inline float quotient(float a, float b) { return __fdividef(a, b); }   // 2 ulp, a tenth of the time
+// 2 ulp, a tenth of the time
+__device__ inline float quotient(float a, float b) { return __fdividef(a, b); }
 
 // The variance, unrounded, from one read of x: Moments of a few values at a time, merged.
 template <typename T>
@@ -289,7 +299,8 @@ struct Var {
     __device__ static Acc combine(Acc a, Acc b) {
         const A count = a.count + b.count, delta = b.mean - a.mean;
         const A fraction = count > 0 ? quotient(b.count, count) : A(0);
-        return {count, a.mean + delta * fraction, a.squares + b.squares + delta * delta * a.count * fraction};
+        return {count, a.mean + delta * fraction,
+                a.squares + b.squares + delta * delta * a.count * fraction};
     }
     // As combine, but all at once: the mean of all, then what the means of the lanes are off by.
     __device__ static Acc across(Acc acc, int lanes) {
@@ -322,7 +333,8 @@ struct LogSumExp {
     }
     __device__ static Acc combine(Acc a, Acc b) {
         const A maximum = b.maximum > a.maximum ? b.maximum : a.maximum, finite = shift(maximum);
-        return {maximum, a.total * exp_less<T>(a.maximum, finite) + b.total * exp_less<T>(b.maximum, finite)};
+        return {maximum, a.total * exp_less<T>(a.maximum, finite) +
+                             b.total * exp_less<T>(b.maximum, finite)};
     }
     __device__ static Acc across(Acc acc, int lanes) {
         const A maximum = warp_reduce(acc.maximum, [](A a, A b) { return b > a ? b : a; }, lanes);

@@ -1,8 +1,10 @@
 // Rotary position embedding of q and k, in place beside v in the packed projection: (rows, H, D) of
 // which the first `heads` of the H are rotated and the others copied.
 //
-// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread rotates P pairs: two accesses
-//   of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines and sines
+// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread rotates P pairs: two
+// accesses
+//   of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines and
+//   sines
 //   are fp32 (fp64 for double), one for each pair of a row or of a row and head; they stay in L2.
 //   Backward is the rotation by the opposite angle, direction = -1.
 // P is 16 / sizeof(T), and 1 where an array is not aligned or D / 2 no multiple of it.
@@ -21,8 +23,9 @@
 
 // Rotate the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
 template <bool INTERLEAVED, typename T, int P, typename C, int PART>
-__device__ inline void rotate(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART> (&cosine)[P / PART],
-                            const Vec<C, PART> (&sine)[P / PART], C direction) {
+__device__ inline void rotate(Vec<T, P>& one, Vec<T, P>& two,
+                              const Vec<C, PART> (&cosine)[P / PART],
+                              const Vec<C, PART> (&sine)[P / PART], C direction) {
     T values[2 * P];
     #pragma unroll
     for (int i = 0; i < P; ++i) {
@@ -34,7 +37,8 @@ __device__ inline void rotate(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART>
         T& first = values[INTERLEAVED ? 2 * i : i];
         T& second = values[INTERLEAVED ? 2 * i + 1 : P + i];
         const C a = to_compute(first), b = to_compute(second);
-        const C c = cosine[i / PART].values[i % PART], s = direction * sine[i / PART].values[i % PART];
+        const C c = cosine[i / PART].values[i % PART],
+                s = direction * sine[i / PART].values[i % PART];
         first = from_compute<T>(a * c - b * s);
         second = from_compute<T>(b * c + a * s);
     }
@@ -56,8 +60,8 @@ template <typename T, int P> __device__ inline void store_whole(T* p, const Vec<
 template <typename T, int P>
 __global__ void __launch_bounds__(256)
 rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __restrict__ cosines,
-            const Compute<T>* __restrict__ sines, long long rows, int all_heads, int half, int heads,
-            long long angle_rows, int angle_heads, int interleaved, int direction) {
+            const Compute<T>* __restrict__ sines, long long rows, int all_heads, int half,
+            int heads, long long angle_rows, int angle_heads, int interleaved, int direction) {
     using C = Compute<T>;
     constexpr int PART = P < VECTOR<C> ? P : VECTOR<C>;   // angles that one access moves
     constexpr int HEADS = 4;   // that share a thread's angles, under way at a time

@@ -1,11 +1,11 @@
-// The next token of each sequence, drawn from its logits: a block a sequence, which reads its row of
-// float32 logits from L1 and L2 as often as sampling needs. Greedy: once. Otherwise once to find the
-// largest, some twenty times for each of top-k and top-p, whose threshold is found by bisection, and
-// twice to draw.
+// The next token of each sequence, drawn from its logits: a block a sequence, which reads its row
+// of float32 logits from L1 and L2 as often as sampling needs. Greedy: once. Otherwise once to find
+// the largest, some twenty times for each of top-k and top-p, whose threshold is found by
+// bisection, and twice to draw.
 //
 // ops/sampling.py has the same formulas in NumPy, and both take the same tokens: weights are whole
-// numbers of 2^-40, whose sums do not depend on their order, made by operations of double that round
-// alike everywhere, and nothing is contracted to fma.
+// numbers of 2^-40, whose sums do not depend on their order, made by operations of double that
+// round alike everywhere, and nothing is contracted to fma.
 //
 // The naive kernel, a thread a sequence, greedy or from all tokens (u: uniform in [0, 1)):
 //
@@ -33,7 +33,8 @@ __device__ inline Word weight_of(double x) {
     const double n = rint(x * 1.4426950408889634);
     const double r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
     double sum = 1.0 / 6227020800.0;   // 1 / 13!
-    const double factors[13] = {479001600., 39916800., 3628800., 362880., 40320., 5040., 720., 120., 24., 6., 2., 1., 1.};
+    const double factors[13] = {479001600., 39916800., 3628800., 362880., 40320., 5040., 720.,
+                                120.,       24.,       6.,       2.,      1.,     1.};
     #pragma unroll
     for (int i = 0; i < 13; ++i) sum = sum * r + 1.0 / factors[i];
     return Word(sum * __longlong_as_double((1063 + (long long)n) << 52));   // 2^(40 + n)
@@ -41,11 +42,13 @@ __device__ inline Word weight_of(double x) {
 
 struct TokenMass {
     Word weight, count;
-    __device__ TokenMass operator+(TokenMass other) const { return {weight + other.weight, count + other.count}; }
+    __device__ TokenMass operator+(TokenMass other) const {
+        return {weight + other.weight, count + other.count};
+    }
 };
 
-// A row of logits, and the order of its tokens: keys fall with the logit, equal ones with the number of
-// the token, and all differ.
+// A row of logits, and the order of its tokens: keys fall with the logit, equal ones with the
+// number of the token, and all differ.
 struct OrderedLogits {
     const float* logits;
     const unsigned char* seen;   // or null
@@ -64,20 +67,23 @@ struct OrderedLogits {
         const unsigned order = x != x ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
         return Word(order) << 32 | (0xffffffffu - token);
     }
-    __device__ Word weight(int token) const { return weight_of((double(logit(token)) - largest) / temperature); }
+    __device__ Word weight(int token) const {
+        return weight_of((double(logit(token)) - largest) / temperature);
+    }
 
     // What the tokens with keys from `low` up to, but not including, `high` come to.
     __device__ TokenMass between(Word low, Word high, bool weighted) const {
         TokenMass own = {0, 0};
         for (int token = threadIdx.x; token < vocabulary; token += THREADS) {
             const Word found = key(token);
-            if (found >= low && found < high) own = own + TokenMass{weighted ? weight(token) : 1, 1};
+            if (found >= low && found < high)
+                own = own + TokenMass{weighted ? weight(token) : 1, 1};
         }
         return block_sum(own);
     }
 
-    // A key such that the tokens from it on come to `target` or more, and without the last of them to
-    // less. Those from `low` on, `count` of them, do come to that.
+    // A key such that the tokens from it on come to `target` or more, and without the last of them
+    // to less. Those from `low` on, `count` of them, do come to that.
     __device__ Word threshold(Word low, Word high, Word count, Word target, bool weighted) const {
         Word above = 0;   // what the tokens from `high` on come to
         while (count > 1) {
@@ -96,10 +102,11 @@ struct OrderedLogits {
     }
 };
 
-// tokens: (sequences, capacity), of which counts[b] are known; the next one is added, to `latest` too, and
-// the cache's lengths[b] grows by the one that was read. flags: 1 is added once a token of `stops`
-// came, 2 where the logits were not finite. seen: (sequences, vocabulary), 1 for each token that
-// occurred, or null without a penalty. Temperature 0 is greedy; top_k 0 and top_p 1 exclude nothing.
+// tokens: (sequences, capacity), of which counts[b] are known; the next one is added, to `latest`
+// too, and the cache's lengths[b] grows by the one that was read. flags: 1 is added once a token of
+// `stops` came, 2 where the logits were not finite. seen: (sequences, vocabulary), 1 for each token
+// that occurred, or null without a penalty. Temperature 0 is greedy; top_k 0 and top_p 1 exclude
+// nothing.
 __global__ void __launch_bounds__(THREADS)
 sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, unsigned char* flags,
               const float* logits, unsigned char* seen, const Word* seeds, const long long* stops,
@@ -113,7 +120,8 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
     OrderedLogits row = {logits + begin, seen, penalty, vocabulary, 0, temperature};
 
     Word best = 0;
-    for (int token = threadIdx.x; token < vocabulary; token += THREADS) best = max(best, row.key(token));
+    for (int token = threadIdx.x; token < vocabulary; token += THREADS)
+        best = max(best, row.key(token));
     best = block_reduce(best, Word(0), [](Word a, Word b) { return b > a ? b : a; });
     int token = int(0xffffffffu - unsigned(best));
     row.largest = row.logit(token);
@@ -122,11 +130,13 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
     if (temperature > 0 && !broken) {
         const Word high = best + 1;
         Word low = 0;
-        if (top_k > 0 && top_k < vocabulary) low = row.threshold(low, high, vocabulary, top_k, false);
+        if (top_k > 0 && top_k < vocabulary)
+            low = row.threshold(low, high, vocabulary, top_k, false);
         TokenMass kept = row.between(low, high, true);
         if (top_p < 1) {
             const double target = ceil(top_p * double(kept.weight));
-            low = row.threshold(low, high, kept.count, min(max(Word(target), Word(1)), kept.weight), true);
+            low = row.threshold(low, high, kept.count, min(max(Word(target), Word(1)), kept.weight),
+                                true);
             kept = row.between(low, high, true);
         }
         const Word drawn = __umul64hi(philox(seeds[b], counts[b], 0, 0).values[0], kept.weight);

@@ -1,4 +1,5 @@
-// The scores that softmax is taken of: x * scale + mask, -inf where a Boolean or causal mask hides x.
+// The scores that softmax is taken of: x * scale + mask, -inf where a Boolean or causal mask hides
+// x.
 #pragma once
 #include "exp.cuh"
 
@@ -28,11 +29,15 @@ struct RowScores {
         : scale(all.scale), all(all), place(0), limit(width), whole(false) {
         if (!MASKED) return;
         if (all.queries > 0)
-            limit = max(0, min(width, int(unsigned(row) % unsigned(all.queries)) + 1 + width - int(all.queries)));
+            limit = max(0, min(width, int(unsigned(row) % unsigned(all.queries)) + 1 + width -
+                                          int(all.queries)));
         if (all.kind == NO_MASK) return;
-        const long long size = all.kind == BOOL_MASK ? 1 : all.kind == OWN_MASK ? sizeof(T) : sizeof(C);
+        const long long size = all.kind == BOOL_MASK  ? 1
+                               : all.kind == OWN_MASK ? sizeof(T)
+                                                      : sizeof(C);
         const unsigned middle = unsigned(all.lengths[0]), inner = unsigned(all.lengths[1]);
-        const unsigned outer = unsigned(row) / inner;   // under a mask there are less than 2^32 rows
+        // under a mask there are less than 2^32 rows
+        const unsigned outer = unsigned(row) / inner;
         place = outer / middle * all.strides[0] + outer % middle * all.strides[1]
               + unsigned(row) % inner * all.strides[2];
         const size_t address = reinterpret_cast<size_t>(all.mask) + (place + head) * size;
@@ -67,7 +72,8 @@ private:
             for (int j = 0; j < N; ++j) f(values[i][j], i, j);
     }
     template <typename M, int COUNT, int N, typename F>
-    __device__ void add_mask(const M* mask, C (&values)[COUNT][N], int first, int step, F fill) const {
+    __device__ void add_mask(const M* mask, C (&values)[COUNT][N], int first, int step,
+                             F fill) const {
         Vec<M, N> parts[COUNT];
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {   // all loads before what waits for x
@@ -87,7 +93,8 @@ private:
         }
         fill(values);
         each(values, [&](C& value, int i, int j) {
-            if constexpr (sizeof(M) == 1) value = parts[i].values[j] ? value * scale : -infinity<C>();
+            if constexpr (sizeof(M) == 1)
+                value = parts[i].values[j] ? value * scale : -infinity<C>();
             else value = value * scale + to_compute(parts[i].values[j]);
         });
     }

@@ -40,12 +40,14 @@ struct Normalized {
     C shift, scale;   // of the logarithm: what else is subtracted
     bool logarithm;
 
-    __device__ Normalized(C row_max, C total, bool logarithm) : shift(row_max), logarithm(logarithm) {
+    __device__ Normalized(C row_max, C total,
+                          bool logarithm) : shift(row_max), logarithm(logarithm) {
         const bool nothing = MASKED && total == 0;   // allowed in this row: zeros, where else NaN
         if (nothing) shift = 0;
         scale = nothing ? C(0) : logarithm ? log(total) : C(1) / total;
     }
-    // The row_max is subtracted alone, which is exact near it: it may be much larger than the logarithm.
+    // The row_max is subtracted alone, which is exact near it: it may be much larger than the
+    // logarithm.
     __device__ C operator()(C score) const {
         return logarithm ? score - shift - scale : exp_for<T>(score - shift) * scale;
     }
@@ -158,7 +160,8 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
         if (MASKED && row_max == -infinity<C>()) row_max = 0;
         #pragma unroll
         for (int i = 0; i < COUNT; ++i)
-            if (threadIdx.x + i * blockDim.x < own.limit) total += exp_for<T>(values[i][0] - row_max);
+            if (threadIdx.x + i * blockDim.x < own.limit)
+                total += exp_for<T>(values[i][0] - row_max);
         const Normalized<T, MASKED> result(row_max, group.sum(total), logarithm);
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
@@ -170,7 +173,8 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
     store_tile(y + first * width, tile, here * width);
 }
 
-// As OnlineSoftmax::absorb, with a sum of its own, so that the exponentials wait for nothing but the row_max.
+// As OnlineSoftmax::absorb, with a sum of its own, so that the exponentials wait for nothing but
+// the row_max.
 template <typename T, typename C, int N>
 __device__ inline void absorb(OnlineSoftmax<C>& all, const C (&x)[N]) {
     const C before = all.maximum;
@@ -219,7 +223,8 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
     const auto fetch = [&](long long r, int piece) {
         if (r < rows) {
             const UnalignedRow<T> row(x + r * width, width);
-            for_piece<T>(piece, row.vectors, capacity, [&](int v) { cp_async(shared + v, row.vector(v), true); });
+            for_piece<T>(piece, row.vectors, capacity,
+                         [&](int v) { cp_async(shared + v, row.vector(v), true); });
         }
         cp_async_commit();
     };
@@ -227,12 +232,14 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
         const UnalignedRow<T> row(x + r * width, width);
         const RowScores<T, MASKED> own(scores, r, width, row.head);
-        const auto vector = [&](const Words& bits, int v, C (&values)[1][WIDTH]) {
-            own.make(values, row.head + v * WIDTH, 0, [&](C (&values)[1][WIDTH]) { unpack<T>(bits, values[0]); });
+        const auto vector = [&](const Words& bits, int v, C(&values)[1][WIDTH]) {
+            own.make(values, row.head + v * WIDTH, 0,
+                     [&](C(&values)[1][WIDTH]) { unpack<T>(bits, values[0]); });
         };
         const auto other = [&](int place) {
             C value[1][1];
-            own.make(value, place, 0, [&](C (&value)[1][1]) { value[0][0] = to_compute(row.x[place]); });
+            own.make(value, place, 0,
+                     [&](C(&value)[1][1]) { value[0][0] = to_compute(row.x[place]); });
             return value[0][0];
         };
         OnlineSoftmax<C> whole = {-infinity<C>(), 0};
@@ -253,7 +260,8 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
             const C value[1] = {other(row.other(i))};
             absorb<T>(whole, value);
         }
-        whole = block_reduce(whole, OnlineSoftmax<C>{-infinity<C>(), 0}, [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); });
+        whole = block_reduce(whole, OnlineSoftmax<C>{-infinity<C>(), 0},
+                             [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); });
 
         const Normalized<T, MASKED> result(whole.maximum, whole.total, logarithm);
         T* out = y + r * width;
@@ -269,7 +277,8 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
             fetch(r + gridDim.x, piece);
         }
         #pragma unroll 2
-        for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x) write(load_words_cached(row.vector(v)), v);
+        for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x)
+            write(load_words_cached(row.vector(v)), v);
         for (int i = threadIdx.x; i < row.others(); i += blockDim.x)
             out[row.other(i)] = from_compute<T>(result(other(row.other(i))));
     }
@@ -357,7 +366,8 @@ softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __
         for (int i = 0; i < COUNT; ++i) {
             const int column = threadIdx.x + i * blockDim.x;
             if (column < own)
-                dys[mine + column] = from_compute<T>(softmax_gradient<T>(dys_wide[i], values[i], sum, C(scale), logarithm));
+                dys[mine + column] = from_compute<T>(
+                    softmax_gradient<T>(dys_wide[i], values[i], sum, C(scale), logarithm));
         }
     }
     __syncthreads();
@@ -396,13 +406,15 @@ softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* _
             for (int j = 0; j < WIDTH; ++j) sum += softmax_term(dys_wide[j], values[j], logarithm);
         };
         as_they_come([&](int piece) {
-            for_piece<T>(piece, row.vectors, capacity, [&](int v) { absorb(shared_y[v], shared_dy[v]); });
+            for_piece<T>(piece, row.vectors, capacity,
+                         [&](int v) { absorb(shared_y[v], shared_dy[v]); });
         });
         #pragma unroll 2
         for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x)
             absorb(load_words_cached(row.vector(v)), load_words_cached(dy_row.vector(v)));
         for (int i = threadIdx.x; i < row.others(); i += blockDim.x)
-            sum += softmax_term(to_compute(dy_row.x[row.other(i)]), to_compute(row.x[row.other(i)]), logarithm);
+            sum += softmax_term(to_compute(dy_row.x[row.other(i)]), to_compute(row.x[row.other(i)]),
+                                logarithm);
         sum = block_sum(sum);
 
         T* out = dx + r * width;
@@ -416,7 +428,8 @@ softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* _
             store_values(out + row.head + v * WIDTH, values);
         };
         for (int piece = 0; piece < PIECES; ++piece) {
-            for_piece<T>(piece, row.vectors, capacity, [&](int v) { write(shared_y[v], shared_dy[v], v); });
+            for_piece<T>(piece, row.vectors, capacity,
+                         [&](int v) { write(shared_y[v], shared_dy[v], v); });
             fetch(r + gridDim.x, piece);
         }
         #pragma unroll 2

@@ -48,7 +48,8 @@ struct UnalignedRow {
         vectors = (width - head) / WIDTH;
     }
     __device__ const T* vector(int v) const { return x + head + v * WIDTH; }
-    // How many elements are outside the vectors, fewer than 2 * WIDTH, and the index of number i of them.
+    // How many elements are outside the vectors, fewer than 2 * WIDTH, and the index of number i of
+    // them.
     __device__ int others() const { return width - vectors * WIDTH; }
     __device__ int other(int i) const { return i < head ? i : i + vectors * WIDTH; }
     __device__ bool in_vector(int i) const { return i >= head && i < head + vectors * WIDTH; }
@@ -133,7 +134,8 @@ template <typename T> __device__ inline Words pack(const Compute<T> (&values)[VE
 // Let the compiler forget what it has unpacked, so that it holds these registers and no others.
 template <typename T> __device__ inline void keep_packed(Words& bits) {
     if constexpr (sizeof(T) == 2)
-        asm volatile("" : "+r"(bits.words[0]), "+r"(bits.words[1]), "+r"(bits.words[2]), "+r"(bits.words[3]));
+        asm volatile("" : "+r"(bits.words[0]), "+r"(bits.words[1]), "+r"(bits.words[2]),
+                     "+r"(bits.words[3]));
 }
 
 template <typename T> __device__ inline void store_words(T* p, const Words& bits) {
@@ -142,6 +144,7 @@ template <typename T> __device__ inline void store_words(T* p, const Words& bits
         "r"(bits.words[0]), "r"(bits.words[1]), "r"(bits.words[2]), "r"(bits.words[3]) : "memory");
 }
 // Round and write VECTOR<T> values to an aligned place.
-template <typename T> __device__ inline void store_values(T* p, const Compute<T> (&values)[VECTOR<T>]) {
+template <typename T>
+__device__ inline void store_values(T* p, const Compute<T> (&values)[VECTOR<T>]) {
     store_words(p, pack<T>(values));
 }
