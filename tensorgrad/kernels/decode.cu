@@ -58,23 +58,9 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
     y += blockIdx.x * (long long)width;
     const bool alike = aligned_alike(x, y) && aligned_alike(x, weight) &&
                        (bias == nullptr || aligned_alike(x, bias));
-    C mean = 0, squares = 0;
-    if (centred) {
-        for_places(x, width, true, [&](int place, auto n) {
-            const auto values = load<n>(x + place);
-            #pragma unroll
-            for (int j = 0; j < n; ++j) mean += to_compute(values.values[j]);
-        });
-        mean = block_sum(mean) / C(width);
-    }
-    for_places(x, width, true, [&](int place, auto n) {
-        const auto values = load<n>(x + place);
-        #pragma unroll
-        for (int j = 0; j < n; ++j) {
-            const C apart = to_compute(values.values[j]) - mean;
-            squares += apart * apart;
-        }
-    });
+    C mean = 0;
+    if (centred) mean = block_sum(sum_values(x, width, [](C value) { return value; })) / C(width);
+    const C squares = sum_values(x, width, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(block_sum(squares) / C(width) + C(eps));
     for_places(x, width, alike, [&](int place, auto n) {
         auto values = load<n>(x + place);

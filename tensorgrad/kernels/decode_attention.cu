@@ -346,13 +346,7 @@ constexpr int TOGETHER = 4;   // keys that it loads at a time
 template <typename T>
 __device__ inline void load_part(T (&out)[PART], const T* p, int count, bool aligned) {
     if (aligned && count == PART) {
-        constexpr int N = VECTOR<T> < PART ? VECTOR<T> : PART;
-        #pragma unroll
-        for (int i = 0; i < PART; i += N) {
-            const Vec<T, N> v = load<N>(p + i);
-            #pragma unroll
-            for (int j = 0; j < N; ++j) out[i + j] = v.values[j];
-        }
+        load_all<PART>(out, p);
     } else {
         #pragma unroll
         for (int i = 0; i < PART; ++i) out[i] = i < count ? p[i] : T(0.f);
@@ -360,9 +354,7 @@ __device__ inline void load_part(T (&out)[PART], const T* p, int count, bool ali
 }
 
 template <typename T>
-__device__ inline float exp2_for(float x) {
-    return sizeof(T) == 2 ? fast_exp2(x) : exp2f(x);
-}
+__device__ inline float exp2_for(float x) { return sizeof(T) == 2 ? fast_exp2(x) : exp2f(x); }
 
 // `lanes`, a power of two, share a key. aligned: keys and values to 16 bytes.
 template <typename T>

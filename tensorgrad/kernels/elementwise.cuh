@@ -11,34 +11,22 @@ template <typename C> __device__ inline bool is_nan(C x) { return x != x; }
 template <typename C> __device__ inline bool is_inf(C x) { return !is_nan(x) && is_nan(x - x); }
 template <typename C> __device__ inline bool is_finite(C x) { return !is_nan(x - x); }
 template <typename C>
-__device__ inline C absolute(C x) {
-    return x < C(0) ? -x : x == C(0) ? C(0) : x;
-}
+__device__ inline C absolute(C x) { return x < C(0) ? -x : x == C(0) ? C(0) : x; }
 template <typename C>
-__device__ inline C sign(C x) {
-    return is_nan(x) ? x : C((x > C(0)) - (x < C(0)));
-}
+__device__ inline C sign(C x) { return is_nan(x) ? x : C((x > C(0)) - (x < C(0))); }
 
 // NaN wins, as in NumPy.
 template <typename C> __device__ inline C maximum(C a, C b) { return is_nan(a) || a > b ? a : b; }
 template <typename C> __device__ inline C minimum(C a, C b) { return is_nan(a) || a < b ? a : b; }
 
 template <typename A, typename B>
-__device__ inline auto where(bool c, A a, B b) -> decltype(a + b) {
-    return c ? a : b;
-}
+__device__ inline auto where(bool c, A a, B b) -> decltype(a + b) { return c ? a : b; }
 template <typename A, typename B>
-__device__ inline bool both(A a, B b) {
-    return bool(a) && bool(b);
-}
+__device__ inline bool both(A a, B b) { return bool(a) && bool(b); }
 template <typename A, typename B>
-__device__ inline bool either(A a, B b) {
-    return bool(a) || bool(b);
-}
+__device__ inline bool either(A a, B b) { return bool(a) || bool(b); }
 template <typename A, typename B>
-__device__ inline bool differ(A a, B b) {
-    return bool(a) != bool(b);
-}
+__device__ inline bool differ(A a, B b) { return bool(a) != bool(b); }
 template <typename A> __device__ inline bool inverted(A a) { return !bool(a); }
 
 // Of integers themselves, all of whose digits double may not hold.
@@ -64,13 +52,9 @@ template <typename C> __device__ inline C invert(C a) { return ~a; }
 template <> __device__ inline bool invert(bool a) { return !a; }
 // By as many bits as there are or more, or by less than none, all are shifted out, as in NumPy.
 template <typename C>
-__device__ inline bool within(C b) {
-    return b >= C(0) && b < C(8 * sizeof(C));
-}
+__device__ inline bool within(C b) { return b >= C(0) && b < C(8 * sizeof(C)); }
 template <typename C>
-__device__ inline C left_shift(C a, C b) {
-    return within(b) ? C(a << b) : C(0);
-}
+__device__ inline C left_shift(C a, C b) { return within(b) ? C(a << b) : C(0); }
 template <typename C> __device__ inline C right_shift(C a, C b) {
     return within(b) ? C(a >> b) : a < C(0) ? C(-1) : C(0);
 }
@@ -91,9 +75,7 @@ template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 
     else return C(1) / (C(1) + exp(-x));
 }
 template <typename C>
-__device__ inline C softplus(C x) {
-    return maximum(x, C(0)) + log1p(exp(-absolute(x)));
-}
+__device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
 
 // sigmoid(x) and sigmoid(-x); 1 - sigmoid(x) would lose its last digits, which 16 bits do not have.
 template <typename C> struct Sigmoids {

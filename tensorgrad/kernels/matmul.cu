@@ -70,26 +70,6 @@ template <typename T, int LENGTH, bool VECTORS> struct SimtLoader {
     }
 };
 
-// Four values side by side in shared memory.
-template <typename T> __device__ inline void read_four(T* x, const T* from) {
-    #pragma unroll
-    for (int i = 0; i < 4; i += VECTOR<T>) {
-        const Vec<T> v = load<VECTOR<T>>(from + i);
-        #pragma unroll
-        for (int j = 0; j < VECTOR<T>; ++j) x[i + j] = v.values[j];
-    }
-}
-
-template <typename T> __device__ inline void write_four(T* to, const T* x) {
-    #pragma unroll
-    for (int i = 0; i < 4; i += VECTOR<T>) {
-        Vec<T> v;
-        #pragma unroll
-        for (int j = 0; j < VECTOR<T>; ++j) v.values[j] = x[i + j];
-        store<VECTOR<T>>(to + i, v);
-    }
-}
-
 template <typename T, bool A_VECTORS, bool B_VECTORS, int REPEAT>
 __global__ void __launch_bounds__(THREADS, 2)
     matmul_tile(const __grid_constant__ MatmulArguments p) {
@@ -136,8 +116,8 @@ __global__ void __launch_bounds__(THREADS, 2)
             T x[REPEAT * 4], z[REPEAT * 4];
             #pragma unroll
             for (int i = 0; i < REPEAT; ++i) {
-                read_four(x + 4 * i, a + k * LoadA::PITCH + i * 16);
-                read_four(z + 4 * i, b + k * LoadB::PITCH + i * 32);
+                load_all<4>(x + 4 * i, a + k * LoadA::PITCH + i * 16);
+                load_all<4>(z + 4 * i, b + k * LoadB::PITCH + i * 32);
             }
             #pragma unroll
             for (int i = 0; i < REPEAT * 4; ++i)
@@ -156,7 +136,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int i = 0; i < 4; ++i)
             #pragma unroll
             for (int j = 0; j < REPEAT; ++j)
-                write_four(rows + (lane_row + i) * PITCH + lane_column + j * 32,
+                store_all<4>(rows + (lane_row + i) * PITCH + lane_column + j * 32,
                            &sums[r * 4 + i][j * 4]);
         __syncwarp();
         epilogue_rows<T, 16, WARP_COLUMNS, PITCH>(p, tile.batch,

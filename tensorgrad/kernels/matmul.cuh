@@ -89,12 +89,7 @@ __device__ inline void epilogue_piece(const MatmulArguments& p, int batch, int r
     if (p.y_vectors) {
         if (column >= p.columns) return;
         C all[N];
-        #pragma unroll
-        for (int i = 0; i < N; i += VECTOR<C>) {
-            const Vec<C> v = load<VECTOR<C>>(x + i);
-            #pragma unroll
-            for (int j = 0; j < VECTOR<C>; ++j) all[i + j] = v.values[j];
-        }
+        load_all<N>(all, x);
         if (narrow) epilogue_elements<T, T>(p, place, column, all);
         else epilogue_elements<C, T>(p, place, column, all);
     } else {

@@ -37,18 +37,6 @@
 
 constexpr int STAGES = 2;   // of the pipeline: rows in flight for each group
 
-template <typename T>
-__device__ inline void store_wide(Compute<T>* p, const Compute<T> (&values)[VECTOR<T>]) {
-    using C = Compute<T>;
-    #pragma unroll
-    for (int j = 0; j < VECTOR<T>; j += VECTOR<C>) {
-        Vec<C> part;
-        #pragma unroll
-        for (int k = 0; k < VECTOR<C>; ++k) part.values[k] = values[j + k];
-        store(p + j, part);
-    }
-}
-
 // With dx_hat = dy * weight and x_hat = (x - mean) * rstd:
 // dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second
 // term. partials: (gridDim.x, 2, width), dweight and then dbias of the block's rows; null: not
@@ -178,8 +166,8 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
     for (int i = 0; i < VECTORS; ++i) {
         const int v = threadIdx.x + i * blockDim.x;
         if (v >= vectors) continue;
-        store_wide<T>(sums_of_groups + threadIdx.y * 2 * width + v * WIDTH, dweight[i]);
-        store_wide<T>(sums_of_groups + threadIdx.y * 2 * width + width + v * WIDTH, dbias[i]);
+        store_all<WIDTH>(sums_of_groups + threadIdx.y * 2 * width + v * WIDTH, dweight[i]);
+        store_all<WIDTH>(sums_of_groups + threadIdx.y * 2 * width + width + v * WIDTH, dbias[i]);
     }
     __syncthreads();
     for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 2 * width; i += threads) {

@@ -227,24 +227,10 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     }
 
     C mean = 0;
-    if (mean_out != nullptr) {
-        C sum = 0;
-        for_places(x, count, true, [&](int place, auto n) {
-            const auto values = load<n>(x + place);
-            #pragma unroll
-            for (int j = 0; j < n; ++j) sum += to_compute(values.values[j]);
-        });
-        mean = group.sum(sum) / C(width);
-    }
-    C squares = 0;   // of what the mean leaves, so that nothing cancels
-    for_places(x, count, true, [&](int place, auto n) {
-        const auto values = load<n>(x + place);
-        #pragma unroll
-        for (int j = 0; j < n; ++j) {
-            const C value = to_compute(values.values[j]) - mean;
-            squares += value * value;
-        }
-    });
+    if (mean_out != nullptr)
+        mean = group.sum(sum_values(x, count, [](C value) { return value; })) / C(width);
+    // Of what the mean leaves, so that nothing cancels.
+    const C squares = sum_values(x, count, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(group.sum(squares) / C(width) + C(eps));
     if (threadIdx.x == 0 && row < rows) {
         rstd_out[row] = rstd;

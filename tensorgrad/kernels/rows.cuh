@@ -27,12 +27,8 @@ struct GroupReducer {
         return warp_reduce(place < warps ? own[place] : identity, combine, lanes);
     }
 
-    __device__ A sum(A x) {
-        return (*this)(x, A{}, [](A a, A b) { return a + b; });
-    }
-    __device__ A max(A x) {
-        return (*this)(x, x, [](A a, A b) { return b > a ? b : a; });
-    }
+    __device__ A sum(A x) { return (*this)(x, A{}, [](A a, A b) { return a + b; }); }
+    __device__ A max(A x) { return (*this)(x, x, [](A a, A b) { return b > a ? b : a; }); }
 };
 
 __device__ inline long long group_row() { return blockIdx.x * (long long)blockDim.y + threadIdx.y; }
@@ -65,6 +61,17 @@ __device__ inline void for_places(const T* p, int width, bool alike, F f) {
         f(head + v * WIDTH, Constant<WIDTH>());
     for (int i = threadIdx.x; i < width - vectors * WIDTH; i += blockDim.x)
         f(i < head ? i : i + vectors * WIDTH, Constant<1>());
+}
+
+// The sum of f(value) over a thread's part of a row.
+template <typename T, typename F> __device__ inline Compute<T> sum_values(const T* x, int count, F f) {
+    Compute<T> sum = 0;
+    for_places(x, count, true, [&](int place, auto n) {
+        const auto values = load<n>(x + place);
+        #pragma unroll
+        for (int j = 0; j < n; ++j) sum += f(to_compute(values.values[j]));
+    });
+    return sum;
 }
 
 // Whether p and q lie equally far from a 16-byte boundary.

@@ -28,6 +28,27 @@ template <int N, typename T> __device__ inline Vec<T, N> load(const T* p) {
 template <int N, typename T> __device__ inline void store(T* p, const Vec<T, N>& v) {
     *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
+// N elements side by side, in as few accesses as possible; p is aligned to these.
+template <int N, typename T> __device__ inline void load_all(T* to, const T* p) {
+    constexpr int WIDTH = VECTOR<T> < N ? VECTOR<T> : N;
+    #pragma unroll
+    for (int i = 0; i < N; i += WIDTH) {
+        const Vec<T, WIDTH> v = load<WIDTH>(p + i);
+        #pragma unroll
+        for (int j = 0; j < WIDTH; ++j) to[i + j] = v.values[j];
+    }
+}
+template <int N, typename T> __device__ inline void store_all(T* p, const T* from) {
+    constexpr int WIDTH = VECTOR<T> < N ? VECTOR<T> : N;
+    #pragma unroll
+    for (int i = 0; i < N; i += WIDTH) {
+        Vec<T, WIDTH> v;
+        #pragma unroll
+        for (int j = 0; j < WIDTH; ++j) v.values[j] = from[i + j];
+        store(p + i, v);
+    }
+}
+
 // A streaming load, for 16 bytes that the whole GPU reads exactly once: caches evict them first.
 template <typename T> __device__ inline Vec<T> load_streaming(const T* p) {
     const int4 bits = __ldcs(reinterpret_cast<const int4*>(p));
