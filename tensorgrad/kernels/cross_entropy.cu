@@ -1,26 +1,39 @@
-// Cross entropy of logits (rows, width) and targets (rows,), and its gradient. With p the softmax of
-// the first `classes` logits of a row, q the wanted distribution and z the logarithm of the sum of
-// exponentials, the loss of a row is -sum(q * log p) + z_loss * z^2 and its gradient is
-// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows that do not count get
-// zeros, whatever they hold. dlogits may be logits, but not in cross_entropy_backward.
+// Cross entropy of logits (rows, width) and targets (rows,), and its gradient. With p the softmax
+// of the first `classes` logits of a row, q the target distribution and z the log-sum-exp of the
+// logits, the loss of a row is -sum(q * log p) + z_loss * z^2 and its gradient is
+// (p * (1 + 2 * z_loss * z) - q) * scale; 0 for columns from `classes` on. Rows whose target is
+// ignored get zeros, whatever they hold. dlogits may be logits, but not in cross_entropy_backward.
 //
 //   cross_entropy_count     how many targets count, for the mean
 //   cross_entropy_group     short rows, held in the registers of up to 32 threads: 256 logits, or
 //                           1,024 in whole vectors. Loss and gradient, each if wanted, in
 //                           2 * sizeof(T) bytes an element
-//   cross_entropy_staged    loss and gradient of rows that fit in shared memory: the same bytes. Each
-//                           thread copies its share of the next row over what it has just used
+//   cross_entropy_staged    loss and gradient of rows that fit in shared memory: the same bytes.
+//   Each
+//                           thread loads its part of the next row over what it has just used
 //   cross_entropy_forward   any row, a block each. For the gradient the logits are read again, from
 //                           the L2 cache if it holds them
-//   cross_entropy_backward  the gradient, from the logits and `peaks`: 2 * sizeof(T) bytes an element
+//   cross_entropy_backward  the gradient, from the logits and `peaks`: 2 * sizeof(T) bytes an
+//   element
 //   cross_entropy_total     the sum of the losses, in a fixed order
 //   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
-// `peaks` are, of each row, the largest logit, and then, of each row, the sum of exponentials of what
-// the logits are below it. `prepared` says that dlogits is already the gradient for dy == 1; with that
-// dy nothing is done.
+// `peaks` has the row maxima and then, for each row, the sum of exp(logit - maximum). `prepared`
+// says that dlogits is already the gradient for dy == 1; with that dy nothing is done.
 // logits and dlogits begin at 16-byte boundaries. All results are written with =.
 // Launched by kernels/cross_entropy.py.
+//
+// The naive kernel, a thread for row r, without z_loss and label smoothing:
+//
+//   float row_max = -INFINITY, sum = 0;
+//   for (int j = 0; j < classes; ++j) row_max = max(row_max, logits[r][j]);
+//   for (int j = 0; j < classes; ++j) sum += exp(logits[r][j] - row_max);
+//   losses[r] = log(sum) + row_max - logits[r][ids[r]];
+//   for (int j = 0; j < classes; ++j)
+//       dlogits[r][j] = (exp(logits[r][j] - row_max) / sum - (j == ids[r])) * scale;
+//
+// Phases of a row: load; online softmax (maximum and sum in one pass), then across the threads;
+// loss; gradient; the gradient at the target once more.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: {cross_entropy_forward | cross_entropy_backward | cross_entropy_rescale}<{TYPE}>
@@ -45,19 +58,19 @@ struct Targets {
 
     __device__ bool counts(long long id) const { return !(ignores && id == ignored); }
 
-    // below: the sum of what the logits are below the peak where `each` is not 0, else 0. What the
-    // logits share takes no part but in z, so it costs no digits.
+    // below: the sum of logit - maximum where `each` is not 0, else 0. What the
+    // logits have in common counts in z alone, so it costs no digits.
     template <typename C>
-    __device__ C loss(C peak, C total, C at_target, C below) const {
-        const C part = log(total), lse = peak + part;
-        return part - C(target) * (at_target - peak) - C(each) * below + C(z_loss) * lse * lse;
+    __device__ C loss(C row_max, C total, C at_target, C below) const {
+        const C part = log(total), lse = row_max + part;
+        return part - C(target) * (at_target - row_max) - C(each) * below + C(z_loss) * lse * lse;
     }
 };
 
 // What the gradient of a row is multiplied with: dy, one for all rows (stride 0) or one a row, by
 // the number of rows that count. Null stands for 1.
 template <typename C>
-struct Scale {
+struct GradientScale {
     const C* dy;
     const long long* count;
     long long stride;
@@ -69,21 +82,23 @@ struct Scale {
     __device__ bool is_one() const { return dy != nullptr && stride == 0 && *dy == C(1); }
 };
 
-// The gradient of a row is exp(x - peak) * rise - floor, and drop less at the target.
+// The gradient of a row is exp(x - row_max) * rise - floor, and drop less at the target.
 template <typename T, typename C = Compute<T>>
-struct Slopes {
-    C peak, rise, floor, drop;
+struct LogitGradient {
+    C row_max, rise, floor, drop;
 
-    __device__ Slopes(C peak, C total, const Targets& targets, C scale)
-        : peak(peak), rise(scale * (1 + 2 * C(targets.z_loss) * (peak + log(total))) / total),
+    __device__ LogitGradient(C row_max, C total, const Targets& targets, C scale)
+        : row_max(row_max),
+          rise(scale * (1 + 2 * C(targets.z_loss) * (row_max + log(total))) / total),
           floor(C(targets.each) * scale), drop(C(targets.target) * scale) {}
 
-    __device__ C operator()(C x) const { return exp_less<T>(x, peak) * rise - floor; }
+    __device__ C operator()(C x) const { return exp_less<T>(x, row_max) * rise - floor; }
 };
 
 template <typename C> __device__ inline C not_a_number() { return C(0) * infinity<C>(); }
 
-// `count` is 0 before if there is more than one block. A sum of integers has the same bits in any order.
+// `count` is 0 before if there is more than one block. A sum of integers has the same bits in any
+// order.
 __global__ void __launch_bounds__(1024)
 cross_entropy_count(unsigned long long* __restrict__ count, const Targets targets, long long rows) {
     unsigned long long own = 0;
@@ -95,22 +110,23 @@ cross_entropy_count(unsigned long long* __restrict__ count, const Targets target
     else atomicAdd(count, own);
 }
 
-// Block b adds `share` losses.
+// Block b adds `chunk` losses.
 template <typename C>
 __global__ void __launch_bounds__(1024)
-cross_entropy_total(C* __restrict__ sums, const C* __restrict__ losses, const long long* __restrict__ count,
-                    long long rows, long long share) {
-    const long long end = min(rows, (blockIdx.x + 1) * share);
+cross_entropy_total(C* __restrict__ sums, const C* __restrict__ losses,
+                    const long long* __restrict__ count, long long rows, long long chunk) {
+    const long long end = min(rows, (blockIdx.x + 1) * chunk);
     C sum = 0;
     #pragma unroll 4
-    for (long long i = blockIdx.x * share + threadIdx.x; i < end; i += blockDim.x) sum += losses[i];
+    for (long long i = blockIdx.x * chunk + threadIdx.x; i < end; i += blockDim.x) sum += losses[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) sums[blockIdx.x] = Scale<C>{nullptr, count, 0}(0) * sum;
+    if (threadIdx.x == 0) sums[blockIdx.x] = GradientScale<C>{nullptr, count, 0}(0) * sum;
 }
 
 template <typename T>
 __global__ void __launch_bounds__(256)
-cross_entropy_rescale(T* __restrict__ values, const Scale<Compute<T>> scale, long long size) {
+cross_entropy_rescale(T* __restrict__ values, const GradientScale<Compute<T>> scale,
+                      long long size) {
     const Compute<T> factor = scale(0);
     if (factor == 1) return;
     const long long all = gridDim.x * 256ll, own = blockIdx.x * 256ll + threadIdx.x;
@@ -125,10 +141,10 @@ cross_entropy_rescale(T* __restrict__ values, const Scale<Compute<T>> scale, lon
         values[i] = from_compute<T>(to_compute(values[i]) * factor);
 }
 
-// What a thread holds of a row: value j is that of column(j), W of them side by side: a vector, or 1
-// where rows do not consist of whole vectors. Those from `end` on are -inf.
+// What a thread holds of a row: value j is that of column(j), W of them side by side: a vector, or
+// 1 where rows do not consist of whole vectors. Those from `end` on are -inf.
 template <typename T, int N, int W>
-struct Share {
+struct RowRegisters {
     using Piece = Vec<T, W>;
     Piece pieces[N / W];
 
@@ -157,101 +173,88 @@ struct Share {
 
 // See cross_entropy_group. The next row is on its way while a row is worked on.
 template <typename T, int N, int W, typename C = Compute<T>>
-__device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits, const Targets& targets,
-                                        const Scale<C>& scale, long long rows, int width, int classes) {
-    using Own = Share<T, N, W>;
+__device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits,
+                                        const Targets& targets, const GradientScale<C>& scale,
+                                        long long rows, int width, int classes) {
+    using Own = RowRegisters<T, N, W>;
     const long long stride = gridDim.x * (long long)blockDim.y, last = rows - 1;
     const bool smooth = targets.each != 0;
     long long next = min(group_row(), last), next_id = targets.ids[next];
-    Own next_share;
-    next_share.fetch(logits + next * width, classes);
-    // Every thread of a warp takes every turn; a row beyond the last is the last one again, unwritten.
+    Own next_registers;
+    next_registers.fetch(logits + next * width, classes);
+    // Every thread of a warp takes every turn; a row beyond the last is the last one again,
+    // unwritten.
     for (long long r = group_row(); r - threadIdx.y < rows; r += stride) {
         const long long id = next_id, row = min(r, last);
         C values[N];
-        next_share.unpack_to(values, classes);
+        next_registers.unpack_to(values, classes);
         const bool counts = targets.counts(id), known = 0 <= id && id < classes;
         const C at_target = known ? to_compute(logits[row * width + id]) : not_a_number<C>();
         const C weight = scale(row);
         next = min(r + stride, last);
         next_id = targets.ids[next];
-        next_share.fetch(logits + next * width, classes);
+        next_registers.fetch(logits + next * width, classes);
         asm volatile("" :: "r"(int(at_target != 0)));   // read before a thread writes over it
-        Peak<C> own = {-infinity<C>(), 0};
+        OnlineSoftmax<C> own = {-infinity<C>(), 0};
         own.template absorb<T>(values);
-        own = warp_reduce(own, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); }, blockDim.x);
-        const C peak = own.shift();
+        own = warp_reduce(
+            own, [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); }, blockDim.x);
+        const C row_max = own.shift();
         C below = 0;
         if (smooth) {
             #pragma unroll
             for (int j = 0; j < N; ++j)
-                if (Own::column(j) < classes) below += values[j] - peak;
+                if (Own::column(j) < classes) below += values[j] - row_max;
             below = warp_sum(below, blockDim.x);
         }
         if (r >= rows) continue;
-        const Slopes<T> slopes(peak, own.total, targets, weight);
+        const LogitGradient<T> gradient(row_max, own.total, targets, weight);
         if (losses != nullptr && threadIdx.x == 0)
-            losses[r] = counts ? targets.loss(peak, own.total, at_target, below) : C(0);
+            losses[r] = counts ? targets.loss(row_max, own.total, at_target, below) : C(0);
         if (dlogits == nullptr) continue;
         T* dx = dlogits + r * width;
         if (!counts) {
-            for (int column = threadIdx.x; column < width; column += blockDim.x) dx[column] = T(0.f);
+            for (int column = threadIdx.x; column < width; column += blockDim.x)
+                dx[column] = T(0.f);
             continue;
         }
         #pragma unroll
         for (int j = 0; j < N; j += W) {
             if (Own::column(j) >= width) break;
             #pragma unroll
-            for (int k = j; k < j + W; ++k) values[k] = slopes(values[k]);
+            for (int k = j; k < j + W; ++k) values[k] = gradient(values[k]);
             if (classes < width)
                 #pragma unroll
                 for (int k = j; k < j + W; ++k)
                     if (Own::column(k) >= classes) values[k] = 0;
-            if constexpr (W > 1) store_values(dx + Own::column(j), reinterpret_cast<const C(&)[W]>(values[j]));
+            if constexpr (W > 1)
+                store_values(dx + Own::column(j), reinterpret_cast<const C(&)[W]>(values[j]));
             else dx[Own::column(j)] = from_compute<T>(values[j]);
         }
         if (known && int(id) / W % blockDim.x == threadIdx.x)   // once more, by the same thread
-            dx[id] = from_compute<T>(slopes(at_target) - slopes.drop);
+            dx[id] = from_compute<T>(gradient(at_target) - gradient.drop);
     }
 }
 
-// blockDim.x threads, a power of two up to 32, hold N logits of a row each; blockDim.y rows a block.
-// With more than 8 the rows consist of whole vectors.
+// blockDim.x threads, a power of two up to 32, hold N logits of a row each; blockDim.y rows a
+// block. With more than 8 the rows consist of whole vectors.
 template <typename T, int N>
 __global__ void __launch_bounds__(256, N == 8 && sizeof(T) < 8 ? 4 : 2)
 cross_entropy_group(Compute<T>* losses, T* dlogits, const T* logits, const Targets targets,
-                    const Scale<Compute<T>> scale, int prepared, long long rows, int width, int classes) {
+                    const GradientScale<Compute<T>> scale, int prepared, long long rows, int width,
+                    int classes) {
     if (prepared && scale.is_one()) return;
     if (N > 8 || width % VECTOR<T> == 0)
-        group_of_threads<T, N, VECTOR<T>>(losses, dlogits, logits, targets, scale, rows, width, classes);
+        group_of_threads<T, N, VECTOR<T>>(losses, dlogits, logits, targets, scale, rows, width,
+                                          classes);
     else if constexpr (N == 8)
         group_of_threads<T, N, 1>(losses, dlogits, logits, targets, scale, rows, width, classes);
 }
 
-// One row of logits: `head` elements before the first 16-byte boundary, then vectors, then the rest.
-template <typename T>
-struct Row {
-    static constexpr int WIDTH = VECTOR<T>;
-    const T* x;
-    int classes, head, vectors;
-
-    __device__ Row(const T* x, int classes) : x(x), classes(classes) {
-        const int past = int(reinterpret_cast<size_t>(x) / sizeof(T) % WIDTH);
-        head = min(classes, (WIDTH - past) % WIDTH);
-        vectors = (classes - head) / WIDTH;
-    }
-    __device__ const T* vector(int v) const { return x + head + v * WIDTH; }
-    // How many elements lie outside the vectors (less than 2 * WIDTH), and the place of number i of them.
-    __device__ int others() const { return classes - vectors * WIDTH; }
-    __device__ int other(int i) const { return i < head ? i : i + vectors * WIDTH; }
-    __device__ T own_other() const { return threadIdx.x < others() ? x[other(threadIdx.x)] : T(0.f); }
-    // Which vector or which of the others the element at `place` is in; vectors are dealt in turn.
-    __device__ bool in_vector(int place) const { return place >= head && place < head + vectors * WIDTH; }
-    __device__ int turn(int place) const {
-        return place < head ? place : in_vector(place) ? (place - head) / WIDTH : place - vectors * WIDTH;
-    }
-    __device__ bool owns(int place) const { return turn(place) % blockDim.x == threadIdx.x; }
-};
+// The thread's one element outside the vectors, if any.
+template <typename T> __device__ inline T own_other(const UnalignedRow<T>& row) {
+    return threadIdx.x < row.others() ? row.x[row.other(threadIdx.x)] : T(0.f);
+}
 
 // Zeros in columns [begin, end) of a row.
 template <typename T>
@@ -270,21 +273,21 @@ struct Target {
     bool known, mine;
     int place;
 
-    __device__ Target(long long id, const Row<T>& row)
-        : known(0 <= id && id < row.classes), mine(threadIdx.x == 0), place(known ? int(id) : 0) {
+    __device__ Target(long long id, const UnalignedRow<T>& row)
+        : known(0 <= id && id < row.width), mine(threadIdx.x == 0), place(known ? int(id) : 0) {
         if (known) mine = row.owns(place);
     }
 };
 
-// What a block finds out about a row: the peak and, where `smooth`, the sum of what the logits are
-// below it. That is taken from the first logit, if finite: while logits come, their peak is not known.
+// The statistics of a row: online softmax and, where `smooth`, the sum of logit - maximum. This is
+// taken relative to the first logit, if finite, until the maximum is known.
 template <typename T, typename C = Compute<T>>
-struct Found {
-    Peak<C> all = {-infinity<C>(), 0};
+struct LogitStatistics {
+    OnlineSoftmax<C> all = {-infinity<C>(), 0};
     C base, below = 0;
     bool smooth;
 
-    __device__ Found(bool smooth, T first) : base(to_compute(first)), smooth(smooth) {
+    __device__ LogitStatistics(bool smooth, T first) : base(to_compute(first)), smooth(smooth) {
         if (!(abs(base) < infinity<C>())) base = 0;
     }
     template <int N> __device__ void absorb(const C (&values)[N]) {
@@ -298,42 +301,46 @@ struct Found {
         unpack<T>(bits, values);
         absorb(values);
     }
-    // Take in the own one of the others, then join what the threads of the block have found.
-    __device__ void finish(const Row<T>& row, T other) {
+    // Take in the own one of the others, then merge what the threads of the block have statistics.
+    __device__ void finish(const UnalignedRow<T>& row, T other) {
         if (threadIdx.x < row.others()) {
             const C value[1] = {to_compute(other)};
             absorb(value);
         }
-        all = block_reduce(all, Peak<C>{-infinity<C>(), 0}, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); });
-        if (smooth) below = block_sum(below) + C(row.classes) * (base - all.shift());
+        all = block_reduce(all, OnlineSoftmax<C>{-infinity<C>(), 0},
+                           [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); });
+        if (smooth) below = block_sum(below) + C(row.width) * (base - all.shift());
     }
 };
 
 template <typename T, typename C>
-__device__ inline void store_gradient(T* place, const Words& bits, const Slopes<T>& slopes) {
+__device__ inline void store_gradient(T* place, const Words& bits,
+                                      const LogitGradient<T>& gradient) {
     C values[VECTOR<T>];
     unpack<T>(bits, values);
     #pragma unroll
-    for (C& value : values) value = slopes(value);
+    for (C& value : values) value = gradient(value);
     store_values(place, values);
 }
 
-// The gradient outside the vectors, and once more at the target, by the thread that wrote it before.
+// The gradient outside the vectors, and once more at the target, by the thread that wrote it
+// before.
 template <typename T, typename C>
-__device__ inline void finish_gradient(T* dx, const Row<T>& row, T other, const Target<T>& target, C at_target,
-                                       const Slopes<T>& slopes, int width) {
+__device__ inline void finish_gradient(T* dx, const UnalignedRow<T>& row, T other,
+                                       const Target<T>& target, C at_target,
+                                       const LogitGradient<T>& gradient, int width) {
     if (threadIdx.x < row.others())
-        dx[row.other(threadIdx.x)] = from_compute<T>(slopes(to_compute(other)));
+        dx[row.other(threadIdx.x)] = from_compute<T>(gradient(to_compute(other)));
     if (target.known && target.mine)
-        dx[target.place] = from_compute<T>(slopes(at_target) - slopes.drop);
-    clear(dx, row.classes, width);
+        dx[target.place] = from_compute<T>(gradient(at_target) - gradient.drop);
+    clear(dx, row.width, width);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
 cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ peaks, T* dlogits,
-                      const T* logits, const Targets targets, const Scale<Compute<T>> scale, int width,
-                      int classes) {
+                      const T* logits, const Targets targets, const GradientScale<Compute<T>> scale,
+                      int width, int classes) {
     using C = Compute<T>;
     constexpr int UNROLL = sizeof(T) == 8 ? 1 : 4;
     const long long r = blockIdx.x, id = targets.ids[r];
@@ -343,13 +350,13 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
         if (dlogits != nullptr) clear(dx, 0, width);
         return;
     }
-    const Row<T> row(logits + r * width, classes);
+    const UnalignedRow<T> row(logits + r * width, classes);
     const Target<T> target(id, row);
     const C at_target = target.known ? to_compute(row.x[target.place]) : not_a_number<C>();
-    const T other = row.own_other();
+    const T other = own_other(row);
     const C weight = scale(r);
     const bool smooth = targets.each != 0;
-    Found<T> found(smooth, smooth ? row.x[0] : T(0.f));
+    LogitStatistics<T> statistics(smooth, smooth ? row.x[0] : T(0.f));
     for (int base = threadIdx.x; base < row.vectors; base += UNROLL * blockDim.x) {
         Words xs[UNROLL];
         #pragma unroll
@@ -359,75 +366,77 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
         }
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (base + u * blockDim.x < row.vectors) found.absorb(xs[u]);
+            if (base + u * blockDim.x < row.vectors) statistics.absorb(xs[u]);
     }
-    found.finish(row, other);
-    const C peak = found.all.shift(), total = found.all.total;
-    const Slopes<T> slopes(peak, total, targets, weight);
+    statistics.finish(row, other);
+    const C row_max = statistics.all.shift(), total = statistics.all.total;
+    const LogitGradient<T> gradient(row_max, total, targets, weight);
     if (target.mine) {
-        losses[r] = targets.loss(peak, total, at_target, found.below);
-        peaks[r] = peak;
+        losses[r] = targets.loss(row_max, total, at_target, statistics.below);
+        peaks[r] = row_max;
         peaks[gridDim.x + r] = total;
     }
     if (dlogits == nullptr) return;
     #pragma unroll 2
     for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
-        store_gradient<T, C>(dx + row.head + v * VECTOR<T>, load_words(row.vector(v)), slopes);
-    finish_gradient(dx, row, other, target, at_target, slopes, width);
+        store_gradient<T, C>(dx + row.head + v * VECTOR<T>, load_words(row.vector(v)), gradient);
+    finish_gradient(dx, row, other, target, at_target, gradient, width);
 }
 
-// Dynamic shared memory: classes / VECTOR<T> vectors. Each thread reads what it has copied itself, so
-// copies need no barrier. What else the next row needs waits in registers.
+// Dynamic shared memory: classes / VECTOR<T> vectors. Each thread reads what it has copied itself,
+// so copies need no barrier. What else the next row needs waits in registers.
 template <typename T>
 __global__ void __launch_bounds__(1024)
 cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ peaks, T* dlogits,
-                     const T* logits, const Targets targets, const Scale<Compute<T>> scale, long long rows,
-                     int width, int classes) {
+                     const T* logits, const Targets targets, const GradientScale<Compute<T>> scale,
+                     long long rows, int width, int classes) {
     using C = Compute<T>;
     extern __shared__ __align__(16) unsigned char memory[];
     Words* staged = reinterpret_cast<Words*>(memory);
     const bool smooth = targets.each != 0;
     long long id = targets.ids[blockIdx.x];
-    Row<T> row(logits + blockIdx.x * (long long)width, classes);
-    T other = row.own_other(), first = smooth ? row.x[0] : T(0.f);
+    UnalignedRow<T> row(logits + blockIdx.x * (long long)width, classes);
+    T other = own_other(row), first = smooth ? row.x[0] : T(0.f);
     if (targets.counts(id))
         for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
-            copy_async(staged + v, row.vector(v), true);
-    end_batch();
+            cp_async(staged + v, row.vector(v), true);
+    cp_async_commit();
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
         const long long next = min(r + gridDim.x, rows - 1);
-        const Row<T> next_row(logits + next * width, classes);
+        const UnalignedRow<T> next_row(logits + next * width, classes);
         const long long next_id = targets.ids[next];
-        const T next_other = next_row.own_other(), next_first = smooth ? next_row.x[0] : T(0.f);
-        const int next_vectors = r + gridDim.x < rows && targets.counts(next_id) ? next_row.vectors : 0;
+        const T next_other = own_other(next_row), next_first = smooth ? next_row.x[0] : T(0.f);
+        const int next_vectors = r + gridDim.x < rows && targets.counts(next_id) ? next_row.vectors
+                                                                                 : 0;
         const bool counts = targets.counts(id);
         const int vectors = counts ? row.vectors : 0;
         const Target<T> target(id, row);
         const C weight = scale(r);
         T* dx = dlogits + r * width;
-        wait_for_batches<0>();
-        Found<T> found(smooth, first);
+        cp_async_wait<0>();
+        LogitStatistics<T> statistics(smooth, first);
         #pragma unroll 2
-        for (int v = threadIdx.x; v < vectors; v += blockDim.x) found.absorb(staged[v]);
+        for (int v = threadIdx.x; v < vectors; v += blockDim.x) statistics.absorb(staged[v]);
         C at_target = not_a_number<C>();
         if (counts && target.known && target.mine)
             at_target = to_compute(!row.in_vector(target.place) ? other :
                 reinterpret_cast<const T*>(staged)[target.place - row.head]);
-        if (counts) found.finish(row, other);
-        const C peak = found.all.shift(), total = found.all.total;
-        const Slopes<T> slopes(peak, total, targets, weight);
+        if (counts) statistics.finish(row, other);
+        const C row_max = statistics.all.shift(), total = statistics.all.total;
+        const LogitGradient<T> gradient(row_max, total, targets, weight);
         if (target.mine) {
-            losses[r] = counts ? targets.loss(peak, total, at_target, found.below) : C(0);
-            peaks[r] = peak;
+            losses[r] = counts ? targets.loss(row_max, total, at_target, statistics.below) : C(0);
+            peaks[r] = row_max;
             peaks[rows + r] = total;
         }
         #pragma unroll 2
         for (int v = threadIdx.x; v < max(vectors, next_vectors); v += blockDim.x) {
-            if (v < vectors) store_gradient<T, C>(dx + row.head + v * VECTOR<T>, staged[v], slopes);
-            if (v < next_vectors) copy_async(staged + v, next_row.vector(v), true);
+            if (v < vectors)
+                store_gradient<T, C>(dx + row.head + v * VECTOR<T>, staged[v], gradient);
+            if (v < next_vectors) cp_async(staged + v, next_row.vector(v), true);
         }
-        end_batch();
-        if (counts) finish_gradient(dx, row, other, target, at_target, slopes, width);
+        cp_async_commit();
+        if (counts) finish_gradient(dx, row, other, target, at_target, gradient, width);
         else clear(dx, 0, width);
         row = next_row;
         id = next_id;
@@ -440,8 +449,8 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
 template <typename T>
 __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
 cross_entropy_backward(T* dlogits, const T* logits, const Targets targets,
-                       const Compute<T>* __restrict__ peaks, const Scale<Compute<T>> scale, int prepared,
-                       long long rows, int width) {
+                       const Compute<T>* __restrict__ peaks, const GradientScale<Compute<T>> scale,
+                       int prepared, long long rows, int width) {
     if (prepared && scale.is_one()) return;
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
         const T* x = logits + r * width;
@@ -451,15 +460,15 @@ cross_entropy_backward(T* dlogits, const T* logits, const Targets targets,
             clear(dx, 0, width);
             continue;
         }
-        const Slopes<T> slopes(peaks[r], peaks[rows + r], targets, scale(r));
+        const LogitGradient<T> gradient(peaks[r], peaks[rows + r], targets, scale(r));
         for_places(x, width, true, [&](int place, auto n) {
             auto out = load<n>(x + place);
             #pragma unroll
-            for (T& value : out.values) value = from_compute<T>(slopes(to_compute(value)));
+            for (T& value : out.values) value = from_compute<T>(gradient(to_compute(value)));
             store(dx + place, out);
         });
         __syncthreads();
         if (threadIdx.x == 0 && 0 <= target && target < width)
-            dx[target] = from_compute<T>(slopes(to_compute(x[target])) - slopes.drop);
+            dx[target] = from_compute<T>(gradient(to_compute(x[target])) - gradient.drop);
     }
 }

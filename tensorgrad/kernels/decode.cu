@@ -1,14 +1,25 @@
 // One step of generation: kernels for a few rows of x, one for each sequence. Between two steps
-// nothing changes but what lies on the device, so that a launch can be prepared once.
+// only device memory changes, so that a launch can be prepared once.
 //
-//   decode_embed       rows of the tables of tokens and of positions, added
+//   decode_embed       token embedding plus position embedding
 //   decode_norm        layer_norm or rms_norm, a block a row; x is read three times, from L1
 //   decode_product     y = x W^T, W read once: 2 bytes a weight is what counts, and for many rows
 //                      that x is read by each block, from L2. Tensor cores take 16 rows of W by 8
 //                      of x at a time
 //   decode_product_plain  the same for any type and alignment, a warp a row of W
 //
-// Attention is in attention/decode.cu. All results are written with =. Launched by kernels/decode.py.
+// Attention is in attention/decode.cu. All results are written with =. Launched by
+// kernels/decode.py.
+//
+// The naive kernels. decode_embed and decode_norm: those of embedding.cu and norm_forward.cu, a
+// thread a row. decode_product, a thread for y[i][j]:
+//
+//   float sum = bias[j];
+//   for (int k = 0; k < width; ++k) sum += x[i][k] * weight[j][k];
+//   y[i][j] = gelu(sum) + residual[i][j];
+//
+// Phases of decode_product: load and multiply, each warp its part of the terms; add up the warps;
+// epilogue.
 //
 // where: FLOAT = float | __half | __nv_bfloat16
 // instantiate: {decode_embed | decode_norm | decode_product_plain}<{FLOAT}>
@@ -17,11 +28,12 @@
 constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "ampere.cuh"
 #include "elementwise.cuh"
+#include "fragment.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
 
-// latest: the newest token of each sequence; lengths: how many before it are in its cache. positions may
-// be null.
+// latest: the newest token of each sequence; lengths: how many before it are in its cache.
+// positions may be null.
 template <typename T>
 __global__ void __launch_bounds__(256)
 decode_embed(T* __restrict__ y, const T* __restrict__ table, const T* __restrict__ positions,
@@ -44,28 +56,16 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
     using C = Compute<T>;
     x += blockIdx.x * (long long)width;
     y += blockIdx.x * (long long)width;
-    const bool alike = aligned_alike(x, y) && aligned_alike(x, weight) && (bias == nullptr || aligned_alike(x, bias));
-    C mean = 0, squares = 0;
-    if (centred) {
-        for_places(x, width, true, [&](int place, auto n) {
-            const auto values = load<n>(x + place);
-            #pragma unroll
-            for (int j = 0; j < n; ++j) mean += to_compute(values.values[j]);
-        });
-        mean = block_sum(mean) / C(width);
-    }
-    for_places(x, width, true, [&](int place, auto n) {
-        const auto values = load<n>(x + place);
-        #pragma unroll
-        for (int j = 0; j < n; ++j) {
-            const C apart = to_compute(values.values[j]) - mean;
-            squares += apart * apart;
-        }
-    });
+    const bool alike = aligned_alike(x, y) && aligned_alike(x, weight) &&
+                       (bias == nullptr || aligned_alike(x, bias));
+    C mean = 0;
+    if (centred) mean = block_sum(sum_values(x, width, [](C value) { return value; })) / C(width);
+    const C squares = sum_values(x, width, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(block_sum(squares) / C(width) + C(eps));
     for_places(x, width, alike, [&](int place, auto n) {
         auto values = load<n>(x + place);
-        const auto weights = load<n>(weight + place), biases = load<n>((bias == nullptr ? weight : bias) + place);
+        const auto weights = load<n>(weight + place),
+                   biases = load<n>((bias == nullptr ? weight : bias) + place);
         #pragma unroll
         for (int j = 0; j < n; ++j) {
             C value = (to_compute(values.values[j]) - mean) * rstd * to_compute(weights.values[j]);
@@ -76,11 +76,11 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
     });
 }
 
-// What becomes of a sum before it is stored, each or null: bias (columns), gate and residual (rows,
+// The epilogue of a sum, each or null: bias (columns), gate and residual (rows,
 // columns). gelu: 1 for the approximation by tanh, 2 for the exact one. With `wide` the result goes
 // there, not rounded to T.
 template <typename T>
-struct Finish {
+struct DecodeEpilogue {
     T* y;
     float* wide;
     const T* bias;
@@ -103,10 +103,11 @@ struct Finish {
     }
 };
 
-// A block: 16 * BANDS rows of weight, which are columns of y, by 8 * TILES rows of x from blockIdx.y on.
-// Its warps share the terms, 32 in turn, and their sums are added in order. Both operands are asked
-// for in the same order of terms: thread t of four has 8 neighbours, the first 4 for one mma and the
-// others for the next. width is a multiple of 8. Shared memory: 512 * TILES * BANDS bytes a warp.
+// A block: 16 * BANDS rows of weight, which are columns of y, by 8 * TILES rows of x from
+// blockIdx.y on. Its warps take 32 terms in turn (split-K), and their sums are added in order. Both
+// operands are loaded in the same order of terms: thread t of four has 8 neighbours, the first 4
+// for one mma and the others for the next. width is a multiple of 8. Shared memory: 512 * TILES *
+// BANDS bytes a warp.
 template <typename T, int TILES, int BANDS>
 __global__ void __launch_bounds__(512, 1)
 decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__ weight,
@@ -121,7 +122,8 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
     for (int j = 0; j < 2 * BANDS; ++j)
         rows_here[j] = weight + min(first + lane / 4 + 8 * j, columns - 1) * (long long)width;
 
-    float sums[BANDS][TILES][4] = {};
+    Fragment<BANDS, 8 * TILES> sums;   // rows of weight, columns of x
+    sums.clear();
     for (int start = warp * 32; start < width; start += AHEAD * warps * 32) {
         Words a[AHEAD][2 * BANDS], b[AHEAD][TILES];
         #pragma unroll
@@ -129,11 +131,13 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
             const int k = start + i * warps * 32 + lane % 4 * 8;
             const bool inside = k < width;
             #pragma unroll
-            for (int j = 0; j < 2 * BANDS; ++j) a[i][j] = inside ? load_words(rows_here[j] + k) : Words{};
+            for (int j = 0; j < 2 * BANDS; ++j)
+                a[i][j] = inside ? load_words(rows_here[j] + k) : Words{};
             #pragma unroll
             for (int j = 0; j < TILES; ++j) {
                 const int row = top + 8 * j + lane / 4;
-                b[i][j] = inside && row < rows ? load_words_cached(x + row * (long long)width + k) : Words{};
+                b[i][j] = inside && row < rows ? load_words_cached(x + row * (long long)width + k)
+                                               : Words{};
             }
         }
         #pragma unroll
@@ -142,28 +146,30 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
             for (int half = 0; half < 4; half += 2)
                 #pragma unroll
                 for (int band = 0; band < BANDS; ++band) {
-                    const unsigned (&p)[4] = a[i][2 * band].words, (&q)[4] = a[i][2 * band + 1].words;
+                    const unsigned (&p)[4] = a[i][2 * band].words,
+                                   (&q)[4] = a[i][2 * band + 1].words;
                     const unsigned block[4] = {p[half], q[half], p[half + 1], q[half + 1]};
                     #pragma unroll
                     for (int j = 0; j < TILES; ++j)
-                        multiply<T>(sums[band][j], block, b[i][j].words[half], b[i][j].words[half + 1]);
+                        mma<T>(sums.block(band, j), block, b[i][j].words[half],
+                               b[i][j].words[half + 1]);
                 }
         }
     }
 
-    float (*shared)[TILES * 8][BANDS * 16] = reinterpret_cast<float (*)[TILES * 8][BANDS * 16]>(memory);   // [warp][row][column]
-    #pragma unroll
-    for (int i = 0; i < BANDS * TILES * 4; ++i) {
-        const int band = i / (4 * TILES), j = i / 4 % TILES, e = i % 4;
-        shared[warp][8 * j + lane % 4 * 2 + e % 2][16 * band + lane / 4 + e / 2 * 8] = sums[band][j][e];
-    }
+    using Sums = float[TILES * 8][BANDS * 16];   // [row][column] of y
+    Sums* shared = reinterpret_cast<Sums*>(memory);
+    sums.for_each([&](float x, int h, int c) {
+        shared[warp][sums.column_of(c)][sums.row_of(h)] = x;
+    });
     __syncthreads();
-    const Finish<T> finish = {y, wide, bias, gate, residual, gelu};
+    const DecodeEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu};
     for (int i = threadIdx.x; i < TILES * 8 * BANDS * 16; i += blockDim.x) {
         const int row = i / (BANDS * 16), column = i % (BANDS * 16);
         float sum = 0;
         for (int w = 0; w < warps; ++w) sum += shared[w][row][column];
-        if (top + row < rows && first + column < columns) finish(sum, top + row, first + column, columns);
+        if (top + row < rows && first + column < columns)
+            epilogue(sum, top + row, first + column, columns);
     }
 }
 
@@ -174,7 +180,8 @@ decode_product_plain(T* y, float* wide, const T* __restrict__ x, const T* __rest
                      const T* __restrict__ bias, const T* __restrict__ gate, const T* residual,
                      int rows, int width, int columns, int gelu) {
     constexpr int ROWS = 8;
-    const int lane = threadIdx.x % 32, column = blockIdx.x * 8 + threadIdx.x / 32, top = blockIdx.y * ROWS;
+    const int lane = threadIdx.x % 32, column = blockIdx.x * 8 + threadIdx.x / 32,
+              top = blockIdx.y * ROWS;
     if (column >= columns) return;
     weight += column * (long long)width;
     x += top * (long long)width;
@@ -187,10 +194,10 @@ decode_product_plain(T* y, float* wide, const T* __restrict__ x, const T* __rest
         for (int r = 0; r < ROWS; ++r)
             if (r < count) sums[r] += w * to_compute(x[r * (long long)width + k]);
     }
-    const Finish<T> finish = {y, wide, bias, gate, residual, gelu};
+    const DecodeEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu};
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const float sum = warp_sum(sums[r]);
-        if (lane == 0 && r < count) finish(sum, top + r, column, columns);
+        if (lane == 0 && r < count) epilogue(sum, top + r, column, columns);
     }
 }

@@ -1,7 +1,9 @@
 // Dropout, with the residual add behind it or without: y = residual + keep * scale * (x + bias).
 //
-// dropout: x and bias are of type X, y and the residual of Y. sizeof(X) + sizeof(Y) bytes an element,
-//   sizeof(Y) more with a residual; written with =. The mask is in no memory: backward draws the same
+// dropout: x and bias are of type X, y and the residual of Y. sizeof(X) + sizeof(Y) bytes an
+// element,
+//   sizeof(Y) more with a residual; written with =. The keep mask is not stored: backward draws the
+//   same
 //   bits again, with x = dy, X and Y exchanged, and neither bias nor residual.
 //   A Philox block of 256 bits decides over 16 elements. A warp draws 32 blocks, one a thread, and
 //   moves their 512 elements in vectors of N, neighbours in neighbouring threads; the bits of a
@@ -10,6 +12,13 @@
 // width no multiple of it.
 //
 // ops/dropout.py has the same formula in NumPy; nothing is contracted to fma, so bits are equal.
+//
+// The naive kernel, a thread for element i, `random16` being 16 random bits of that number:
+//
+//   const bool keep = random16(seed, draw, stream, i) < keep_probability * 65536;
+//   y[i] = residual[i] + (keep ? scale * (x[i] + bias[i % width]) : 0);
+//
+// Phases: load; draw the keep mask of 16 elements; exchange masks; bias, mask, residual and store.
 //
 // options: -fmad=false
 // where: NARROW = __half | __nv_bfloat16
@@ -41,7 +50,7 @@ __device__ inline void store_within(T* p, long long i, long long size, const Vec
         if (i + j < size) p[i + j] = v.values[j];
 }
 
-// The 32 * LANES elements of a warp; WHOLE where there are so many.
+// The 32 * LANES elements of a warp; WHOLE where all of them exist.
 template <bool WHOLE, typename X, typename Y, int N>
 __device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, long long start,
                             long long size, unsigned int width, Word seed, Word draw, Word stream,
@@ -96,7 +105,7 @@ __device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, 
     }
 }
 
-// Blocks that a multiprocessor shall hold at once: left to itself, ptxas spills where the types differ.
+// Blocks that a multiprocessor holds at once: left to itself, ptxas spills where the types differ.
 template <typename X, typename Y, int N>
 constexpr int BLOCKS = sizeof(X) == 8 ? 2 : sizeof(X) == sizeof(Y) && N > 1 ? 4 : 3;
 
@@ -108,7 +117,9 @@ dropout(Y* __restrict__ y, const X* __restrict__ x, const X* __restrict__ bias,
     const long long start = (blockIdx.x * 256ll + threadIdx.x) / 32 * (32 * LANES);
     draw = draw_number(draw, offset);
     if (start + 32 * LANES <= size)
-        drop<true, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
+        drop<true, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit,
+                            scale);
     else if (start < size)
-        drop<false, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit, scale);
+        drop<false, X, Y, N>(y, x, bias, residual, start, size, width, seed, draw, stream, limit,
+                             scale);
 }

@@ -10,26 +10,39 @@ template <typename A> __device__ inline double float64(A a) { return double(a); 
 template <typename C> __device__ inline bool is_nan(C x) { return x != x; }
 template <typename C> __device__ inline bool is_inf(C x) { return !is_nan(x) && is_nan(x - x); }
 template <typename C> __device__ inline bool is_finite(C x) { return !is_nan(x - x); }
-template <typename C> __device__ inline C absolute(C x) { return x < C(0) ? -x : x == C(0) ? C(0) : x; }
-template <typename C> __device__ inline C sign(C x) { return is_nan(x) ? x : C((x > C(0)) - (x < C(0))); }
+template <typename C>
+__device__ inline C absolute(C x) { return x < C(0) ? -x : x == C(0) ? C(0) : x; }
+template <typename C>
+__device__ inline C sign(C x) { return is_nan(x) ? x : C((x > C(0)) - (x < C(0))); }
 
 // NaN wins, as in NumPy.
 template <typename C> __device__ inline C maximum(C a, C b) { return is_nan(a) || a > b ? a : b; }
 template <typename C> __device__ inline C minimum(C a, C b) { return is_nan(a) || a < b ? a : b; }
 
-template <typename A, typename B> __device__ inline auto where(bool c, A a, B b) -> decltype(a + b) {
-    return c ? a : b;
-}
-template <typename A, typename B> __device__ inline bool both(A a, B b) { return bool(a) && bool(b); }
-template <typename A, typename B> __device__ inline bool either(A a, B b) { return bool(a) || bool(b); }
-template <typename A, typename B> __device__ inline bool differ(A a, B b) { return bool(a) != bool(b); }
+template <typename A, typename B>
+__device__ inline auto where(bool c, A a, B b) -> decltype(a + b) { return c ? a : b; }
+template <typename A, typename B>
+__device__ inline bool both(A a, B b) { return bool(a) && bool(b); }
+template <typename A, typename B>
+__device__ inline bool either(A a, B b) { return bool(a) || bool(b); }
+template <typename A, typename B>
+__device__ inline bool differ(A a, B b) { return bool(a) != bool(b); }
 template <typename A> __device__ inline bool inverted(A a) { return !bool(a); }
 
 // Of integers themselves, all of whose digits double may not hold.
 template <typename C> constexpr bool IS_WHOLE = C(0.5) == C(0);
-template <typename C> __device__ inline C floor_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return floor(x); }
-template <typename C> __device__ inline C ceil_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return ceil(x); }
-template <typename C> __device__ inline C rint_of(C x) { if constexpr (IS_WHOLE<C>) return x; else return rint(x); }
+template <typename C>
+__device__ inline C floor_of(C x) {
+    if constexpr (IS_WHOLE<C>) return x; else return floor(x);
+}
+template <typename C>
+__device__ inline C ceil_of(C x) {
+    if constexpr (IS_WHOLE<C>) return x; else return ceil(x);
+}
+template <typename C>
+__device__ inline C rint_of(C x) {
+    if constexpr (IS_WHOLE<C>) return x; else return rint(x);
+}
 
 template <typename A> __device__ inline long long int64(A a) { return (long long)a; }
 template <typename C> __device__ inline C bitwise_and(C a, C b) { return a & b; }
@@ -38,8 +51,10 @@ template <typename C> __device__ inline C bitwise_xor(C a, C b) { return a ^ b; 
 template <typename C> __device__ inline C invert(C a) { return ~a; }
 template <> __device__ inline bool invert(bool a) { return !a; }
 // By as many bits as there are or more, or by less than none, all are shifted out, as in NumPy.
-template <typename C> __device__ inline bool within(C b) { return b >= C(0) && b < C(8 * sizeof(C)); }
-template <typename C> __device__ inline C left_shift(C a, C b) { return within(b) ? C(a << b) : C(0); }
+template <typename C>
+__device__ inline bool within(C b) { return b >= C(0) && b < C(8 * sizeof(C)); }
+template <typename C>
+__device__ inline C left_shift(C a, C b) { return within(b) ? C(a << b) : C(0); }
 template <typename C> __device__ inline C right_shift(C a, C b) {
     return within(b) ? C(a >> b) : a < C(0) ? C(-1) : C(0);
 }
@@ -55,18 +70,14 @@ template <typename C> __device__ inline C power(C a, C b) {   // integers
     return result;
 }
 
-__device__ inline float fast_reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 / inf is right
     if constexpr (ROUGH) return fast_reciprocal(1.f + fast_exp2(-LOG2_E * x));
     else return C(1) / (C(1) + exp(-x));
 }
-template <typename C> __device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
+template <typename C>
+__device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
 
-// sigmoid(x) and sigmoid(-x), which 1 - sigmoid(x) is without its last digits: 16 bits need none.
+// sigmoid(x) and sigmoid(-x); 1 - sigmoid(x) would lose its last digits, which 16 bits do not have.
 template <typename C> struct Sigmoids {
     C at, rest;
     __device__ explicit Sigmoids(C x) {
@@ -88,11 +99,11 @@ template <typename C> __device__ inline C silu_derivative(C x) {
 }
 
 // (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
-template <typename C> __device__ inline C gelu_share(C x) {
+template <typename C> __device__ inline C gelu_tanh_cdf(C x) {
     const C scale = C(1.5957691216057308), cube = C(0.044715);   // 2 sqrt(2 / pi)
     return sigmoid(x * (scale + scale * cube * x * x));
 }
-template <typename C> __device__ inline C gelu_tanh(C x) { return x * gelu_share(x); }
+template <typename C> __device__ inline C gelu_tanh(C x) { return x * gelu_tanh_cdf(x); }
 // Beyond +-30 it is 0 and 1 in double too, and inf * 0 would be NaN.
 template <typename C> __device__ inline C gelu_tanh_slope(C x) {
     const C scale = C(1.5957691216057308), cube = C(0.044715);
@@ -105,7 +116,7 @@ template <typename C> __device__ inline C normal_density(C x) {
     if constexpr (ROUGH) return 0.3989422804f * fast_exp2(-0.5f * LOG2_E * x * x);
     else return C(0.3989422804014327) * exp(C(-0.5) * x * x);
 }
-// The share of the normal distribution below x. Source of the approximation, good to 1.5e-7:
+// The normal CDF. Source of the approximation, good to 1.5e-7:
 // Abramowitz & Stegun 1964, "Handbook of mathematical functions", 7.1.26.
 template <typename C> __device__ inline C normal_share(C x) {
     if constexpr (ROUGH) {
@@ -120,7 +131,8 @@ template <typename C> __device__ inline C normal_share(C x) {
 }
 
 // Round N results and write them in one access.
-template <typename T, int N> __device__ inline void store_rounded(T* p, const Compute<T> (&values)[N]) {
+template <typename T, int N>
+__device__ inline void store_rounded(T* p, const Compute<T> (&values)[N]) {
     if constexpr (sizeof(T) == 2 && sizeof(Compute<T>) == 4 && N == VECTOR<T>) {
         store_values(p, values);
     } else {

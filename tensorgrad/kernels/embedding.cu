@@ -1,10 +1,16 @@
-// Rows of a table picked by ids, and rows of a table of positions added to them.
+// Token embedding: rows of `weight` selected by ids; and position embedding: rows added to them.
 //
 // embedding_forward: one thread a vector of N elements of y: 2 * sizeof(T) bytes an element and the
-//   id, with positions as much again from a table that stays in L2. Written with =. An id outside
-//   the table gives a row of NaN.
-// N is 16 / sizeof(T), and 1 where a table is not aligned or the width no multiple of it.
+//   id, with positions as much again, which stay in L2. Written with =. An id outside the
+//   vocabulary
+//   gives a row of NaN.
+// N is 16 / sizeof(T), and 1 where an array is not aligned or the width no multiple of it.
 // Backward: indexing.cu.
+//
+// The naive kernel, a thread for row i of y:
+//
+//   for (int j = 0; j < width; ++j)
+//       y[i][j] = weight[ids[i]][j] + positions[i % steps][j];
 //
 // instantiate: embedding_forward<double, {1 | 2}>
 // instantiate: embedding_forward<float, {1 | 4}>
@@ -21,7 +27,8 @@ embedding_forward(T* __restrict__ y, const T* __restrict__ weight, const void* _
                   int steps, int wide) {
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    const long long id = wide ? static_cast<const long long*>(ids)[row] : static_cast<const int*>(ids)[row];
+    const long long id = wide ? static_cast<const long long*>(ids)[row]
+                              : static_cast<const int*>(ids)[row];
     const bool inside = 0 <= id && id < vocabulary;
     const int step = rows < 1ll << 31 ? int(row) % steps : int(row % steps);
     for (int column = threadIdx.x * N; column < width; column += blockDim.x * N) {

@@ -4,11 +4,18 @@
 
 template <typename C> __device__ inline C infinity();
 template <> __device__ inline float infinity<float>() { return __int_as_float(0x7f800000); }
-template <> __device__ inline double infinity<double>() { return __longlong_as_double(0x7ff0000000000000ll); }
+template <> __device__ inline double infinity<double>() {
+    return __longlong_as_double(0x7ff0000000000000ll);
+}
 
 __device__ inline float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 constexpr float LOG2_E = 1.44269504f;
@@ -26,22 +33,22 @@ template <typename T> __device__ inline Compute<T> exp_less(Compute<T> x, Comput
     else return exp(x - shift);
 }
 
-// The largest of some values, and the sum of exp(value - peak) over them.
+// The online softmax: the largest of the values so far, and the sum of exp(value - maximum).
 template <typename C>
-struct Peak {
-    C peak, total;
+struct OnlineSoftmax {
+    C maximum, total;
 
     // The largest value, or 0 while that is -inf: -inf - -inf would be NaN.
-    __device__ C shift() const { return peak == -infinity<C>() ? C(0) : peak; }
+    __device__ C shift() const { return maximum == -infinity<C>() ? C(0) : maximum; }
 
     template <typename T, int N>
     __device__ void absorb(const C (&x)[N]) {
-        C largest = peak;
+        C largest = maximum;
         #pragma unroll
-        for (C value : x) largest = max(value, largest);   // passes over NaN, which total meets
-        if (largest > peak) {
-            total *= exp_for<T>(peak - largest);
-            peak = largest;
+        for (C value : x) largest = max(value, largest);   // skips NaN, which ends in total
+        if (largest > maximum) {
+            total *= exp_for<T>(maximum - largest);
+            maximum = largest;
         }
         const C base = shift();
         #pragma unroll
@@ -50,7 +57,8 @@ struct Peak {
 };
 
 template <typename T, typename C>
-__device__ inline Peak<C> join(Peak<C> a, Peak<C> b) {
-    const Peak<C> both = {b.peak > a.peak ? b.peak : a.peak, 0};
-    return {both.peak, a.total * exp_for<T>(a.peak - both.shift()) + b.total * exp_for<T>(b.peak - both.shift())};
+__device__ inline OnlineSoftmax<C> merge(OnlineSoftmax<C> a, OnlineSoftmax<C> b) {
+    const OnlineSoftmax<C> all = {b.maximum > a.maximum ? b.maximum : a.maximum, 0};
+    return {all.maximum, a.total * exp_for<T>(a.maximum - all.shift())
+                       + b.total * exp_for<T>(b.maximum - all.shift())};
 }

@@ -2,15 +2,24 @@
 // with integers and of embeddings. No atomics on floating point: the rows are sorted first.
 //
 // sort_count, sort_scatter: one pass of a stable radix sort of row numbers, 8 bits at a time, that
-//   carries along where each came from. A block takes `chunk` of them. What is not in the table
+//   carries along where each came from. A block takes `chunk` of them. A number outside of total
 //   counts as row `height`, behind all others.
 // add_rows_window: a block takes WINDOW sorted numbers and sums the values of equal ones in fp32
 //   (fp64 for double). Runs that lie inside the window are added to the total; the sum of a run
-//   that came in from the window before is written to heads, that of one that goes on to tails.
+//   that came in from the window before is written to heads, that of one that continues to tails.
 //   Reads sizeof(T) bytes an element of values, and reads and writes 4 for each element of total
-//   that is touched. What a run is added to is read with its first value, not when its sum is there.
+//   that is touched. What a run is added to is read with its first value, not when its sum is
+//   there.
 // add_rows_join: adds, for each run over several windows, the parts in a fixed order.
 // N is 16 / sizeof(T), and 1 where an array is not aligned or the width no multiple of it.
+//
+// The naive kernel, a thread for column j (a row as index: total[rows[i]][j]):
+//
+//   for (int i = 0; i < size; ++i)
+//       if (0 <= rows[i] && rows[i] < height) total[rows[i]][j] += values[i][j];
+//
+// Phases: for each 8 bits of the row numbers sort_count and sort_scatter; add_rows_window;
+// add_rows_join.
 //
 // where: VALUES = double, 1 | double, 2 | float, 1 | float, 4 | __half, 1 | __half, 8 |
 //     __nv_bfloat16, 1 | __nv_bfloat16, 8
@@ -119,7 +128,7 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
     for (int i = threadIdx.x; i < count; i += blockDim.x) from[i] = order[first + i];
     __syncthreads();
     const bool from_before = blockIdx.x > 0 && row[0] == row[1];
-    const bool goes_on = first + WINDOW < size && row[WINDOW] == row[WINDOW + 1];
+    const bool continues = first + WINDOW < size && row[WINDOW] == row[WINDOW + 1];
     const int column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (column >= width || row[1] == height) return;
     Vec<C, PART> sum[PARTS] = {}, base[PARTS];
@@ -135,14 +144,15 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
             if (i == 0 ? !from_before : row[i] != row[i + 1])
                 #pragma unroll
                 for (int p = 0; p < PARTS; ++p)
-                    before[k][p] = load<PART>(total + row[i + 1] * (long long)width + column + p * PART);
+                    before[k][p] =
+                        load<PART>(total + row[i + 1] * (long long)width + column + p * PART);
         }
         #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
             const int i = start + k;
             if (i >= count || row[i + 1] == height) break;
             const bool last = i + 1 == count, ends = last || row[i + 1] != row[i + 2];
-            const bool whole = !head && !(last && goes_on);
+            const bool whole = !head && !(last && continues);
             C* to = head ? heads + blockIdx.x * (long long)width
                 : whole ? total + row[i + 1] * (long long)width
                 : tails + blockIdx.x * (long long)width;
@@ -164,12 +174,13 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
     }
 }
 
-// One block for each window; those whose last run starts there and goes on have work. Threads: x
+// One block for each window; those whose last run starts there and continues have work. Threads: x
 // along columns, y takes every GROUPS-th part.
 template <typename C, int N>
 __global__ void __launch_bounds__(32 * GROUPS, 1)
 add_rows_join(C* __restrict__ total, const C* __restrict__ heads, const C* __restrict__ tails,
-              const unsigned int* __restrict__ keys, unsigned int size, unsigned int height, int width) {
+              const unsigned int* __restrict__ keys, unsigned int size, unsigned int height,
+              int width) {
     constexpr int BATCH = 8;
     __shared__ Vec<C, N> sums[GROUPS][32];
     const unsigned int window = blockIdx.x, windows = gridDim.x, end = (window + 1) * WINDOW;

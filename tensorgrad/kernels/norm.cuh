@@ -1,13 +1,15 @@
-// What layer_norm and rms_norm share forward and backward: y = (x - mean) * rstd * weight + bias over
-// the last axis. A null mean makes it rms_norm, a null weight is 1, a null bias 0. Statistics are in
-// the compute type.
+// What the forward and backward kernels of layer_norm and rms_norm share: y = (x - mean) * rstd *
+// weight + bias over the last axis. A null mean makes it rms_norm, a null weight is 1, a null bias
+// 0. Statistics are in the compute type.
 #pragma once
 #include "async.cuh"
 #include "rows.cuh"
 
-// VECTOR<T> parameters from `column` on, of those stored in the compute type; without any, `absent`.
+// VECTOR<T> parameters from `column` on, of those stored in the compute type; without any,
+// `absent`.
 template <typename T>
-__device__ inline void load_wide(Compute<T> (&out)[VECTOR<T>], const void* p, int column, int absent) {
+__device__ inline void load_wide(Compute<T> (&out)[VECTOR<T>], const void* p, int column,
+                                 int absent) {
     using C = Compute<T>;
     #pragma unroll
     for (int j = 0; j < VECTOR<T>; j += VECTOR<C>) {

@@ -1,15 +1,33 @@
-// layer_norm and rms_norm backward (see norm.cuh). Where x + residual was normalised and its sum is used
-// too, the gradient of the sum is added, and dx is the gradient of both summands.
+// layer_norm and rms_norm backward (see norm.cuh). Where x + residual was normalised and its sum is
+// used too, the gradient of the sum is added, and dx is the gradient of both summands.
 //
-//   norm_backward_rows        x and dy are read once, dx is written once; sums for dweight and dbias
-//                             stay in registers over the rows of a block, which writes one partial row
+//   norm_backward_rows        x and dy are read once, dx is written once; sums for dweight and
+//   dbias
+//                             stay in registers over the rows of a block, which writes one partial
+//                             row
 //   norm_backward_loop        any width and alignment: dx alone, x and dy are read twice
 //   norm_backward_columns     any width and alignment: the partial rows, x and dy are read again
 //   norm_backward_parameters  adds up the partial rows, in order
 //
-// norm_backward_rows moves 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and wants rows
-// of whole, aligned 16-byte vectors. All results but dweight and dbias, which may be added to a gradient
-// that is there, are written with =. Launched by kernels/norm.py.
+// norm_backward_rows moves 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and wants
+// rows of whole, aligned 16-byte vectors. All results but dweight and dbias, which may be added to
+// a gradient that is there, are written with =. Launched by kernels/norm.py.
+//
+// The naive kernel, a thread for row r (dweight and dbias: a thread for column j, over all r):
+//
+//   float sum = 0, dot = 0;                                          // rms_norm: sum stays 0
+//   for (int j = 0; j < width; ++j) {
+//       const float x_hat = (x[r][j] - mean[r]) * rstd[r], dx_hat = dy[r][j] * weight[j];
+//       sum += dx_hat;
+//       dot += dx_hat * x_hat;
+//       // dweight[j] += dy[r][j] * x_hat; dbias[j] += dy[r][j];
+//   }
+//   for (int j = 0; j < width; ++j)
+//       dx[r][j] = rstd[r] * (dy[r][j] * weight[j] - sum / width
+//                             - (x[r][j] - mean[r]) * rstd[r] * dot / width) + dsum[r][j];
+//
+// Phases of norm_backward_rows, for each row: wait for it and start loading another; sums of the
+// row; dx. At the end: the partial row of dweight and dbias.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: norm_backward_rows<{TYPE}, {1 | 2}>
@@ -17,28 +35,17 @@
 // instantiate: norm_backward_parameters<{double | float}>
 #include "norm.cuh"
 
-constexpr int STAGES = 2;   // rows under way for each group
-
-template <typename T>
-__device__ inline void store_wide(Compute<T>* p, const Compute<T> (&values)[VECTOR<T>]) {
-    using C = Compute<T>;
-    #pragma unroll
-    for (int j = 0; j < VECTOR<T>; j += VECTOR<C>) {
-        Vec<C> part;
-        #pragma unroll
-        for (int k = 0; k < VECTOR<C>; ++k) part.values[k] = values[j + k];
-        store(p + j, part);
-    }
-}
+constexpr int STAGES = 2;   // of the pipeline: rows in flight for each group
 
 // With dx_hat = dy * weight and x_hat = (x - mean) * rstd:
-// dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second term.
-// partials: (gridDim.x, 2, width), dweight and then dbias of the block's rows; null: not wanted.
-// Shared memory: STAGES * VECTORS * 32 bytes a thread.
+// dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second
+// term. partials: (gridDim.x, 2, width), dweight and then dbias of the block's rows; null: not
+// wanted. Shared memory: STAGES * VECTORS * 32 bytes a thread.
 template <typename T, int VECTORS>
 __global__ void __launch_bounds__(512, VECTORS == 1 && sizeof(T) < 8 ? 2 : 1)
 norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const T* __restrict__ dy,
-                   const T* __restrict__ dsum, const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
+                   const T* __restrict__ dsum, const T* __restrict__ x,
+                   const void* __restrict__ weight, bool weight_wide,
                    const Compute<T>* __restrict__ mean_in, const Compute<T>* __restrict__ rstd_in,
                    long long rows, int width) {
     using C = Compute<T>;
@@ -59,20 +66,23 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         else unpack<T>(load_words(static_cast<const T*>(weight) + v * WIDTH), weights[i]);
     }
 
-    // Each thread copies its share of the rows to come into a ring of its own: no barrier.
-    Words* ring = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    // Each thread loads its part of the next rows into stages of its own: no barrier.
+    Words* stages = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
     C means[STAGES], rstds[STAGES];
-    const auto fetch = [&](long long row, int slot) {   // beyond the last row, zeros, which add nothing
+    // beyond the last row, zeros, which add nothing
+    const auto fetch = [&](long long row, int slot) {
         const bool inside = row < rows;
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
             const long long place = row * width + v * WIDTH;
-            copy_async(ring + ((slot * VECTORS + i) * 2 + 0) * threads, x + place, inside && v < vectors);
-            copy_async(ring + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place, inside && v < vectors);
+            cp_async(stages + ((slot * VECTORS + i) * 2 + 0) * threads, x + place,
+                     inside && v < vectors);
+            cp_async(stages + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place,
+                     inside && v < vectors);
         }
-        end_batch();
+        cp_async_commit();
         means[STAGES - 1] = inside && mean_in != nullptr ? mean_in[row] : C(0);
         rstds[STAGES - 1] = inside ? rstd_in[row] : C(0);
     };
@@ -87,16 +97,16 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         }
         fetch(group_row() + i * step, i);
     }
-    const C share = C(1) / C(width);
+    const C inverse_width = C(1) / C(width);
     int slot = 0;
     for (long long base = blockIdx.x * (long long)blockDim.y; base < rows; base += step) {
         const long long row = base + threadIdx.y;
-        wait_for_batches<STAGES - 1>();
+        cp_async_wait<STAGES - 1>();
         Words xs[VECTORS], dys[VECTORS];
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            xs[i] = ring[((slot * VECTORS + i) * 2 + 0) * threads];
-            dys[i] = ring[((slot * VECTORS + i) * 2 + 1) * threads];
+            xs[i] = stages[((slot * VECTORS + i) * 2 + 0) * threads];
+            dys[i] = stages[((slot * VECTORS + i) * 2 + 1) * threads];
         }
         Words others[VECTORS] = {};
         if (dsum != nullptr) load_row(others, dsum + row * width, row < rows ? vectors : 0);
@@ -109,45 +119,46 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         fetch(row + STAGES * step, slot);
         slot = slot + 1 < STAGES ? slot + 1 : 0;
 
-        C values[WIDTH], slopes[WIDTH];
+        C values[WIDTH], gradients[WIDTH];
         Pair<C> sum = {0, 0};
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             unpack<T>(xs[i], values);
-            unpack<T>(dys[i], slopes);
+            unpack<T>(dys[i], gradients);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
-                const C x_hat = (values[j] - mean) * rstd, dx_hat = slopes[j] * weights[i][j];
+                const C x_hat = (values[j] - mean) * rstd, dx_hat = gradients[j] * weights[i][j];
                 sum.first += dx_hat;
                 sum.second += dx_hat * x_hat;
-                dweight[i][j] += slopes[j] * x_hat;
-                dbias[i][j] += slopes[j];
+                dweight[i][j] += gradients[j] * x_hat;
+                dbias[i][j] += gradients[j];
             }
             keep_packed<T>(xs[i]);
             keep_packed<T>(dys[i]);
         }
-        sum = group(sum, Pair<C>{0, 0}, [](Pair<C> a, Pair<C> b) { return a + b; });
-        const C shift = mean_in != nullptr ? sum.first * share : C(0), slope = sum.second * share;
+        sum = group.sum(sum);
+        const C shift = mean_in != nullptr ? sum.first * inverse_width : C(0),
+                projection = sum.second * inverse_width;
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
             if (v >= vectors || row >= rows) continue;
             unpack<T>(xs[i], values);
-            unpack<T>(dys[i], slopes);
+            unpack<T>(dys[i], gradients);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
                 const C x_hat = (values[j] - mean) * rstd;
-                values[j] = rstd * (slopes[j] * weights[i][j] - shift - x_hat * slope);
+                values[j] = rstd * (gradients[j] * weights[i][j] - shift - x_hat * projection);
             }
-            unpack<T>(others[i], slopes);
+            unpack<T>(others[i], gradients);
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) values[j] += slopes[j];
+            for (int j = 0; j < WIDTH; ++j) values[j] += gradients[j];
             store_values(dx + row * width + v * WIDTH, values);
         }
     }
     if (partials == nullptr) return;
 
-    wait_for_batches<0>();   // the ring's memory is used again
+    cp_async_wait<0>();   // the stages are used again
     __syncthreads();
     partials += blockIdx.x * 2ll * width;
     C* sums_of_groups = reinterpret_cast<C*>(memory);
@@ -155,8 +166,8 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
     for (int i = 0; i < VECTORS; ++i) {
         const int v = threadIdx.x + i * blockDim.x;
         if (v >= vectors) continue;
-        store_wide<T>(sums_of_groups + threadIdx.y * 2 * width + v * WIDTH, dweight[i]);
-        store_wide<T>(sums_of_groups + threadIdx.y * 2 * width + width + v * WIDTH, dbias[i]);
+        store_all<WIDTH>(sums_of_groups + threadIdx.y * 2 * width + v * WIDTH, dweight[i]);
+        store_all<WIDTH>(sums_of_groups + threadIdx.y * 2 * width + width + v * WIDTH, dbias[i]);
     }
     __syncthreads();
     for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 2 * width; i += threads) {
@@ -195,19 +206,23 @@ norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __rest
             sum.second += dx_hat * ((to_compute(xs.values[j]) - mean) * rstd);
         }
     });
-    sum = group(sum, Pair<C>{0, 0}, [](Pair<C> a, Pair<C> b) { return a + b; });
-    const C shift = mean_in != nullptr ? sum.first / C(width) : C(0), slope = sum.second / C(width);
-    const bool alike = aligned_alike(x, dy) && aligned_alike(x, dx) && (dsum == nullptr || aligned_alike(x, dsum));
+    sum = group.sum(sum);
+    const C shift = mean_in != nullptr ? sum.first / C(width) : C(0),
+            projection = sum.second / C(width);
+    const bool alike = aligned_alike(x, dy) && aligned_alike(x, dx) &&
+                       (dsum == nullptr || aligned_alike(x, dsum));
     for_places(x, count, alike, [&](int place, auto n) {
         auto values = load<n>(x + place);
-        const auto dys = load<n>(dy + place), others = load<n>((dsum != nullptr ? dsum : dy) + place);
+        const auto dys = load<n>(dy + place),
+                   others = load<n>((dsum != nullptr ? dsum : dy) + place);
         #pragma unroll
         for (int j = 0; j < n; ++j) {
             C dx_hat = to_compute(dys.values[j]);
             if (weight != nullptr) dx_hat *= load_parameter<T>(weight, weight_wide, place + j);
             const C x_hat = (to_compute(values.values[j]) - mean) * rstd;
-            const C own = rstd * (dx_hat - shift - x_hat * slope);
-            values.values[j] = from_compute<T>(dsum != nullptr ? own + to_compute(others.values[j]) : own);
+            const C own = rstd * (dx_hat - shift - x_hat * projection);
+            values.values[j] =
+                from_compute<T>(dsum != nullptr ? own + to_compute(others.values[j]) : own);
         }
         store(dx + place, values);
     });
@@ -243,12 +258,12 @@ norm_backward_columns(Compute<T>* __restrict__ partials, const T* __restrict__ d
     partials[(blockIdx.y * 2ll + 1) * width + column] = sum.second;
 }
 
-// out: (columns,), dweight, dbias or one behind the other; begin: where they are in a partial row of
-// `width`. partials: (count, width). Written with +=, or with = unless `adds`. 32 x 32 threads.
+// out: (columns,), dweight, dbias or one behind the other; begin: where they are in a partial row
+// of `width`. partials: (count, width). Written with +=, or with = unless `adds`. 32 x 32 threads.
 template <typename C>
 __global__ void __launch_bounds__(1024)
-norm_backward_parameters(C* __restrict__ out, const C* __restrict__ partials, int begin, int columns,
-                         int count, int width, bool adds) {
+norm_backward_parameters(C* __restrict__ out, const C* __restrict__ partials, int begin,
+                         int columns, int count, int width, bool adds) {
     __shared__ C sums[32][33];
     const int column = blockIdx.x * 32 + threadIdx.x;
     C sum = 0;

@@ -1,12 +1,26 @@
-// layer_norm and rms_norm forward (see norm.cuh). With a residual, x + residual is what is normalised,
-// and is written too.
+// layer_norm and rms_norm forward (see norm.cuh). With a residual, x + residual is what is
+// normalised, and is written too.
 //
-//   norm_forward_rows   x is read once, y written once: the next row is on its way to shared memory
+//   norm_forward_rows   x is read once, y written once: cp.async loads the next row to shared
+//   memory
 //                       while one is worked on in registers, where weight and bias stay
 //   norm_forward_loop   any width and alignment: x is read three times, from caches where it fits
 //
-// norm_forward_rows moves 2 * sizeof(T) bytes an element (4 with a residual) and wants rows of whole,
-// aligned 16-byte vectors. All results are written with =. Launched by kernels/norm.py.
+// norm_forward_rows moves 2 * sizeof(T) bytes an element (4 with a residual) and wants rows of
+// whole, aligned 16-byte vectors. All results are written with =. Launched by kernels/norm.py.
+//
+// The naive kernel, a thread for row r:
+//
+//   float mean = 0, variance = 0;
+//   for (int j = 0; j < width; ++j) mean += x[r][j] / width;        // rms_norm: 0
+//   for (int j = 0; j < width; ++j) variance += (x[r][j] - mean) * (x[r][j] - mean) / width;
+//   const float rstd = 1 / sqrt(variance + eps);
+//   for (int j = 0; j < width; ++j) y[r][j] = (x[r][j] - mean) * rstd * weight[j] + bias[j];
+//   mean_out[r] = mean;
+//   rstd_out[r] = rstd;
+//
+// Phases of a row: load and add the residual; start loading the next row; moments of a warp;
+// moments of the row; normalize and store.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // where: SHAPE = 1, 0 | 3, 32 | 3, 0 | 4, 64 | 4, 128 | 4, 0
@@ -15,52 +29,53 @@
 // instantiate: norm_forward_loop<{TYPE}>
 #include "norm.cuh"
 
-// What a warp, and then a row, has seen so far. Without a mean that is 0.
-template <typename C>
-struct Moments {
-    C count, mean, squares;   // squares: the sum of (value - mean)^2
-
-    // Chan et al. 1979 (Stanford STAN-CS-79-773), eq. 2.1.
-    __device__ void join(const Moments& other) {
-        const C apart = other.mean - mean, part = other.count / (count + other.count);
-        squares += other.squares + apart * apart * count * part;
-        mean += apart * part;
-        count += other.count;
-    }
-};
+// What a warp, and then a row, has seen so far. rms_norm leaves the mean 0.
+template <typename C> __device__ inline void merge(Moments<C>& own, const Moments<C>& other) {
+    const C apart = other.mean - own.mean, part = other.count / (own.count + other.count);
+    own.squares += other.squares + apart * apart * own.count * part;
+    own.mean += apart * part;
+    own.count += other.count;
+}
 
 // Blocks of a multiprocessor: as many as leave each thread the registers it needs.
 template <typename T, int VECTORS, int LANES, bool RESIDUAL>
-constexpr int FORWARD_BLOCKS = sizeof(T) == 8 || LANES == 0 ? 1 : VECTORS > 3 ? 5 : RESIDUAL ? 6 : 7;
+constexpr int FORWARD_BLOCKS = sizeof(T) == 8 || LANES == 0 ? 1
+                               : VECTORS > 3                ? 5
+                               : RESIDUAL                   ? 6
+                                                            : 7;
 
 // RESIDUAL: x + residual, rounded, is written to sum_out and normalised. WIDE: weight and bias are
 // stored in the compute type. Shared memory: VECTORS * 16 bytes a thread, twice that with RESIDUAL.
 // LANES: threads a row, in blocks of 128; 0 where only blockDim says.
 template <typename T, int VECTORS, int LANES, bool RESIDUAL, bool WIDE>
-__global__ void __launch_bounds__(LANES > 0 ? 128 : 512, FORWARD_BLOCKS<T, VECTORS, LANES, RESIDUAL>)
-norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
-                  Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
-                  const T* __restrict__ residual, const void* __restrict__ weight,
-                  const void* __restrict__ bias, long long rows, int width, double eps) {
+__global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
+                                  FORWARD_BLOCKS<T, VECTORS, LANES, RESIDUAL>)
+    norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
+                      Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
+                      const T* __restrict__ residual, const void* __restrict__ weight,
+                      const void* __restrict__ bias, long long rows, int width, double eps) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
     __shared__ Moments<C> shared[2][32];
     extern __shared__ __align__(16) unsigned char memory[];
-    const int row_threads = LANES > 0 ? LANES : blockDim.x, threads = LANES > 0 ? 128 : blockDim.x * blockDim.y;
+    const int row_threads = LANES > 0 ? LANES : blockDim.x,
+              threads = LANES > 0 ? 128 : blockDim.x * blockDim.y;
     const int vectors = width / WIDTH, groups = threads / row_threads, step = gridDim.x * groups;
 
-    // Each thread copies its share of the next row to memory of its own: no barrier.
+    // Each thread loads its part of the next row into memory of its own: no barrier.
     Words* next = reinterpret_cast<Words*>(memory) + threadIdx.y * row_threads + threadIdx.x;
-    long long row = blockIdx.x * (long long)groups + threadIdx.y, place = row * width + threadIdx.x * WIDTH;
+    long long row = blockIdx.x * (long long)groups + threadIdx.y,
+              place = row * width + threadIdx.x * WIDTH;
     const auto fetch = [&] {
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int offset = i * row_threads;
             const bool inside = row < rows && threadIdx.x + offset < vectors;
-            copy_async(next + i * threads, x + place + offset * WIDTH, inside);
-            if (RESIDUAL) copy_async(next + (VECTORS + i) * threads, residual + place + offset * WIDTH, inside);
+            cp_async(next + i * threads, x + place + offset * WIDTH, inside);
+            if (RESIDUAL)
+                cp_async(next + (VECTORS + i) * threads, residual + place + offset * WIDTH, inside);
         }
-        end_batch();
+        cp_async_commit();
     };
     fetch();
 
@@ -75,20 +90,22 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             #pragma unroll
             for (C& value : ones) value = 1;
             const int v = threadIdx.x + i * row_threads;
-            weights[i] = pack(ones, T());
+            weights[i] = pack<T>(ones);
             biases[i] = Words{};
-            if (v < vectors && weight != nullptr) weights[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
-            if (v < vectors && bias != nullptr) biases[i] = load_words(static_cast<const T*>(bias) + v * WIDTH);
+            if (v < vectors && weight != nullptr)
+                weights[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
+            if (v < vectors && bias != nullptr)
+                biases[i] = load_words(static_cast<const T*>(bias) + v * WIDTH);
         }
     }
-    const C share = C(1) / C(width), own_share = C(1) / max(count, C(1));
+    const C inverse_width = C(1) / C(width), inverse_count = C(1) / max(count, C(1));
 
     int turn = 0;
     while (row - threadIdx.y < rows) {
         const long long mine = row, here = place;
         row += step;
         place += step * (long long)width;
-        wait_for_batches<0>();
+        cp_async_wait<0>();
         C values[VECTORS][WIDTH];
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
@@ -98,7 +115,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
                 unpack<T>(next[(VECTORS + i) * threads], others);
                 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) values[i][j] += others[j];
-                const Words rounded = pack(values[i], T());
+                const Words rounded = pack<T>(values[i]);
                 if (mine < rows && threadIdx.x + i * row_threads < vectors)
                     store_words(sum_out + here + i * row_threads * WIDTH, rounded);
                 unpack<T>(rounded, values[i]);
@@ -124,7 +141,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             }
             sums = warp_sum(sums, lanes);
             if (!centre) sums.first = 0;   // infinity times 0 would be NaN
-            const C mean = sums.first * own_share, squares = sums.second - mean * sums.first;
+            const C mean = sums.first * inverse_count, squares = sums.second - mean * sums.first;
             own.mean = first + mean;
             own.squares = squares < 0 ? C(0) : squares;   // NaN stays
         } else {
@@ -133,7 +150,7 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             for (int i = 0; i < VECTORS; ++i)
                 #pragma unroll
                 for (C value : values[i]) sum += value;
-            if (centre) own.mean = warp_sum(sum, lanes) * own_share;
+            if (centre) own.mean = warp_sum(sum, lanes) * inverse_count;
             #pragma unroll
             for (int i = 0; i < VECTORS; ++i) {
                 if (threadIdx.x + i * row_threads >= vectors) continue;
@@ -148,9 +165,9 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             if (threadIdx.x % 32 == 0) of[threadIdx.x / 32] = own;
             __syncthreads();
             own = of[0];
-            for (int i = 1; i < warps; ++i) own.join(of[i]);
+            for (int i = 1; i < warps; ++i) merge(own, of[i]);
         }
-        const C rstd = rsqrt(own.squares * share + C(eps)), shift = -own.mean * rstd;
+        const C rstd = rsqrt(own.squares * inverse_width + C(eps)), shift = -own.mean * rstd;
         if (mine >= rows) continue;
         if (threadIdx.x == 0) {
             rstd_out[mine] = rstd;
@@ -171,7 +188,8 @@ norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
                 keep_packed<T>(biases[i]);
             }
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) values[i][j] = (values[i][j] * rstd + shift) * w[j] + b[j];
+            for (int j = 0; j < WIDTH; ++j)
+                values[i][j] = (values[i][j] * rstd + shift) * w[j] + b[j];
             store_values(y + here + i * row_threads * WIDTH, values[i]);
         }
     }
@@ -182,7 +200,8 @@ __global__ void __launch_bounds__(512, 1)
 norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
                   Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
                   const T* __restrict__ residual, const void* __restrict__ weight, bool weight_wide,
-                  const void* __restrict__ bias, bool bias_wide, long long rows, int width, double eps) {
+                  const void* __restrict__ bias, bool bias_wide, long long rows, int width,
+                  double eps) {
     using C = Compute<T>;
     __shared__ C partials[64];
     GroupReducer<C> group(partials);
@@ -199,7 +218,8 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
             const auto others = load<n>(residual + place);
             #pragma unroll
             for (int j = 0; j < n; ++j)
-                values.values[j] = from_compute<T>(to_compute(values.values[j]) + to_compute(others.values[j]));
+                values.values[j] =
+                    from_compute<T>(to_compute(values.values[j]) + to_compute(others.values[j]));
             store(sum + place, values);
         });
         __syncthreads();
@@ -207,24 +227,10 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     }
 
     C mean = 0;
-    if (mean_out != nullptr) {
-        C sum = 0;
-        for_places(x, count, true, [&](int place, auto n) {
-            const auto values = load<n>(x + place);
-            #pragma unroll
-            for (int j = 0; j < n; ++j) sum += to_compute(values.values[j]);
-        });
-        mean = group.sum(sum) / C(width);
-    }
-    C squares = 0;   // of what the mean leaves, so that nothing cancels
-    for_places(x, count, true, [&](int place, auto n) {
-        const auto values = load<n>(x + place);
-        #pragma unroll
-        for (int j = 0; j < n; ++j) {
-            const C value = to_compute(values.values[j]) - mean;
-            squares += value * value;
-        }
-    });
+    if (mean_out != nullptr)
+        mean = group.sum(sum_values(x, count, [](C value) { return value; })) / C(width);
+    // Of what the mean leaves, so that nothing cancels.
+    const C squares = sum_values(x, count, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(group.sum(squares) / C(width) + C(eps));
     if (threadIdx.x == 0 && row < rows) {
         rstd_out[row] = rstd;

@@ -1,14 +1,24 @@
-// Optimizer steps over flat buffers. Each element is read and written once: 28 bytes a parameter for
-// Adam in float32 (p, m, v both ways, the gradient in); 16-bit parameters add theirs both ways.
+// Optimizer steps over flat buffers. Each element is read and written once: 28 bytes a parameter
+// for Adam in float32 (p, m, v both ways, the gradient in); 16-bit parameters add theirs both ways.
 //
 //   prepare_adam, prepare_sgd   one thread: the scalars of this step
 //   adam_step<T, DECOUPLED>     Adam; DECOUPLED: AdamW
 //   sgd_step<T, KIND>           KIND 0: plain, 1: momentum, 2: Nesterov's momentum
 //
 // `hyper` holds what changes from step to step, in device memory, so that neither a new launch
-// argument nor the host is needed: what the user sets, then what prepare_* derives from it. A FACTOR
-// of 0 skips the step. Buffers are aligned to 16 bytes, `size` and `decayed` (weight decay applies
-// to the elements before it) are multiples of 16 bytes. Launched by optim/optimizer.py.
+// argument nor the host is needed: what the user sets, then what prepare_* derives from it. A
+// FACTOR of 0 skips the step. Buffers are aligned to 16 bytes, `size` and `decayed` (weight decay
+// applies to the elements before it) are multiples of 16 bytes. Launched by optim/optimizer.py.
+//
+// The naive kernels, a thread for parameter i:
+//
+//   m[i] = beta1 * m[i] + (1 - beta1) * grad[i];
+//   v[i] = beta2 * v[i] + (1 - beta2) * grad[i] * grad[i];
+//   p[i] -= lr * weight_decay * p[i];                                             // AdamW
+//   p[i] -= lr * (m[i] / (1 - pow(beta1, t))) / (sqrt(v[i] / (1 - pow(beta2, t))) + eps);
+//
+//   m[i] = momentum * m[i] + grad[i];                                             // SGD
+//   p[i] -= lr * m[i];
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: {prepare_adam | prepare_sgd}
@@ -20,7 +30,8 @@ enum Hyper { LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN };   // as in optim/optim
 
 // p -= lr * sqrt(c2) / c1 * m / (sqrt(v) + eps * sqrt(c2)), c1 = 1 - beta1^t, c2 = 1 - beta2^t,
 // is Adam's update with the corrections of bias moved out of the vectors.
-__global__ void prepare_adam(double* hyper, double beta1, double beta2, double eps, double weight_decay) {
+__global__ void prepare_adam(double* hyper, double beta1, double beta2, double eps,
+                             double weight_decay) {
     if (hyper[FACTOR] == 0) return;
     const double steps = ++hyper[STEPS];
     const double root = sqrt(1 - pow(beta2, steps));
@@ -92,9 +103,10 @@ adam_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __r
 
 template <typename T, int KIND>
 __global__ void __launch_bounds__(256)
-sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __restrict__ momentum_all,
-         const Compute<T>* __restrict__ grad, const double* __restrict__ hyper, long long size,
-         long long decayed, double momentum, double weight_decay) {
+sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master,
+         Compute<T>* __restrict__ momentum_all, const Compute<T>* __restrict__ grad,
+         const double* __restrict__ hyper, long long size, long long decayed, double momentum,
+         double weight_decay) {
     using C = Compute<T>;
     constexpr int N = VECTOR<C>;
     const long long i = (blockIdx.x * 256ll + threadIdx.x) * N;
@@ -103,13 +115,16 @@ sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __re
     const Vec<C> gradient = load<N>(grad + i);
     Vec<C> m = {};
     if constexpr (KIND > 0) m = load<N>(momentum_all + i);
-    const C decay = i < decayed ? C(weight_decay) : C(0), step = C(hyper[SIZE]), gain = C(hyper[GAIN]);
+    const C decay = i < decayed ? C(weight_decay) : C(0), step = C(hyper[SIZE]),
+            gain = C(hyper[GAIN]);
     update_parameters(data, master, i, [&](Vec<C>& p) {
         #pragma unroll
         for (int j = 0; j < N; ++j) {
             const C g = gradient.values[j] * C(factor) + decay * p.values[j];
             if constexpr (KIND > 0) m.values[j] = C(momentum) * m.values[j] + gain * g;
-            const C direction = KIND == 0 ? g : KIND == 1 ? m.values[j] : g + C(momentum) * m.values[j];
+            const C direction = KIND == 0   ? g
+                                : KIND == 1 ? m.values[j]
+                                            : g + C(momentum) * m.values[j];
             p.values[j] -= step * direction;
         }
     });

@@ -4,6 +4,12 @@
 // philox.py has the same formulas in NumPy, and both give the same bits: everything is integer
 // arithmetic or + - * / sqrt of double, in the same order, and nothing is contracted to fma.
 //
+// The naive kernel of random_uniform in [0, 1), a thread for element i of those that one block of
+// random bits makes several of:
+//
+//   const Bits bits = philox(seed, draw, stream, i / LANES);
+//   y[i] = lane<LANES>(bits, i % LANES) / pow(2, 256 / LANES);
+//
 // options: -fmad=false
 // where: FLOAT = double | float | __half | __nv_bfloat16
 // where: INTEGER = long long | int | short | signed char |
@@ -26,7 +32,8 @@ __device__ inline void fill(T* y, long long size, Word seed, Word draw, Word str
     for (int i = 0; i < LANES; i += WIDTH) {
         Vec<T, WIDTH> out;
         #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) out.values[j] = value(lane<LANES>(bits, i + j), first + i + j);
+        for (int j = 0; j < WIDTH; ++j)
+            out.values[j] = value(lane<LANES>(bits, i + j), first + i + j);
         if (first + i + WIDTH <= size) {
             store(y + first + i, out);
         } else {
@@ -50,12 +57,14 @@ __device__ inline double centered(Word word) {
 __device__ inline double log_same(double x) {
     const long long bits = __double_as_longlong(x);
     const long long exponent = (bits - 0x3fe6a09e667f3bcdll) >> 52;   // of x / sqrt(1/2)
-    const double m = __longlong_as_double(bits - exponent * 0x10000000000000ll), e = double(exponent);
+    const double m = __longlong_as_double(bits - exponent * 0x10000000000000ll),
+                 e = double(exponent);
     const double s = (m - 1.0) / (m + 1.0), z = s * s;
     double sum = 2.0 / 21.0;
     #pragma unroll
     for (int k = 19; k >= 3; k -= 2) sum = sum * z + 2.0 / k;
-    return e * 6.93147180369123816490e-01 + (2.0 * s + (s * (z * sum) + e * 1.90821492927058770002e-10));
+    return e * 6.93147180369123816490e-01 +
+           (2.0 * s + (s * (z * sum) + e * 1.90821492927058770002e-10));
 }
 
 __device__ inline double polynomial(double x, const double (&c)[8]) {
@@ -65,7 +74,7 @@ __device__ inline double polynomial(double x, const double (&c)[8]) {
     return sum;
 }
 
-// The standard normal number below which a share q + 0.5 of all lie.
+// The quantile of the standard normal distribution at q + 0.5.
 // Source: Wichura 1988, "Algorithm AS 241", Applied Statistics 37(3), PPND16.
 __device__ inline double normal_quantile(double q) {
     const double inside = 0.180625 - q * q;   // 0.425^2 - q^2
@@ -123,8 +132,8 @@ random_uniform(T* __restrict__ y, long long size, Word seed, Word draw, Word str
     constexpr int LANES = sizeof(T) == 8 ? 4 : 8;
     const double scale = __longlong_as_double((1023ll - bits) << 52);   // 2^-bits
     fill<LANES>(y, size, seed, draw, stream, offset, [=](Word word, long long) {
-        const double share = double(word >> (256 / LANES - bits)) * scale;
-        const T value = round_to<T>(share * width + low);
+        const double fraction = double(word >> (256 / LANES - bits)) * scale;
+        const T value = round_to<T>(fraction * width + low);
         return double(Compute<T>(value)) > limit ? round_to<T>(limit) : value;
     });
 }

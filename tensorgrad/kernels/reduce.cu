@@ -13,6 +13,15 @@
 //
 // 16-bit types accumulate in float, sums of integers in 64 bits. Launched by kernels/reduce.py.
 //
+// The naive kernel, a thread for a result (o, i); a sum here, any operation of reduce_ops.cuh:
+//
+//   Acc acc = Op::identity();
+//   for (int j = 0; j < length; ++j) acc = Op::combine(acc, Op::lift(x[o][j][i], j));
+//   y[o][i] = Op::finish(acc, parameter);
+//
+// Phases: each thread absorbs its values; across the lanes of a warp; across the warps of a block;
+// a second launch across the chunks.
+//
 // where: FLOAT = double | float | __half | __nv_bfloat16
 // where: SUM = Sum<{{FLOAT} | __half, float | __nv_bfloat16, float | long long | int, long long |
 //     bool, long long}>
@@ -23,7 +32,8 @@
 // instantiate: reduce_rows_block<{First | Last}<{OP}>>
 // instantiate: reduce_columns<{{OP} | First<{OP}>}, {true | false}>
 // instantiate: reduce_columns<Last<{OP}>, false>
-// instantiate: {reduce_rows_tile | reduce_rows_warp | reduce_rows_block}<SumOfSquares<{float | double}>>
+// instantiate: {reduce_rows_tile | reduce_rows_warp |
+//     reduce_rows_block}<SumOfSquares<{float | double}>>
 // instantiate: reduce_rows_block<{First | Last}<SumOfSquares<{float | double}>>>
 // instantiate: scan_rows<{{SUM} | First<Last<{SUM}>>}>
 #include "async.cuh"
@@ -31,11 +41,13 @@
 
 constexpr int UNROLL = 4;   // independent loads in flight for each thread
 
-// Blocks that a multiprocessor shall hold at once. Left to itself, ptxas spills to fit more.
+// Blocks that a multiprocessor holds at once. Left to itself, ptxas spills to fit more.
 template <typename T> constexpr int PAIR_BLOCKS = 4;
 template <> constexpr int PAIR_BLOCKS<__half> = 3;
 template <typename Op>
-constexpr int BLOCKS = PAIRS_COLUMNS<Op> ? PAIR_BLOCKS<typename Op::In> : sizeof(typename Op::Acc) < 16 ? 3 : 2;
+constexpr int BLOCKS = PAIRS_COLUMNS<Op>               ? PAIR_BLOCKS<typename Op::In>
+                       : sizeof(typename Op::Acc) < 16 ? 3
+                                                       : 2;
 
 // Absorb count values at p, shared among `threads`, by 16-byte loads wherever p is aligned.
 template <typename Op>
@@ -61,7 +73,8 @@ __device__ inline void absorb_row(typename Op::Acc& acc, const typename Op::In* 
         const Vec<In> x = load<WIDTH>(p + head + v * WIDTH);
         Op::template absorb<WIDTH>(acc, x.values, first + head + v * WIDTH, 0);
     }
-    for (int i = thread; i < count - vectors * WIDTH; i += threads) {   // before and after the vectors
+    // before and after the vectors
+    for (int i = thread; i < count - vectors * WIDTH; i += threads) {
         const int place = i < head ? i : i + vectors * WIDTH;
         const In x[1] = {p[place]};
         Op::template absorb<1>(acc, x, first + place, 0);
@@ -80,10 +93,10 @@ reduce_rows_tile(typename Op::Out* __restrict__ y, const typename Op::In* __rest
     const int count = int(min(128ll, rows - first)) * length, vectors = count / VECTOR<In>;
     x += first * length;
     for (int v = threadIdx.x; v < vectors; v += 128)
-        copy_async(reinterpret_cast<Words*>(memory) + v, x + v * VECTOR<In>, true);
-    end_batch();
+        cp_async(reinterpret_cast<Words*>(memory) + v, x + v * VECTOR<In>, true);
+    cp_async_commit();
     for (int i = vectors * VECTOR<In> + threadIdx.x; i < count; i += 128) tile[i] = x[i];
-    wait_for_batches<0>();
+    cp_async_wait<0>();
     __syncthreads();
     if (row >= rows) return;
     typename Op::Acc acc = Op::identity();
@@ -133,8 +146,9 @@ reduce_rows_block(typename Op::Out* __restrict__ y, const typename Op::In* __res
 }
 
 // y: (outer, splits, inner). x: (outer, length, inner), its axis cut into splits chunks.
-// A block is (bx, by, bz), at most 256 threads: bx along inner, each with one column or, where WIDE,
-// WIDTH columns of which inner is a multiple; by, a power of two, down the axis; bz along outer.
+// A block is (bx, by, bz), at most 256 threads: bx along inner, each with one column or, where
+// WIDE, WIDTH columns of which inner is a multiple; by, a power of two, down the axis; bz along
+// outer.
 template <typename Op, bool WIDE>
 __global__ void __launch_bounds__(256, BLOCKS<Op>)
 reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restrict__ x,
@@ -198,7 +212,8 @@ reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restri
         for (int j = 0; j < WIDTH; ++j) {
             typename Op::Out& out = y[(slab * splits + split) * inner + column + j];
             const typename Op::Out result = Op::finish(acc[j], parameter);
-            if constexpr (MAY_ADD<Op>) out = parameter != 0 ? typename Op::Out(out + result) : result;
+            if constexpr (MAY_ADD<Op>)
+                out = parameter != 0 ? typename Op::Out(out + result) : result;
             else out = result;
         }
     }
@@ -236,7 +251,8 @@ scan_rows(typename Op::Out* __restrict__ y, const typename Op::In* __restrict__ 
         __syncthreads();
         Acc own = before;
         #pragma unroll
-        for (int w = 0; w < 8; ++w) {   // every thread adds up the warps on its left, and all of them
+        // every thread adds up the warps on its left, and all of them
+        for (int w = 0; w < 8; ++w) {
             if (w == warp) own = before;
             before = Op::combine(before, sums[w]);
         }

@@ -44,5 +44,12 @@ template <typename A> __device__ inline A warp_max(A x) {
     return warp_reduce(x, [](A a, A b) { return b > a ? b : a; });
 }
 template <typename A> __device__ inline A block_sum(A x) {
-    return block_reduce(x, A(0), [](A a, A b) { return a + b; });
+    return block_reduce(x, A{}, [](A a, A b) { return a + b; });
 }
+
+// The count and mean of some values, and the sum of (value - mean)^2, as Chan et al. 1979 (Stanford
+// STAN-CS-79-773), eq. 2.1, merge them: nothing cancels where the mean is large.
+template <typename A>
+struct Moments {
+    A count, mean, squares;
+};

@@ -1,21 +1,31 @@
-// Rotary positions on q and k where they lie, beside v, in the packed projection: (rows, H, D) of
-// which the first `heads` of the H are turned and the others copied.
+// Rotary position embedding of q and k, in place beside v in the packed projection: (rows, H, D) of
+// which the first `heads` of the H are rotated and the others copied.
 //
-// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread turns P pairs: two accesses
-//   of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines and sines
+// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread rotates P pairs: two
+// accesses
+//   of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines and
+//   sines
 //   are fp32 (fp64 for double), one for each pair of a row or of a row and head; they stay in L2.
-//   Backward is the turn by the opposite angle, direction = -1.
+//   Backward is the rotation by the opposite angle, direction = -1.
 // P is 16 / sizeof(T), and 1 where an array is not aligned or D / 2 no multiple of it.
+//
+// The naive kernel, a thread for pair i of a head of row r:
+//
+//   const float a = x[r][head][i], b = x[r][head][i + D / 2];     // interleaved: [2 i], [2 i + 1]
+//   const float c = cosines[r][i], s = direction * sines[r][i];
+//   y[r][head][i] = a * c - b * s;
+//   y[r][head][i + D / 2] = b * c + a * s;
 //
 // instantiate: rotary_turn<double, {1 | 2}>
 // instantiate: rotary_turn<float, {1 | 4}>
 // instantiate: rotary_turn<{__half | __nv_bfloat16}, {1 | 8}>
 #include "types.cuh"
 
-// Turn the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
+// Rotate the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
 template <bool INTERLEAVED, typename T, int P, typename C, int PART>
-__device__ inline void turn(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART> (&cosine)[P / PART],
-                            const Vec<C, PART> (&sine)[P / PART], C direction) {
+__device__ inline void rotate(Vec<T, P>& one, Vec<T, P>& two,
+                              const Vec<C, PART> (&cosine)[P / PART],
+                              const Vec<C, PART> (&sine)[P / PART], C direction) {
     T values[2 * P];
     #pragma unroll
     for (int i = 0; i < P; ++i) {
@@ -27,7 +37,8 @@ __device__ inline void turn(Vec<T, P>& one, Vec<T, P>& two, const Vec<C, PART> (
         T& first = values[INTERLEAVED ? 2 * i : i];
         T& second = values[INTERLEAVED ? 2 * i + 1 : P + i];
         const C a = to_compute(first), b = to_compute(second);
-        const C c = cosine[i / PART].values[i % PART], s = direction * sine[i / PART].values[i % PART];
+        const C c = cosine[i / PART].values[i % PART],
+                s = direction * sine[i / PART].values[i % PART];
         first = from_compute<T>(a * c - b * s);
         second = from_compute<T>(b * c + a * s);
     }
@@ -49,8 +60,8 @@ template <typename T, int P> __device__ inline void store_whole(T* p, const Vec<
 template <typename T, int P>
 __global__ void __launch_bounds__(256)
 rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __restrict__ cosines,
-            const Compute<T>* __restrict__ sines, long long rows, int all_heads, int half, int heads,
-            long long angle_rows, int angle_heads, int interleaved, int direction) {
+            const Compute<T>* __restrict__ sines, long long rows, int all_heads, int half,
+            int heads, long long angle_rows, int angle_heads, int interleaved, int direction) {
     using C = Compute<T>;
     constexpr int PART = P < VECTOR<C> ? P : VECTOR<C>;   // angles that one access moves
     constexpr int HEADS = 4;   // that share a thread's angles, under way at a time
@@ -84,8 +95,8 @@ rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __rest
                         cosine[i] = load<PART>(cosines + angle);
                         sine[i] = load<PART>(sines + angle);
                     }
-                if (interleaved) turn<true>(one[k], two[k], cosine, sine, C(direction));
-                else turn<false>(one[k], two[k], cosine, sine, C(direction));
+                if (interleaved) rotate<true>(one[k], two[k], cosine, sine, C(direction));
+                else rotate<false>(one[k], two[k], cosine, sine, C(direction));
             }
             T* p = y + start + head * 2 * half + (interleaved ? 2 * pair : pair);
             store_whole(p, one[k]);

@@ -1,4 +1,4 @@
-// Rows of a contiguous matrix, each shared by a group of threads: blockDim.x of them, a power of
+// Rows of a contiguous matrix, one for each group of threads: blockDim.x of them, a power of
 // two up to 32 or whole warps; blockDim.y groups a block. Launched by kernels/rows.py.
 #pragma once
 #include "reduce.cuh"
@@ -27,17 +27,13 @@ struct GroupReducer {
         return warp_reduce(place < warps ? own[place] : identity, combine, lanes);
     }
 
-    __device__ A sum(A x) {
-        return (*this)(x, A(0), [](A a, A b) { return a + b; });
-    }
-    __device__ A max(A x) {
-        return (*this)(x, x, [](A a, A b) { return b > a ? b : a; });
-    }
+    __device__ A sum(A x) { return (*this)(x, A{}, [](A a, A b) { return a + b; }); }
+    __device__ A max(A x) { return (*this)(x, x, [](A a, A b) { return b > a ? b : a; }); }
 };
 
 __device__ inline long long group_row() { return blockIdx.x * (long long)blockDim.y + threadIdx.y; }
 
-// This thread's share of a row of `vectors` 16-byte vectors; zeros outside.
+// This thread's part of a row of `vectors` 16-byte vectors; zeros outside.
 template <typename T, int VECTORS>
 __device__ inline void load_row(Words (&own)[VECTORS], const T* row, int vectors) {
     #pragma unroll
@@ -51,7 +47,7 @@ template <int N> struct Constant {
     __device__ constexpr operator int() const { return N; }
 };
 
-// Call f(place, Constant<N>()) so that each thread of a block of one dimension gets its share of
+// Call f(place, Constant<N>()) so that each thread of a block of one dimension gets its part of
 // the places of a row, N side by side: as many as fit 16 bytes where p + place is aligned to that,
 // otherwise 1. `alike` says that what else f accesses is aligned as p is.
 template <typename T, typename F>
@@ -61,9 +57,21 @@ __device__ inline void for_places(const T* p, int width, bool alike, F f) {
     const int head = min(width, (WIDTH - past) % WIDTH);
     const int vectors = alike ? (width - head) / WIDTH : 0;
     #pragma unroll 4
-    for (int v = threadIdx.x; v < vectors; v += blockDim.x) f(head + v * WIDTH, Constant<WIDTH>());
+    for (int v = threadIdx.x; v < vectors; v += blockDim.x)
+        f(head + v * WIDTH, Constant<WIDTH>());
     for (int i = threadIdx.x; i < width - vectors * WIDTH; i += blockDim.x)
         f(i < head ? i : i + vectors * WIDTH, Constant<1>());
+}
+
+// The sum of f(value) over a thread's part of a row.
+template <typename T, typename F> __device__ inline Compute<T> sum_values(const T* x, int count, F f) {
+    Compute<T> sum = 0;
+    for_places(x, count, true, [&](int place, auto n) {
+        const auto values = load<n>(x + place);
+        #pragma unroll
+        for (int j = 0; j < n; ++j) sum += f(to_compute(values.values[j]));
+    });
+    return sum;
 }
 
 // Whether p and q lie equally far from a 16-byte boundary.

@@ -3,13 +3,26 @@
 //
 //   softmax_*_rows    the row in registers: for rows of whole, aligned 16-byte vectors
 //   softmax_*_short   rows of any width, up to 2048: a block copies what it does to shared memory
-//   softmax_*_staged  long rows of any width, in shared memory as far as it has room. A block takes
-//                     many rows: while it writes one, the next is on its way; what has no room is
+//   softmax_*_staged  long rows of any width, in shared memory as far as they fit. A block takes
+//                     many rows: while it writes one, it loads the next; what does not fit is
 //                     read twice, the second time from the L2 cache
 //
 // All read and write each element once, forward 2 and backward 3 * sizeof(T) bytes; under a causal
 // mask forward does not read what is not allowed. All results are written with =. There are no
 // *_rows kernels for double, whose exp fills the registers. Launched by kernels/softmax.py.
+//
+// The naive kernels, a thread for row r:
+//
+//   float row_max = -INFINITY, sum = 0, dot = 0;
+//   for (int j = 0; j < width; ++j) row_max = max(row_max, x[r][j] * scale + mask[r][j]);
+//   for (int j = 0; j < width; ++j) sum += exp(x[r][j] * scale + mask[r][j] - row_max);
+//   for (int j = 0; j < width; ++j) y[r][j] = exp(x[r][j] * scale + mask[r][j] - row_max) / sum;
+//
+//   for (int j = 0; j < width; ++j) dot += dy[r][j] * y[r][j];
+//   for (int j = 0; j < width; ++j) dx[r][j] = scale * y[r][j] * (dy[r][j] - dot);
+//
+// Phases of a row, forward: load and mask; maximum; sum; normalize and store. Backward: load; dot
+// product; gradient and store.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: softmax_forward_rows<{float | __half | __nv_bfloat16}, {1 | 2 | 4}, {true | false}>
@@ -20,19 +33,21 @@
 #include "rows.cuh"
 #include "scores.cuh"
 
-// y = value(score), once the largest score of a row and the sum of exp(score - peak) are known.
+// y = value(score), once the largest score of a row and the sum of exp(score - row_max) are known.
 template <typename T, bool MASKED>
 struct Normalized {
     using C = Compute<T>;
     C shift, scale;   // of the logarithm: what else is subtracted
     bool logarithm;
 
-    __device__ Normalized(C peak, C total, bool logarithm) : shift(peak), logarithm(logarithm) {
+    __device__ Normalized(C row_max, C total,
+                          bool logarithm) : shift(row_max), logarithm(logarithm) {
         const bool nothing = MASKED && total == 0;   // allowed in this row: zeros, where else NaN
         if (nothing) shift = 0;
         scale = nothing ? C(0) : logarithm ? log(total) : C(1) / total;
     }
-    // The peak is subtracted alone, which is exact near it: it may be much larger than the logarithm.
+    // The row_max is subtracted alone, which is exact near it: it may be much larger than the
+    // logarithm.
     __device__ C operator()(C score) const {
         return logarithm ? score - shift - scale : exp_for<T>(score - shift) * scale;
     }
@@ -49,7 +64,7 @@ template <typename T, int VECTORS, bool MASKED> constexpr int FORWARD_BLOCKS = 2
 template <typename T, int VECTORS, bool MASKED>
 __global__ void __launch_bounds__(512, FORWARD_BLOCKS<T, VECTORS, MASKED>)
 softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows, int width,
-                     const Scores scores, bool logarithm) {
+                     const ScoreArguments scores, bool logarithm) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
     __shared__ C partials[64];
@@ -59,7 +74,7 @@ softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows,
     Words xs[VECTORS];
     load_row(xs, x + row * width, (own.limit + WIDTH - 1) / WIDTH);
 
-    C values[VECTORS][WIDTH], peak = -infinity<C>();
+    C values[VECTORS][WIDTH], row_max = -infinity<C>();
     own.make(values, threadIdx.x * WIDTH, blockDim.x * WIDTH, [&](C (&values)[VECTORS][WIDTH]) {
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) unpack<T>(xs[i], values[i]);
@@ -67,18 +82,18 @@ softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows,
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         #pragma unroll
-        for (C value : values[i]) peak = max(value, peak);   // passes over NaN, which total meets
+        for (C value : values[i]) row_max = max(value, row_max);   // skips NaN, which ends in total
     }
-    peak = group.max(peak);
-    if (MASKED && peak == -infinity<C>()) peak = 0;
+    row_max = group.max(row_max);
+    if (MASKED && row_max == -infinity<C>()) row_max = 0;
     C total = 0;
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         if ((threadIdx.x + i * blockDim.x) * WIDTH >= own.limit) continue;
         #pragma unroll
-        for (C value : values[i]) total += exp_for<T>(value - peak);
+        for (C value : values[i]) total += exp_for<T>(value - row_max);
     }
-    const Normalized<T, MASKED> result(peak, group.sum(total), logarithm);
+    const Normalized<T, MASKED> result(row_max, group.sum(total), logarithm);
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int column = (threadIdx.x + i * blockDim.x) * WIDTH;
@@ -95,7 +110,7 @@ __device__ inline void load_tile(T* tile, const T* x, int count) {
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
     const int vectors = aligned_alike(x, nullptr) ? count / VECTOR<T> : 0;
     for (int v = thread; v < vectors; v += threads)
-        copy_async(tile + v * VECTOR<T>, x + v * VECTOR<T>, true);
+        cp_async(tile + v * VECTOR<T>, x + v * VECTOR<T>, true);
     for (int i = vectors * VECTOR<T> + thread; i < count; i += threads) tile[i] = x[i];
 }
 template <typename T>
@@ -114,7 +129,7 @@ constexpr int COUNT = 8;   // values a thread
 template <typename T, bool MASKED>
 __global__ void __launch_bounds__(256)
 softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows, int width,
-                      int deep, const Scores scores, bool logarithm) {
+                      int deep, const ScoreArguments scores, bool logarithm) {
     using C = Compute<T>;
     __shared__ C partials[64];
     GroupReducer<C> group(partials);
@@ -123,15 +138,15 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
     const long long first = blockIdx.x * (long long)deep;
     const int here = int(min((long long)deep, rows - first));
     load_tile(tile, x + first * width, here * width);
-    end_batch();
-    wait_for_batches<0>();
+    cp_async_commit();
+    cp_async_wait<0>();
     __syncthreads();
 
     for (int base = 0; base < here; base += blockDim.y) {
         const int r = base + threadIdx.y;
         const RowScores<T, MASKED> own(scores, first + r, r < here ? width : 0, 0);
         T* mine = tile + r * width;
-        C values[COUNT][1], peak = -infinity<C>(), total = 0;
+        C values[COUNT][1], row_max = -infinity<C>(), total = 0;
         own.make(values, threadIdx.x, blockDim.x, [&](C (&values)[COUNT][1]) {
             #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
@@ -140,13 +155,14 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
             }
         });
         #pragma unroll
-        for (int i = 0; i < COUNT; ++i) peak = max(values[i][0], peak);
-        peak = group.max(peak);
-        if (MASKED && peak == -infinity<C>()) peak = 0;
+        for (int i = 0; i < COUNT; ++i) row_max = max(values[i][0], row_max);
+        row_max = group.max(row_max);
+        if (MASKED && row_max == -infinity<C>()) row_max = 0;
         #pragma unroll
         for (int i = 0; i < COUNT; ++i)
-            if (threadIdx.x + i * blockDim.x < own.limit) total += exp_for<T>(values[i][0] - peak);
-        const Normalized<T, MASKED> result(peak, group.sum(total), logarithm);
+            if (threadIdx.x + i * blockDim.x < own.limit)
+                total += exp_for<T>(values[i][0] - row_max);
+        const Normalized<T, MASKED> result(row_max, group.sum(total), logarithm);
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int column = threadIdx.x + i * blockDim.x;
@@ -157,30 +173,13 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
     store_tile(y + first * width, tile, here * width);
 }
 
-// A row of any alignment: `head` elements before the first 16-byte boundary, then vectors, then the rest.
-template <typename T>
-struct Row {
-    static constexpr int WIDTH = VECTOR<T>;
-    const T* x;
-    int width, head, vectors;
-
-    __device__ Row(const T* x, int width) : x(x), width(width) {
-        const int past = int(reinterpret_cast<size_t>(x) / sizeof(T) % WIDTH);
-        head = min(width, (WIDTH - past) % WIDTH);
-        vectors = (width - head) / WIDTH;
-    }
-    __device__ const T* vector(int v) const { return x + head + v * WIDTH; }
-    // How many elements lie outside the vectors, and the place of number i of them.
-    __device__ int others() const { return width - vectors * WIDTH; }
-    __device__ int other(int i) const { return i < head ? i : i + vectors * WIDTH; }
-};
-
-// As Peak::absorb, with a sum of its own, so that the exponentials wait for nothing but the peak.
+// As OnlineSoftmax::absorb, with a sum of its own, so that the exponentials wait for nothing but
+// the row_max.
 template <typename T, typename C, int N>
-__device__ inline void absorb(Peak<C>& all, const C (&x)[N]) {
-    const C before = all.peak;
+__device__ inline void absorb(OnlineSoftmax<C>& all, const C (&x)[N]) {
+    const C before = all.maximum;
     #pragma unroll
-    for (C value : x) all.peak = max(value, all.peak);
+    for (C value : x) all.maximum = max(value, all.maximum);
     const C base = all.shift();
     C sum = 0;
     #pragma unroll
@@ -194,10 +193,10 @@ constexpr int PIECES = 4;
 
 // Call f(v) for this thread's vectors of a piece, of those in shared memory.
 template <typename T, typename F>
-__device__ inline void for_piece(int piece, int vectors, int room, F f) {
+__device__ inline void for_piece(int piece, int vectors, int capacity, F f) {
     constexpr int UNROLL = sizeof(T) == 8 ? 1 : 2;
-    const int chunk = (room + PIECES * blockDim.x - 1) / (PIECES * blockDim.x) * blockDim.x;
-    const int end = min(min(vectors, room), (piece + 1) * chunk);
+    const int chunk = (capacity + PIECES * blockDim.x - 1) / (PIECES * blockDim.x) * blockDim.x;
+    const int end = min(min(vectors, capacity), (piece + 1) * chunk);
     #pragma unroll UNROLL
     for (int v = piece * chunk + threadIdx.x; v < end; v += blockDim.x) f(v);
 }
@@ -206,50 +205,53 @@ __device__ inline void for_piece(int piece, int vectors, int room, F f) {
 template <typename F>
 __device__ inline void as_they_come(F f) {
     static_assert(PIECES == 4, "one line for each");
-    wait_for_batches<3>(); f(0);
-    wait_for_batches<2>(); f(1);
-    wait_for_batches<1>(); f(2);
-    wait_for_batches<0>(); f(3);
+    cp_async_wait<3>(); f(0);
+    cp_async_wait<2>(); f(1);
+    cp_async_wait<1>(); f(2);
+    cp_async_wait<0>(); f(3);
 }
 
-// Dynamic shared memory: `room` vectors. x and y begin at 16-byte boundaries.
+// Dynamic shared memory: `capacity` vectors. x and y begin at 16-byte boundaries.
 template <typename T, bool MASKED>
 __global__ void __launch_bounds__(sizeof(T) == 8 ? 384 : 768, 1)
 softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long rows, int width,
-                       int room, const Scores scores, bool logarithm) {
+                       int capacity, const ScoreArguments scores, bool logarithm) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
     extern __shared__ __align__(16) unsigned char memory[];
     Words* shared = reinterpret_cast<Words*>(memory);
     const auto fetch = [&](long long r, int piece) {
         if (r < rows) {
-            const Row<T> row(x + r * width, width);
-            for_piece<T>(piece, row.vectors, room, [&](int v) { copy_async(shared + v, row.vector(v), true); });
+            const UnalignedRow<T> row(x + r * width, width);
+            for_piece<T>(piece, row.vectors, capacity,
+                         [&](int v) { cp_async(shared + v, row.vector(v), true); });
         }
-        end_batch();
+        cp_async_commit();
     };
     for (int piece = 0; piece < PIECES; ++piece) fetch(blockIdx.x, piece);
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
-        const Row<T> row(x + r * width, width);
+        const UnalignedRow<T> row(x + r * width, width);
         const RowScores<T, MASKED> own(scores, r, width, row.head);
-        const auto vector = [&](const Words& bits, int v, C (&values)[1][WIDTH]) {
-            own.make(values, row.head + v * WIDTH, 0, [&](C (&values)[1][WIDTH]) { unpack<T>(bits, values[0]); });
+        const auto vector = [&](const Words& bits, int v, C(&values)[1][WIDTH]) {
+            own.make(values, row.head + v * WIDTH, 0,
+                     [&](C(&values)[1][WIDTH]) { unpack<T>(bits, values[0]); });
         };
         const auto other = [&](int place) {
             C value[1][1];
-            own.make(value, place, 0, [&](C (&value)[1][1]) { value[0][0] = to_compute(row.x[place]); });
+            own.make(value, place, 0,
+                     [&](C(&value)[1][1]) { value[0][0] = to_compute(row.x[place]); });
             return value[0][0];
         };
-        Peak<C> whole = {-infinity<C>(), 0};
+        OnlineSoftmax<C> whole = {-infinity<C>(), 0};
         as_they_come([&](int piece) {
-            for_piece<T>(piece, row.vectors, room, [&](int v) {
+            for_piece<T>(piece, row.vectors, capacity, [&](int v) {
                 C values[1][WIDTH];
                 vector(shared[v], v, values);
                 absorb<T>(whole, values[0]);
             });
         });
         #pragma unroll 2
-        for (int v = room + threadIdx.x; v < row.vectors; v += blockDim.x) {
+        for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x) {
             C values[1][WIDTH];
             vector(load_words_cached(row.vector(v)), v, values);
             absorb<T>(whole, values[0]);
@@ -258,9 +260,10 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
             const C value[1] = {other(row.other(i))};
             absorb<T>(whole, value);
         }
-        whole = block_reduce(whole, Peak<C>{-infinity<C>(), 0}, [](Peak<C> a, Peak<C> b) { return join<T>(a, b); });
+        whole = block_reduce(whole, OnlineSoftmax<C>{-infinity<C>(), 0},
+                             [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); });
 
-        const Normalized<T, MASKED> result(whole.peak, whole.total, logarithm);
+        const Normalized<T, MASKED> result(whole.maximum, whole.total, logarithm);
         T* out = y + r * width;
         const auto write = [&](const Words& bits, int v) {
             C values[1][WIDTH];
@@ -270,11 +273,12 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
             store_values(out + row.head + v * WIDTH, values[0]);
         };
         for (int piece = 0; piece < PIECES; ++piece) {
-            for_piece<T>(piece, row.vectors, room, [&](int v) { write(shared[v], v); });
+            for_piece<T>(piece, row.vectors, capacity, [&](int v) { write(shared[v], v); });
             fetch(r + gridDim.x, piece);
         }
         #pragma unroll 2
-        for (int v = room + threadIdx.x; v < row.vectors; v += blockDim.x) write(load_words_cached(row.vector(v)), v);
+        for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x)
+            write(load_words_cached(row.vector(v)), v);
         for (int i = threadIdx.x; i < row.others(); i += blockDim.x)
             out[row.other(i)] = from_compute<T>(result(other(row.other(i))));
     }
@@ -303,14 +307,14 @@ softmax_backward_rows(T* __restrict__ dx, const T* __restrict__ dy, const T* __r
     Words ys[VECTORS], dys[VECTORS];
     load_row(dys, dy + row * width, vectors);
     load_row(ys, y + row * width, vectors);
-    C values[WIDTH], slopes[WIDTH];
+    C values[WIDTH], dys_wide[WIDTH];
     C sum = 0;
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         unpack<T>(ys[i], values);
-        unpack<T>(dys[i], slopes);
+        unpack<T>(dys[i], dys_wide);
         #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) sum += softmax_term(slopes[j], values[j], logarithm);
+        for (int j = 0; j < WIDTH; ++j) sum += softmax_term(dys_wide[j], values[j], logarithm);
         keep_packed<T>(ys[i]);
         keep_packed<T>(dys[i]);
     }
@@ -320,10 +324,10 @@ softmax_backward_rows(T* __restrict__ dx, const T* __restrict__ dy, const T* __r
         const int v = threadIdx.x + i * blockDim.x;
         if (v >= vectors) continue;
         unpack<T>(ys[i], values);
-        unpack<T>(dys[i], slopes);
+        unpack<T>(dys[i], dys_wide);
         #pragma unroll
         for (int j = 0; j < WIDTH; ++j)
-            values[j] = softmax_gradient<T>(slopes[j], values[j], sum, C(scale), logarithm);
+            values[j] = softmax_gradient<T>(dys_wide[j], values[j], sum, C(scale), logarithm);
         store_values(dx + row * width + v * WIDTH, values);
     }
 }
@@ -343,94 +347,98 @@ softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __
     const int here = int(min((long long)deep, rows - first));
     load_tile(dys, dy + first * width, here * width);
     load_tile(ys, y + first * width, here * width);
-    end_batch();
-    wait_for_batches<0>();
+    cp_async_commit();
+    cp_async_wait<0>();
     __syncthreads();
 
     for (int base = 0; base < here; base += blockDim.y) {
         const int r = base + threadIdx.y, mine = r * width, own = r < here ? width : 0;
-        C values[COUNT], slopes[COUNT], sum = 0;
+        C values[COUNT], dys_wide[COUNT], sum = 0;
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int column = threadIdx.x + i * blockDim.x;
             values[i] = column < own ? to_compute(ys[mine + column]) : C(0);
-            slopes[i] = column < own ? to_compute(dys[mine + column]) : C(0);
-            sum += softmax_term(slopes[i], values[i], logarithm);
+            dys_wide[i] = column < own ? to_compute(dys[mine + column]) : C(0);
+            sum += softmax_term(dys_wide[i], values[i], logarithm);
         }
         sum = group.sum(sum);
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int column = threadIdx.x + i * blockDim.x;
             if (column < own)
-                dys[mine + column] = from_compute<T>(softmax_gradient<T>(slopes[i], values[i], sum, C(scale), logarithm));
+                dys[mine + column] = from_compute<T>(
+                    softmax_gradient<T>(dys_wide[i], values[i], sum, C(scale), logarithm));
         }
     }
     __syncthreads();
     store_tile(dx + first * width, dys, here * width);
 }
 
-// As forward, with shared memory for `room` vectors of dy and of y.
+// As forward, with shared memory for `capacity` vectors of dy and of y.
 template <typename T>
 __global__ void __launch_bounds__(sizeof(T) == 8 ? 384 : 768, 1)
 softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ y,
-                        long long rows, int width, int room, double scale, bool logarithm) {
+                        long long rows, int width, int capacity, double scale, bool logarithm) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
     extern __shared__ __align__(16) unsigned char memory[];
     Words* shared_y = reinterpret_cast<Words*>(memory);
-    Words* shared_dy = shared_y + room;
+    Words* shared_dy = shared_y + capacity;
     const auto fetch = [&](long long r, int piece) {
         if (r < rows) {
-            const Row<T> row(y + r * width, width), slope(dy + r * width, width);
-            for_piece<T>(piece, row.vectors, room, [&](int v) {
-                copy_async(shared_y + v, row.vector(v), true);
-                copy_async(shared_dy + v, slope.vector(v), true);
+            const UnalignedRow<T> row(y + r * width, width), dy_row(dy + r * width, width);
+            for_piece<T>(piece, row.vectors, capacity, [&](int v) {
+                cp_async(shared_y + v, row.vector(v), true);
+                cp_async(shared_dy + v, dy_row.vector(v), true);
             });
         }
-        end_batch();
+        cp_async_commit();
     };
     for (int piece = 0; piece < PIECES; ++piece) fetch(blockIdx.x, piece);
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
-        const Row<T> row(y + r * width, width), slope(dy + r * width, width);
+        const UnalignedRow<T> row(y + r * width, width), dy_row(dy + r * width, width);
         C sum = 0;
         const auto absorb = [&](const Words& y_bits, const Words& dy_bits) {
-            C values[WIDTH], slopes[WIDTH];
+            C values[WIDTH], dys_wide[WIDTH];
             unpack<T>(y_bits, values);
-            unpack<T>(dy_bits, slopes);
+            unpack<T>(dy_bits, dys_wide);
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) sum += softmax_term(slopes[j], values[j], logarithm);
+            for (int j = 0; j < WIDTH; ++j) sum += softmax_term(dys_wide[j], values[j], logarithm);
         };
         as_they_come([&](int piece) {
-            for_piece<T>(piece, row.vectors, room, [&](int v) { absorb(shared_y[v], shared_dy[v]); });
+            for_piece<T>(piece, row.vectors, capacity,
+                         [&](int v) { absorb(shared_y[v], shared_dy[v]); });
         });
         #pragma unroll 2
-        for (int v = room + threadIdx.x; v < row.vectors; v += blockDim.x)
-            absorb(load_words_cached(row.vector(v)), load_words_cached(slope.vector(v)));
+        for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x)
+            absorb(load_words_cached(row.vector(v)), load_words_cached(dy_row.vector(v)));
         for (int i = threadIdx.x; i < row.others(); i += blockDim.x)
-            sum += softmax_term(to_compute(slope.x[row.other(i)]), to_compute(row.x[row.other(i)]), logarithm);
+            sum += softmax_term(to_compute(dy_row.x[row.other(i)]), to_compute(row.x[row.other(i)]),
+                                logarithm);
         sum = block_sum(sum);
 
         T* out = dx + r * width;
         const auto write = [&](const Words& y_bits, const Words& dy_bits, int v) {
-            C values[WIDTH], slopes[WIDTH];
+            C values[WIDTH], dys_wide[WIDTH];
             unpack<T>(y_bits, values);
-            unpack<T>(dy_bits, slopes);
+            unpack<T>(dy_bits, dys_wide);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j)
-                values[j] = softmax_gradient<T>(slopes[j], values[j], sum, C(scale), logarithm);
+                values[j] = softmax_gradient<T>(dys_wide[j], values[j], sum, C(scale), logarithm);
             store_values(out + row.head + v * WIDTH, values);
         };
         for (int piece = 0; piece < PIECES; ++piece) {
-            for_piece<T>(piece, row.vectors, room, [&](int v) { write(shared_y[v], shared_dy[v], v); });
+            for_piece<T>(piece, row.vectors, capacity,
+                         [&](int v) { write(shared_y[v], shared_dy[v], v); });
             fetch(r + gridDim.x, piece);
         }
         #pragma unroll 2
-        for (int v = room + threadIdx.x; v < row.vectors; v += blockDim.x)
-            write(load_words_cached(row.vector(v)), load_words_cached(slope.vector(v)), v);
+        for (int v = capacity + threadIdx.x; v < row.vectors; v += blockDim.x)
+            write(load_words_cached(row.vector(v)), load_words_cached(dy_row.vector(v)), v);
         for (int i = threadIdx.x; i < row.others(); i += blockDim.x) {
             const int place = row.other(i);
             out[place] = from_compute<T>(softmax_gradient<T>(
-                to_compute(slope.x[place]), to_compute(row.x[place]), sum, C(scale), logarithm));
+                to_compute(dy_row.x[place]), to_compute(row.x[place]), sum, C(scale), logarithm));
         }
     }
 }

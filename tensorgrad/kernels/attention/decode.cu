@@ -1,13 +1,30 @@
 // Attention of one new query a sequence against its cache, to which the new key and value are added
 // first. What counts is reading the cache once: 4 D bytes a key in 16 bits, at 4.2 TB/s on an H200.
 //
-//   decode_attention        16 bits, heads up to 128 wide, on tensor cores: up to 8 query heads that
+//   decode_attention        16 bits, heads up to 128 wide, on tensor cores: up to 8 query heads
+//   that
 //                           use the same keys are one operand. Keys and values go from memory
 //                           straight into the registers that mma wants, 8 kB a warp at a time
 //   decode_attention_plain  any type, alignment and heads up to 256 wide: threads share a key
 //
-// A cache is split over blocks, and the last of them joins the parts in their order, so the result does
-// not depend on which one that is. It is written with =. Launched by kernels/decode.py.
+// A cache is split over blocks (split-K over the keys), and the last of them merges the splits in
+// their order, so the result does not depend on which one that is. It is written with =. Launched
+// by kernels/decode.py.
+//
+// The naive kernel, a thread for a query head, whose key and value are in the cache already:
+//
+//   float s[KEYS], row_max = -INFINITY, row_sum = 0;
+//   for (int j = 0; j < keys; ++j) {
+//       s[j] = 0;
+//       for (int d = 0; d < D; ++d) s[j] += scale * q[d] * k[j][d];
+//       row_max = max(row_max, s[j]);
+//   }
+//   for (int j = 0; j < keys; ++j) row_sum += s[j] = exp(s[j] - row_max);
+//   for (int d = 0; d < D; ++d)
+//       for (int j = 0; j < keys; ++j) y[d] += s[j] / row_sum * v[j][d];
+//
+// Phases: rotate the queries and append to the cache; for each tile of keys scores, online softmax,
+// weighted values; merge warps; merge splits (as flash-decoding does).
 //
 // where: FLOAT = float | __half | __nv_bfloat16
 // instantiate: decode_attention<{__half | __nv_bfloat16}, {1 | 2}>
@@ -17,27 +34,29 @@
 #include "reduce.cuh"
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
-constexpr int LEAST = 3;   // turns of a block; fewer would cost less than joining what they give
+constexpr int LEAST = 3;   // steps of a split: fewer cost less than merging it
 constexpr float LOWEST = -3e38f;   // finite, so that no difference of two is NaN
 
-struct Strides {   // in elements
+struct CacheStrides {   // in elements
     long long sequence, head, key;
 };
-struct Problem {
-    Strides key_at, value_at;
+struct DecodeAttentionArguments {
+    CacheStrides key_at, value_at;
     int heads, kv_heads, width, window, interleaved;
     float scale;   // of scores, with the factor log2(e)
 };
 
-// A block's share: `count` query heads from `head` on, at most MOST, which use the keys of `group`, from
-// `from` up to `to`; `place` is that of the newest. Grid: splits, groups * pieces of their query heads,
-// sequences. `step` keys are under way in a block; `active` splits have any.
+// The keys of a block, from `from` up to `to`; `place` is that of the newest. They are of kv head
+// `group`, and `count` query heads from `head` on, at most MOST, use them. Grid: splits, groups *
+// pieces of their query heads, sequences. A block loads `step` keys at a time; `active` splits have
+// any.
 template <int MOST>
-struct Share {
+struct KeySplit {
     int sequence, group, head, count, place, from, to, active;
 
-    __device__ Share(const Problem& p, const int* lengths, int step) {
-        const int each = p.heads / p.kv_heads, pieces = (each + MOST - 1) / MOST, splits = gridDim.x;
+    __device__ KeySplit(const DecodeAttentionArguments& p, const int* lengths, int step) {
+        const int each = p.heads / p.kv_heads, pieces = (each + MOST - 1) / MOST,
+                  splits = gridDim.x;
         sequence = blockIdx.z;
         group = blockIdx.y / pieces;
         head = group * each + blockIdx.y % pieces * MOST;
@@ -51,22 +70,25 @@ struct Share {
     }
 };
 
-// Element i of a head, turned by the angles of its position and rounded to T.
+// Element i of a head, rotated by the angles of its position and rounded to T.
 template <typename T>
-__device__ inline T turned(const T* head, int i, const Problem& p, const float* cosine, const float* sine) {
+__device__ inline T rotated(const T* head, int i, const DecodeAttentionArguments& p,
+                            const float* cosine, const float* sine) {
     if (cosine == nullptr) return head[i];
     const int half = p.width / 2, pair = p.interleaved ? i / 2 : i % half;
     const bool second = p.interleaved ? i % 2 : i >= half;
     const float a = to_compute(head[p.interleaved ? 2 * pair : pair]);
     const float b = to_compute(head[p.interleaved ? 2 * pair + 1 : pair + half]);
-    return from_compute<T>(second ? b * cosine[pair] + a * sine[pair] : a * cosine[pair] - b * sine[pair]);
+    return from_compute<T>(second ? b * cosine[pair] + a * sine[pair]
+                                  : a * cosine[pair] - b * sine[pair]);
 }
 
-// The block's queries, turned, zeros where there are none; the block that has the newest position adds
-// its key and value to the cache, of which keys and values are the block's.
+// The block's queries, rotated, zeros where there are none. The block that has the newest position
+// appends its key and value to the cache, of which keys and values are the block's.
 template <typename T, int MOST, int WIDTH>
-__device__ inline void prepare(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv, const float* cosines,
-                               const float* sines, const Problem& p, const Share<MOST>& own) {
+__device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv,
+                                    const float* cosines, const float* sines,
+                                    const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
     qkv += own.sequence * (long long)(p.heads + 2 * p.kv_heads) * p.width;
     if (cosines != nullptr) {
         cosines += own.place * (long long)(p.width / 2);
@@ -75,122 +97,123 @@ __device__ inline void prepare(T (&queries)[MOST][WIDTH], T* keys, T* values, co
     for (int i = threadIdx.x; i < MOST * WIDTH; i += THREADS) {
         const int j = i / WIDTH, e = i % WIDTH;
         const bool exists = j < own.count && e < p.width;
-        queries[j][e] = exists ? turned(qkv + (own.head + j) * p.width, e, p, cosines, sines) : T(0.f);
+        queries[j][e] = exists ? rotated(qkv + (own.head + j) * p.width, e, p, cosines, sines)
+                               : T(0.f);
     }
     if (own.to <= own.place) return;
     const T* k = qkv + (p.heads + own.group) * p.width, *v = k + p.kv_heads * p.width;
     for (int i = threadIdx.x; i < p.width; i += THREADS) {
-        keys[own.place * p.key_at.key + i] = turned(k, i, p, cosines, sines);
+        keys[own.place * p.key_at.key + i] = rotated(k, i, p, cosines, sines);
         values[own.place * p.value_at.key + i] = v[i];
     }
 }
 
-// What some keys come to: the largest score, and the sum of weights 2^(score - peak).
-struct Sums {
-    float peak, total;
+// The online softmax of some keys: the largest score, and the sum of weights 2^(score - row_max).
+struct SoftmaxPartial {
+    float row_max, row_sum;
 };
 
-// Join what warps have found: `mixed`, values so weighted and added, and `sums`. Then, where there are
-// several splits, what blocks have found: parts, (sequences, heads, splits, width), and part_sums. N
+// Merge the warps: `outputs`, their sums of weighted values, and `sums`. Then, where there are
+// several splits, merge these: parts, (sequences, heads, splits, width), and part_softmax. N
 // elements at a time. arrived: 0 for each (y, z) of the grid, and 0 after.
 template <int N, typename T, int MOST, int WIDTH>
-__device__ inline void finish(T* y, float* parts, Sums* part_sums, unsigned* arrived,
-                              const float (&mixed)[WARPS][MOST][WIDTH], const Sums (&sums)[WARPS][MOST],
-                              const Problem& p, const Share<MOST>& own) {
+__device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_softmax,
+                                    unsigned* arrived, const float (&outputs)[WARPS][MOST][WIDTH],
+                                    const SoftmaxPartial (&sums)[WARPS][MOST],
+                                    const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
     __shared__ bool last;
     const int splits = gridDim.x, across = p.width / N, items = own.count * across;
     const long long first = own.sequence * (long long)p.heads + own.head;
     __syncthreads();
     for (int i = threadIdx.x; i < items; i += THREADS) {
         const int j = i / across, e = i % across * N;
-        float top = LOWEST, total = 0;
+        float top = LOWEST, row_sum = 0;
         #pragma unroll
-        for (int w = 0; w < WARPS; ++w) top = max(top, sums[w][j].peak);
+        for (int w = 0; w < WARPS; ++w) top = max(top, sums[w][j].row_max);
         Vec<float, N> value = {};
         #pragma unroll
         for (int w = 0; w < WARPS; ++w) {
-            const float share = exp2f(sums[w][j].peak - top);
-            total += sums[w][j].total * share;
-            const Vec<float, N> found = load<N>(&mixed[w][j][e]);
+            const float weight = exp2f(sums[w][j].row_max - top);
+            row_sum += sums[w][j].row_sum * weight;
+            const Vec<float, N> found = load<N>(&outputs[w][j][e]);
             #pragma unroll
-            for (int n = 0; n < N; ++n) value.values[n] += found.values[n] * share;
+            for (int n = 0; n < N; ++n) value.values[n] += found.values[n] * weight;
         }
         if (own.active == 1) {
             #pragma unroll
-            for (int n = 0; n < N; ++n) y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / total);
+            for (int n = 0; n < N; ++n)
+                y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / row_sum);
         } else {
             const long long part = (first + j) * splits + blockIdx.x;
             store(parts + part * p.width + e, value);
-            if (e == 0) part_sums[part] = {top, total};
+            if (e == 0) part_softmax[part] = {top, row_sum};
         }
     }
     if (own.active == 1) return;
 
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0)   // counts to active - 1 and begins again at 0
-        last = atomicInc(arrived + own.sequence * gridDim.y + blockIdx.y, own.active - 1) == own.active - 1;
+    if (threadIdx.x == 0)   // counts to active - 1 and restarts at 0
+        last = atomicInc(arrived + own.sequence * gridDim.y + blockIdx.y, own.active - 1) ==
+               own.active - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
     parts += first * splits * p.width;
-    part_sums += first * splits;
+    part_softmax += first * splits;
     constexpr int AHEAD = 16;
     for (int i = threadIdx.x; i < items; i += THREADS) {
         const int j = i / across, e = i % across * N;
         const float* part = parts + j * splits * (long long)p.width + e;
-        const float2* sums = reinterpret_cast<const float2*>(part_sums + j * splits);
-        float top = LOWEST, total = 0;
+        const float2* sums = reinterpret_cast<const float2*>(part_softmax + j * splits);
+        float top = LOWEST, row_sum = 0;
         Vec<float, N> value = {};
         for (int start = 0; start < own.active; start += AHEAD) {
             Vec<float, N> found[AHEAD];
-            float2 told[AHEAD];   // peak and total
+            float2 partials[AHEAD];   // row_max and row_sum
             #pragma unroll
             for (int s = 0; s < AHEAD; ++s) {
                 const bool exists = start + s < own.active;
                 found[s] = exists ? load<N>(part + (start + s) * p.width) : Vec<float, N>{};
-                told[s] = exists ? __ldcg(sums + start + s) : float2{LOWEST, 0};
+                partials[s] = exists ? __ldcg(sums + start + s) : float2{LOWEST, 0};
             }
             const float before = top;
             #pragma unroll
-            for (int s = 0; s < AHEAD; ++s) top = max(top, told[s].x);
-            const float shrink = exp2f(before - top);
-            total *= shrink;
+            for (int s = 0; s < AHEAD; ++s) top = max(top, partials[s].x);
+            const float rescale = exp2f(before - top);
+            row_sum *= rescale;
             #pragma unroll
-            for (int n = 0; n < N; ++n) value.values[n] *= shrink;
+            for (int n = 0; n < N; ++n) value.values[n] *= rescale;
             #pragma unroll
             for (int s = 0; s < AHEAD; ++s) {
-                const float share = exp2f(told[s].x - top);
-                total += told[s].y * share;
+                const float weight = exp2f(partials[s].x - top);
+                row_sum += partials[s].y * weight;
                 #pragma unroll
-                for (int n = 0; n < N; ++n) value.values[n] += found[s].values[n] * share;
+                for (int n = 0; n < N; ++n) value.values[n] += found[s].values[n] * weight;
             }
         }
         #pragma unroll
-        for (int n = 0; n < N; ++n) y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / total);
+        for (int n = 0; n < N; ++n)
+            y[(first + j) * p.width + e + n] = from_compute<T>(value.values[n] / row_sum);
     }
 }
 
-// Two values as an operand of 32 bits.
-template <typename T> __device__ inline unsigned pair(float low, float high) {
-    const T both[2] = {from_compute<T>(low), from_compute<T>(high)};
-    return reinterpret_cast<const unsigned&>(both);
-}
-
-// width: a multiple of 8, at most 64 * CHUNKS; keys and values aligned to 16 bytes. A warp takes TILE keys
-// in turn. Thread t of quad g has query head g, and of 8 keys it loads 8 neighbouring elements of key g at
-// 8 t and so on, which scores take in this order from both operands. It has of 4 keys the values of 8
-// neighbours from 8 g on. Then mma gives, of heads 2 t and 2 t + 1, 8 neighbouring elements of results.
+// width: a multiple of 8, at most 64 * CHUNKS; keys and values aligned to 16 bytes. A warp takes
+// TILE keys in turn. Thread t of quad g has query head g, and of 8 keys it loads 8 neighbouring
+// elements of key g, from 8 t on, and so on: the order of both operands of the scores. Of 4 keys it
+// has 8 neighbouring elements of the values, from 8 g on: mma then gives 8 neighbouring elements of
+// the results of heads 2 t and 2 t + 1.
 template <typename T, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 3)
-decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts, Sums* part_sums,
-                 unsigned* arrived, const int* __restrict__ lengths, const float* __restrict__ cosines,
-                 const float* __restrict__ sines, const __grid_constant__ Problem p) {
+decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts,
+                 SoftmaxPartial* part_softmax, unsigned* arrived, const int* __restrict__ lengths,
+                 const float* __restrict__ cosines, const float* __restrict__ sines,
+                 const __grid_constant__ DecodeAttentionArguments p) {
     constexpr int MOST = 8, WIDTH = 64 * CHUNKS, TILE = 32 / CHUNKS, STEP = WARPS * TILE;
     __shared__ __align__(16) T queries[MOST][WIDTH];
-    __shared__ __align__(16) float mixed[WARPS][MOST][WIDTH];
-    __shared__ Sums sums[WARPS][MOST];
-    const Share<MOST> own(p, lengths, STEP);
+    __shared__ __align__(16) float outputs[WARPS][MOST][WIDTH];
+    __shared__ SoftmaxPartial sums[WARPS][MOST];
+    const KeySplit<MOST> own(p, lengths, STEP);
     if (blockIdx.x >= own.active) return;
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;
     values += own.sequence * p.value_at.sequence + own.group * p.value_at.head;
@@ -199,14 +222,15 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
     Words k[TILE / 8][2 * CHUNKS], v[TILE / 16][4][CHUNKS];
     const int key_row = int(p.key_at.key), value_row = int(p.value_at.key);
     const auto load_keys = [&](int first) {
-        asm volatile("" : "+r"(first));   // or each row would get an address of its own to keep
+        asm volatile("" : "+r"(first));   // or the compiler would keep an address for each row
         #pragma unroll
         for (int i = 0; i < TILE / 8; ++i) {
             const int key = first + 8 * i + g;
             #pragma unroll
             for (int c = 0; c < 2 * CHUNKS; ++c) {
                 const int e = 32 * c + 8 * t;
-                load_words_if(key < own.to && e < p.width, k[i][c], keys + ((long long)key * key_row + e));
+                load_words_if(key < own.to && e < p.width, k[i][c],
+                              keys + ((long long)key * key_row + e));
             }
         }
     };
@@ -220,66 +244,71 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int e = 64 * c + 8 * g;
-                    load_words_if(key < own.to && e < p.width, v[i][r][c], values + ((long long)key * value_row + e));
+                    load_words_if(key < own.to && e < p.width, v[i][r][c],
+                                  values + ((long long)key * value_row + e));
                 }
             }
     };
     int first = own.from + warp * TILE;
-    const bool early = first + TILE <= own.place;   // nothing there that this block is yet to write
+    const bool early = first + TILE <= own.place;   // the block appends nothing there
     #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
         if (early == (turn == 0)) {
             load_keys(first);
             load_values(first);
         } else {
-            prepare(queries, keys, values, qkv, cosines, sines, p, own);
-            asm volatile("barrier.sync 0;" ::: "memory");   // of all warps, whichever their turn
+            load_queries(queries, keys, values, qkv, cosines, sines, p, own);
+            asm volatile("barrier.sync 0;" ::: "memory");
         }
     }
-    const unsigned query_at = to_shared(&queries[g][8 * t]);
-    float peak = LOWEST, total = 0, out[CHUNKS][4][4] = {};
+    const unsigned query_at = shared_address(&queries[g][8 * t]);
+    float row_max = LOWEST, row_sum = 0, out[CHUNKS][4][4] = {};
     for (; first < own.to; first += STEP) {   // alike for all threads of a warp
         float s[TILE / 8][4] = {};   // of head g, keys 8 i + 2 t and + 1; nothing of the other two
         #pragma unroll
         for (int c = 0; c < 2 * CHUNKS; ++c) {
-            const Words q = load_words_shared(query_at + 32 * c * sizeof(T));   // registers are short
+            // reloaded: registers are short
+            const Words q = load_words_shared(query_at + 32 * c * sizeof(T));
             #pragma unroll
             for (int half = 0; half < 4; half += 2) {
                 const unsigned query[4] = {q.words[half], 0, q.words[half + 1], 0};
                 #pragma unroll
                 for (int i = 0; i < TILE / 8; ++i)
-                    multiply<T>(s[i], query, k[i][c].words[half], k[i][c].words[half + 1]);
+                    mma<T>(s[i], query, k[i][c].words[half], k[i][c].words[half + 1]);
             }
         }
         load_keys(first + STEP);
 
-        float top = peak;
+        float top = row_max;
         #pragma unroll
         for (int i = 0; i < TILE / 8; ++i)
             #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                s[i][e] = first + 8 * i + 2 * t + e < own.to ? s[i][e] * p.scale : -infinity<float>();
+                s[i][e] = first + 8 * i + 2 * t + e < own.to ? s[i][e] * p.scale
+                                                             : -infinity<float>();
                 top = s[i][e] > top ? s[i][e] : top;
             }
         top = max(top, shuffle_xor(top, 1));
         top = max(top, shuffle_xor(top, 2));
-        const float shrink = fast_exp2(peak - top);
-        peak = top;
-        total *= shrink;
-        const float shrinks[2] = {__shfl_sync(0xffffffff, shrink, 8 * t), __shfl_sync(0xffffffff, shrink, 8 * t + 4)};
+        const float rescale = fast_exp2(row_max - top);
+        row_max = top;
+        row_sum *= rescale;
+        const float rescales[2] = {__shfl_sync(0xffffffff, rescale, 8 * t),
+                                   __shfl_sync(0xffffffff, rescale, 8 * t + 4)};
         #pragma unroll
-        for (int i = 0; i < 16 * CHUNKS; ++i) out[i / 16][i / 4 % 4][i % 4] *= shrinks[i % 2];
+        for (int i = 0; i < 16 * CHUNKS; ++i) out[i / 16][i / 4 % 4][i % 4] *= rescales[i % 2];
         #pragma unroll
         for (int i = 0; i < TILE / 8; ++i)
             #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 s[i][e] = fast_exp2(s[i][e] - top);
-                total += s[i][e];
+                row_sum += s[i][e];
             }
 
         #pragma unroll
         for (int i = 0; i < TILE / 16; ++i) {
-            const unsigned low = pair<T>(s[2 * i][0], s[2 * i][1]), high = pair<T>(s[2 * i + 1][0], s[2 * i + 1][1]);
+            const unsigned low = pack<T>(s[2 * i][0], s[2 * i][1]),
+                           high = pack<T>(s[2 * i + 1][0], s[2 * i + 1][1]);
             #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
                 #pragma unroll
@@ -290,73 +319,70 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                         __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632),
                         __byte_perm(x, z, 0x5410), __byte_perm(x, z, 0x7632),
                     };
-                    multiply<T>(out[c][m], value, low, high);
+                    mma<T>(out[c][m], value, low, high);
                 }
         }
         load_values(first + STEP);
     }
 
-    total = warp_sum(total, 4);
-    if (t == 0) sums[warp][g] = {peak, total};
+    row_sum = warp_sum(row_sum, 4);
+    if (t == 0) sums[warp][g] = {row_max, row_sum};
     #pragma unroll
     for (int h = 0; h < 2; ++h)
         #pragma unroll
         for (int c = 0; c < CHUNKS; ++c)
             #pragma unroll
             for (int m = 0; m < 4; m += 2)
-                store(&mixed[warp][2 * t + h][64 * c + 8 * g + 2 * m],
-                      Vec<float, 4>{out[c][m][h], out[c][m][2 + h], out[c][m + 1][h], out[c][m + 1][2 + h]});
-    finish<4>(y, parts, part_sums, arrived, mixed, sums, p, own);
+                store(&outputs[warp][2 * t + h][64 * c + 8 * g + 2 * m],
+                      Vec<float, 4>{out[c][m][h], out[c][m][2 + h], out[c][m + 1][h],
+                                    out[c][m + 1][2 + h]});
+    merge_splits<4>(y, parts, part_softmax, arrived, outputs, sums, p, own);
 }
 
 constexpr int PART = 8;       // elements of a head that a thread holds
-constexpr int TOGETHER = 4;   // keys that it has under way
+constexpr int TOGETHER = 4;   // keys that it loads at a time
 
 // PART elements, of which `count` exist; in as few accesses as `aligned` allows.
 template <typename T>
 __device__ inline void load_part(T (&out)[PART], const T* p, int count, bool aligned) {
     if (aligned && count == PART) {
-        constexpr int N = VECTOR<T> < PART ? VECTOR<T> : PART;
-        #pragma unroll
-        for (int i = 0; i < PART; i += N) {
-            const Vec<T, N> v = load<N>(p + i);
-            #pragma unroll
-            for (int j = 0; j < N; ++j) out[i + j] = v.values[j];
-        }
+        load_all<PART>(out, p);
     } else {
         #pragma unroll
         for (int i = 0; i < PART; ++i) out[i] = i < count ? p[i] : T(0.f);
     }
 }
 
-template <typename T> __device__ inline float exp2_for(float x) { return sizeof(T) == 2 ? fast_exp2(x) : exp2f(x); }
+template <typename T>
+__device__ inline float exp2_for(float x) { return sizeof(T) == 2 ? fast_exp2(x) : exp2f(x); }
 
 // `lanes`, a power of two, share a key. aligned: keys and values to 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
-decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts,
-                       Sums* part_sums, unsigned* arrived, const int* __restrict__ lengths,
-                       const float* __restrict__ cosines, const float* __restrict__ sines,
-                       const __grid_constant__ Problem p, int lanes, int aligned) {
+decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv,
+                       float* parts, SoftmaxPartial* part_softmax, unsigned* arrived,
+                       const int* __restrict__ lengths, const float* __restrict__ cosines,
+                       const float* __restrict__ sines,
+                       const __grid_constant__ DecodeAttentionArguments p, int lanes, int aligned) {
     constexpr int MOST = 4, WIDTH = 32 * PART;
     __shared__ T queries[MOST][WIDTH];
-    __shared__ float mixed[WARPS][MOST][WIDTH];
-    __shared__ Sums sums[WARPS][MOST];
+    __shared__ float outputs[WARPS][MOST][WIDTH];
+    __shared__ SoftmaxPartial sums[WARPS][MOST];
     const int own_groups = THREADS / lanes, step = own_groups * TOGETHER;
-    const Share<MOST> own(p, lengths, step);
+    const KeySplit<MOST> own(p, lengths, step);
     if (blockIdx.x >= own.active) return;
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;
     values += own.sequence * p.value_at.sequence + own.group * p.value_at.head;
-    prepare(queries, keys, values, qkv, cosines, sines, p, own);
+    load_queries(queries, keys, values, qkv, cosines, sines, p, own);
     __syncthreads();   // what a block has written to memory, its own threads read
 
     const int place = threadIdx.x / lanes, element = threadIdx.x % lanes * PART;
     const int held = max(0, min(PART, p.width - element));
-    float q[MOST][PART], peak[MOST], total[MOST], out[MOST][PART];
+    float q[MOST][PART], row_max[MOST], row_sum[MOST], out[MOST][PART];
     #pragma unroll
     for (int j = 0; j < MOST; ++j) {
-        peak[j] = LOWEST;
-        total[j] = 0;
+        row_max[j] = LOWEST;
+        row_sum[j] = 0;
         #pragma unroll
         for (int e = 0; e < PART; ++e) {
             q[j][e] = to_compute(queries[j][element + e]) * p.scale;
@@ -374,7 +400,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
         #pragma unroll
         for (int j = 0; j < MOST; ++j) {
             if (j >= own.count) continue;
-            float scores[TOGETHER], top = peak[j];
+            float scores[TOGETHER], top = row_max[j];
             #pragma unroll
             for (int u = 0; u < TOGETHER; ++u) {
                 float score = 0;
@@ -384,15 +410,15 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
                 scores[u] = base + u * own_groups + place < own.to ? score : -infinity<float>();
                 top = scores[u] > top ? scores[u] : top;
             }
-            const float shrink = exp2_for<T>(peak[j] - top);
-            peak[j] = top;
-            total[j] *= shrink;
+            const float rescale = exp2_for<T>(row_max[j] - top);
+            row_max[j] = top;
+            row_sum[j] *= rescale;
             #pragma unroll
-            for (int e = 0; e < PART; ++e) out[j][e] *= shrink;
+            for (int e = 0; e < PART; ++e) out[j][e] *= rescale;
             #pragma unroll
             for (int u = 0; u < TOGETHER; ++u) {
                 const float weight = exp2_for<T>(scores[u] - top);
-                total[j] += weight;
+                row_sum[j] += weight;
                 #pragma unroll
                 for (int e = 0; e < PART; ++e) out[j][e] += weight * to_compute(v[u][e]);
             }
@@ -401,20 +427,22 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     #pragma unroll
-    for (int j = 0; j < MOST; ++j) {   // the keys that a warp had under way
+    for (int j = 0; j < MOST; ++j) {   // merge the threads that had different keys
         for (int offset = lanes; offset < 32; offset *= 2) {
-            const float other_peak = shuffle_xor(peak[j], offset), other_total = shuffle_xor(total[j], offset);
-            const float top = other_peak > peak[j] ? other_peak : peak[j];
-            const float mine = exp2_for<T>(peak[j] - top), other = exp2_for<T>(other_peak - top);
-            peak[j] = top;
-            total[j] = total[j] * mine + other_total * other;
+            const float other_peak = shuffle_xor(row_max[j], offset),
+                        other_total = shuffle_xor(row_sum[j], offset);
+            const float top = other_peak > row_max[j] ? other_peak : row_max[j];
+            const float mine = exp2_for<T>(row_max[j] - top), other = exp2_for<T>(other_peak - top);
+            row_max[j] = top;
+            row_sum[j] = row_sum[j] * mine + other_total * other;
             #pragma unroll
-            for (int e = 0; e < PART; ++e) out[j][e] = out[j][e] * mine + shuffle_xor(out[j][e], offset) * other;
+            for (int e = 0; e < PART; ++e)
+                out[j][e] = out[j][e] * mine + shuffle_xor(out[j][e], offset) * other;
         }
-        if (lane == 0) sums[warp][j] = {peak[j], total[j]};
+        if (lane == 0) sums[warp][j] = {row_max[j], row_sum[j]};
         if (lane < lanes)
             #pragma unroll
-            for (int e = 0; e < PART; ++e) mixed[warp][j][element + e] = out[j][e];
+            for (int e = 0; e < PART; ++e) outputs[warp][j][element + e] = out[j][e];
     }
-    finish<1>(y, parts, part_sums, arrived, mixed, sums, p, own);
+    merge_splits<1>(y, parts, part_softmax, arrived, outputs, sums, p, own);
 }

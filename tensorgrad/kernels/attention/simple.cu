@@ -1,13 +1,20 @@
-// Attention in float and double with plain arithmetic, for heads of any width, on any GPU: right where
-// the fast kernels do not reach, without the matrix of scores in memory. Formulas and roles are those of
-// attention/forward_sm80.cu and attention/backward_sm80.cu; all results are written with =.
+// Attention in float and double with plain arithmetic, for heads of any width, on any GPU: for what
+// the fast kernels do not support, without the matrix of scores in memory. Formulas and roles are
+// those of forward_sm80.cu and backward_sm80.cu; all results are written with =.
 //
-// A block of 256 threads holds 64 rows and meets 32 columns at a time; a thread has 4 x 2 scores, and
-// 4 x 4 elements of results. It writes 64 elements of each row's result: wider heads take more blocks,
-// of which each computes the scores again.
+// A block of 256 threads holds 64 rows and streams 32 columns at a time; a thread has 4 x 2 scores,
+// and 4 x 4 elements of results. It writes 64 elements of each row's result: wider heads take more
+// blocks, of which each computes the scores again.
 //
 // Floor: 4 D operations for each query and key that meet, forward, 14 D backward, at what the plain
 // units can do; reading operands from shared memory halves that.
+//
+// The naive kernels: those of forward_sm80.cu and backward_sm80.cu. That of
+// attention_backward_rows, a thread a query: delta[i] = 0; for (d) delta[i] += dy[i][d] * y[i][d];
+//
+// Phases, forward: scores, mask and bias, online softmax, dropout, weighted values; at the end
+// divide and store. Backward: scores, gradients of the weights, dropout, weights and gradients of
+// the scores, sums; at the end store.
 //
 // where: T = float | double
 // instantiate: attention_backward_rows<{float | double | __half | __nv_bfloat16}>
@@ -17,7 +24,7 @@
 
 constexpr int THREADS = 256, ROWS = 64, COLUMNS = 32, STEP = 16, PIECE = 64;
 
-template <typename T> struct Buffer {
+template <typename T> struct SharedTiles {
     T weights[ROWS][COLUMNS + 1];
     union {
         struct {
@@ -25,13 +32,14 @@ template <typename T> struct Buffer {
         } steps;
         T tile[COLUMNS][PIECE];
     };
-    Word bits[ROWS];   // of dropout: of each query
+    Word keep[ROWS];   // the keep mask of each query
 };
 
 // c = a b^T, of `rows` rows of a and `columns` rows of b; the others count as zeros.
 template <typename T>
-__device__ inline void multiply_rows(T (&c)[4][2], Buffer<T>& buffer, const T* a, long long a_row, int rows,
-                                     const T* b, long long b_row, int columns, int width) {
+__device__ inline void multiply_rows(T (&c)[4][2], SharedTiles<T>& shared, const T* a,
+                                     long long a_row, int rows, const T* b, long long b_row,
+                                     int columns, int width) {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     #pragma unroll
     for (int i = 0; i < 4; ++i) c[i][0] = c[i][1] = 0;
@@ -39,9 +47,9 @@ __device__ inline void multiply_rows(T (&c)[4][2], Buffer<T>& buffer, const T* a
         const bool inside = start + x < width;
         __syncthreads();
         for (int row = y; row < ROWS; row += 16)
-            buffer.steps.a[x][row] = inside && row < rows ? a[row * a_row + start + x] : T(0);
+            shared.steps.a[x][row] = inside && row < rows ? a[row * a_row + start + x] : T(0);
         for (int row = y; row < COLUMNS; row += 16)
-            buffer.steps.b[x][row] = inside && row < columns ? b[row * b_row + start + x] : T(0);
+            shared.steps.b[x][row] = inside && row < columns ? b[row * b_row + start + x] : T(0);
         __syncthreads();
         #pragma unroll
         for (int d = 0; d < STEP; ++d)
@@ -49,23 +57,23 @@ __device__ inline void multiply_rows(T (&c)[4][2], Buffer<T>& buffer, const T* a
             for (int i = 0; i < 4; ++i)
                 #pragma unroll
                 for (int j = 0; j < 2; ++j)
-                    c[i][j] += buffer.steps.a[d][4 * y + i] * buffer.steps.b[d][x + 16 * j];
+                    c[i][j] += shared.steps.a[d][4 * y + i] * shared.steps.b[d][x + 16 * j];
     }
 }
 
 // c += w b, of `columns` rows of b and at most 64 elements of each, `width` of them there.
 template <typename T>
-__device__ inline void accumulate(T (&c)[4][4], Buffer<T>& buffer, const T (&w)[4][2], const T* b,
-                                  long long b_row, int columns, int width) {
+__device__ inline void accumulate(T (&c)[4][4], SharedTiles<T>& shared, const T (&w)[4][2],
+                                  const T* b, long long b_row, int columns, int width) {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     __syncthreads();
     #pragma unroll
     for (int i = 0; i < 4; ++i)
         #pragma unroll
-        for (int j = 0; j < 2; ++j) buffer.weights[4 * y + i][x + 16 * j] = w[i][j];
+        for (int j = 0; j < 2; ++j) shared.weights[4 * y + i][x + 16 * j] = w[i][j];
     for (int i = threadIdx.x; i < COLUMNS * PIECE; i += THREADS) {
         const int row = i / PIECE, d = i % PIECE;
-        buffer.tile[row][d] = row < columns && d < width ? b[row * b_row + d] : T(0);
+        shared.tile[row][d] = row < columns && d < width ? b[row * b_row + d] : T(0);
     }
     __syncthreads();
     #pragma unroll 8
@@ -73,63 +81,68 @@ __device__ inline void accumulate(T (&c)[4][4], Buffer<T>& buffer, const T (&w)[
         #pragma unroll
         for (int i = 0; i < 4; ++i)
             #pragma unroll
-            for (int j = 0; j < 4; ++j) c[i][j] += buffer.weights[4 * y + i][n] * buffer.tile[n][x + 16 * j];
+            for (int j = 0; j < 4; ++j)
+                c[i][j] += shared.weights[4 * y + i][n] * shared.tile[n][x + 16 * j];
 }
 
-// Scaled scores with the bias, -inf where row and column do not meet. `bias` is that of the head.
-template <bool KEYS, typename T>
-__device__ inline void finish_scores(T (&s)[4][2], const Problem& p, const Span& span, const T* bias,
-                                     int block_row, int column) {
-    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int row = block_row + 4 * y + i;
-        const Range range = range_of<KEYS>(p, span, row);
-        #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const int other = column + x + 16 * j, query = KEYS ? other : row, key = KEYS ? row : other;
-            s[i][j] *= T(p.scale);
-            if (other < range.first || other >= range.last || query >= span.queries || key >= span.keys)
-                s[i][j] = -infinity<T>();
-            else if (bias != nullptr)
-                s[i][j] += bias[query * p.bias[2] + key * p.bias[3]];
-        }
-    }
-}
-
-// The bits of dropout for a tile, 32 or with KEYS 64 of a query; `first` is the place of the first
-// query's. Afterwards x times `factor`, or 0.
-template <bool KEYS, typename T>
-__device__ inline void draw_bits(Buffer<T>& buffer, const Problem& p, const Dropout& dropout, Word first) {
-    constexpr int BITS = KEYS ? 64 : 32, SHARERS = BITS / 16, QUERIES = KEYS ? COLUMNS : ROWS;
-    const int query = threadIdx.x / SHARERS;
-    __syncthreads();
-    if (query < QUERIES) {
-        const Word bits = keep_bits<BITS>(dropout, first + Word(query) * p.keys);
-        if (threadIdx.x % SHARERS == 0) buffer.bits[query] = bits;
-    }
-    __syncthreads();
-}
-template <bool KEYS, typename T>
-__device__ inline void drop(T (&x)[4][2], const Buffer<T>& buffer, T factor) {
+// Call f(i, j, row, column) for the scores of a thread, row and column within the tile.
+template <typename F> __device__ inline void for_scores(F f) {
     #pragma unroll
     for (int i = 0; i < 4; ++i)
         #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const int row = threadIdx.x / 16 * 4 + i, column = threadIdx.x % 16 + 16 * j;
-            x[i][j] *= buffer.bits[KEYS ? column : row] >> (KEYS ? row : column) & 1 ? factor : T(0);
-        }
+        for (int j = 0; j < 2; ++j) f(i, j, threadIdx.x / 16 * 4 + i, threadIdx.x % 16 + 16 * j);
+}
+
+// Scale the scores and add the bias of the head; -inf where a row does not see a column.
+template <bool KEYS, typename T>
+__device__ inline void finish_scores(T (&s)[4][2], const AttentionArguments& p, const Span& span,
+                                     const T* bias, int block_row, int block_column) {
+    for_scores([&](int i, int j, int row, int column) {
+        const int own = block_row + row, other = block_column + column;
+        const int query = KEYS ? other : own, key = KEYS ? own : other;
+        const ColumnRange range = range_of<KEYS>(p, span, own);
+        s[i][j] *= T(p.scale);
+        if (other < range.first || other >= range.last || query >= span.queries || key >= span.keys)
+            s[i][j] = -infinity<T>();
+        else if (bias != nullptr)
+            s[i][j] += bias[query * p.bias[2] + key * p.bias[3]];
+    });
+}
+
+// Draw the keep mask of a tile, 32 or with KEYS 64 bits a query; `first` is the number of the first
+// query's first weight.
+template <bool KEYS, typename T>
+__device__ inline void draw_keep_mask(SharedTiles<T>& shared, const AttentionArguments& p,
+                                      const AttentionDropout& dropout, Word first) {
+    constexpr int BITS = KEYS ? 64 : 32, LANES_EACH = BITS / 16, QUERIES = KEYS ? COLUMNS : ROWS;
+    const int query = threadIdx.x / LANES_EACH;
+    __syncthreads();
+    if (query < QUERIES) {
+        const Word bits = keep_bits<BITS>(dropout, first + Word(query) * p.keys);
+        if (threadIdx.x % LANES_EACH == 0) shared.keep[query] = bits;
+    }
+    __syncthreads();
+}
+// x times `factor` where dropout keeps the weight, else 0.
+template <bool KEYS, typename T>
+__device__ inline void apply_dropout(T (&x)[4][2], const SharedTiles<T>& shared, T factor) {
+    for_scores([&](int i, int j, int row, int column) {
+        const int query = KEYS ? column : row, key = KEYS ? row : column;
+        x[i][j] *= shared.keep[query] >> key & 1 ? factor : T(0);
+    });
 }
 
 // Over the 16 threads that share rows.
 template <typename T, typename F> __device__ inline T row_reduce(T x, F combine) {
     #pragma unroll
-    for (int offset = 8; offset > 0; offset /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, offset));
+    for (int offset = 8; offset > 0; offset /= 2)
+        x = combine(x, __shfl_xor_sync(0xffffffff, x, offset));
     return x;
 }
 
 template <typename T>
-__device__ inline void store_rows(T* to, long long stride, int rows, int width, const T (&c)[4][4], T scale) {
+__device__ inline void store_rows(T* to, long long stride, int rows, int width, const T (&c)[4][4],
+                                  T scale) {
     #pragma unroll
     for (int i = 0; i < 4; ++i)
         #pragma unroll
@@ -145,137 +158,143 @@ __global__ void __launch_bounds__(THREADS)
 attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restrict__ q,
                   const T* __restrict__ k, const T* __restrict__ v, const T* __restrict__ bias,
                   const int* __restrict__ q_starts, const int* __restrict__ k_starts,
-                  const __grid_constant__ Problem p, const __grid_constant__ Dropout dropout) {
-    __shared__ Buffer<T> buffer;
-    const Tile tile = tile_of(p, p.heads, p.queries, ROWS, false);
-    const Span span = span_of(p, q_starts, k_starts, tile.sequence);
-    const int block_row = tile.block * ROWS, rows = min(span.queries - block_row, ROWS);
-    const int piece = blockIdx.y * PIECE;
+                  const __grid_constant__ AttentionArguments p,
+                  const __grid_constant__ AttentionDropout dropout) {
+    __shared__ SharedTiles<T> shared;
+    const RowBlock<false> block(p, q_starts, k_starts, ROWS);
+    const Span& span = block.span;
+    const int block_row = block.row, rows = block.rows, piece = blockIdx.y * PIECE;
     if (rows <= 0) return;
-    const int kv_head = tile.head / (p.heads / p.kv_heads);
-    q += place(p.q, tile.sequence, tile.head, span.q_start + block_row);
-    k += place(p.k, tile.sequence, kv_head, span.k_start);
-    v += place(p.v, tile.sequence, kv_head, span.k_start) + piece;
-    y += place(p.y, tile.sequence, tile.head, span.q_start + block_row) + piece;
-    if (bias != nullptr) bias += tile.sequence * p.bias[0] + tile.head * p.bias[1];
-    const Range met = tiles_met<false>(p, span, block_row, rows, span.keys, COLUMNS);
-    const Word bits = ((Word(tile.sequence) * p.heads + tile.head) * p.queries + block_row) * p.keys;
+    const int kv_head = block.head / (p.heads / p.kv_heads);
+    q += place(p.q, block.sequence, block.head, span.q_start + block_row);
+    k += place(p.k, block.sequence, kv_head, span.k_start);
+    v += place(p.v, block.sequence, kv_head, span.k_start) + piece;
+    y += place(p.y, block.sequence, block.head, span.q_start + block_row) + piece;
+    if (bias != nullptr) bias += block.sequence * p.bias[0] + block.head * p.bias[1];
+    const ColumnRange seen = block.tiles_seen(p, COLUMNS);
+    const Word bits = ((Word(block.sequence) * p.heads + block.head) * p.queries + block_row) *
+                      p.keys;
 
-    T s[4][2], o[4][4] = {}, peak[4], total[4] = {};
+    T s[4][2], o[4][4] = {}, row_max[4], row_sum[4] = {};
     #pragma unroll
-    for (T& x : peak) x = -infinity<T>();
-    for (int column = met.first * COLUMNS; column < met.last * COLUMNS; column += COLUMNS) {
+    for (T& x : row_max) x = -infinity<T>();
+    for (int column = seen.first * COLUMNS; column < seen.last * COLUMNS; column += COLUMNS) {
         const int left = span.keys - column;
-        multiply_rows(s, buffer, q, p.q.row, rows, k + column * p.k.row, p.k.row, left, p.width);
+        multiply_rows(s, shared, q, p.q.row, rows, k + column * p.k.row, p.k.row, left, p.width);
         finish_scores<false>(s, p, span, bias, block_row, column);
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
             T largest = row_reduce(max(s[i][0], s[i][1]), [](T a, T b) { return max(a, b); });
-            largest = max(largest, peak[i]);
-            const T base = largest == -infinity<T>() ? T(0) : largest, shrink = exp(peak[i] - base);
-            peak[i] = largest;
+            largest = max(largest, row_max[i]);
+            const T base = largest == -infinity<T>() ? T(0) : largest,
+                    rescale = exp(row_max[i] - base);
+            row_max[i] = largest;
             s[i][0] = exp(s[i][0] - base);
             s[i][1] = exp(s[i][1] - base);
-            total[i] = total[i] * shrink + s[i][0] + s[i][1];
+            row_sum[i] = row_sum[i] * rescale + s[i][0] + s[i][1];
             #pragma unroll
-            for (T& x : o[i]) x *= shrink;
+            for (T& x : o[i]) x *= rescale;
         }
         if (dropout.threshold >= 0) {
-            draw_bits<false>(buffer, p, dropout, bits + column);
-            drop<false>(s, buffer, T(1));
+            draw_keep_mask<false>(shared, p, dropout, bits + column);
+            apply_dropout<false>(s, shared, T(1));
         }
-        accumulate(o, buffer, s, v + column * p.v.row, p.v.row, left, p.width - piece);
+        accumulate(o, shared, s, v + column * p.v.row, p.v.row, left, p.width - piece);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = threadIdx.x / 16 * 4 + i;
-        const T sum = row_reduce(total[i], [](T a, T b) { return a + b; });
+        const T sum = row_reduce(row_sum[i], [](T a, T b) { return a + b; });
         #pragma unroll
-        for (T& x : o[i]) x = sum == 0 ? T(0) : x / (sum * T(p.kept));
+        for (T& x : o[i]) x = sum == 0 ? T(0) : x / (sum * T(p.keep_probability));
         if (piece == 0 && threadIdx.x % 16 == 0 && row < rows)
-            logsumexp[place(p.sums, tile.sequence, tile.head, span.q_start + block_row + row)] =
-                sum == 0 ? infinity<T>() : peak[i] + log(sum);
+            logsumexp[place(p.sums, block.sequence, block.head, span.q_start + block_row + row)] =
+                sum == 0 ? infinity<T>() : row_max[i] + log(sum);
     }
     store_rows(y, p.y.row, rows, p.width - piece, o, T(1));
 }
 
-// With KEYS rows are keys and columns queries: a1, a2, b1, b2 are k, v, q, dy, and d1, d2 become dk,
-// dv. Else rows are queries: a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq.
+// With KEYS rows are keys and columns queries: a1, a2, b1, b2 are k, v, q, dy, and d1, d2 become
+// dk, dv. Else rows are queries: a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq.
 template <typename T, bool KEYS>
 __global__ void __launch_bounds__(THREADS)
-attention_backward(T* __restrict__ d1, T* __restrict__ d2, const Sums<T>* __restrict__ sums,
-                   const T* __restrict__ a1, const T* __restrict__ a2, const T* __restrict__ b1,
-                   const T* __restrict__ b2, const T* __restrict__ bias, const int* __restrict__ q_starts,
-                   const int* __restrict__ k_starts, const __grid_constant__ Problem p,
-                   const __grid_constant__ Dropout dropout) {
-    __shared__ Buffer<T> buffer;
-    const Tile tile = tile_of(p, KEYS ? p.kv_heads : p.heads, KEYS ? p.keys : p.queries, ROWS, KEYS);
-    const Span span = span_of(p, q_starts, k_starts, tile.sequence);
-    const int length = KEYS ? span.keys : span.queries, columns = KEYS ? span.queries : span.keys;
-    const int block_row = tile.block * ROWS, rows = min(length - block_row, ROWS);
-    const int piece = blockIdx.y * PIECE;
+attention_backward(T* __restrict__ d1, T* __restrict__ d2,
+                   const RowStatistics<T>* __restrict__ sums, const T* __restrict__ a1,
+                   const T* __restrict__ a2, const T* __restrict__ b1, const T* __restrict__ b2,
+                   const T* __restrict__ bias, const int* __restrict__ q_starts,
+                   const int* __restrict__ k_starts, const __grid_constant__ AttentionArguments p,
+                   const __grid_constant__ AttentionDropout dropout) {
+    __shared__ SharedTiles<T> shared;
+    const RowBlock<KEYS> block(p, q_starts, k_starts, ROWS);
+    const Span& span = block.span;
+    const int block_row = block.row, rows = block.rows, piece = blockIdx.y * PIECE;
     if (rows <= 0) return;
-    const int share = p.heads / p.kv_heads, heads = KEYS ? share : 1;   // heads that the block's rows meet
+    // Of a block of keys, the query heads that use its head; of one of queries, the head it uses.
+    const int group = p.heads / p.kv_heads, heads = KEYS ? group : 1;
     const Strides &a1_at = KEYS ? p.k : p.q, &a2_at = KEYS ? p.v : p.y, &b1_at = KEYS ? p.q : p.k,
                   &b2_at = KEYS ? p.y : p.v, &d1_at = KEYS ? p.dk : p.dq;
     const int a_start = (KEYS ? span.k_start : span.q_start) + block_row;
     const int b_start = KEYS ? span.q_start : span.k_start;
-    a1 += place(a1_at, tile.sequence, tile.head, a_start);
-    a2 += place(a2_at, tile.sequence, tile.head, a_start);
-    const Range met = tiles_met<KEYS>(p, span, block_row, rows, columns, COLUMNS);
-    const T kept = T(p.kept);
+    a1 += place(a1_at, block.sequence, block.head, a_start);
+    a2 += place(a2_at, block.sequence, block.head, a_start);
+    const ColumnRange seen = block.tiles_seen(p, COLUMNS);
+    const T inverse_keep = 1 / T(p.keep_probability);
 
     T s[4][2], g[4][2], sum1[4][4] = {}, sum2[4][4] = {};
     for (int each = 0; each < heads; ++each) {
-        const int b_head = KEYS ? tile.head * share + each : tile.head / share;
-        const int head = KEYS ? b_head : tile.head;
-        const T* b1_rows = b1 + place(b1_at, tile.sequence, b_head, b_start);
-        const T* b2_rows = b2 + place(b2_at, tile.sequence, b_head, b_start);
-        const T* head_bias = bias == nullptr ? bias : bias + tile.sequence * p.bias[0] + head * p.bias[1];
-        const Sums<T>* head_sums = sums + place(p.sums, tile.sequence, head, span.q_start);
-        for (int column = met.first * COLUMNS; column < met.last * COLUMNS; column += COLUMNS) {
-            const T *b1_tile = b1_rows + column * b1_at.row, *b2_tile = b2_rows + column * b2_at.row;
-            const int left = columns - column;
-            multiply_rows(s, buffer, a1, a1_at.row, rows, b1_tile, b1_at.row, left, p.width);
+        const int b_head = KEYS ? block.head * group + each : block.head / group;
+        const int head = KEYS ? b_head : block.head;
+        const T* b1_rows = b1 + place(b1_at, block.sequence, b_head, b_start);
+        const T* b2_rows = b2 + place(b2_at, block.sequence, b_head, b_start);
+        const T* head_bias = bias == nullptr ? bias
+                                             : bias + block.sequence * p.bias[0] + head * p.bias[1];
+        const RowStatistics<T>* head_sums = sums +
+                                            place(p.sums, block.sequence, head, span.q_start);
+        for (int column = seen.first * COLUMNS; column < seen.last * COLUMNS; column += COLUMNS) {
+            const T *b1_tile = b1_rows + column * b1_at.row,
+                    *b2_tile = b2_rows + column * b2_at.row;
+            const int left = block.columns - column;
+            multiply_rows(s, shared, a1, a1_at.row, rows, b1_tile, b1_at.row, left, p.width);
             finish_scores<KEYS>(s, p, span, head_bias, block_row, column);
-            multiply_rows(g, buffer, a2, a2_at.row, rows, b2_tile, b2_at.row, left, p.width);
+            multiply_rows(g, shared, a2, a2_at.row, rows, b2_tile, b2_at.row, left, p.width);
             if (dropout.threshold >= 0) {
-                const Word row = (Word(tile.sequence) * p.heads + head) * p.queries + (KEYS ? column : block_row);
-                draw_bits<KEYS>(buffer, p, dropout, row * p.keys + (KEYS ? block_row : column));
-                drop<KEYS>(g, buffer, 1 / kept);
+                const Word row = (Word(block.sequence) * p.heads + head) * p.queries +
+                                 (KEYS ? column : block_row);
+                draw_keep_mask<KEYS>(shared, p, dropout,
+                                     row * p.keys + (KEYS ? block_row : column));
+                apply_dropout<KEYS>(g, shared, inverse_keep);
             }
-            #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const int row = threadIdx.x / 16 * 4 + i, other = threadIdx.x % 16 + 16 * j;
-                    const int query = KEYS ? column + other : block_row + row;
-                    const Sums<T> sum = query < span.queries ? head_sums[query] : Sums<T>{infinity<T>(), 0};
-                    s[i][j] = exp(s[i][j] - sum.logarithm);
-                    g[i][j] = s[i][j] * (g[i][j] - sum.delta);
-                }
-            if (KEYS && dropout.threshold >= 0) drop<KEYS>(s, buffer, 1 / kept);
-            accumulate(sum1, buffer, g, b1_tile + piece, b1_at.row, left, p.width - piece);
-            if (KEYS) accumulate(sum2, buffer, s, b2_tile + piece, b2_at.row, left, p.width - piece);
+            for_scores([&](int i, int j, int row, int other) {
+                const int query = KEYS ? column + other : block_row + row;
+                const RowStatistics<T> own = query < span.queries
+                    ? head_sums[query] : RowStatistics<T>{infinity<T>(), 0};
+                s[i][j] = exp(s[i][j] - own.logsumexp);
+                g[i][j] = s[i][j] * (g[i][j] - own.delta);
+            });
+            if (KEYS && dropout.threshold >= 0) apply_dropout<KEYS>(s, shared, inverse_keep);
+            accumulate(sum1, shared, g, b1_tile + piece, b1_at.row, left, p.width - piece);
+            if (KEYS)
+                accumulate(sum2, shared, s, b2_tile + piece, b2_at.row, left, p.width - piece);
         }
     }
-    d1 += place(d1_at, tile.sequence, tile.head, a_start) + piece;
+    d1 += place(d1_at, block.sequence, block.head, a_start) + piece;
     store_rows(d1, d1_at.row, rows, p.width - piece, sum1, T(p.scale));
     if (KEYS) {
-        d2 += place(p.dv, tile.sequence, tile.head, a_start) + piece;
+        d2 += place(p.dv, block.sequence, block.head, a_start) + piece;
         store_rows(d2, p.dv.row, rows, p.width - piece, sum2, T(1));
     }
 }
 
-// What backward needs of each query, beside each other: the logarithm of its sum, for 16 bits to the
-// base 2, and delta = dy . y. Arrays (batch, heads, queries, width); 8 lanes a row.
+// What backward needs of each query, beside each other: the logsumexp of its sum, for 16 bits to
+// the base 2, and delta = dy . y. Arrays (batch, heads, queries, width); 8 lanes a row.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
-attention_backward_rows(Sums<Compute<T>>* __restrict__ sums, const T* __restrict__ y,
+attention_backward_rows(RowStatistics<Compute<T>>* __restrict__ sums, const T* __restrict__ y,
                         const T* __restrict__ dy, const Compute<T>* __restrict__ logsumexp,
                         const __grid_constant__ Strides y_at, const __grid_constant__ Strides dy_at,
                         int batch, int heads, int queries, int width, int aligned) {
-    const long long row = (blockIdx.x * 256ll + threadIdx.x) / 8;   // heads of one query beside each other
+    // heads of one query beside each other
+    const long long row = (blockIdx.x * 256ll + threadIdx.x) / 8;
     const int lane = threadIdx.x % 8, head = row % heads, query = row / heads % queries;
     const long long sequence = row / heads / queries;
     const bool valid = sequence < batch;
@@ -295,7 +314,8 @@ attention_backward_rows(Sums<Compute<T>>* __restrict__ sums, const T* __restrict
         }
     }
     #pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) delta += __shfl_xor_sync(0xffffffff, delta, offset);
+    for (int offset = 4; offset > 0; offset /= 2)
+        delta += __shfl_xor_sync(0xffffffff, delta, offset);
     if (!valid || lane != 0) return;
     const long long place = (sequence * heads + head) * queries + query;
     sums[place] = {logsumexp[place] * (sizeof(T) == 2 ? Compute<T>(LOG2_E) : Compute<T>(1)), delta};

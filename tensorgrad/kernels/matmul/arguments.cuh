@@ -1,38 +1,38 @@
-// What the kernels for matrix products share: the problem, the order of the tiles, and what happens
-// to a result on its way to memory.
+// What the tiled matrix products share: their arguments, the order of the tiles, and the epilogue.
 #pragma once
 constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "elementwise.cuh"
 #include "types.cuh"
 
 // Filled in by kernels/matmul/tiled.py. Distances are in elements.
-struct Operand {
+struct MatmulOperand {
     const void* data;
     long long batch, row, column;
 };
-struct Problem {
-    Operand a, b;               // (rows, width) and (width, columns)
+struct MatmulArguments {
+    MatmulOperand a, b;               // (rows, width) and (width, columns)
     void* y;                    // (batch, rows, columns) in C order, as are all but the bias
     const void* bias;           // (columns,), or null
-    void* before_gelu;          // or null: what GELU is taken of is not kept
+    void* before_gelu;          // or null: the input of GELU is not stored
     const void* residual;       // or null
-    const void* gelu_of;        // or null: y is not multiplied with the slope of GELU there
+    const void* gelu_of;        // or null: else y is multiplied with the derivative of GELU there
     int rows, width, columns;
     int a_vectors, b_vectors;   // whether the contiguous axis is aligned pieces of 16 bytes
-    int y_vectors;              // and those of 8 elements of y, what lies like y, and the bias
-    int wide;                   // y and what lies like y are of the compute type; else of type T
+    int y_vectors;              // and those of 8 elements of y, of arrays like y, and of the bias
+    int wide;                   // y and arrays like y are of the compute type; else of type T
     int bias_wide;              // the bias too
     int add;                    // y += instead of y =
     int gelu;
 };
 
-struct Tile {
+struct OutputTile {
     int batch, row, column;   // of its first element
 };
 
-// The tile of this block. Blocks that run at the same time take a patch of GROUP rows of tiles: what
-// they read stays in the L2 cache.
-template <int ROWS, int COLUMNS> __device__ inline Tile tile_of_block(const Problem& p) {
+// The tile of this block (threadblock swizzle): blocks that run at the same time take GROUP rows of
+// tiles, so that what they read stays in the L2 cache.
+template <int ROWS, int COLUMNS>
+__device__ inline OutputTile tile_of_block(const MatmulArguments& p) {
     constexpr int GROUP = 8;
     const int tall = (p.rows + ROWS - 1) / ROWS, broad = (p.columns + COLUMNS - 1) / COLUMNS;
     const int batch = blockIdx.x / (tall * broad), index = blockIdx.x - batch * tall * broad;
@@ -42,22 +42,25 @@ template <int ROWS, int COLUMNS> __device__ inline Tile tile_of_block(const Prob
 }
 
 // x += N elements in a row of type S.
-template <typename S, int N, typename C> __device__ inline void add_elements(C (&x)[N], const void* p, size_t place) {
+template <typename S, int N, typename C>
+__device__ inline void add_elements(C (&x)[N], const void* p, size_t place) {
     const Vec<S, N> v = load<N>(static_cast<const S*>(p) + place);
     #pragma unroll
     for (int i = 0; i < N; ++i) x[i] += to_compute(v.values[i]);
 }
-template <typename S, int N, typename C> __device__ inline void store_elements(void* p, size_t place, const C (&x)[N]) {
+template <typename S, int N, typename C>
+__device__ inline void store_elements(void* p, size_t place, const C (&x)[N]) {
     Vec<S, N> v;
     #pragma unroll
     for (int i = 0; i < N; ++i) v.values[i] = from_compute<S>(x[i]);
     store<N>(static_cast<S*>(p) + place, v);
 }
 
-// Everything that follows the product, for N elements of a row, in the compute type: rounded once, to the
-// type S of y, at the end.
+// The epilogue of N elements of a row, in the compute type: rounded once, to the type S of y, at
+// the end.
 template <typename S, typename T, int N, typename C>
-__device__ inline void finish_elements(const Problem& p, size_t place, int column, C (&x)[N]) {
+__device__ inline void epilogue_elements(const MatmulArguments& p, size_t place, int column,
+                                         C (&x)[N]) {
     if (p.add) add_elements<S>(x, p.y, place);
     if (p.bias && p.bias_wide) add_elements<C>(x, p.bias, column);
     else if (p.bias) add_elements<T>(x, p.bias, column);
@@ -77,7 +80,8 @@ __device__ inline void finish_elements(const Problem& p, size_t place, int colum
 
 // The same for N elements at `x`, of which those exist that lie in y.
 template <typename T, int N>
-__device__ inline void finish_piece(const Problem& p, int batch, int row, int column, const Compute<T>* x) {
+__device__ inline void epilogue_piece(const MatmulArguments& p, int batch, int row, int column,
+                                      const Compute<T>* x) {
     using C = Compute<T>;
     if (row >= p.rows) return;
     const bool narrow = sizeof(T) == 2 && !p.wide;
@@ -85,33 +89,29 @@ __device__ inline void finish_piece(const Problem& p, int batch, int row, int co
     if (p.y_vectors) {
         if (column >= p.columns) return;
         C all[N];
-        #pragma unroll
-        for (int i = 0; i < N; i += VECTOR<C>) {
-            const Vec<C> v = load<VECTOR<C>>(x + i);
-            #pragma unroll
-            for (int j = 0; j < VECTOR<C>; ++j) all[i + j] = v.values[j];
-        }
-        if (narrow) finish_elements<T, T>(p, place, column, all);
-        else finish_elements<C, T>(p, place, column, all);
+        load_all<N>(all, x);
+        if (narrow) epilogue_elements<T, T>(p, place, column, all);
+        else epilogue_elements<C, T>(p, place, column, all);
     } else {
         const int count = min(N, p.columns - column);
         #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             C one[1] = {x[i]};
-            if (narrow) finish_elements<T, T>(p, place + i, column + i, one);
-            else finish_elements<C, T>(p, place + i, column + i, one);
+            if (narrow) epilogue_elements<T, T>(p, place + i, column + i, one);
+            else epilogue_elements<C, T>(p, place + i, column + i, one);
         }
     }
 }
 
-// A warp finishes ROWS x COLUMNS results that lie in shared memory: each thread 8 columns of a row at
-// a time, so that whole 32-byte sectors are written. The loop stays a loop: unrolled, this code would
-// not fit the instruction cache.
+// The epilogue of ROWS x COLUMNS results of a warp in shared memory: each thread 8 columns of a row
+// at a time, so that whole 32-byte sectors are written. Not unrolled: it would not fit the
+// instruction cache.
 template <typename T, int ROWS, int COLUMNS, int PITCH>
-__device__ inline void finish_rows(const Problem& p, int batch, int row, int column, const Compute<T>* from) {
+__device__ inline void epilogue_rows(const MatmulArguments& p, int batch, int row, int column,
+                                     const Compute<T>* from) {
     constexpr int PIECE = 8, ACROSS = COLUMNS / PIECE;
     const int lane = threadIdx.x % 32, own = lane % ACROSS * PIECE;
     #pragma unroll 1
     for (int r = lane / ACROSS; r < ROWS; r += 32 / ACROSS)
-        finish_piece<T, PIECE>(p, batch, row + r, column + own, from + r * PITCH + own);
+        epilogue_piece<T, PIECE>(p, batch, row + r, column + own, from + r * PITCH + own);
 }

@@ -4,26 +4,37 @@
 // A block computes a tile of y: 128 x 256 with 8 warps or, where there is too little work for such
 // tiles, 64 x 64 with 4. It copies 128 bytes of terms of each row of a and column of b at a time to
 // shared memory, up to three copies ahead of the arithmetic, in lines as they lie in global memory,
-// the 16-byte pieces of a line permuted so that the eight that ldmatrix reads at once lie in different
-// banks. A warp computes 64 x 64 (or 32 x 32) of the tile: 8 ldmatrix for 32 products of 16 x 8 x 16, and while
-// those run, the operands of the next come in.
+// the 16-byte pieces of a line permuted so that the eight that ldmatrix reads at once lie in
+// different banks. A warp computes 64 x 64 (or 32 x 32) of the tile: 8 ldmatrix for 32 products of
+// 16 x 8 x 16, and while those run, the operands of the next come in.
 //
 // Each y is written once, with =, or += where the problem says so.
 //
 // An operand must be contiguous along one axis and aligned to 16 bytes along the other; anything
 // else is read element by element, which is several times slower.
 //
+// The naive kernel, a thread for y[i][j]:
+//
+//   float sum = 0;
+//   for (int k = 0; k < width; ++k) sum += a[i][k] * b[k][j];
+//   y[i][j] = sum;
+//
+// Phases: prologue (load the first tiles); mainloop, for each step of a tile of terms (load a part
+// of another, ldmatrix of the next step, mma of this one); epilogue (by way of shared memory,
+// epilogue_rows).
+//
 // where: FLAG = true | false
 // instantiate: matmul_mma<{__half | __nv_bfloat16 | float}, {FLAG}, {FLAG}, {4, 64 | 2, 32}>
 #include "ampere.cuh"
+#include "fragment.cuh"
 #include "matmul/arguments.cuh"
 
 constexpr int STEPS = 4;          // products along the terms of one tile in shared memory
 constexpr int LINE = 32 * STEPS;  // bytes of terms of each row and column there
 
-// A tile of one operand in shared memory: LENGTH rows of a (or columns of b) by LINE bytes of terms.
-// ALONG_TERMS: a line in memory holds the terms of one row of a; else one term of all rows.
-template <typename T, int LENGTH, bool ALONG_TERMS> struct Layout {
+// A tile of one operand in shared memory: LENGTH rows of a (or columns of b) by LINE bytes of
+// terms. ALONG_TERMS: a line in memory holds the terms of one row of a; else one term of all rows.
+template <typename T, int LENGTH, bool ALONG_TERMS> struct MmaTileLayout {
     static constexpr int PIECE = 16 / sizeof(T), TERMS = LINE / sizeof(T);
     static constexpr int LINES = ALONG_TERMS ? LENGTH : TERMS;
     static constexpr int PIECES = (ALONG_TERMS ? TERMS : LENGTH) / PIECE;   // in a line; 8 or more
@@ -31,22 +42,27 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct Layout {
 
     __device__ static int offset(int line, int piece) {
         // Floats across lines are read word by word, four lines and two pieces at once.
-        const int turn = sizeof(T) == 4 && !ALONG_TERMS ? line * 2 : line;
-        return (line * PIECES + (piece ^ (turn & 7))) * 16;
+        const int swizzle = sizeof(T) == 4 && !ALONG_TERMS ? line * 2 : line;
+        return (line * PIECES + (piece ^ (swizzle & 7))) * 16;
     }
 
-    // Operand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the products of
-    // `step`. Word 2 t + h has half t of the terms and half h of the rows; for b, word 2 h + t.
-    template <bool B> __device__ static void read(unsigned (&x)[4], unsigned tile, int start, int i, int step) {
+    // MatmulOperand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the
+    // products of `step`. Word 2 t + h has half t of the terms and half h of the rows; for b, word
+    // 2 h + t.
+    template <bool B>
+    __device__ static void read(unsigned (&x)[4], unsigned tile, int start, int i, int step) {
         const int lane = threadIdx.x % 32;
-        const int low = lane / 8 % 2, high = lane / 16;   // the bits of the matrix that this lane names
+        // the bits of the matrix that this lane names
+        const int low = lane / 8 % 2, high = lane / 16;
         const int term = B ? low : high, half = B ? high : low;
         if constexpr (ALONG_TERMS)
-            load_matrices(x, tile + offset(start + i * 16 + half * 8 + lane % 8, step * 2 + term));
+            ldmatrix(x, tile + offset(start + i * 16 + half * 8 + lane % 8, step * 2 + term));
         else if constexpr (sizeof(T) == 2)
-            load_matrices_transposed(x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + i * 2 + half));
+            ldmatrix_transposed(
+                x, tile + offset(step * 16 + term * 8 + lane % 8, start / 8 + i * 2 + half));
         else {   // offset() spelled out, so that the compiler sees four addresses and constants
-            const unsigned from = tile + (lane % 4 * PIECES + start / 4 + i / 2 * 8) * 16 + lane / 4 % 4 * 4;
+            const unsigned from = tile + (lane % 4 * PIECES + start / 4 + i / 2 * 8) * 16 +
+                                  lane / 4 % 4 * 4;
             #pragma unroll
             for (int w = 0; w < 4; ++w) {
                 const int t = B ? w % 2 : w / 2, h = B ? w / 2 : w % 2;
@@ -61,10 +77,10 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct Layout {
     }
 };
 
-// Copies such tiles, one along the terms after the other, each in STEPS parts. The operand is seen as
-// `length` rows of `width` terms, with the distances `step` from row to row and `term_step`.
-template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
-    using Place = Layout<T, LENGTH, ALONG_TERMS>;
+// Copies such tiles, one along the terms after the other, each in STEPS parts. The operand is seen
+// as `length` rows of `width` terms, with the distances `step` from row to row and `term_step`.
+template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoader {
+    using Place = MmaTileLayout<T, LENGTH, ALONG_TERMS>;
     static constexpr int PASS = THREADS / Place::PIECES;   // lines at a time
     static constexpr int PASSES = Place::LINES / PASS;
 
@@ -73,7 +89,8 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
     int line, piece, left, width;
     bool vectors;
 
-    __device__ Loader(const T* data, long long step, long long term_step, int start, int length, int width, bool vectors)
+    __device__ MmaLoader(const T* data, long long step, long long term_step, int start, int length,
+                         int width, bool vectors)
         : line_step(ALONG_TERMS ? step : term_step), element_step(ALONG_TERMS ? term_step : step),
           tile_step(Place::TERMS * term_step), width(width), vectors(vectors) {
         line = threadIdx.x / Place::PIECES;
@@ -98,12 +115,13 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
         #pragma unroll
         for (int i = 0; i < PASSES / STEPS; ++i) {
             const int pass = part * (PASSES / STEPS) + i;
-            copy_async<16>(place(tile, pass), from + pass * PASS * line_step,
+            cp_async<16>(place(tile, pass), from + pass * PASS * line_step,
                            rows_left(pass) > 0 && terms_left(first, pass) > 0);
         }
     }
 
-    // The whole tile, element by element. Not unrolled: it would push the loop out of the instruction cache.
+    // The whole tile, element by element. Not unrolled: it would push the loop out of the
+    // instruction cache.
     __device__ void gather(unsigned tile, int first) const {
         #pragma unroll 1
         for (int pass = 0; pass < PASSES; ++pass) {
@@ -112,10 +130,12 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
             const int exist = min(rows, terms) > 0 ? (ALONG_TERMS ? terms : rows) : 0;
             Vec<T> v;
             #pragma unroll
-            for (int i = 0; i < Place::PIECE; ++i, source += element_step) v.values[i] = i < exist ? *source : T(0.f);
+            for (int i = 0; i < Place::PIECE; ++i, source += element_step)
+                v.values[i] = i < exist ? *source : T(0.f);
             const int4 bits = reinterpret_cast<const int4&>(v);
             asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-                         :: "r"(place(tile, pass)), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w) : "memory");
+                         :: "r"(place(tile, pass)), "r"(bits.x), "r"(bits.y), "r"(bits.z),
+                            "r"(bits.w) : "memory");
         }
     }
 
@@ -124,26 +144,28 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct Loader {
 
 // Until at most `stages` - 2 tiles are on their way, of 2, 3 or 4 stages.
 __device__ inline void wait_for_tile(int stages) {
-    if (stages == 4) copy_wait<2>();
-    else if (stages == 3) copy_wait<1>();
-    else copy_wait<0>();
+    if (stages == 4) cp_async_wait<2>();
+    else if (stages == 3) cp_async_wait<1>();
+    else cp_async_wait<0>();
 }
 
-// `stages` is how many tiles of both operands the shared memory has room for.
+// stages: of the pipeline, as many tiles of both operands as shared memory holds.
 template <typename T, bool A_ALONG_TERMS, bool B_ALONG_TERMS, int WARPS, int SIZE>
-__global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constant__ Problem p, int stages) {
+__global__ void __launch_bounds__(64 * WARPS, 1)
+    matmul_mma(const __grid_constant__ MatmulArguments p, int stages) {
     constexpr int THREADS = 64 * WARPS, ROWS = 2 * SIZE, COLUMNS = WARPS * SIZE;
-    constexpr int TALL = SIZE / 16, BROAD = SIZE / 8;   // products that make up what a warp computes
-    using A = Layout<T, ROWS, A_ALONG_TERMS>;
-    using B = Layout<T, COLUMNS, B_ALONG_TERMS>;
+    // products that make up what a warp computes
+    constexpr int TALL = SIZE / 16, BROAD = SIZE / 8;
+    using A = MmaTileLayout<T, ROWS, A_ALONG_TERMS>;
+    using B = MmaTileLayout<T, COLUMNS, B_ALONG_TERMS>;
     extern __shared__ __align__(128) unsigned char memory[];
-    const unsigned tiles = to_shared(memory);
+    const unsigned tiles = shared_address(memory);
 
-    const Tile tile = tile_of_block<ROWS, COLUMNS>(p);
-    Loader<T, ROWS, A_ALONG_TERMS, THREADS> load_a(
+    const OutputTile tile = tile_of_block<ROWS, COLUMNS>(p);
+    MmaLoader<T, ROWS, A_ALONG_TERMS, THREADS> load_a(
         static_cast<const T*>(p.a.data) + tile.batch * p.a.batch, p.a.row, p.a.column,
         tile.row, p.rows, p.width, p.a_vectors);
-    Loader<T, COLUMNS, B_ALONG_TERMS, THREADS> load_b(
+    MmaLoader<T, COLUMNS, B_ALONG_TERMS, THREADS> load_b(
         static_cast<const T*>(p.b.data) + tile.batch * p.b.batch, p.b.column, p.b.row,
         tile.column, p.columns, p.width, p.b_vectors);
     const int count = (p.width + A::TERMS - 1) / A::TERMS;
@@ -160,7 +182,7 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
         if (part == STEPS - 1) {
             load_a.advance();
             load_b.advance();
-            copy_commit();
+            cp_async_commit();
         }
     };
     #pragma unroll 1
@@ -168,7 +190,8 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
         #pragma unroll
         for (int part = 0; part < STEPS; ++part) copy(i, i, part);
 
-    float sums[TALL][BROAD][4] = {};
+    Fragment<TALL, SIZE> sums;
+    sums.clear();
     unsigned a[2][TALL][4], b[2][BROAD / 2][4];
     const auto read = [&](int set, int stage, int step) {
         const unsigned from = tiles + stage * (A::BYTES + B::BYTES);
@@ -197,30 +220,28 @@ __global__ void __launch_bounds__(64 * WARPS, 1) matmul_mma(const __grid_constan
             for (int i = 0; i < TALL; ++i)
                 #pragma unroll
                 for (int j = 0; j < BROAD; ++j)
-                    multiply<T>(sums[i][j], a[step % 2][i], b[step % 2][j / 2][j % 2 * 2], b[step % 2][j / 2][j % 2 * 2 + 1]);
+                    mma<T>(sums.block(i, j), a[step % 2][i], b[step % 2][j / 2][j % 2 * 2],
+                           b[step % 2][j / 2][j % 2 * 2 + 1]);
         }
         free = stage;
         stage = next;
     }
 
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();
-    constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages have room for
+    constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages hold
     float* const rows = reinterpret_cast<float*>(memory) + warp * HALF * PITCH;
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
         #pragma unroll
-        for (int i = 0; i < TALL / 2; ++i)
+        for (int h = 0; h < TALL; ++h)
             #pragma unroll
-            for (int j = 0; j < BROAD; ++j)
-                #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const float* two = sums[half * TALL / 2 + i][j] + h * 2;
-                    *reinterpret_cast<float2*>(rows + (i * 16 + h * 8 + lane / 4) * PITCH + j * 8 + lane % 4 * 2) =
-                        make_float2(two[0], two[1]);
-                }
+            for (int c = 0; c < SIZE; c += 8)
+                *reinterpret_cast<float2*>(rows + sums.row_of(h) * PITCH + sums.column_of(c)) =
+                    make_float2(sums.at(half * TALL + h, c), sums.at(half * TALL + h, c + 1));
         __syncwarp();
-        finish_rows<T, HALF, SIZE, PITCH>(p, tile.batch, tile.row + warp_row + half * HALF, tile.column + warp_column, rows);
+        epilogue_rows<T, HALF, SIZE, PITCH>(p, tile.batch, tile.row + warp_row + half * HALF,
+                                            tile.column + warp_column, rows);
         __syncwarp();
     }
 }

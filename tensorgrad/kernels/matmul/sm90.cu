@@ -1,20 +1,33 @@
-// Matrix products of 16 bits on Hopper, with what follows them. y is written with =, or with += where
-// it is float.
+// Matrix products of 16 bits on Hopper, with an epilogue. y is written with =, or with += where it
+// is float.
 //
 //   y = a b + bias + residual, or y = gelu(a b + bias), or y = (a b) gelu'(pre)
 //
-// A block computes tiles of 128 x N sums in the registers of two warpgroups, 64 rows each. The copy
-// engine brings 64 columns of a and 64 rows of b at a time into a ring of stages in shared memory, from
-// where the tensor cores read them; two blocks below each other share the columns of b. Meanwhile the
-// last tile leaves: its sums are rounded into shared memory, and other warps send them to memory, take
-// GELU of them, and bring what the next tile needs beside its sums. Blocks stay and take tile after tile,
-// in bands of rows, so that what the blocks of the chip read at one time is in the L2 cache.
+// A persistent block computes tiles of 128 x N sums in the registers of two consumer warpgroups, 64
+// rows each. A producer warp has TMA load 64 columns of a and 64 rows of b at a time into a
+// pipeline of stages in shared memory, from where wgmma reads them; two blocks of a cluster, one
+// below the other, load the columns of b by multicast. Meanwhile the epilogue of the last tile
+// runs: its sums are rounded into shared memory, and epilogue warps store them by TMA, take GELU of
+// them, and load the residual or pre of the next tile. The tile scheduler goes through the tiles in
+// bands of rows, so that what the blocks of the GPU read at one time is in the L2 cache.
 //
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
 // occupies the tensor cores for 1,024 clocks. N = 128 is for few tiles; where there are fewer still
-// than multiprocessors and K is long, each cluster adds up a share of K, and matmul_sum the parts.
-// Which cluster computes a tile depends on time, the result does not.
+// than multiprocessors and K is long, the work is split along K (stream-K): each cluster does the
+// same number of steps, and matmul_sum adds up the parts. Which cluster computes a tile depends on
+// time, the result does not.
+//
+// The naive kernel, a thread for y[i][j]:
+//
+//   float sum = 0;
+//   for (int k = 0; k < terms; ++k) sum += a[i][k] * b[k][j];
+//   y[i][j] = gelu(sum + bias[j]);
+//
+// Phases. Producer: for each work tile, load its stages. Epilogue warps: open the boxes for the
+// next tile (load residual or pre), wait for sums, store them, GELU, store that. Consumers:
+// mainloop (wait for a stage, wgmma, release the stage before); epilogue (bias, residual or pre,
+// round into boxes).
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
@@ -25,234 +38,263 @@
 // instantiate: matmul_sum<{float | __half | __nv_bfloat16}>
 #include "matmul/sm90.cuh"
 
-constexpr int HELPER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // of a thread, of 65,536 in all
-constexpr int HELPERS = 3, CONSUMERS = 8, TIMES = 3;   // warps that write, warps that compute, and for how many
+constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // of a thread, of 65,536 in all
+// An epilogue warp stores the sums of every third consumer warp.
+constexpr int EPILOGUE_WARPS = 3, CONSUMER_WARPS = 8, CONSUMERS_EACH = 3;
 
-// Shared memory of a block: the ring, boxes for the 16 rows of each consumer's warp, its bias.
-template <int N> struct Rooms {
+// Shared memory of a block: the stages, boxes for the 16 rows of each consumer warp, its bias.
+template <int N> struct SharedStorage {
     static constexpr int STAGES = N == 256 ? 3 : 5, BOXES = N / 64;
     static constexpr int A_BYTES = M * K * 2, B_BYTES = N * K * 2;
-    unsigned char a[STAGES][A_BYTES], b[STAGES][B_BYTES], boxes[CONSUMERS][BOXES][BOX_BYTES];
-    float bias[CONSUMERS][N];
+    unsigned char a[STAGES][A_BYTES], b[STAGES][B_BYTES], boxes[CONSUMER_WARPS][BOXES][BOX_BYTES];
+    float bias[CONSUMER_WARPS][N];
 };
 
-// CLUSTER blocks are below each other. *_COLUMNS: memory goes along the rows of a, the columns of b
-// rather than along the terms. beside: residual or pre, as y.
-template <typename T, Ending ENDING, int N, int CLUSTER, bool A_COLUMNS, bool B_COLUMNS>
+// The CLUSTER blocks of a cluster are one below the other. *_COLUMNS: the contiguous axis is that
+// of the rows of a, the columns of b, not that of the terms. beside: residual or pre, of the shape
+// of y.
+template <typename T, Epilogue EPILOGUE, int N, int CLUSTER, bool A_COLUMNS, bool B_COLUMNS>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * 3, 1)
 matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap beside_map,
        const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-       const __grid_constant__ Product p, unsigned* taken) {
-    using Room = Rooms<N>;
-    constexpr int STAGES = Room::STAGES, BOXES = Room::BOXES;
-    constexpr int WIDTH = ENDING == WIDE ? 32 : 64, TURNS = N / WIDTH / BOXES;   // columns of a box
+       const __grid_constant__ MatmulSm90Arguments p, unsigned* taken) {
+    using Storage = SharedStorage<N>;
+    constexpr int STAGES = Storage::STAGES, BOXES = Storage::BOXES;
+    // columns of a box
+    constexpr int WIDTH = EPILOGUE == WIDE ? 32 : 64, PASSES = N / WIDTH / BOXES;
     extern __shared__ unsigned char raw[];
-    Room& room = *reinterpret_cast<Room*>(raw + (-shared_address(raw) & 1023));
-    // Of the stages; and of the boxes of a consumer's warp: may be filled, were filled, have pre.
-    __shared__ Barrier full[STAGES], empty[STAGES], open[CONSUMERS], filled[CONSUMERS], brought[CONSUMERS];
-    __shared__ Tickets tickets;
-    const int rank = CLUSTER == 1 ? 0 : rank_in_cluster();
+    Storage& storage = *reinterpret_cast<Storage*>(raw + (-shared_address(raw) & 1023));
+    // Of the stages; and of the boxes of a consumer warp: may be filled, were filled, have pre.
+    __shared__ Mbarrier full[STAGES], empty[STAGES], open[CONSUMER_WARPS], filled[CONSUMER_WARPS],
+        brought[CONSUMER_WARPS];
+    __shared__ ClusterTileQueue queue;
+    const int rank = CLUSTER == 1 ? 0 : cluster_rank();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(1);
-            empty[s].init(2 * CLUSTER);   // the consumers of all blocks that wait for the tiles
+            empty[s].init(2 * CLUSTER);   // the consumer warpgroups of all blocks of the cluster
         }
-        for (int w = 0; w < CONSUMERS; ++w) {
-            open[w].init(ENDING == GELU_BACKWARD ? 32 : 1);
+        for (int w = 0; w < CONSUMER_WARPS; ++w) {
+            open[w].init(EPILOGUE == GELU_BACKWARD ? 32 : 1);
             filled[w].init(1);
             brought[w].init(1);
         }
-        tickets.init(CLUSTER * (HELPERS + CONSUMERS) + CLUSTER - 1);
-        publish_barriers();
+        queue.init(CLUSTER * (EPILOGUE_WARPS + CONSUMER_WARPS) + CLUSTER - 1);
+        fence_mbarrier_init();
     }
     if (CLUSTER == 1) __syncthreads(); else cluster_sync();
 
-    const int tile_rows = (p.rows + M * CLUSTER - 1) / (M * CLUSTER), tile_columns = (p.columns + N - 1) / N;
-    Schedule<CLUSTER> schedule(p, tickets, taken, tile_rows * tile_columns * p.matrices, blockIdx.x / CLUSTER,
-                               gridDim.x / CLUSTER);
-    auto spot_at = [&](int tile) { return spot_of<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank); };
-    Piece piece;
+    const int tile_rows = (p.rows + M * CLUSTER - 1) / (M * CLUSTER),
+              tile_columns = (p.columns + N - 1) / N;
+    TileScheduler<CLUSTER> scheduler(p, queue, taken, tile_rows * tile_columns * p.matrices,
+                                     blockIdx.x / CLUSTER, gridDim.x / CLUSTER);
+    auto origin_at = [&](int tile) {
+        return tile_origin<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank);
+    };
+    WorkTile work;
     const int group = uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
     const int warp = uniform(thread / 32), lane = thread % 32;
 
     if (group < 0) {
-        give_registers<HELPER_REGISTERS>();
-        if (warp == HELPERS) {   // loads
-            Place<STAGES> at;
-            while (lane == 0 && (rank == 0 ? schedule.take(piece) : schedule.next_of_thread(piece))) {
-                const Spot spot = spot_at(piece.tile);
-                const int a_matrix = spot.matrix * p.a_step, b_matrix = spot.matrix * p.b_step;
-                for (int k = piece.begin * K; k < piece.end * K; k += K) {
-                    Barrier& arrived = full[at.stage];
+        setmaxnreg_decrease<PRODUCER_REGISTERS>();
+        if (warp == EPILOGUE_WARPS) {   // producer
+            PipelineState<STAGES> at;
+            while (lane == 0 &&
+                   (rank == 0 ? scheduler.take(work) : scheduler.next_of_thread(work))) {
+                const TileOrigin origin = origin_at(work.tile);
+                const int a_matrix = origin.matrix * p.a_step, b_matrix = origin.matrix * p.b_step;
+                for (int k = work.begin * K; k < work.end * K; k += K) {
+                    Mbarrier& arrived = full[at.stage];
                     empty[at.stage].wait(at.parity ^ 1);
-                    arrived.arrive_and_expect(Room::A_BYTES + Room::B_BYTES);
+                    arrived.arrive_expect_tx(Storage::A_BYTES + Storage::B_BYTES);
                     if (A_COLUMNS) {
                         for (int i = 0; i < M; i += 64)
-                            copy_box(room.a[at.stage] + i * SWIZZLE, a_map, arrived, spot.row + i, k, a_matrix, 0);
+                            tma_load(storage.a[at.stage] + i * SWIZZLE, a_map, arrived,
+                                     origin.row + i, k, a_matrix, 0);
                     } else {
-                        copy_box(room.a[at.stage], a_map, arrived, k, spot.row, a_matrix, 0);
+                        tma_load(storage.a[at.stage], a_map, arrived, k, origin.row, a_matrix, 0);
                     }
                     constexpr int COLUMNS = B_COLUMNS ? 64 : 128;   // at a time
                     #pragma unroll
                     for (int i = 0; i < N / CLUSTER; i += COLUMNS) {
-                        const int first = rank * (N / CLUSTER) + i, n = spot.column + first;
-                        void* to = room.b[at.stage] + first * SWIZZLE;
+                        const int first = rank * (N / CLUSTER) + i, n = origin.column + first;
+                        void* to = storage.b[at.stage] + first * SWIZZLE;
                         const int x = B_COLUMNS ? n : k, y = B_COLUMNS ? k : n;
-                        if (CLUSTER == 1) copy_box(to, b_map, arrived, x, y, b_matrix, 0);
-                        else copy_box_to((1 << CLUSTER) - 1, to, b_map, arrived, x, y, b_matrix, 0);
+                        if (CLUSTER == 1) tma_load(to, b_map, arrived, x, y, b_matrix, 0);
+                        else
+                            tma_load_multicast((1 << CLUSTER) - 1, to, b_map, arrived, x, y,
+                                               b_matrix, 0);
                     }
                     at.next();
                 }
             }
-        } else {   // write, each warp for every third one of the consumers
-            const bool beside = ENDING == GELU_BACKWARD || (ENDING == NARROW && p.residual);
+        } else {   // epilogue warps
+            const bool beside = EPILOGUE == GELU_BACKWARD || (EPILOGUE == NARROW && p.residual);
             unsigned parity = 0, brought_parity = 0;
-            // Opens the boxes of warp w for the next tile, with what belongs beside its sums.
-            auto prepare = [&](int w, const Spot& spot) {
+            // Open the boxes of warp w for the next tile, with its residual or pre.
+            auto prepare = [&](int w, const TileOrigin& origin) {
                 if (lane > 0) return;
                 if (!beside) { open[w].arrive(); return; }
-                Barrier& arrived = ENDING == GELU_BACKWARD ? brought[w] : open[w];
-                arrived.arrive_and_expect(BOXES * BOX_BYTES);
+                Mbarrier& arrived = EPILOGUE == GELU_BACKWARD ? brought[w] : open[w];
+                arrived.arrive_expect_tx(BOXES * BOX_BYTES);
                 for (int c = 0; c < BOXES; ++c)
-                    copy_box(room.boxes[w][c], beside_map, arrived, spot.column + c * 64, spot.row + w * 16,
-                             spot.matrix, 0);
+                    tma_load(storage.boxes[w][c], beside_map, arrived, origin.column + c * 64,
+                             origin.row + w * 16, origin.matrix, 0);
             };
-            bool more = schedule.next(piece);
+            bool more = scheduler.next(work);
             if (more)
-                for (int w = warp; w < CONSUMERS; w += HELPERS) prepare(w, spot_at(piece.tile));
+                for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS)
+                    prepare(w, origin_at(work.tile));
             while (more) {
-                if (ENDING == GELU_BACKWARD) {   // pre becomes slopes, in its place
+                if (EPILOGUE == GELU_BACKWARD) {   // pre becomes gelu'(pre), in place
                     #pragma unroll 1
-                    for (int w = warp; w < CONSUMERS; w += HELPERS) {
+                    for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS) {
                         brought[w].wait(brought_parity);
-                        gelu_in_boxes<T, true>(room.boxes[w]);
+                        gelu_in_boxes<T, true>(storage.boxes[w]);
                         open[w].arrive();   // each lane has written
                     }
                     brought_parity ^= 1;
                 }
-                const Spot spot = spot_at(piece.tile);
-                // Parts of sums go to as many results as there are slabs, and one more.
-                const int part = p.share ? (piece.begin + p.share - 1) / p.share : 0;
-                more = schedule.next(piece);
-                const Spot next = spot_at(piece.tile);
+                const TileOrigin origin = origin_at(work.tile);
+                // Split along K, the parts of sums go to as many results as there are slabs, and
+                // one more.
+                const int part = p.split_steps ? (work.begin + p.split_steps - 1) / p.split_steps
+                                               : 0;
+                more = scheduler.next(work);
+                const TileOrigin next = origin_at(work.tile);
                 #pragma unroll 1
-                for (int turn = 0; turn < TURNS; ++turn) {
+                for (int turn = 0; turn < PASSES; ++turn) {
                     auto send = [&](const TensorMap& map, int w) {   // lane 0
                         for (int c = 0; c < BOXES; ++c) {
-                            const int x = spot.column + (turn * BOXES + c) * WIDTH, row = spot.row + w * 16;
-                            if (ENDING == WIDE && p.add) add_box(map, room.boxes[w][c], x, row, spot.matrix, part);
-                            else send_box(map, room.boxes[w][c], x, row, spot.matrix, part);
+                            const int x = origin.column + (turn * BOXES + c) * WIDTH,
+                                      row = origin.row + w * 16;
+                            if (EPILOGUE == WIDE && p.add)
+                                tma_reduce_add(map, storage.boxes[w][c], x, row, origin.matrix,
+                                               part);
+                            else tma_store(map, storage.boxes[w][c], x, row, origin.matrix, part);
                         }
                     };
                     // A commit for each w, also where there is none: the waits count them.
                     #pragma unroll
-                    for (int i = 0; i < TIMES; ++i) {
-                        const int w = warp + i * HELPERS;
-                        if (w < CONSUMERS) filled[w].wait(parity);
+                    for (int i = 0; i < CONSUMERS_EACH; ++i) {
+                        const int w = warp + i * EPILOGUE_WARPS;
+                        if (w < CONSUMER_WARPS) filled[w].wait(parity);
                         if (lane > 0) continue;
-                        if (w < CONSUMERS && (ENDING != GELU || p.pre)) send(ENDING == GELU ? beside_map : y_map, w);
-                        boxes_commit();
+                        if (w < CONSUMER_WARPS && (EPILOGUE != GELU || p.pre))
+                            send(EPILOGUE == GELU ? beside_map : y_map, w);
+                        tma_store_commit();
                     }
                     #pragma unroll 1
-                    for (int i = 0; i < TIMES && ENDING == GELU; ++i) {
-                        const int w = warp + i * HELPERS;
-                        if (lane == 0) boxes_wait_read<TIMES - 1>();   // pre has left
+                    for (int i = 0; i < CONSUMERS_EACH && EPILOGUE == GELU; ++i) {
+                        const int w = warp + i * EPILOGUE_WARPS;
+                        // pre has been read
+                        if (lane == 0) tma_store_wait_read<CONSUMERS_EACH - 1>();
                         __syncwarp();
-                        if (w < CONSUMERS) gelu_in_boxes<T, false>(room.boxes[w]);
-                        publish_box();
+                        if (w < CONSUMER_WARPS) gelu_in_boxes<T, false>(storage.boxes[w]);
+                        fence_proxy_async();
                         __syncwarp();
                         if (lane > 0) continue;
-                        if (w < CONSUMERS) send(y_map, w);
-                        boxes_commit();
+                        if (w < CONSUMER_WARPS) send(y_map, w);
+                        tma_store_commit();
                     }
                     #pragma unroll
-                    for (int i = 0; i < TIMES; ++i) {
-                        const int w = warp + i * HELPERS;
-                        if (lane == 0) i == 0 ? boxes_wait_read<2>() : i == 1 ? boxes_wait_read<1>() : boxes_wait_read<0>();
-                        if (w < CONSUMERS && (more || turn + 1 < TURNS)) prepare(w, next);
+                    for (int i = 0; i < CONSUMERS_EACH; ++i) {
+                        const int w = warp + i * EPILOGUE_WARPS;
+                        if (lane == 0)
+                            i == 0   ? tma_store_wait_read<2>()
+                            : i == 1 ? tma_store_wait_read<1>()
+                                     : tma_store_wait_read<0>();
+                        if (w < CONSUMER_WARPS && (more || turn + 1 < PASSES)) prepare(w, next);
                     }
                     parity ^= 1;
                 }
             }
-            if (lane == 0) boxes_wait<0>();
+            if (lane == 0) tma_store_wait<0>();
         }
-    } else {   // compute
-        take_registers<CONSUMER_REGISTERS>();
+    } else {   // consumers
+        setmaxnreg_increase<CONSUMER_REGISTERS>();
         auto release = [&](int stage) {
             if (CLUSTER == 1) { if (thread == 0) empty[stage].arrive(); }
-            else if (thread < CLUSTER) empty[stage].arrive_at(thread);
+            else if (thread < CLUSTER) empty[stage].arrive_remote(thread);
         };
         const int w = group * 4 + warp;
-        Place<STAGES> at;
+        PipelineState<STAGES> at;
         unsigned parity = 0;
-        float sums[N / 2];
-        while (schedule.next(piece)) {
+        Fragment<1, N> sums;
+        while (scheduler.next(work)) {
             int before = 0;
-            for (int k = piece.begin; k < piece.end; ++k) {
-                const unsigned long long a = describe(room.a[at.stage] + group * 64 * SWIZZLE);
-                const unsigned long long b = describe(room.b[at.stage], K * SWIZZLE);
+            for (int k = work.begin; k < work.end; ++k) {
+                const unsigned long long a =
+                    wgmma_descriptor(storage.a[at.stage] + group * 64 * SWIZZLE);
+                const unsigned long long b = wgmma_descriptor(storage.b[at.stage], K * SWIZZLE);
                 full[at.stage].wait(at.parity);
-                pin(sums);
-                wgmma_begin();
+                fence_registers(sums.values);
+                wgmma_fence();
                 #pragma unroll
-                for (int i = 0; i < K / 16; ++i)   // 16 terms further: along the rows, or 16 rows on
+                // 16 terms further: along the rows, or 16 rows on
+                for (int i = 0; i < K / 16; ++i)
                     Wgmma<T, N>::template run<B_COLUMNS, A_COLUMNS>(
-                        sums, a + i * (A_COLUMNS ? SWIZZLE : 2), b + i * (B_COLUMNS ? SWIZZLE : 2),
-                        k > piece.begin || i > 0);
+                        sums.values, a + i * (A_COLUMNS ? SWIZZLE : 2),
+                        b + i * (B_COLUMNS ? SWIZZLE : 2), k > work.begin || i > 0);
                 wgmma_commit();
-                if (ENDING != GELU_BACKWARD && p.bias && k == piece.begin)   // while the tensor cores work
-                    copy_bias<T, N>(room.bias[w], p, spot_at(piece.tile).column);
+                // while the tensor cores work
+                if (EPILOGUE != GELU_BACKWARD && p.bias && k == work.begin)
+                    copy_bias<T, N>(storage.bias[w], p, origin_at(work.tile).column);
                 wgmma_wait<1>();
-                if (k > piece.begin) release(before);
+                if (k > work.begin) release(before);
                 before = at.stage;
                 at.next();
             }
             wgmma_wait<0>();
-            pin(sums);
+            fence_registers(sums.values);
             release(before);
 
             #pragma unroll
-            for (int turn = 0; turn < TURNS; ++turn) {
+            for (int turn = 0; turn < PASSES; ++turn) {
                 open[w].wait(parity);
-                if (turn == 0 && ENDING != GELU_BACKWARD && p.bias) {
+                if (turn == 0 && EPILOGUE != GELU_BACKWARD && p.bias) {
                     __syncwarp();
-                    add_bias(sums, room.bias[w]);
+                    add_bias(sums, storage.bias[w]);
                 }
                 #pragma unroll
                 for (int c = 0; c < BOXES; ++c) {
-                    float* own = sums + (turn * BOXES + c) * WIDTH / 2;
-                    unsigned char* box = room.boxes[w][c];
-                    if (ENDING == WIDE) {
+                    float* own = sums.values + (turn * BOXES + c) * WIDTH / 2;
+                    unsigned char* box = storage.boxes[w][c];
+                    if (EPILOGUE == WIDE) {
                         fill_box_wide(box, own);
                     } else {
-                        if (ENDING == GELU_BACKWARD) take_box<T, true>(own, box);
-                        else if (ENDING == NARROW && p.residual) take_box<T, false>(own, box);
+                        if (EPILOGUE == GELU_BACKWARD) combine_box<T, true>(own, box);
+                        else if (EPILOGUE == NARROW && p.residual) combine_box<T, false>(own, box);
                         fill_box<T>(box, own);
                     }
                 }
-                publish_box();
+                fence_proxy_async();
                 __syncwarp();
                 if (lane == 0) filled[w].arrive();
                 parity ^= 1;
             }
         }
     }
-    if (CLUSTER > 1) cluster_sync();   // what a block still copies or signals must find the other
+    if (CLUSTER > 1) cluster_sync();   // no block exits while another may still write to it
 }
 
 // y = or += the sum of the parts that matmul<T, WIDE> wrote of one product, in the order of K.
 template <typename Y>
 __global__ void __launch_bounds__(256)
 matmul_sum(Y* __restrict__ y, const float* __restrict__ parts, int tile_height, int tile_width,
-           const __grid_constant__ Product p) {
-    const long long size = (long long)p.rows * p.columns, index = (blockIdx.x * 256ll + threadIdx.x) * 4;
+           const __grid_constant__ MatmulSm90Arguments p) {
+    const long long size = (long long)p.rows * p.columns,
+                    index = (blockIdx.x * 256ll + threadIdx.x) * 4;
     if (index >= size) return;
     const int row = index / p.columns, column = index - (long long)row * p.columns;
     const int tile_rows = (p.rows + tile_height - 1) / tile_height;
     const int tile = column / tile_width * tile_rows + row / tile_height;
-    const int steps = (p.terms + K - 1) / K, slabs = steps / p.share, rest = steps - slabs * p.share;
+    const int steps = (p.terms + K - 1) / K, slabs = steps / p.split_steps,
+              rest = steps - slabs * p.split_steps;
     int count = slabs;
-    if (rest) count += 1 + (tile * rest / p.share != (tile * rest + rest - 1) / p.share);   // cut in two
+    // cut in two
+    if (rest)
+        count += 1 + (tile * rest / p.split_steps != (tile * rest + rest - 1) / p.split_steps);
     float sum[4] = {};
     for (int i = 0; i < count; ++i) {
         const Vec<float, 4> part = load<4>(parts + i * size + index);
@@ -262,6 +304,7 @@ matmul_sum(Y* __restrict__ y, const float* __restrict__ parts, int tile_height, 
     Vec<Y, 4> result = {};
     if (p.add) result = load<4>(y + index);
     #pragma unroll
-    for (int e = 0; e < 4; ++e) result.values[e] = Y(p.add ? float(result.values[e]) + sum[e] : sum[e]);
+    for (int e = 0; e < 4; ++e)
+        result.values[e] = Y(p.add ? float(result.values[e]) + sum[e] : sum[e]);
     store(y + index, result);
 }

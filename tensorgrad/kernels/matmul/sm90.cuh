@@ -1,155 +1,144 @@
-// What the kernel for matrix products on Hopper is made of: the order of its tiles, and the way of
-// results from an accumulator to memory.
+// The parts of the matrix product on Hopper: its tile scheduler and its epilogue.
 #pragma once
+#include "fragment.cuh"
 #include "hopper.cuh"
 
-constexpr int M = 128, K = 64;   // of a block's tile: rows, and terms of each sum brought at a time
-constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: what a warp writes at a time
+constexpr int M = 128, K = 64;   // of a block's tile: rows, and terms of each sum in a stage
+constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: of one warp
 
-// What is done with the sums before they are written.
-enum Ending {
+// What is done with the sums before they are stored.
+enum Epilogue {
     NARROW,          // y = sums + bias + residual, 16 bits
     GELU,            // pre = sums + bias, y = gelu(pre)
     GELU_BACKWARD,   // y = sums * gelu'(pre), pre an input
-    WIDE             // y = or += sums + bias, float; or parts of the sums, to be added by matmul_sum
+    WIDE   // y = or += sums + bias, float; or parts of the sums, to be added by matmul_sum
 };
 
-struct Product {
+struct MatmulSm90Arguments {
     unsigned long long bias, residual, pre;   // addresses; 0 where there is none
     int rows, columns, terms;
-    int matrices, a_step, b_step;   // in the batch; 0 where one matrix is the operand of all, else 1
-    int band;    // the rows of tiles, in clusters, that are worked on before the next ones
-    int share;   // steps over K of each cluster that computes parts of sums; 0 for whole tiles
+    // in the batch; 0 where one matrix is the operand of all, else 1
+    int matrices, a_step, b_step;
+    int band;    // how many rows of tiles, in clusters, are worked on before the next
+    int split_steps;   // stream-K: the steps over K of each cluster; 0 for whole tiles
     int wide_bias, add;
 };
 
-// The part of a tile's sums that is computed at a time: steps begin ... end of K.
-struct Piece {
+// A work tile: the steps begin to end - 1 over K of a tile.
+struct WorkTile {
     int tile, begin, end;
 };
 
-// Numbers of tiles on their way from the thread that takes them to all others of the cluster.
-struct Tickets {
-    static constexpr int ROOM = 4;   // the copies are at most two tiles ahead of what is written
-    int tiles[ROOM];
-    Barrier told[ROOM], heard[ROOM];
+// Numbers of tiles, from the thread that takes them to all others of the cluster.
+struct ClusterTileQueue {
+    static constexpr int SLOTS = 4;   // loads are at most two tiles ahead of stores
+    int tiles[SLOTS];
+    Mbarrier full[SLOTS], empty[SLOTS];
 
     __device__ void init(int readers) {
-        for (int i = 0; i < ROOM; ++i) {
-            told[i].init(1);
-            heard[i].init(readers);
+        for (int i = 0; i < SLOTS; ++i) {
+            full[i].init(1);
+            empty[i].init(readers);
         }
     }
 };
 
-// Which pieces a cluster computes. Whole tiles are taken as a cluster goes: where kernels of others,
-// such as NCCL's, keep some multiprocessors, the clusters that run take more. Else each cluster has
-// the same number of steps: K is cut into slabs of as many, so that clusters that read the same
-// rows do so at one time, and the tiles of the last, shorter slab are laid end to end and cut where a
-// share ends.
-template <int CLUSTER> struct Schedule {
-    Tickets& tickets;
+// The tile scheduler of a cluster. Whole tiles are scheduled dynamically: where other kernels, such
+// as NCCL's, keep some multiprocessors, the clusters that run take more. With stream-K each cluster
+// has the same number of steps: K is cut into slabs of as many, so that clusters that read the same
+// rows do so at one time, and the tiles of the last, shorter slab are laid end to end and cut every
+// split_steps.
+template <int CLUSTER> struct TileScheduler {
+    ClusterTileQueue& queue;
     unsigned* taken;
-    int tiles, steps, share, clusters, at, last, turn = 0;
+    int tiles, steps, split_steps, clusters, at, last, turn = 0;
 
     // `taken` counts whole tiles as they are worked on, and ends as it began, at 0.
-    __device__ Schedule(const Product& p, Tickets& tickets, unsigned* taken, int tiles, int cluster, int clusters)
-        : tickets(tickets), taken(taken), tiles(tiles), steps((p.terms + K - 1) / K), share(p.share),
-          clusters(clusters), at(share ? cluster * share : cluster), last(min(at + share, tiles * steps)) {}
+    __device__ TileScheduler(const MatmulSm90Arguments& p, ClusterTileQueue& queue, unsigned* taken,
+                             int tiles, int cluster, int clusters)
+        : queue(queue), taken(taken), tiles(tiles), steps((p.terms + K - 1) / K),
+          split_steps(p.split_steps), clusters(clusters),
+          at(split_steps ? cluster * split_steps : cluster),
+          last(min(at + split_steps, tiles * steps)) {}
 
-    // By one thread of the cluster's first block, which takes its tiles. The number of the next one
-    // comes while this one is worked on.
-    __device__ bool take(Piece& piece) {
-        if (share) return next_share(piece);
-        const int slot = turn % Tickets::ROOM;
-        tickets.heard[slot].wait(turn++ / Tickets::ROOM % 2 ^ 1);
-        piece = {at, 0, steps};
+    // By one thread of the cluster's first block, which takes its tiles. It asks for the number of
+    // the next one while this one is worked on.
+    __device__ bool take(WorkTile& work) {
+        if (split_steps) return next_split(work);
+        const int slot = turn % ClusterTileQueue::SLOTS;
+        queue.empty[slot].wait(turn++ / ClusterTileQueue::SLOTS % 2 ^ 1);
+        work = {at, 0, steps};
         if (CLUSTER == 1) {
-            tickets.tiles[slot] = at;
-            tickets.told[slot].arrive();
+            queue.tiles[slot] = at;
+            queue.full[slot].arrive();
         } else {
-            tickets.told[slot].arrive_and_expect(sizeof(int));
+            queue.full[slot].arrive_expect_tx(sizeof(int));
             for (int block = 0; block < CLUSTER; ++block)
-                write_at(block, tickets.tiles[slot], at, tickets.told[slot]);
+                store_async(block, queue.tiles[slot], at, queue.full[slot]);
         }
-        if (piece.tile >= tiles) return false;
+        if (work.tile >= tiles) return false;
         at = clusters + atomicInc(taken, tiles - 1);
         return true;
     }
     // By one thread of another block, and by the other warps, all of their lanes.
-    __device__ bool next_of_thread(Piece& piece) {
-        if (share) return next_share(piece);
-        const int slot = turn % Tickets::ROOM;
-        tickets.told[slot].arrive_and_expect(sizeof(int));
-        hear(piece, slot);
-        answer(slot);
-        return piece.tile < tiles;
+    __device__ bool next_of_thread(WorkTile& work) {
+        if (split_steps) return next_split(work);
+        const int slot = turn % ClusterTileQueue::SLOTS;
+        queue.full[slot].arrive_expect_tx(sizeof(int));
+        receive(work, slot);
+        release(slot);
+        return work.tile < tiles;
     }
-    __device__ bool next(Piece& piece) {
-        if (share) return next_share(piece);
-        const int slot = turn % Tickets::ROOM;
-        hear(piece, slot);
+    __device__ bool next(WorkTile& work) {
+        if (split_steps) return next_split(work);
+        const int slot = turn % ClusterTileQueue::SLOTS;
+        receive(work, slot);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) answer(slot);
-        return piece.tile < tiles;
+        if (threadIdx.x % 32 == 0) release(slot);
+        return work.tile < tiles;
     }
 
 private:
-    __device__ void hear(Piece& piece, int slot) {
-        tickets.told[slot].wait_for_cluster(turn++ / Tickets::ROOM % 2);
-        piece = {tickets.tiles[slot], 0, steps};
+    __device__ void receive(WorkTile& work, int slot) {
+        queue.full[slot].wait_cluster(turn++ / ClusterTileQueue::SLOTS % 2);
+        work = {queue.tiles[slot], 0, steps};
     }
-    __device__ void answer(int slot) {
-        if (CLUSTER == 1) tickets.heard[slot].arrive(); else tickets.heard[slot].arrive_at(0);
+    __device__ void release(int slot) {
+        if (CLUSTER == 1) queue.empty[slot].arrive(); else queue.empty[slot].arrive_remote(0);
     }
-    __device__ bool next_share(Piece& piece) {
+    __device__ bool next_split(WorkTile& work) {
         if (at >= last) return false;
-        const int slabs = steps / share, rest = steps - slabs * share;
-        if (at < slabs * tiles * share) {
-            const int slab = at / (tiles * share);
-            piece = {at / share - slab * tiles, slab * share, slab * share + share};
+        const int slabs = steps / split_steps, rest = steps - slabs * split_steps;
+        if (at < slabs * tiles * split_steps) {
+            const int slab = at / (tiles * split_steps);
+            work = {at / split_steps - slab * tiles, slab * split_steps,
+                    slab * split_steps + split_steps};
         } else {
-            const int place = at - slabs * tiles * share, begin = place % rest;
-            piece = {place / rest, slabs * share + begin, slabs * share + min(rest, begin + last - at)};
+            const int place = at - slabs * tiles * split_steps, begin = place % rest;
+            work = {place / rest, slabs * split_steps + begin,
+                    slabs * split_steps + min(rest, begin + last - at)};
         }
-        at += piece.end - piece.begin;
+        at += work.end - work.begin;
         return true;
     }
 };
 
-// Where a block's tile begins, and in which matrix.
-struct Spot {
+// The first row and column of a block's tile, and its matrix.
+struct TileOrigin {
     int row, column, matrix;
 };
 
 // rows, columns: how many tiles of a cluster there are.
 template <int N, int CLUSTER>
-__device__ inline Spot spot_of(const Product& p, int tile, int rows, int columns, int rank) {
+__device__ inline TileOrigin tile_origin(const MatmulSm90Arguments& p, int tile, int rows,
+                                         int columns, int rank) {
     const int matrix = tile / (rows * columns), within = tile - matrix * rows * columns;
     const int band = within / (p.band * columns), left = within - band * p.band * columns;
     const int height = min(p.band, rows - band * p.band);
     return {((band * p.band + left % height) * CLUSTER + rank) * M, left / height * N, matrix};
 }
 
-// Two floats rounded to one word of two T, and back.
-template <typename T> __device__ inline unsigned pack(float low, float high);
-template <> __device__ inline unsigned pack<__half>(float low, float high) {
-    const __half2 both = __floats2half2_rn(low, high);
-    return reinterpret_cast<const unsigned&>(both);
-}
-template <> __device__ inline unsigned pack<__nv_bfloat16>(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const unsigned&>(both);
-}
-template <typename T> __device__ inline float2 unpack(unsigned word);
-template <> __device__ inline float2 unpack<__half>(unsigned word) {
-    return __half22float2(reinterpret_cast<const __half2&>(word));
-}
-template <> __device__ inline float2 unpack<__nv_bfloat16>(unsigned word) {
-    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000));
-}
-
-// The piece of 16 bytes that lies at `piece` of a row of a swizzled box.
+// The 16 bytes number `piece` of a row of a swizzled box.
 __device__ inline unsigned char* piece_at(unsigned char* box, int row, int piece) {
     return box + row * SWIZZLE + (piece ^ row % 8) * 16;
 }
@@ -161,8 +150,9 @@ template <typename T> __device__ inline void fill_box(unsigned char* box, const 
     for (int i = 0; i < 4; ++i) {   // 16 columns
         unsigned words[4];
         #pragma unroll
-        for (int e = 0; e < 4; ++e) words[e] = pack<T>(sums[8 * i + 2 * e], sums[8 * i + 2 * e + 1]);
-        store_matrices(piece_at(box, lane % 16, 2 * i + lane / 16), words);
+        for (int e = 0; e < 4; ++e)
+            words[e] = pack<T>(sums[8 * i + 2 * e], sums[8 * i + 2 * e + 1]);
+        stmatrix(piece_at(box, lane % 16, 2 * i + lane / 16), words);
     }
 }
 // 16 rows and 32 columns in full.
@@ -175,13 +165,14 @@ __device__ inline void fill_box_wide(unsigned char* box, const float* sums) {
             make_float2(sums[2 * i], sums[2 * i + 1]);
     }
 }
-// Adds to 16 rows and 64 columns of an accumulator what the box has, or multiplies with it.
-template <typename T, bool MULTIPLY> __device__ inline void take_box(float* sums, unsigned char* box) {
+// Add a box to 16 rows and 64 columns of an accumulator, or multiply them with it.
+template <typename T, bool MULTIPLY>
+__device__ inline void combine_box(float* sums, unsigned char* box) {
     const int lane = threadIdx.x % 32;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
         unsigned words[4];
-        load_matrices(words, piece_at(box, lane % 16, 2 * i + lane / 16));
+        ldmatrix(words, shared_address(piece_at(box, lane % 16, 2 * i + lane / 16)));
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const float2 other = unpack<T>(words[e]);
@@ -193,53 +184,45 @@ template <typename T, bool MULTIPLY> __device__ inline void take_box(float* sums
 }
 
 // N columns of the bias from `column` on, as float, by a warp.
-template <typename T, int N> __device__ inline void copy_bias(float* to, const Product& p, int column) {
+template <typename T, int N>
+__device__ inline void copy_bias(float* to, const MatmulSm90Arguments& p, int column) {
     #pragma unroll
     for (int i = threadIdx.x % 32 * 2; i < N; i += 64) {
         float2 pair = make_float2(0, 0);
         if (column + i < p.columns)
-            pair = p.wide_bias ? reinterpret_cast<const float2*>(p.bias)[(column + i) / 2]
-                               : unpack<T>(reinterpret_cast<const unsigned*>(p.bias)[(column + i) / 2]);
+            pair = p.wide_bias
+                       ? reinterpret_cast<const float2*>(p.bias)[(column + i) / 2]
+                       : unpack<T>(reinterpret_cast<const unsigned*>(p.bias)[(column + i) / 2]);
         *reinterpret_cast<float2*>(to + i) = pair;
     }
 }
-template <int R> __device__ inline void add_bias(float (&sums)[R], const float* bias) {
+template <int N> __device__ inline void add_bias(Fragment<1, N>& sums, const float* bias) {
     #pragma unroll
-    for (int j = 0; j < R / 4; ++j) {
-        const float2 pair = *reinterpret_cast<const float2*>(bias + 8 * j + threadIdx.x % 4 * 2);
-        sums[4 * j] += pair.x;
-        sums[4 * j + 1] += pair.y;
-        sums[4 * j + 2] += pair.x;
-        sums[4 * j + 3] += pair.y;
+    for (int j = 0; j < N; j += 8) {
+        const float2 pair = *reinterpret_cast<const float2*>(bias + sums.column_of(j));
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            sums.at(h, j) += pair.x;
+            sums.at(h, j + 1) += pair.y;
+        }
     }
 }
 
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline float reciprocal_fast(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // x limited to [-10, 10]; NaN stays.
-__device__ inline float limit_to_ten(float x) {
+__device__ inline float clamp_to_ten(float x) {
     asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(10.0f));
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-10.0f));
     return x;
 }
 
 // gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in
-// boxes, or its slope, by a warp. One division does for two; beyond 2^60 s counts as 2^-60. The slope
-// beyond 10 is that at 10: farther out x^3 would enlarge the error in the last digit of s. A function
-// of its own, because inside a kernel that is short of registers the compiler, to save some, computes
-// one value after the other: three times slower.
-template <typename T, bool SLOPE, int N>
+// boxes, or its derivative, by a warp. One division serves two values; beyond 2^60 s counts as
+// 2^-60. The derivative beyond 10 is that at 10: farther out x^3 would enlarge the error in the
+// last digit of s. Not inlined: in a kernel that is short of registers the compiler, to save some,
+// computes one value after the other, three times slower.
+template <typename T, bool DERIVATIVE, int N>
 __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES]) {
-    constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f, LOG2E = 1.44269504088896341f;
+    constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
     constexpr int VECTORS = 2, VALUES = 8 * VECTORS;   // at a time
     #pragma unroll 1
     for (int i = threadIdx.x % 32; i < N * BOX_BYTES / 16; i += 32 * VECTORS) {
@@ -254,21 +237,22 @@ __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES])
             x[e] = pair.x;
             x[e + 1] = pair.y;
         }
-        if constexpr (SLOPE)
+        if constexpr (DERIVATIVE)
             #pragma unroll
-            for (float& value : x) value = limit_to_ten(value);
+            for (float& value : x) value = clamp_to_ten(value);
         #pragma unroll
         for (int e = 0; e < VALUES; ++e)
-            s[e] = 1 + exp2_fast(fminf(-x[e] * (A * LOG2E + B * LOG2E * x[e] * x[e]), 60.0f));
+            s[e] = 1 + fast_exp2(fminf(-x[e] * (A * LOG2_E + B * LOG2_E * x[e] * x[e]), 60.0f));
         #pragma unroll
         for (int e = 0; e < VALUES; e += 2) {
-            const float both = reciprocal_fast(s[e] * s[e + 1]), first = both * s[e + 1];
+            const float both = fast_reciprocal(s[e] * s[e + 1]), first = both * s[e + 1];
             s[e + 1] = both * s[e];
             s[e] = first;
         }
         #pragma unroll
         for (int e = 0; e < VALUES; ++e)
-            s[e] = SLOPE ? s[e] + x[e] * (s[e] - s[e] * s[e]) * (A + 3 * B * x[e] * x[e]) : x[e] * s[e];
+            s[e] = DERIVATIVE ? s[e] + x[e] * (s[e] - s[e] * s[e]) * (A + 3 * B * x[e] * x[e])
+                              : x[e] * s[e];
         #pragma unroll
         for (int e = 0; e < VALUES; e += 2) words[e / 2] = pack<T>(s[e], s[e + 1]);
         #pragma unroll
