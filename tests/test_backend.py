@@ -124,11 +124,12 @@ def fresh_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_where_few_threads_can_be_started_those_do_the_work(
     allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, before = threading.Thread.start, threading.active_count()
+    start, started = threading.Thread.start, []
 
     def limited(thread: threading.Thread) -> None:
-        if threading.active_count() - before >= allowed:
+        if len(started) == allowed:
             raise RuntimeError("can't start new thread")
+        started.append(thread)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
