@@ -131,7 +131,8 @@ class Run(Scenario):
 
     def end_of(self, trainer: Trainer) -> tuple[bytes, ...]:
         """Return the bits of a run's parameters and optimizer, and its metrics."""
-        arrays = [*trainer._model_arrays().values(), *trainer.optimizer.state.values()]
+        tensors = trainer.model.state_dict().values()
+        arrays = [*(tensor.data for tensor in tensors), *trainer.optimizer.state.values()]
         lines = (trainer.folder / "metrics.jsonl").read_bytes()
         return (*(array.tobytes() for array in arrays), lines)
 

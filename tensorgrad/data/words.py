@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.data.text import read_lines, read_text
+from tensorgrad.data.text import read_lines, read_text, write_text
 from tensorgrad.errors import DataError
-from tensorgrad.files import replacing
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.readers import parse_json
 
@@ -95,13 +94,9 @@ class WordVocabulary:
         """Write a file that `load` reads.
 
         Raises:
-            DataError: the file cannot be written; one that was there is unchanged.
+            DataError: the file cannot be written; an existing one is unchanged.
         """
-        try:
-            with replacing(path) as file:
-                file.write(self.to_json().encode())
-        except OSError as error:
-            raise DataError(f"WordVocabulary.save: cannot write {path}: {error}") from error
+        write_text("WordVocabulary.save", path, self.to_json())
 
     def to_json(self) -> str:
         """Return what `save` writes; equal vocabularies give equal text."""
