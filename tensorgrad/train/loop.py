@@ -293,7 +293,8 @@ class Trainer:
         """
         tensors = self.model.state_dict().values()
         arrays = [*(tensor.data for tensor in tensors), *self.optimizer.state.values()]
-        facts = {each.name: getattr(self.settings, each.name) for each in fields(TrainSettings)}
+        names = [each.name for each in fields(TrainSettings) if each.name != "device"]
+        facts = {name: getattr(self.settings, name) for name in names}
         for group, found in self._belongs_to.items():
             facts.update((f"{group} {name}", value) for name, value in found.items())
         self._ranks.begin(self.step, arrays, facts)
