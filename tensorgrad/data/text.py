@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import replacing
 from tensorgrad.readers import VOCABULARY_BYTES, open_regular
 
 END_OF_TEXT = "<|endoftext|>"
@@ -142,15 +141,6 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
             )
     if rest:
         yield rest.removesuffix("\r")
-
-
-def write_text(op: str, path: str | os.PathLike[str], text: str) -> None:
-    """Write a UTF-8 file; raise DataError if that fails: an existing one is then unchanged."""
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise DataError(f"{op}: cannot write {path}: {error.strerror}") from error
 
 
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:

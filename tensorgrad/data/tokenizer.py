@@ -14,8 +14,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
+from tensorgrad.data.text import END_OF_TEXT, read_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
+from tensorgrad.files import replacing
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.readers import parse_json
 
@@ -216,7 +217,11 @@ class Tokenizer:
         Raises:
             DataError: the file cannot be written; an existing one is unchanged.
         """
-        write_text("Tokenizer.save", path, self.to_json())
+        try:
+            with replacing(path) as file:
+                file.write(self.to_json().encode())
+        except OSError as error:
+            raise DataError(f"Tokenizer.save: cannot write {path}: {error.strerror}") from error
 
     def to_json(self) -> str:
         """Return the content of the file that `save` writes; equal tokenizers give equal text."""

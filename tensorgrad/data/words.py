@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.data.text import read_lines, read_text, write_text
+from tensorgrad.data.text import read_lines, read_text
 from tensorgrad.errors import DataError
+from tensorgrad.files import replacing
 from tensorgrad.ops.operand import check_integer
 from tensorgrad.readers import parse_json
 
@@ -96,7 +97,11 @@ class WordVocabulary:
         Raises:
             DataError: the file cannot be written; an existing one is unchanged.
         """
-        write_text("WordVocabulary.save", path, self.to_json())
+        try:
+            with replacing(path) as file:
+                file.write(self.to_json().encode())
+        except OSError as error:
+            raise DataError(f"WordVocabulary.save: cannot write {path}: {error}") from error
 
     def to_json(self) -> str:
         """Return what `save` writes; equal vocabularies give equal text."""
