@@ -136,7 +136,7 @@ class Zero(DataParallel):
             if self.stage < 3 or number not in flat.units
         ]
         if units is not None:
-            units.forget()
+            units.invalidate()
         for handle in handles:
             handle.wait()
 
