@@ -147,7 +147,9 @@ class DataParallel(ShardedRanks):
         if self._buckets is not None:
             self._buckets.finish()
         elif self._flat is None:
-            raise ArgumentError("DataParallel: the optimizer is not from prepare(), expected that")
+            raise ArgumentError(
+                "DataParallel: prepare() was not called, expected it before training"
+            )
         elif self._reduction == "flat":
             all_reduce_gradients(self._flat.grad, self._comm)
         else:

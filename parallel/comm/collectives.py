@@ -268,7 +268,7 @@ class Comm:
         """
         array = checked("send", "array", array, written=False)
         self._check_other("send", "to", to)
-        call, transport, announced = self._announce("send", to, array)
+        call, transport, announced = self._agree_on_message("send", to, array)
         data = as_bytes(backend.contiguous(array))
         sent = transport.send(data, to) if array.size else None
         return self._handle(call, [announced, sent], wait)
@@ -288,7 +288,7 @@ class Comm:
         """
         array = checked("recv", "array", array, written=True)
         self._check_other("recv", "source", source)
-        call, transport, announced = self._announce("recv", source, array)
+        call, transport, announced = self._agree_on_message("recv", source, array)
         whole = backend.contiguous(array)
         received = transport.recv(as_bytes(whole), source) if array.size else None
         return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
@@ -435,7 +435,9 @@ class Comm:
             self._agreed.add(call)
         return gpus
 
-    def _announce(self, op: str, other: int, array: Array) -> tuple[str, Transport, Finish | None]:
+    def _agree_on_message(
+        self, op: str, other: int, array: Array
+    ) -> tuple[str, Transport, Finish | None]:
         """Announce or expect a message; return its name, its transport, and the check to finish."""
         assert self._network is not None  # there are several ranks
         text = _described(array)
@@ -465,7 +467,7 @@ class Comm:
     def _check_call(self, call: str) -> None:
         if not self._same(call):
             raise CommError(
-                f"{call.partition(' ')[0]}: the ranks have come to different calls: "
+                f"{call.partition(' ')[0]}: the ranks made different calls: "
                 f"{by_rank(self._exchange(call), self.ranks)}; expected one"
             )
 
