@@ -307,7 +307,7 @@ def memory(run: Run) -> dict[str, int]:
 
 
 def check_memory(comm: Comm, folder: Path) -> None:
-    """Check each stage against docs/parallel.md: P, U and R are elements with gaps."""
+    """Check each stage against docs/chapters/parallel.md: P, U and R are elements with gaps."""
     n = comm.size
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         found = {
