@@ -230,7 +230,8 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     if (mean_out != nullptr)
         mean = group.sum(sum_values(x, count, [](C value) { return value; })) / C(width);
     // Of what the mean leaves, so that nothing cancels.
-    const C squares = sum_values(x, count, [&](C value) { return (value - mean) * (value - mean); });
+    const C squares =
+        sum_values(x, count, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(group.sum(squares) / C(width) + C(eps));
     if (threadIdx.x == 0 && row < rows) {
         rstd_out[row] = rstd;
