@@ -299,7 +299,7 @@ struct LogitStatistics {
         unpack<T>(bits, values);
         absorb(values);
     }
-    // Take in the own one of the others, then merge what the threads of the block have statistics.
+    // Take in this thread's element outside the vectors, then merge the threads of the block.
     __device__ void finish(const UnalignedRow<T>& row, T other) {
         if (threadIdx.x < row.others()) {
             const C value[1] = {to_compute(other)};
