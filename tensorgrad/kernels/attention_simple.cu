@@ -285,7 +285,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
     }
 }
 
-// What backward needs of each query: its log-sum-exp, for 16 bits to the base 2, and delta = dy . y.
+// What backward needs of each query: its log-sum-exp, for 16 bits to the base 2, and dy . y.
 // Arrays (batch, heads, queries, width); 8 lanes a row.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
