@@ -153,8 +153,8 @@ class FlatParameters:
         self.grads: list[Array] = []
         self.memory: list[Array] = []
         self._parts: list[tuple[str, Tensor, Array, Array]] = []
-        rooms = self._allocate(like)
-        for number, (segment, (data, grad)) in enumerate(zip(self.segments, rooms, strict=True)):
+        buffers = self._allocate(like)
+        for number, (segment, (data, grad)) in enumerate(zip(self.segments, buffers, strict=True)):
             for name in segment.names:
                 self._move(segment, name, found[name], data, grad)
             self._moved(number)
@@ -233,12 +233,10 @@ class FlatParameters:
         self.data = zeros(self.size, self.dtype, like)
         self.grad = zeros(self.size, compute_dtype(self.dtype), like)
         self.memory, self.grads = [self.data], [self.grad]
-        rooms = []
         for begin, decayed, end, _ in self.segments:
             data, grad = self.data[begin:end], self.grad[begin:end]
             self.pieces.append(Piece(begin, begin, decayed - begin, data, grad))
-            rooms.append((data, grad))
-        return rooms
+        return [(piece.data, piece.grad) for piece in self.pieces]
 
     def _moved(self, number: int) -> None:
         """Do what is to be done when the parameters of a segment have been moved."""
