@@ -63,7 +63,7 @@ class RotaryEmbedding(Module):
         """Return cosines and sines of the positions from 0 on, float32 (steps, D / 2)."""
         key = (steps, self.base, backend.device_of(like))
         if self._table is None or self._table[0] != key:
-            cos, sin = self._angles(Tensor(like), np.arange(steps))
+            cos, sin = self._cos_sin(np.arange(steps), backend.namespace(like))
             self._table = key, cos[:, 0], sin[:, 0]
         return self._table[1:]
 
@@ -71,24 +71,20 @@ class RotaryEmbedding(Module):
         """Return cosines and sines, (..., T, 1, D / 2), on the device of x."""
         positions = positions.data if isinstance(positions, Tensor) else positions
         if np.ndim(positions):
-            xp = backend.namespace(x.data)
-            angles = xp.asarray(positions, np.float64)[..., None, None] * xp.asarray(self._rates())
-            return xp.cos(angles).astype(np.float32), xp.sin(angles).astype(np.float32)
+            return self._cos_sin(positions, backend.namespace(x.data))
         start = int(positions)
         key = (start, x.shape[1], self.base, x.device)
         if self._last is None or self._last[0] != key:
-            steps = np.arange(start, start + x.shape[1], dtype=np.float64)
-            angles = steps[:, None, None] * self._rates()
-            cos, sin = (
-                backend.asarray_like(a.astype(np.float32), like=x.data)
-                for a in (np.cos(angles), np.sin(angles))
-            )
+            found = self._cos_sin(np.arange(start, start + x.shape[1]), np)
+            cos, sin = (backend.asarray_like(each, like=x.data) for each in found)
             self._last = key, cos, sin
         return self._last[1:]
 
-    def _rates(self) -> Array:
-        """Return by how much each pair turns from one position to the next."""
-        return self.base ** (-2 * np.arange(self.width // 2) / self.width)
+    def _cos_sin(self, positions: Any, xp: Any) -> tuple[Array, Array]:
+        """Return cosines and sines, (*positions.shape, 1, D / 2), computed by NumPy or CuPy."""
+        frequencies = self.base ** (-2 * np.arange(self.width // 2) / self.width)
+        angles = xp.asarray(positions, np.float64)[..., None, None] * xp.asarray(frequencies)
+        return xp.cos(angles).astype(np.float32), xp.sin(angles).astype(np.float32)
 
     def extra_repr(self) -> str:
         """Return the settings."""

@@ -44,8 +44,7 @@ class Linear(Module):
             x: (..., inputs).
             residual: (..., outputs), added by the matrix product; or None.
         """
-        check_input(self, x, self.weight)
-        check_input(self, residual, self.weight, "residual")
+        check_input(self, self.weight, x=x, residual=residual)
         return linear(x, self.weight, self.bias, residual=residual)
 
     def affine(self) -> tuple[Parameter, Parameter | None]:

@@ -31,7 +31,7 @@ from tensorgrad.tensor import Tensor
 
 _MOST_NAMES = 20  # in one error message
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
+_Named = TypeVar("_Named")
 
 
 class Parameter(Tensor):
@@ -95,11 +95,7 @@ class Module:
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield this module (named `prefix`) and all below it, each once, parents first."""
-        seen: set[int] = set()
-        for name, module in self._walk(prefix):
-            if id(module) not in seen:
-                seen.add(id(module))
-                yield name, module
+        return _once(self._walk(prefix))
 
     def modules(self) -> Iterator[Module]:
         """Yield this module and all below it, each once."""
@@ -252,13 +248,9 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        children = [
-            f"({name}): {value!r}".replace("\n", "\n  ") for name, value in self._members(Module)
-        ]
-        if not children:
-            return f"{type(self).__name__}({self.extra_repr()})"
-        lines = "\n  ".join([f"{type(self).__name__}({self.extra_repr()}", *children])
-        return f"{lines}\n)"
+        children = [f"\n({name}): {child!r}" for name, child in self._members(Module)]
+        inside = "".join(children).replace("\n", "\n  ") + "\n" * bool(children)
+        return f"{type(self).__name__}({self.extra_repr()}{inside})"
 
     def _kind_of(self, name: str) -> type | None:
         """Return what an attribute has to stay: a parameter, a module, a buffer; None if free."""
@@ -294,10 +286,8 @@ class Module:
     def _all_buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
         for name, module in self._walk(""):
             for key, persistent in vars(module).get("_buffers", {}).items():
-                buffer = vars(module).get(key)
-                if buffer is None:  # deleted, or set aside
-                    continue
-                yield _join(name, key), buffer, persistent
+                if (buffer := vars(module).get(key)) is not None:  # deleted, or set to None
+                    yield _join(name, key), buffer, persistent
 
     def _state(self) -> list[tuple[list[str], Tensor]]:
         """Return the parameters and persistent buffers, each with all its names."""
@@ -321,17 +311,18 @@ def evaluating(model: Module) -> Iterator[None]:
             module.training = training
 
 
-def check_input(layer: Module, x: Any, weight: Tensor, name: str = "x") -> None:
-    """Raise DtypeError where x is wider than the weights: the layer, and all after it, would be."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is weight.data.dtype or dtype is None or not is_float(dtype):
-        return
-    narrowed = mode.autocast is not None and dtype != float64  # products take it in 16 bits
-    if dtype.itemsize > weight.dtype.itemsize and not narrowed:
-        raise DtypeError(
-            f"{type(layer).__name__}: {name} has dtype {dtype}, expected {weight.dtype} as the "
-            f'layer; convert it, {name}.astype("{weight.dtype}"), or the layer, .to("{dtype}")'
-        )
+def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
+    """Raise DtypeError for an input wider than the weights: it would widen all that follows."""
+    for name, x in inputs.items():
+        dtype = getattr(x, "dtype", None)
+        if dtype is weight.data.dtype or dtype is None or not is_float(dtype):
+            continue
+        narrowed = mode.autocast is not None and dtype != float64  # products take it in 16 bits
+        if dtype.itemsize > weight.dtype.itemsize and not narrowed:
+            raise DtypeError(
+                f"{type(layer).__name__}: {name} has dtype {dtype}, expected {weight.dtype} as the "
+                f'layer; convert it, {name}.astype("{weight.dtype}"), or the layer, .to("{dtype}")'
+            )
 
 
 def offers(layer: Module, method: str) -> bool:
@@ -345,18 +336,16 @@ def offers(layer: Module, method: str) -> bool:
 
 @cache
 def _offers(kind: Any, method: str) -> bool:
-    for base in kind.__mro__:
-        if method in vars(base):
-            return True
-        if "forward" in vars(base):
-            return False
-    return False
+    defining = (base for base in kind.__mro__ if vars(base).keys() & {method, "forward"})
+    return method in vars(next(defining, object))
 
 
-def add_branch(layer: Module, x: Any, residual: Any = None) -> Tensor:
-    """Return residual + layer(x), in one kernel where the layer's forward takes a `residual`."""
+def add_branch(layer: Module, x: Any, residual: Any, dropout: Any = None) -> Tensor:
+    """Return residual + dropout(layer(x)), in one kernel where the layer can add the residual."""
     y: Tensor
-    if residual is None:
+    if dropout is not None and dropout.drops:
+        y = dropout.add(layer(x), residual)
+    elif residual is None:
         y = layer(x)
     elif _takes_residual(getattr(layer.forward, "__func__", layer.forward)):
         y = layer(x, residual=residual)
@@ -380,12 +369,12 @@ def _holds_modules(value: Any) -> bool:
     )
 
 
-def _once(named: Iterable[tuple[str, _AnyTensor]]) -> Iterator[tuple[str, _AnyTensor]]:
+def _once(named: Iterable[tuple[str, _Named]]) -> Iterator[tuple[str, _Named]]:
     seen: set[int] = set()
-    for name, tensor in named:
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor
+    for name, value in named:
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value
 
 
 def _join(prefix: str, name: str) -> str:

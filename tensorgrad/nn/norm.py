@@ -35,13 +35,12 @@ class LayerNorm(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x, (..., width), of the layer's dtype or a narrower one."""
-        check_input(self, x, self.weight)
+        check_input(self, self.weight, x=x)
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its normalisation, computed together; without one, x itself."""
-        check_input(self, x, self.weight)
-        check_input(self, residual, self.weight, "residual")
+        check_input(self, self.weight, x=x, residual=residual)
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -69,13 +68,12 @@ class RMSNorm(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x, (..., width), of the layer's dtype or a narrower one."""
-        check_input(self, x, self.weight)
+        check_input(self, self.weight, x=x)
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its normalisation, computed together; without one, x itself."""
-        check_input(self, x, self.weight)
-        check_input(self, residual, self.weight, "residual")
+        check_input(self, self.weight, x=x, residual=residual)
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def extra_repr(self) -> str:

@@ -44,8 +44,8 @@ class FeedForward(Module):
         """Return (..., width) for x of that shape; a residual is added."""
         up, down = self.up, self.down
         if offers(up, "affine") and offers(down, "affine") and not self.dropout.drops:
-            check_input(self, x, up.weight)
-            check_input(self, residual, down.weight, "residual")
+            check_input(self, up.weight, x=x)
+            check_input(self, down.weight, residual=residual)
             return feed_forward(x, *up.affine(), *down.affine(), residual, self.approximate)
         return add_branch(down, self.dropout(gelu(up(x), self.approximate)), residual)
 
@@ -75,9 +75,9 @@ class SwiGLU(Module):
         """Return (..., width) for x of that shape; a residual is added."""
         gate, up = self.gate, self.up
         if offers(gate, "affine") and offers(up, "affine"):
-            check_input(self, x, gate.weight)
-            (gate_weight, gate_bias), (up_weight, up_bias) = gate.affine(), up.affine()
-            hidden = gated_linear(x, gate_weight, up_weight, gate_bias, up_bias)
+            check_input(self, gate.weight, x=x)
+            weights, biases = zip(gate.affine(), up.affine(), strict=True)
+            hidden = gated_linear(x, *weights, *biases)
         else:
             hidden = swiglu(gate(x), up(x))
         return add_branch(self.down, self.dropout(hidden), residual)
@@ -136,6 +136,4 @@ class TransformerBlock(Module):
         """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
         x, normed = add_norm(x, None, self.norm1)
         x, normed = add_norm(x, self.attention(normed, mask, cache), self.norm2, self.dropout)
-        if self.dropout.drops:
-            return self.dropout.add(self.feed_forward(normed), x)
-        return add_branch(self.feed_forward, normed, x)
+        return add_branch(self.feed_forward, normed, x, self.dropout)

@@ -86,7 +86,11 @@ def sum_of_squares(array: Array) -> Array:
     Returns:
         A 0-d float64 array on the device of `array`; inf or NaN where an element is.
     """
-    return _squares_numpy(array) if is_numpy(array) else _squares_cuda(array)
+    if is_numpy(array):
+        return _squares_numpy(array)
+    if not array.size:
+        return backend.cupy.zeros((), float64)
+    return reduce_cuda("SumOfSquares", array, (0,), float64)
 
 
 def clip_factor(squares: Array, max_norm: float, scale: Array | None) -> tuple[Array, Array]:
@@ -150,12 +154,6 @@ def _squares_numpy(array: Array) -> Array:
             sums[:whole] = np.einsum("ij,ij->i", rows, rows, dtype=float64)
             sums[whole] = np.einsum("i,i->", rest, rest, dtype=float64)
         return np.asarray(sums.sum())
-
-
-def _squares_cuda(array: Array) -> Array:
-    if not array.size:
-        return backend.cupy.zeros((), float64)
-    return reduce_cuda("SumOfSquares", array, (0,), float64)
 
 
 @cache

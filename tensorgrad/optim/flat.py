@@ -153,8 +153,8 @@ class FlatParameters:
         self.grads: list[Array] = []
         self.memory: list[Array] = []
         self._parts: list[tuple[str, Tensor, Array, Array]] = []
-        rooms = self._allocate(like)
-        for number, (segment, (data, grad)) in enumerate(zip(self.segments, rooms, strict=True)):
+        buffers = self._allocate(like)
+        for number, (segment, (data, grad)) in enumerate(zip(self.segments, buffers, strict=True)):
             for name in segment.names:
                 self._move(segment, name, found[name], data, grad)
             self._moved(number)
@@ -233,12 +233,10 @@ class FlatParameters:
         self.data = zeros(self.size, self.dtype, like)
         self.grad = zeros(self.size, compute_dtype(self.dtype), like)
         self.memory, self.grads = [self.data], [self.grad]
-        rooms = []
         for begin, decayed, end, _ in self.segments:
             data, grad = self.data[begin:end], self.grad[begin:end]
             self.pieces.append(Piece(begin, begin, decayed - begin, data, grad))
-            rooms.append((data, grad))
-        return rooms
+        return [(piece.data, piece.grad) for piece in self.pieces]
 
     def _moved(self, number: int) -> None:
         """Do what is to be done when the parameters of a segment have been moved."""
@@ -300,8 +298,8 @@ def _distinct(named_parameters: NamedParameters) -> dict[str, Tensor]:
             "pairs (name, tensor) as Module.named_parameters() gives them"
         )
     found: dict[str, Tensor] = {}
-    names: dict[Tensor, str] = {}
     memory: dict[tuple[int, int], str] = {}
+    seen: set[int] = set()
     for item in named_parameters:
         if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Tensor)):
             raise ArgumentError(
@@ -309,7 +307,7 @@ def _distinct(named_parameters: NamedParameters) -> dict[str, Tensor]:
                 "(name, tensor) as Module.named_parameters() gives them"
             )
         name, parameter = item
-        if not parameter.requires_grad or parameter in names:
+        if not parameter.requires_grad or id(parameter) in seen:
             continue
         if parameter.node is not None:
             raise ArgumentError(f"FlatParameters: {name} is the result of an op, expected a leaf")
@@ -324,7 +322,7 @@ def _distinct(named_parameters: NamedParameters) -> dict[str, Tensor]:
                 )
             memory[bounds] = name
         found[name] = parameter
-        names[parameter] = name
+        seen.add(id(parameter))
     if not found:
         raise ArgumentError("FlatParameters: got no parameter that requires a gradient")
     return found
@@ -335,16 +333,14 @@ def _check_alike(found: dict[str, Tensor]) -> None:
     if not is_float(example.dtype):
         raise DtypeError(f"FlatParameters: {first} has dtype {example.dtype}, expected a float")
     for name, parameter in found.items():
-        if parameter.dtype != example.dtype:
-            raise DtypeError(
-                f"FlatParameters: {name} has dtype {parameter.dtype}, expected {example.dtype} "
-                f"like {first}"
-            )
-        if parameter.device != example.device:
-            raise DeviceError(
-                f"FlatParameters: {name} is on {parameter.device}, expected {example.device} "
-                f"like {first}"
-            )
+        for what, got, expected, error in (
+            ("has dtype", parameter.dtype, example.dtype, DtypeError),
+            ("is on", parameter.device, example.device, DeviceError),
+        ):
+            if got != expected:
+                raise error(
+                    f"FlatParameters: {name} {what} {got}, expected {expected} like {first}"
+                )
 
 
 def _round_up(number: int, multiple: int) -> int:

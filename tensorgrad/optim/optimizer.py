@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,9 +54,16 @@ class Optimizer:
         ArgumentError: `lr` is negative or not finite; see also FlatParameters.
     """
 
+    _decoupled = False  # whether weight decay scales the parameters, or adds to the gradient
+
     def __init__(
-        self, parameters: FlatParameters | NamedParameters, lr: float, states: tuple[str, ...]
+        self,
+        parameters: FlatParameters | NamedParameters,
+        lr: float,
+        weight_decay: float,
+        states: tuple[str, ...],
     ) -> None:
+        check_range(type(self).__name__, "weight_decay", weight_decay)
         if not isinstance(parameters, FlatParameters):
             parameters = FlatParameters(parameters)
         self.flat = parameters
@@ -63,7 +71,7 @@ class Optimizer:
         wide = compute_dtype(parameters.dtype)
         self.hyper: Array = zeros(_END, float64, like)
         self._update = Update()
-        self.lr = lr
+        self.lr, self.weight_decay = lr, weight_decay
         length = sum(piece.data.size for piece in parameters.pieces)
         self.state: dict[str, Array] = {}
         if parameters.dtype != wide:
@@ -134,7 +142,7 @@ class Optimizer:
             if backend.is_numpy(self.hyper):
                 self._step_numpy()
             else:
-                self._step_cuda()
+                self._update(self.flat.pieces, self.state, self.hyper, *self._kernels())
             if scaler is not None:
                 scaler.update(self.hyper[FACTOR : FACTOR + 1])
             for array in self.flat.memory:
@@ -226,18 +234,18 @@ class Optimizer:
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
-        factor = float(self.hyper[FACTOR])
-        if factor == 0:
+        if self.hyper[FACTOR] == 0:
             return
         workspaces = self._workspaces()  # before anything changes: memory may be used up
         self.hyper[STEPS] += 1
         self._prepare_numpy()
-        master = self.state.get("master")
-        states = [buffer for name, buffer in self.state.items() if name != "master"]
         for piece in self.flat.pieces:
-            buffers = [buffer[piece.state] for buffer in states]
-            wide = None if master is None else master[piece.state]
-            self._update_piece(piece, factor, wide, buffers, workspaces)
+            for begin, end, decays in (
+                (0, piece.decayed, self.weight_decay > 0),
+                (piece.decayed, piece.data.size, False),
+            ):
+                update = partial(self._update_block, workspaces, piece, begin, decays)
+                backend.parallel_blocks(update, end - begin, backend.BLOCK)
 
     def _workspaces(self) -> list[Array]:
         """Return for each thread that may update blocks two arrays as long as a block."""
@@ -247,56 +255,43 @@ class Optimizer:
         wide = compute_dtype(self.flat.dtype)
         return [np.empty(shape, wide) for _ in range(min(blocks, backend.threads()))]
 
-    def _update_piece(
-        self,
-        piece: Piece,
-        factor: float,
-        master: Array | None,
-        states: list[Array],
-        workspaces: list[Array],
+    def _update_block(
+        self, workspaces: list[Array], piece: Piece, begin: int, decays: bool, block: slice
     ) -> None:
-        data, grad = piece.data, piece.grad
-
-        def update(begin: int, end: int, decays: bool) -> None:
-            def run(block: slice) -> None:
-                part = slice(begin + block.start, begin + block.stop)
-                workspace = workspaces.pop()
-                t, u = workspace[:, : block.stop - block.start]
-                blocks = [buffer[part] for buffer in states]
-                if master is not None:
-                    _take_over(data[part], master[part], t, u)
-                gradient = grad[part] if factor == 1 else np.multiply(grad[part], factor, out=u)
-                p = data[part] if master is None else master[part]
-                self._update_numpy(p, gradient, *blocks, decays=decays, t=t, u=u)
-                if master is not None:
-                    data[part] = p
-                workspaces.append(workspace)
-
-            backend.parallel_blocks(run, end - begin, backend.BLOCK)
-
-        update(0, piece.decayed, decays=True)
-        update(piece.decayed, data.size, decays=False)
+        """Update a block of a piece, counted from `begin`; `decays` says whether p decays."""
+        part = slice(begin + block.start, begin + block.stop)
+        workspace = workspaces.pop()
+        t, u = workspace[:, : block.stop - block.start]
+        states = {name: buffer[piece.state][part] for name, buffer in self.state.items()}
+        data, g, factor = piece.data[part], piece.grad[part], float(self.hyper[FACTOR])
+        p = states.pop("master", data)
+        if p is not data:
+            _take_over(data, p, t, u)
+        if factor != 1:
+            g = np.multiply(g, factor, out=u)
+        if decays and self._decoupled:
+            p *= float(self.hyper[DECAY])
+        elif decays:
+            g = np.add(g, np.multiply(p, self.weight_decay, out=t), out=u)
+        self._update_numpy(p, g, *states.values(), t=t, u=u)
+        if p is not data:
+            data[...] = p
+        workspaces.append(workspace)
 
     def _prepare_numpy(self) -> None:
         """Derive the scalars of this step in `hyper`."""
         raise NotImplementedError
 
-    def _update_numpy(
-        self, p: Array, g: Array, *states: Array, decays: bool, t: Array, u: Array
-    ) -> None:
-        """Update one block in place; `g` must be left as it is, unless it is `u`.
+    def _update_numpy(self, p: Array, g: Array, *states: Array, t: Array, u: Array) -> None:
+        """Update one block in place, without weight decay; leave `g` as it is, unless it is `u`.
 
-        `t` and `u` are all the memory for results on the way: an allocation may fail.
+        `t` and `u` are the only memory for intermediate results: an allocation may fail.
         """
         raise NotImplementedError
 
-    def _step_cuda(self) -> None:
-        """Do the same with two kernels: one thread that prepares, then all elements."""
+    def _kernels(self) -> tuple[str, tuple[float, ...], str, tuple[float, ...]]:
+        """Return two kernels of optim.cu, each with its scalars: for `hyper`, for the update."""
         raise NotImplementedError
-
-    def _launch(self, prepare: str, options: tuple[float, ...], step: str, *scalars: float) -> None:
-        """Launch kernels of optim.cu."""
-        self._update(self.flat.pieces, self.state, self.hyper, prepare, options, step, scalars)
 
 
 def _take_over(parameters: Array, master: Array, t: Array, u: Array) -> None:

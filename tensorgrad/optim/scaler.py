@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorgrad import backend, ops
 from tensorgrad.backend import Array, is_numpy
-from tensorgrad.checks import check_integer, check_number, check_range
+from tensorgrad.checks import check_integer, check_number
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.tensor import Tensor
@@ -50,9 +50,8 @@ class LossScaler:
         backoff: float = 0.5,
         interval: int = 2000,
     ) -> None:
-        check_range("LossScaler", "scale", scale)
-        check_number("LossScaler", "growth", growth)
-        check_number("LossScaler", "backoff", backoff)
+        for name, value in (("scale", scale), ("growth", growth), ("backoff", backoff)):
+            check_number("LossScaler", name, value)
         check_integer("LossScaler", "interval", interval, 1)
         for name, value, good, expected in (
             ("scale", scale, _LEAST <= scale <= _MOST, "a number from 2^-126 to 2^127"),
