@@ -251,7 +251,7 @@ def _shape(array: Array | None) -> Any:
     return None if array is None else array.shape
 
 
-_GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_slope(x)")
+_GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
 
 
 def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:

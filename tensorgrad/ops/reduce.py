@@ -146,7 +146,7 @@ def _extremum(name: str, op: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
     return record(name, y, (x,), _extremum_backward, (x.data, y, axes))
 
 
-TIES = Row("ties", "x best", "either(x == best, is_nan(x))")
+TIES = Row("ties", "x best", "logical_or(x == best, is_nan(x))")
 SHARE = Row("share", "c dy count", "where(c, dy / count, 0)")
 
 
@@ -262,7 +262,7 @@ NORM_ONE_GRADIENT = Row("norm_gradient", "dy x", "dy * sign(x)")
 NORM_TWO_GRADIENT = Row(
     "norm_gradient", "dy x norm", "where(norm == 0, 0, dy * x / where(norm == 0, 1, norm))"
 )
-NORM_MAX_TIES = Row("norm_ties", "x norm", "either(absolute(x) == norm, is_nan(x))")
+NORM_MAX_TIES = Row("norm_ties", "x norm", "logical_or(absolute(x) == norm, is_nan(x))")
 NORM_MAX_GRADIENT = Row("norm_gradient", "c dy x count", "where(c, dy * sign(x) / count, 0)")
 
 

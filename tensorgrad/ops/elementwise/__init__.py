@@ -185,7 +185,7 @@ def erf(x: Any) -> Tensor:
     return ERF(x)
 
 
-FLOOR = Row("floor", "x", "floor_of(x)", "")
+FLOOR = Row("floor", "x", "round_down(x)", "")
 
 
 def floor(x: Any) -> Tensor:
@@ -193,7 +193,7 @@ def floor(x: Any) -> Tensor:
     return FLOOR(x)
 
 
-CEIL = Row("ceil", "x", "ceil_of(x)", "")
+CEIL = Row("ceil", "x", "round_up(x)", "")
 
 
 def ceil(x: Any) -> Tensor:
@@ -201,7 +201,7 @@ def ceil(x: Any) -> Tensor:
     return CEIL(x)
 
 
-ROUND = Row("round", "x", "rint_of(x)", "")
+ROUND = Row("round", "x", "round_nearest(x)", "")
 
 
 def round(x: Any) -> Tensor:
@@ -233,7 +233,7 @@ def isfinite(x: Any) -> Tensor:
     return ISFINITE(x)
 
 
-LOGICAL_NOT = Row("logical_not", "x", "inverted(x)", "")
+LOGICAL_NOT = Row("logical_not", "x", "logical_not(x)", "")
 
 
 def logical_not(x: Any) -> Tensor:
@@ -383,7 +383,7 @@ def greater_equal(a: Any, b: Any) -> Tensor:
     return GREATER_EQUAL(a, b)
 
 
-LOGICAL_AND = Row("logical_and", "a b", "both(a, b)", "", "")
+LOGICAL_AND = Row("logical_and", "a b", "logical_and(a, b)", "", "")
 
 
 def logical_and(a: Any, b: Any) -> Tensor:
@@ -391,7 +391,7 @@ def logical_and(a: Any, b: Any) -> Tensor:
     return LOGICAL_AND(a, b)
 
 
-LOGICAL_OR = Row("logical_or", "a b", "either(a, b)", "", "")
+LOGICAL_OR = Row("logical_or", "a b", "logical_or(a, b)", "", "")
 
 
 def logical_or(a: Any, b: Any) -> Tensor:
@@ -399,7 +399,7 @@ def logical_or(a: Any, b: Any) -> Tensor:
     return LOGICAL_OR(a, b)
 
 
-LOGICAL_XOR = Row("logical_xor", "a b", "differ(a, b)", "", "")
+LOGICAL_XOR = Row("logical_xor", "a b", "logical_xor(a, b)", "", "")
 
 
 def logical_xor(a: Any, b: Any) -> Tensor:

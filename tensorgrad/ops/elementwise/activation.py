@@ -58,12 +58,12 @@ def softplus(x: Any) -> Tensor:
     return SOFTPLUS(x)
 
 
-GELU_TANH = Row("gelu", "x", "gelu_tanh(x)", "dy * gelu_tanh_slope(x)")
+GELU_TANH = Row("gelu", "x", "gelu_tanh(x)", "dy * gelu_tanh_derivative(x)")
 GELU_ERF = Row(
     "gelu",
     "x",
-    "x * normal_share(x)",
-    "dy * (normal_share(x) + minimum(maximum(x, -40), 40) * normal_density(x))",  # inf * 0 is NaN
+    "x * normal_cdf(x)",
+    "dy * (normal_cdf(x) + minimum(maximum(x, -40), 40) * normal_pdf(x))",  # inf * 0 is NaN
 )
 
 
