@@ -13,12 +13,12 @@ all chips of compute capability 8.0 and later (`attention_sm80.py`), and plain o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from tensorgrad import backend, random
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
@@ -252,7 +252,7 @@ def attention_varlen(
     return record(op, y[0].swapaxes(0, 1), (q, k, v), _backward_varlen, saved)
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None, ...]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     q, k, v, y, logsumexp, options, _ = saved
     dtype = _gradient_dtype(q)
     gradients = tuple(backend.empty(a.shape, dtype, like=a) for a in (q, k, v))
@@ -260,9 +260,7 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple
     return gradients
 
 
-def _backward_packed(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     q, k, v, y, logsumexp, options, _ = saved
     (batch, heads, length, width), kv_heads = q.shape, k.shape[1]
     shape = (batch, length, (heads + 2 * kv_heads) * width)
@@ -272,9 +270,7 @@ def _backward_packed(
     return (dqkv,)
 
 
-def _backward_varlen(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _backward_varlen(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     *arrays, y, logsumexp, options = saved
     q, k, v = arrays
     dtype = _gradient_dtype(q)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64
@@ -174,9 +175,7 @@ class Row:
             arrays = _computable(arrays, self._widened)
         return evaluate(lambda *a: (self._value(*a),), arrays, [dtype], self._block)[0]
 
-    def _backward(
-        self, dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-    ) -> Sequence[Array | None]:
+    def _backward(self, dy: Array, saved: Saved, needs: Needs) -> Gradients:
         arrays: Sequence[Any]
         gradients = self._gradients.get(tuple(needs)) or self._gradients_of(tuple(needs))
         if type(dy) is _NDARRAY and dy.size <= self._small and dy.itemsize != 2:
