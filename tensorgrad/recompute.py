@@ -8,12 +8,13 @@ more forward. Tests: tests/test_recompute.py.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
 from tensorgrad import engine, random
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import Casts
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
@@ -74,7 +75,7 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> list[Array | None]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     call: _Call = saved[0]
     with _same_conditions(call):
         version = engine.next_version()

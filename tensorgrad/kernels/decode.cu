@@ -93,7 +93,7 @@ struct DecodeEpilogue {
         const long long place = row * (long long)columns + column;
         if (bias != nullptr) sum += to_compute(bias[column]);
         if (gelu == 1) sum = gelu_tanh(sum);
-        if (gelu == 2) sum *= normal_share(sum);
+        if (gelu == 2) sum *= normal_cdf(sum);
         if (gate != nullptr) {
             const float open = to_compute(gate[place]);
             sum *= open * sigmoid(open);

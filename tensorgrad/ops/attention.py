@@ -13,12 +13,12 @@ all chips of compute capability 8.0 and later (`attention_sm80.py`), and plain o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from tensorgrad import backend, random
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
@@ -30,7 +30,13 @@ from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
 from tensorgrad.kernels.attention import sm80 as attention_sm80
 from tensorgrad.kernels.attention import sm90 as attention_sm90
-from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, Sequences, empty_result
+from tensorgrad.kernels.attention.options import (
+    ALL,
+    Arrays,
+    AttentionOptions,
+    Sequences,
+    empty_result,
+)
 from tensorgrad.operands import float_tensor, integer_array, tensor_of
 from tensorgrad.ops import attention_numpy
 from tensorgrad.philox import fill_keep
@@ -120,9 +126,9 @@ def attention(
         raise ShapeError(f"{op}: v has shape {v.shape}, expected {k.shape} like k")
     _check_heads(op, heads, k.shape[1])
     arrays = q.data, k.data, v.data
-    rule = _rule(op, arrays, mask, causal, scale, dropout, window)
-    y, logsumexp = _forward(arrays, rule)
-    result = record(op, y, (q, k, v), _backward, (*arrays, y, logsumexp, rule, rule.bias))
+    options = _options(op, arrays, mask, causal, scale, dropout, window)
+    y, logsumexp = _forward(arrays, options)
+    result = record(op, y, (q, k, v), _backward, (*arrays, y, logsumexp, options, options.bias))
     if not return_logsumexp:
         return result
     nothing = logsumexp >= np.finfo(logsumexp.dtype).max / 4
@@ -170,9 +176,9 @@ def attention_packed(
             f"and {kv_heads} heads of keys and values"
         )
     arrays = _unpack(qkv.data, heads, kv_heads)
-    rule = _rule(op, arrays, mask, causal, scale, dropout, window)
-    y, logsumexp = _forward(arrays, rule)
-    saved = (*arrays, y, logsumexp, rule, rule.bias)
+    options = _options(op, arrays, mask, causal, scale, dropout, window)
+    y, logsumexp = _forward(arrays, options)
+    saved = (*arrays, y, logsumexp, options, options.bias)
     batch, length = qkv.shape[:2]
     y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
     return record(op, y, (qkv,), _backward_packed, saved)
@@ -240,70 +246,66 @@ def attention_varlen(
                 f"{op}: k_starts has shape {k_found.shape}, expected {found.shape} like starts"
             )
     sequences = Sequences(found, k_found, (longest, k_longest))
-    rule = _rule(op, arrays, None, causal, scale, dropout, window, sequences)
-    y, logsumexp = _forward(arrays, rule)
-    saved = (*arrays, y, logsumexp, rule)
+    options = _options(op, arrays, None, causal, scale, dropout, window, sequences)
+    y, logsumexp = _forward(arrays, options)
+    saved = (*arrays, y, logsumexp, options)
     return record(op, y[0].swapaxes(0, 1), (q, k, v), _backward_varlen, saved)
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None, ...]:
-    q, k, v, y, logsumexp, rule, _ = saved
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    q, k, v, y, logsumexp, options, _ = saved
     dtype = _gradient_dtype(q)
     gradients = tuple(backend.empty(a.shape, dtype, like=a) for a in (q, k, v))
-    _write_gradients(dy, (q, k, v), y, logsumexp, rule, gradients)
+    _write_gradients(dy, (q, k, v), y, logsumexp, options, gradients)
     return gradients
 
 
-def _backward_packed(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    q, k, v, y, logsumexp, rule, _ = saved
+def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    q, k, v, y, logsumexp, options, _ = saved
     (batch, heads, length, width), kv_heads = q.shape, k.shape[1]
     shape = (batch, length, (heads + 2 * kv_heads) * width)
     dqkv = backend.empty(shape, _gradient_dtype(q), like=q)
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
-    _write_gradients(dy, (q, k, v), y, logsumexp, rule, _unpack(dqkv, heads, kv_heads))
+    _write_gradients(dy, (q, k, v), y, logsumexp, options, _unpack(dqkv, heads, kv_heads))
     return (dqkv,)
 
 
-def _backward_varlen(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    *arrays, y, logsumexp, rule = saved
+def _backward_varlen(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    *arrays, y, logsumexp, options = saved
     q, k, v = arrays
     dtype = _gradient_dtype(q)
     gradients = tuple(empty_result(a, dtype) for a in (q, k, v))
-    _write_gradients(dy[None].swapaxes(1, 2), (q, k, v), y, logsumexp, rule, gradients)
+    _write_gradients(dy[None].swapaxes(1, 2), (q, k, v), y, logsumexp, options, gradients)
     return tuple(gradient[0].swapaxes(0, 1) for gradient in gradients)
 
 
-def _implementation(arrays: Arrays, rule: Rule) -> Any:
+def _implementation(arrays: Arrays, options: AttentionOptions) -> Any:
     """Return the module whose forward and backward do these arrays."""
     if type(arrays[0]) is np.ndarray:
         return attention_numpy
     for kernels in (attention_short, attention_sm90, attention_sm80):
-        if kernels.supports(arrays, rule):
+        if kernels.supports(arrays, options):
             return kernels
     return attention_simple
 
 
-def _forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result and the logarithm of each row's sum, huge where the row is empty."""
     q, k, _ = arrays
     if not q.size or not k.size:
         y = empty_result(q, q.dtype)
         y[...] = 0
         return y, backend.namespace(q).full(q.shape[:3], np.inf, compute_dtype(q.dtype))
-    y, logsumexp = _implementation(arrays, rule).forward(arrays, rule)
+    y, logsumexp = _implementation(arrays, options).forward(arrays, options)
     return y, logsumexp
 
 
 def _write_gradients(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Any
+    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, options: AttentionOptions, gradients: Any
 ) -> None:
     if y.size and arrays[1].size:
-        backward = _implementation(arrays, rule).backward
-        backward(dy, arrays, y, logsumexp, rule, gradients)
+        backward = _implementation(arrays, options).backward
+        backward(dy, arrays, y, logsumexp, options, gradients)
     else:
         for gradient in gradients:
             gradient[...] = 0
@@ -368,7 +370,7 @@ def _starts(
     return backend.asarray_like(starts, like=tensor.data).astype(int32, copy=False), longest
 
 
-def _rule(
+def _options(
     op: str,
     arrays: Any,
     mask: Any,
@@ -377,7 +379,7 @@ def _rule(
     dropout: float,
     window: int | None,
     sequences: Sequences | None = None,
-) -> Rule:
+) -> AttentionOptions:
     """Return what forward and backward need to know beside q, k and v."""
     q, k, _ = arrays
     if not q.shape[3]:
@@ -397,7 +399,7 @@ def _rule(
     if key is not None and type(q) is np.ndarray:
         keep = np.empty(shape, np.bool_)
         fill_keep(keep, key, 1 - dropout)
-    return Rule(
+    return AttentionOptions(
         scale=1 / math.sqrt(q.shape[3]) if scale is None else float(scale),
         before=before,
         after=0 if causal else before,

@@ -9,12 +9,12 @@ Tests: tests/ops/test_cross_entropy.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_number, check_range
@@ -103,7 +103,7 @@ def cross_entropy(
     return record(op, loss, (logits,), _backward, saved)
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     dlogits, share, shape = saved
     scale = dy.reshape(-1, 1) * dy.dtype.type(share)  # of each row, or of all
     if scale.size == 1 and scale[0, 0] == 1:

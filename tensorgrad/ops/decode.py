@@ -15,7 +15,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import decode as decode_cuda
-from tensorgrad.kernels.attention.rule import ALL, Rule
+from tensorgrad.kernels.attention.options import ALL, AttentionOptions
 from tensorgrad.kernels.prepared import now
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention import attention
@@ -117,12 +117,12 @@ def _forward_numpy(
 ) -> None:
     """Write (B, H, D); sequences of different lengths one after the other."""
     before = ALL if window is None else window - 1
-    rule = Rule(1 / math.sqrt(q.shape[2]), before=before, after=0)
+    options = AttentionOptions(1 / math.sqrt(q.shape[2]), before=before, after=0)
     alike = (lengths == lengths[0]).all()
     for first, last in [(0, len(q))] if alike else [(b, b + 1) for b in range(len(q))]:
         seen = slice(first, last), slice(None), slice(None, int(lengths[first]) + 1)
         arrays = q[first:last, :, None], keys[seen], values[seen]
-        mixed, _ = attention_numpy.forward(arrays, rule)
+        mixed, _ = attention_numpy.forward(arrays, options)
         y[first:last] = mixed[:, :, 0]
 
 

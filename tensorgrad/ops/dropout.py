@@ -5,12 +5,12 @@ No mask is kept: backward draws the same bits again. Tests: tests/ops/test_dropo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend, philox, random
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import probability
@@ -108,14 +108,12 @@ def dropout_add(
     return record(op, y, inputs, _add_backward, (draw,))
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (draw,) = saved
     return (_forward(dy, draw, draw.dtype),)
 
 
-def _add_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _add_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (draw,) = saved
     dx = _forward(dy, draw, draw.dtype) if needs[0] or needs[-1] else None
     return (dx, dy, dx)[: len(needs)]  # the walk sums the gradient of the bias

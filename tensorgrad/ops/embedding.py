@@ -6,13 +6,12 @@ bits on either device. Kernels: kernels/embedding.cu, for the gradient kernels/i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import accumulated_view
+from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
@@ -84,7 +83,7 @@ def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) 
         )
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Any, ...]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     ids, start, shape, positions_shape = saved
     dweight = _add_back(shape, ids, dy) if needs[0] else None
     if not needs[1]:

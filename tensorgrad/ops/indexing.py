@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensorgrad import autograd, backend, engine
-from tensorgrad.accumulation import accumulated_view
+from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
@@ -66,9 +66,7 @@ def getitem(x: Any, key: Any) -> Tensor:
     return record("getitem", y, (x,), _getitem_backward, (x.data.shape, *arrays))
 
 
-def _view_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _view_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     key, shape = saved
     parts = key if type(key) is tuple else (key,)
     if ... not in parts:
@@ -76,9 +74,7 @@ def _view_backward(
     return (accumulated_view(dy, needs[0], shape, parts),)
 
 
-def _getitem_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _getitem_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, *parts = saved
     key = tuple(parts)
     xp = namespace(dy)
@@ -203,9 +199,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     return record("take", y, (x,), _take_backward, (x.data.shape, data.shape, axis, places))
 
 
-def _take_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _take_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     own, shape, axis, places = saved
     outer, inner = shape[:axis], shape[axis + 1 :]
     dy = dy.reshape((int(np.prod(outer)), places.size, *inner)).swapaxes(0, 1)
@@ -250,9 +244,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
     )
 
 
-def _along_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _along_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     own, shape, axis, picks = saved
     size = int(np.prod(shape))
     places = namespace(dy).arange(size).reshape(shape)[_lines(shape, picks, axis)]

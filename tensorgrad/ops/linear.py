@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.accumulation import accumulated, kernel_sum
+from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_sum
 from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import no_grad, record
@@ -66,9 +66,7 @@ def linear(
     return record("linear", y, inputs, _linear_backward, (a, w, kernel))
 
 
-def _linear_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]
-) -> tuple[Array | None, ...]:
+def _linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, weight, kernel = saved
     rows = flat(dy)
     dtype = promoted("linear", ("dy", "weight"), (rows, weight))
@@ -103,9 +101,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, pre))
 
 
-def _linear_gelu_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]
-) -> tuple[Array | None, ...]:
+def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, weight, pre = saved
     dpre = _GELU_BACKWARD(flat(dy), pre).data
     return _linear_backward(dpre, (x, weight, None), needs)
@@ -153,9 +149,7 @@ def feed_forward(
     return record(op, y, inputs, _feed_forward_backward, (a, u, d, pre, h))
 
 
-def _feed_forward_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]
-) -> tuple[Array | None, ...]:
+def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, up, down, pre, h = saved
     rows = flat(dy)
     ddown, ddown_bias = _weight_gradient(rows, h, needs[3]), _bias_gradient(rows, needs[4])
@@ -205,9 +199,7 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 
 
-def _gated_linear_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]
-) -> tuple[Array | None, ...]:
+def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, gate, up, inner = saved
     dgate, dup = map(flat, inner.backward(dy, inner.saved, (True, True)))
     dx = _sum_of_products((dgate, gate), (dup, up)).reshape(x.shape) if needs[0] else None
@@ -251,7 +243,7 @@ def _shape(array: Array | None) -> Any:
     return None if array is None else array.shape
 
 
-_GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_slope(x)")
+_GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
 
 
 def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:

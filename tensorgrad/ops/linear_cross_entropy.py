@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
@@ -173,7 +174,7 @@ def check_shapes(
     return classes
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Sequence[Array | None]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     *_, problem, count, early = saved
     scale = Scale(backend.contiguous(dy).reshape(-1), count)
     if not early:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import accumulated
+from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_range, promoted
@@ -193,17 +193,13 @@ def _forward(
     return forward(x, residual, _data(weight), _data(bias), eps, centre)
 
 
-def _backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[Any], dsum: Array | None = None
-) -> tuple[Array | None, ...]:
+def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) -> Gradients:
     backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
     x, weight, mean, rstd = saved
     return backward(dy, dsum, x, weight, mean, rstd, needs)
 
 
-def _backward_added(
-    dys: Sequence[Array | None], saved: tuple[Any, ...], needs: Sequence[Any]
-) -> tuple[Array | None, ...]:
+def _backward_added(dys: Sequence[Array | None], saved: Saved, needs: Needs) -> Gradients:
     dsum, dy = dys
     if dy is None:  # nobody used the normalised rows
         return dsum, dsum, None, None
@@ -255,7 +251,7 @@ def _backward_numpy(
     weight: Array | None,
     mean: Array | None,
     rstd: Array,
-    needs: Sequence[Any],
+    needs: Needs,
 ) -> tuple[Array | None, ...]:
     count, width = len(rstd), x.shape[-1]
     dtype = rstd.dtype

@@ -9,12 +9,12 @@ x may be a tensor or an array. Every function raises ArgumentError where x has n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, widened
@@ -44,9 +44,6 @@ __all__ = [
 ]
 
 Axes = tuple[int, ...]
-Gradient = tuple[Array]
-Saved = tuple[Any, ...]
-Needs = Sequence[bool]
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -56,7 +53,7 @@ def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return record("sum", y, (x,), _sum_backward, (x.data.shape, axes))
 
 
-def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (_spread(dy, *saved),)
 
 
@@ -68,7 +65,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return record("mean", y, (x,), _mean_backward, (array.shape, axes, count))
 
 
-def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axes, count = saved
     share = backend.namespace(dy).asarray(widened(dy) / (count or 1))  # 0-d results come as scalars
     return (_spread(share, shape, axes),)
@@ -93,7 +90,7 @@ def var(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> T
 VAR_GRADIENT = Row("var_gradient", "dy x mean divisor", "dy * 2 * (x - mean) / divisor")
 
 
-def _var_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _var_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, axes, ddof = saved
     divisor = _divisor(x.shape, axes, ddof) or math.nan
     return (VAR_GRADIENT(keep_axes(dy, x.shape, axes), x, _mean_array(x, axes), divisor).data,)
@@ -115,7 +112,7 @@ STD_GRADIENT = Row(
 )
 
 
-def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, y, axes, ddof = saved
     divisor = _divisor(x.shape, axes, ddof) or math.nan
     dy, y = keep_axes(dy, x.shape, axes), keep_axes(y, x.shape, axes)
@@ -146,11 +143,11 @@ def _extremum(name: str, op: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
     return record(name, y, (x,), _extremum_backward, (x.data, y, axes))
 
 
-TIES = Row("ties", "x best", "either(x == best, is_nan(x))")
+TIES = Row("ties", "x best", "logical_or(x == best, is_nan(x))")
 SHARE = Row("share", "c dy count", "where(c, dy / count, 0)")
 
 
-def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, y, axes = saved
     ties = TIES(x, keep_axes(y, x.shape, axes)).data
     count = sum_array(ties, axes, keepdims=True).astype(compute_dtype(dy.dtype))
@@ -174,7 +171,7 @@ PROD_GRADIENT = Row(
 )
 
 
-def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     """Multiply all factors but one: divide the product of what is not 0, and count the zeros."""
     x, axes = saved
     x = widened(x)
@@ -235,7 +232,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 LOGSUMEXP_GRADIENT = Row("logsumexp_gradient", "dy x value", "dy * exp(x - value)")
 
 
-def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, y, axes = saved
     return (LOGSUMEXP_GRADIENT(keep_axes(dy, x.shape, axes), x, keep_axes(y, x.shape, axes)).data,)
 
@@ -262,11 +259,11 @@ NORM_ONE_GRADIENT = Row("norm_gradient", "dy x", "dy * sign(x)")
 NORM_TWO_GRADIENT = Row(
     "norm_gradient", "dy x norm", "where(norm == 0, 0, dy * x / where(norm == 0, 1, norm))"
 )
-NORM_MAX_TIES = Row("norm_ties", "x norm", "either(absolute(x) == norm, is_nan(x))")
+NORM_MAX_TIES = Row("norm_ties", "x norm", "logical_or(absolute(x) == norm, is_nan(x))")
 NORM_MAX_GRADIENT = Row("norm_gradient", "c dy x count", "where(c, dy * sign(x) / count, 0)")
 
 
-def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, y, axes, ord = saved
     dy, y = keep_axes(dy, x.shape, axes), keep_axes(y, x.shape, axes)
     if ord == 1:
@@ -295,7 +292,7 @@ def cumsum(x: Any, axis: int | None = None) -> Tensor:
     return record("cumsum", y, (x,), _cumsum_backward, (x.data.shape, along))
 
 
-def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradient:
+def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axis = saved
     flip = backend.namespace(dy).flip
     return (flip(_cumsum_array(flip(widened(dy), axis), axis), axis).reshape(shape),)

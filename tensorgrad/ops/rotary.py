@@ -6,12 +6,12 @@ Tests: tests/ops/test_rotary.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer
@@ -74,7 +74,7 @@ def rotary(
     return record(op, y, (x,), _backward, (cosines, sines, heads, interleaved))
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     cos, sin, heads, interleaved = saved
     turn = _turn_numpy if type(dy) is np.ndarray else kernel.turn
     return (turn(dy, cos, sin, -1, heads, interleaved),)

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record, stand_in
 from tensorgrad.backend import Array, namespace
@@ -67,9 +68,7 @@ def astype(x: Any, dtype: DtypeLike, copy: bool = True) -> Tensor:
     return stand_in(y, given) if is_float(target) else Tensor(y)
 
 
-def _pass_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _pass_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     """Hand dy on: the walk gives it the shape of the input."""
     return (dy,)
 
@@ -87,9 +86,7 @@ def to(x: Any, device: str) -> Tensor:
     return record("to", y, (given,), _to_backward, (given.device,))
 
 
-def _to_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _to_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (device,) = saved
     return (backend.to_device(dy, device),)
 
@@ -116,9 +113,7 @@ def ravel(x: Any) -> Tensor:
     return record("ravel", x.data.reshape(-1), (x,), _reshape_backward, (x.data.shape,))
 
 
-def _reshape_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _reshape_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (shape,) = saved
     return (dy.reshape(shape),)
 
@@ -143,9 +138,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     return record("transpose", y, (x,), _transpose_backward, (order,))
 
 
-def _transpose_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _transpose_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     order = [axis % dy.ndim for axis in saved[0]]
     return (dy.transpose(sorted(range(dy.ndim), key=order.__getitem__)),)
 
@@ -166,9 +159,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     return record("swapaxes", y, (x,), _swapaxes_backward, (axis1, axis2))
 
 
-def _swapaxes_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _swapaxes_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.swapaxes(*saved),)
 
 
@@ -273,9 +264,7 @@ def _join(op: str, parts: list[Tensor], axis: int) -> Tensor:
     return record(op, y, parts, _concatenate_backward, (axis, lengths))
 
 
-def _concatenate_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> list[Array | None]:
+def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     axis, lengths = saved
     before = (slice(None),) * axis
     grads: list[Array | None] = []
@@ -367,9 +356,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
     return take(x, np.repeat(np.arange(length), counts), axis)
 
 
-def _repeat_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _repeat_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     axis, count, shape = saved
     copies = dy.reshape(*shape[: axis + 1], count, *shape[axis + 1 :])
     return (copies.sum(axis + 1, dtype=compute_dtype(dy.dtype)),)
@@ -390,9 +377,7 @@ def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
     return record("tile", y, (x,), _tile_backward, (counts, shape, x.data.shape))
 
 
-def _tile_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _tile_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     counts, shape, own = saved
     copies = dy.reshape([length for pair in zip(counts, shape, strict=True) for length in pair])
     every_other = tuple(range(0, copies.ndim, 2))
@@ -407,9 +392,7 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return record("flip", x.data[(*key, ...)], (x,), _flip_backward, (key,))
 
 
-def _flip_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _flip_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (key,) = saved
     return (dy[(*key, ...)],)
 
@@ -444,9 +427,7 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
     return record("roll", y, (x,), _roll_backward, (tuple([-one for one in shifts]), axes))
 
 
-def _roll_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _roll_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (namespace(dy).roll(dy, *saved),)
 
 
@@ -508,8 +489,6 @@ def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Ten
     return record("pad", y, (x,), _pad_backward, (inner,))
 
 
-def _pad_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _pad_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (inner,) = saved
     return (dy[inner],)

@@ -9,12 +9,12 @@ mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import axis_index, check_number
@@ -120,7 +120,7 @@ def _run(op: str, x: Tensor, axis: int, rule: _Rule, logarithm: bool) -> Tensor:
     return record(op, y, (x,), _backward, (y, axis, rule.scale, logarithm))
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     y, axis, scale, logarithm = saved
     backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
     dx = backward(_swapped(dy, axis), _swapped(y, axis), scale, logarithm)

@@ -36,16 +36,16 @@ def several(name: str, parameters: str, *texts: str) -> Formula:
     return Formula(name, list(table), expressions, places)
 
 
-SLOPES = several(
-    "slopes", "x", "silu_derivative(x)", "gelu_tanh_slope(x)",
-    "floor_of(x)", "ceil_of(x)", "rint_of(x)", "square(x)",
+DERIVATIVES = several(
+    "derivatives", "x", "silu_derivative(x)", "gelu_tanh_derivative(x)",
+    "round_down(x)", "round_up(x)", "round_nearest(x)", "square(x)",
 )  # fmt: skip
 LOGIC = several(
     "logic", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)"
 )
 BITS = several(
     "bits", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)",
-    "left_shift(a, b)", "right_shift(a, b)", "floor_of(a)", "ceil_of(a)", "rint_of(a)",
+    "left_shift(a, b)", "right_shift(a, b)", "round_down(a)", "round_up(a)", "round_nearest(a)",
     "square(a)", "power(a, b)",
 )  # fmt: skip
 
@@ -79,8 +79,8 @@ KERNELS: dict[str, Any] = {
         _Layout(4, True, (("1",), ("s",), None)), [float64, float64, bool_, float64, None], 1,
     ),
     **{
-        f"slopes_{dtype}": (SLOPES, _Layout(4, False, (("1",),)), [compute_dtype(dtype),
-                            *[dtype] * (len(SLOPES.results) + 1)], len(SLOPES.results))
+        f"slopes_{dtype}": (DERIVATIVES, _Layout(4, False, (("1",),)), [compute_dtype(dtype),
+                            *[dtype] * (len(DERIVATIVES.results) + 1)], len(DERIVATIVES.results))
         for dtype in (bfloat16, float32, float64)
     },
     **{

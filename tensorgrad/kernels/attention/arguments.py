@@ -12,7 +12,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
-from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule
+from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions
 from tensorgrad.kernels.loader import NULL, by_value, load, pointer
 
 _STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "row")])
@@ -38,55 +38,57 @@ def readable(array: Array) -> Array:
     return array if beside else backend.contiguous(array)
 
 
-def problem(arrays: Arrays, y: Array, rule: Rule, gradients: Sequence[Array] = ()) -> Any:
+def problem(
+    arrays: Arrays, y: Array, options: AttentionOptions, gradients: Sequence[Array] = ()
+) -> Any:
     """Return the struct Problem; y is the result or its gradient."""
     q, k, v = arrays
     batch, heads, queries, width = q.shape
     keys, sums = k.shape[2], (heads * queries, queries, 1)
-    if rule.sequences is not None:
-        batch, sums = len(rule.sequences.q_starts) - 1, (0, queries, 1)
-        queries, keys = rule.sequences.longest
+    if options.sequences is not None:
+        batch, sums = len(options.sequences.q_starts) - 1, (0, queries, 1)
+        queries, keys = options.sequences.longest
     everything = (q, k, v, y, *gradients)
     even = width * q.itemsize % 16 == 0 and all(map(_aligned, everything))
     strides = [_strides(array) for array in everything] + [(0, 0, 0)] * (3 - len(gradients))
     bias = (0,) * 4
-    if rule.bias is not None:
-        bias = tuple(stride // rule.bias.itemsize for stride in rule.bias.strides)
-    by_head = not (rule.after == 0 and rule.before == ALL)
+    if options.bias is not None:
+        bias = tuple(stride // options.bias.itemsize for stride in options.bias.strides)
+    by_head = not (options.after == 0 and options.before == ALL)
     factors = (
-        rule.scale / math.log(2),
-        1 / rule.scale if rule.scale else 0,
-        1 / (1 - rule.dropout),
+        options.scale / math.log(2),
+        1 / options.scale if options.scale else 0,
+        1 / (1 - options.dropout),
     )
     return _struct(
-        heads, k.shape[1], queries, keys, width, rule.before, rule.after, batch, even, by_head,
-        *factors, 0, rule.scale, 1 - rule.dropout, *strides, sums, bias,
+        heads, k.shape[1], queries, keys, width, options.before, options.after, batch, even,
+        by_head, *factors, 0, options.scale, 1 - options.dropout, *strides, sums, bias,
     )  # fmt: skip
 
 
-def rest(rule: Rule) -> tuple[Any, Any, Any]:
-    """Return what else a kernel is told of the rule: the bias and the starts, or null."""
-    bias = pointer(rule.bias)
-    if rule.sequences is None:
+def rest(options: AttentionOptions) -> tuple[Any, Any, Any]:
+    """Return the bias and the starts of the sequences, null where there are none."""
+    bias = pointer(options.bias)
+    if options.sequences is None:
         return bias, NULL, NULL
-    return bias, rule.sequences.q_starts, rule.sequences.k_starts
+    return bias, options.sequences.q_starts, options.sequences.k_starts
 
 
-def dropout(rule: Rule) -> Any:
+def dropout(options: AttentionOptions) -> Any:
     """Return the struct Dropout."""
-    if rule.key is None:
+    if options.key is None:
         return _no_dropout()
-    seed, draw, stream, offset = rule.key
+    seed, draw, stream, offset = options.key
     pointer = 0 if offset is None else offset.data.ptr
-    threshold = round((1 - rule.dropout) * 2**16)  # as fill_keep rounds it
+    threshold = round((1 - options.dropout) * 2**16)  # as fill_keep rounds it
     return by_value(np.array([(seed, draw, stream, pointer, threshold)], _DROPOUT))
 
 
-def blocks(rows: Array, size: int, rule: Rule, keys: bool = False) -> int:
+def blocks(rows: Array, size: int, options: AttentionOptions, keys: bool = False) -> int:
     """Return how many blocks of so many queries, or keys, all heads of all sequences have."""
     batch, heads, length, _ = rows.shape
-    if rule.sequences is not None:
-        batch, length = len(rule.sequences.q_starts) - 1, rule.sequences.longest[keys]
+    if options.sequences is not None:
+        batch, length = len(options.sequences.q_starts) - 1, options.sequences.longest[keys]
     return int(-(-length // size) * batch * heads)
 
 

@@ -14,7 +14,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.attention.arguments import aligned, dropout, problem, rest
-from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import Kernel, load
 
@@ -22,8 +22,8 @@ _FILE = "attention/short.cu"
 _LONGEST, _WIDEST = 64, 64
 
 
-def supports(arrays: Arrays, rule: Rule) -> bool:
-    """Whether the kernels are for this GPU, for these arrays and this rule."""
+def supports(arrays: Arrays, options: AttentionOptions) -> bool:
+    """Whether the kernels support this GPU, these arrays and these options."""
     q, k, _ = arrays
     heads, queries, width = q.shape[1:]
     return (
@@ -31,15 +31,15 @@ def supports(arrays: Arrays, rule: Rule) -> bool:
         and width <= _WIDEST
         and q.itemsize == 2
         and heads == k.shape[1]
-        and rule.sequences is None
-        and rule.scale > 0
+        and options.sequences is None
+        and options.scale > 0
         and width % 8 == 0
         and all([aligned(array) for array in arrays])
         and capability(q.device.id) >= 80
     )
 
 
-def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     q, k, v = arrays
     y = empty_result(q, q.dtype)
@@ -50,13 +50,18 @@ def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     kernel(
         (q.shape[0] * q.shape[1],),
         (threads,),
-        (y, logsumexp, q, k, v, rest(rule)[0], problem(arrays, y, rule), dropout(rule)),
+        (y, logsumexp, q, k, v, rest(options)[0], problem(arrays, y, options), dropout(options)),
     )
     return y, logsumexp
 
 
 def backward(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+    dy: Array,
+    arrays: Arrays,
+    y: Array,
+    logsumexp: Array,
+    options: AttentionOptions,
+    gradients: Arrays,
 ) -> None:
     """Write the gradients, of the dtype of q; y is not needed."""
     q, k, v = arrays
@@ -70,8 +75,8 @@ def backward(
     kernel(
         (q.shape[0] * q.shape[1],),
         (threads,),
-        (*gradients, q, k, v, dy, logsumexp, rest(rule)[0],
-         problem(arrays, dy, rule, gradients), dropout(rule)),
+        (*gradients, q, k, v, dy, logsumexp, rest(options)[0],
+         problem(arrays, dy, options, gradients), dropout(options)),
         shared,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
-from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, empty_result
+from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, empty_result
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.device import capability, multiprocessors
 from tensorgrad.kernels.loader import Kernel, by_value, load
@@ -56,40 +56,45 @@ _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
 _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold dk and dv
 
 
-def supports(arrays: Arrays, rule: Rule) -> bool:
-    """Whether the kernels are for this GPU, for these arrays and this rule."""
+def supports(arrays: Arrays, options: AttentionOptions) -> bool:
+    """Whether the kernels support this GPU, these arrays and these options."""
     q = arrays[0]
     fit = q.itemsize == 2 and q.shape[3] % 8 == 0 and q.shape[3] <= 256
     return fit and capability(q.device.id) == 90
 
 
-def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     y = empty_result(arrays[0], arrays[0].dtype)
     q, k, v = [_readable(array) for array in arrays]
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
-    kernel, grid, block, columns, struct = _problem(q, k, rule).forward
+    kernel, grid, block, columns, struct = _problem(q, k, options).forward
     kernel(
         grid,
         block,
         (y, logsumexp, counter(q), _rows(q), _boxes(k, columns), _boxes(v, columns), struct,
-         _extra(rule, q.shape[2], 0)),
+         _extra(options, q.shape[2], 0)),
         _SHARED,
     )  # fmt: skip
     return y, logsumexp
 
 
 def backward(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+    dy: Array,
+    arrays: Arrays,
+    y: Array,
+    logsumexp: Array,
+    options: AttentionOptions,
+    gradients: Arrays,
 ) -> None:
     """Write the gradients, of the dtype of q; dk and dv have equal strides."""
     q, k, v = [_readable(array) for array in arrays]
     dy = _readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
-    problem = _problem(q, k, rule)
+    problem = _problem(q, k, options)
     sums = backend.empty((*q.shape[:2], 2, problem.pitch), float32, like=q)
     kernel, grid, block, columns, struct = problem.backward_rows
-    extra, numbers = _extra(rule, q.shape[2], columns), problem.numbers
+    extra, numbers = _extra(options, q.shape[2], columns), problem.numbers
     kernel(grid, block, (sums, y, dy, logsumexp, struct, extra, *numbers, _strides(dy)))
     pitch, rows_of_k, rows_of_v = numbers[2], _rows(k), _rows(v)
     for kernel, grid, block, columns, struct in problem.backward_keys:
@@ -120,13 +125,15 @@ class _Launch(NamedTuple):
     struct: Any  # Problem
 
 
-def _problem(q: Array, k: Array, rule: Rule) -> _Problem:
+def _problem(q: Array, k: Array, options: AttentionOptions) -> _Problem:
     """Return what follows from the sizes: the same from step to step."""
-    starts = rule.sequences
-    extras = rule.bias is not None or rule.dropout > 0 or starts is not None or rule.scale <= 0
+    starts = options.sequences
+    extras = (
+        options.bias is not None or options.dropout > 0 or starts is not None or options.scale <= 0
+    )
     lengths = None if starts is None else (len(starts.q_starts) - 1, *starts.longest)
     return _problem_of(
-        q.dtype, q.shape, k.shape, lengths, rule.before, rule.after, rule.scale, extras,
+        q.dtype, q.shape, k.shape, lengths, options.before, options.after, options.scale, extras,
         q.device.id,
     )  # fmt: skip
 
@@ -137,7 +144,7 @@ class _Problem:
     Args:
         dtype, q_shape, k_shape: of the arrays.
         lengths: how many sequences there are and the longest of q and of k; None: those of arrays.
-        before, after, scale: as in `Rule`.
+        before, after, scale: as in `AttentionOptions`.
         extras: whether the kernels for what few use are needed.
         device: the GPU, which is the current one.
     """
@@ -231,12 +238,12 @@ class _Problem:
 _problem_of = lru_cache(maxsize=1024)(_Problem)
 
 
-def _extra(rule: Rule, length: int, columns: int) -> Any:
+def _extra(options: AttentionOptions, length: int, columns: int) -> Any:
     """Return the struct Extras."""
-    starts, bias, key = rule.sequences, rule.bias, rule.key
+    starts, bias, key = options.sequences, options.bias, options.key
     if starts is None and bias is None and key is None:
         return _no_extra(length, columns)
-    kept = 1 - rule.dropout
+    kept = 1 - options.dropout
     fields = (
         *((0,) * 5 if bias is None else (bias.data.ptr, *(step // 4 for step in bias.strides))),
         *((0, 0) if starts is None else (starts.q_starts.data.ptr, starts.k_starts.data.ptr)),

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64
@@ -174,9 +175,7 @@ class Row:
             arrays = _computable(arrays, self._widened)
         return evaluate(lambda *a: (self._value(*a),), arrays, [dtype], self._block)[0]
 
-    def _backward(
-        self, dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-    ) -> Sequence[Array | None]:
+    def _backward(self, dy: Array, saved: Saved, needs: Needs) -> Gradients:
         arrays: Sequence[Any]
         gradients = self._gradients.get(tuple(needs)) or self._gradients_of(tuple(needs))
         if type(dy) is _NDARRAY and dy.size <= self._small and dy.itemsize != 2:
@@ -289,6 +288,49 @@ class Row:
         if isinstance(error, TypeError):
             got = ", ".join(f"{name} has dtype {a.dtype}" for name, a in named)
             raise DtypeError(f"{self.name}: {got}, expected dtypes it is defined for") from error
+
+
+class Unary(Protocol):
+    """An op of one operand."""
+
+    def __call__(self, x: Any) -> Tensor:
+        """Return the result in the shape of x."""
+
+
+class Binary(Protocol):
+    """An op of two operands."""
+
+    def __call__(self, a: Any, b: Any) -> Tensor:
+        """Return the result in the shape that a and b broadcast to."""
+
+
+def unary(name: str, returns: str, value: str, dx: str = "") -> Unary:
+    """Return a row with one operand as a function, which returns what `returns` says."""
+    row = Row(name, "x", value, dx)
+
+    def op(x: Any) -> Tensor:
+        return row(x)
+
+    _describe(op, name, returns)
+    return op
+
+
+def binary(name: str, returns: str, value: str, da: str = "", db: str = "") -> Binary:
+    """Return a row with two operands as a function, which returns what `returns` says."""
+    row = Row(name, "a b", value, da, db)
+
+    def op(a: Any, b: Any) -> Tensor:
+        return row(a, b)
+
+    _describe(op, name, returns)
+    return op
+
+
+def _describe(op: Any, name: str, returns: str) -> None:
+    """Give a function the name and docstring of its row."""
+    op.__name__ = op.__qualname__ = name
+    op.__module__ = "tensorgrad.ops.elementwise"
+    op.__doc__ = f"Return {returns}."
 
 
 class _Constant:

@@ -22,8 +22,8 @@ _SCALARS = frozenset((bool, int, float))
 _ALLOWED = "elementwise ops: arithmetic, comparisons, where, clip, activations, casts to floats"
 
 _BITWISE = {  # what they are of bool
-    "bitwise_and": "both", "bitwise_or": "either", "bitwise_xor": "differ", "invert": "inverted",
-    "left_shift": "", "right_shift": "",
+    "bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
+    "invert": "logical_not", "left_shift": "", "right_shift": "",
 }  # fmt: skip
 _NUMBERS = {"b": bool, "i": int, "f": float}  # what Python numbers make is one, too
 
