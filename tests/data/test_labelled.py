@@ -38,10 +38,10 @@ def test_a_folder_gives_its_columns_by_name(folder: Path) -> None:
 
 
 def test_a_long_column_name_is_quoted_in_part(tmp_path: Path) -> None:
-    (tmp_path / "train.tsv").write_text("x" * 9000 + "\tother\n0\tgood\n", encoding="utf-8")
-    for columns in ({"label_column": "none"}, {"label_column": "other"}, {"text_column": "y"}):
-        with pytest.raises(DataError) as caught:
-            read_labelled(tmp_path, "train", **columns)
+    for others in ("", "\tother"):
+        (tmp_path / "train.tsv").write_text("x" * 9000 + others + "\n", encoding="utf-8")
+        with pytest.raises(DataError, match="has the columns") as caught:
+            read_labelled(tmp_path, "train")
         assert len(str(caught.value)) < 600
 
 
