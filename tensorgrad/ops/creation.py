@@ -1,4 +1,4 @@
-"""Making tensors: from values, and filled by rule. Tests: tests/ops/test_creation.py.
+"""Creating tensors: from values, zeros, ranges, one-hot rows. Tests: tests/ops/test_creation.py.
 
 What has no dtype of its own is float32 (Python floats, `zeros(3)`); Python ints are int64, bools
 bool, and arrays keep theirs. `device` is "cpu", "cuda" or "cuda:N".
@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.checks import check_integer, check_number, shape_of
+from tensorgrad.checks import check_indices, check_integer, check_number, shape_of
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -26,7 +26,7 @@ from tensorgrad.dtypes import (
     int64,
     uint64,
 )
-from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import integer_array, tensor_of
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, to
@@ -345,7 +345,7 @@ def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
 
 
 def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tensor:
-    """Return for each index i a row of zeros with a one in place i.
+    """Return for each index i a row of zeros with a one at position i.
 
     Args:
         indices: integers from 0 to num_classes - 1, any shape.
@@ -356,16 +356,13 @@ def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tenso
         (*indices.shape, num_classes).
 
     Raises:
-        OutOfRangeError: an index has no place (on the GPU its row is all zeros instead).
+        OutOfRangeError: an index is outside its range (on the GPU its row is all zeros instead).
         DtypeError: the indices are no integers.
     """
-    places = integer_array("one_hot", "indices", indices)
+    indices = integer_array("one_hot", "indices", indices)
     check_integer("one_hot", "num_classes", num_classes, 0)
-    if backend.is_numpy(places):
-        outside = (places < 0) | (places >= num_classes)
-        if outside.any():
-            raise OutOfRangeError(
-                f"one_hot: indices has {places[outside][0]}, expected 0 to {num_classes - 1}"
-            )
-    classes = backend.namespace(places).arange(num_classes)
-    return Tensor((places[..., None] == classes).astype(as_dtype(dtype)))
+    if backend.is_numpy(indices):
+        outside = (indices < 0) | (indices >= num_classes)
+        check_indices("one_hot", "indices", indices, outside, f"0 to {num_classes - 1}")
+    classes = backend.namespace(indices).arange(num_classes)
+    return Tensor((indices[..., None] == classes).astype(as_dtype(dtype)))

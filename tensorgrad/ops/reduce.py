@@ -1,9 +1,10 @@
-"""Reductions. Kernels: kernels/reduce.cu through reduce_cuda.py. Tests: tests/ops/test_reduce.py.
+"""Sums, means, extrema, norms and other reductions. Kernels: kernels/reduce.cu.
 
 Names and meanings are NumPy's. `axis` is None for all axes, an int or a tuple of ints; `keepdims`
 keeps the reduced axes with length 1. 16-bit floats accumulate in float32 and are rounded once.
 Sums and products of integers and bool are 64 bits wide, their means and other statistics float64.
 x may be a tensor or an array. Every function raises ArgumentError where x has no such axis.
+Tests: tests/ops/test_reduce.py.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
-from tensorgrad.arrays import keep_axes, sum_array, sum_dtype
+from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, widened
-from tensorgrad.checks import axis_index, axis_tuple, check_number
+from tensorgrad.checks import along, axis_index, axis_tuple, check_number
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
@@ -82,8 +83,7 @@ def var(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> T
     """
     x, axes = _operand("var", x, axis)
     array = _as_float(x.data)
-    y = _variance(array, axes, ddof, keepdims)
-    y = _cast(y, array.dtype)
+    y = cast(_variance(array, axes, ddof, keepdims), array.dtype)
     return record("var", y, (x,), _var_backward, (array, axes, ddof))
 
 
@@ -101,7 +101,7 @@ def std(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> T
     x, axes = _operand("std", x, axis)
     array = _as_float(x.data)
     wide = backend.namespace(array).sqrt(_variance(array, axes, ddof, keepdims))
-    y = _cast(wide, array.dtype)
+    y = cast(wide, array.dtype)
     return record("std", y, (x,), _std_backward, (array, wide, axes, ddof))
 
 
@@ -225,7 +225,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     x, axes = _operand("logsumexp", x, axis)
     array = _as_float(x.data)
     wide = _reduce("LogSumExp", array, axes, keepdims, compute_dtype(array.dtype))
-    y = _cast(wide, array.dtype)
+    y = cast(wide, array.dtype)
     return record("logsumexp", y, (x,), _logsumexp_backward, (array, wide, axes))
 
 
@@ -250,7 +250,7 @@ def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> T
     x, axes = _operand("norm", x, axis)
     array = _as_float(x.data)
     wide = _reduce(_NORMS[ord], array, axes, keepdims, compute_dtype(array.dtype))
-    y = _cast(wide, array.dtype)
+    y = cast(wide, array.dtype)
     return record("norm", y, (x,), _norm_backward, (array, wide, axes, ord))
 
 
@@ -286,10 +286,9 @@ def cumsum(x: Any, axis: int | None = None) -> Tensor:
         The shape of x (one axis without `axis`); sums of integers in 64 bits.
     """
     x = tensor_of("cumsum", "x", x)
-    array = x.data.reshape(-1) if axis is None else x.data
-    along = 0 if axis is None else axis_index("cumsum", axis, array.ndim)
-    y = _cumsum_array(array, along)
-    return record("cumsum", y, (x,), _cumsum_backward, (x.data.shape, along))
+    array, axis = along("cumsum", x.data, axis)
+    y = _cumsum_array(array, axis)
+    return record("cumsum", y, (x,), _cumsum_backward, (x.data.shape, axis))
 
 
 def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -316,7 +315,7 @@ def _reduce(
     """Run an operation of reduce.cu, or its NumPy reference."""
     if type(x) is np.ndarray and x.size:
         y = _NUMPY[op](widened(x), axes, keepdims, parameter)
-        return _cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
+        return cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
     y = (reduce_cuda if x.size else _reduce_empty)(op, x, axes, dtype, parameter)
     return keep_axes(y, x.shape, axes) if keepdims else y
 
@@ -358,16 +357,12 @@ def _cumsum_array(x: Array, axis: int) -> Array:
     dtype = sum_dtype(x.dtype)
     if type(x) is np.ndarray:
         y = np.cumsum(widened(x), axis)
-        return _cast(y, dtype)
+        return cast(y, dtype)
     return cumsum_cuda(x, axis, dtype)
 
 
 def _as_float(x: Array) -> Array:
     return x if is_float(x.dtype) else x.astype(float64)
-
-
-def _cast(x: Array, dtype: Dtype) -> Array:
-    return x if x.dtype is dtype or x.dtype == dtype else x.astype(dtype)
 
 
 def _count(shape: Shape, axes: Axes) -> int:

@@ -18,7 +18,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record, stand_in
 from tensorgrad.backend import Array, namespace
-from tensorgrad.checks import array_of, axis_index, axis_tuple, promoted, shape_of
+from tensorgrad.checks import array_of, axis_index, axis_tuple, broadcast, promoted, shape_of
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of, tensors_of
@@ -223,12 +223,7 @@ def broadcast_to(x: Any, shape: int | Sequence[int]) -> Tensor:
     """
     x = tensor_of("broadcast_to", "x", x)
     target = shape_of("broadcast_to", shape)
-    try:
-        y = namespace(x.data).broadcast_to(x.data, target)
-    except ValueError as error:
-        raise ShapeError(
-            f"broadcast_to: x has shape {x.shape}, expected one that broadcasts to {target}"
-        ) from error
+    y = broadcast("broadcast_to", "x", x.data, target)
     return record("broadcast_to", y, (x,), _pass_backward, ())
 
 

@@ -172,7 +172,7 @@ def test_arguments_that_do_not_fit() -> None:
     x, weight, targets = Tensor(np.zeros((2, 3))), Tensor(np.zeros((7, 3))), np.array([0, 6])
     with pytest.raises(ShapeError, match=r"weight has shape \(3, 7\), expected \(V, 3\)"):
         ops.linear_cross_entropy(x, weight.T, targets)
-    with pytest.raises(ShapeError, match=r"targets have shape \(3,\), expected \(2,\)"):
+    with pytest.raises(ShapeError, match=r"targets has shape \(3,\), expected \(2,\)"):
         ops.linear_cross_entropy(x, weight, np.zeros(3, "int64"))
     with pytest.raises(ShapeError, match=r"bias has shape \(3,\), expected \(7,\)"):
         ops.linear_cross_entropy(x, weight, targets, np.zeros(3))
