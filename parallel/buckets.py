@@ -65,7 +65,7 @@ def assign_buckets(
     return found | dict.fromkeys(at_end, bucket + 1)
 
 
-def leading_tables(model: Module, parameters: Mapping[str, Tensor]) -> list[str]:
+def leading_embeddings(model: Module, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the embeddings that the parameters begin with: their gradients are ready last."""
     tables = {id(each.weight) for each in model.modules() if isinstance(each, Embedding)}
     return list(takewhile(lambda name: id(parameters[name]) in tables, parameters))

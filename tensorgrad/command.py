@@ -39,8 +39,7 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
             finally:
                 sys.stdout.flush()  # a full disk or a closed pipe may show only now
         except BaseException as error:
-            if program.__module__ == "__main__":
-                _end_at_once_on_ctrl_c()
+            _end_at_once_on_ctrl_c(program)
             found = status_and_line(error)
             if found is None:
                 raise
@@ -48,17 +47,17 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
             if line:
                 _log.error("%s", line)
         finally:
-            if program.__module__ == "__main__":
-                _end_at_once_on_ctrl_c()
+            _end_at_once_on_ctrl_c(program)
             drop_unwritten_output()
         return status
 
     return run
 
 
-def _end_at_once_on_ctrl_c() -> None:
-    """Let another Ctrl-C end this process, of which only Python's own end is left."""
-    if callable(signal.getsignal(signal.SIGINT)):  # it is not ignored
+def _end_at_once_on_ctrl_c(program: Callable[..., object]) -> None:
+    """Let another Ctrl-C end a process of which only Python's own exit is left."""
+    handled = callable(signal.getsignal(signal.SIGINT))  # not ignored
+    if program.__module__ == "__main__" and handled:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -72,17 +72,16 @@ def during_import(error: BaseException | None, trace: TracebackType | None) -> b
     return False
 
 
-def end_quietly_during_imports() -> None:
-    """From now on, an uncaught Ctrl-C that stops an import ends the process without a traceback."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        interactive = hasattr(sys, "ps1")  # there only the import ends
-        if during_import(error, trace) and not interactive:
-            sys.exit(INTERRUPTED)
-        before(kind, error, trace)
-
-    sys.excepthook = hook
+_report = sys.excepthook
 
 
-end_quietly_during_imports()  # here: the imports of the package itself follow
+def _end_imports_quietly(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Exit without a traceback after Ctrl-C in an import; in the interpreter only that stops."""
+    if during_import(error, trace) and not hasattr(sys, "ps1"):
+        sys.exit(INTERRUPTED)
+    _report(kind, error, trace)
+
+
+sys.excepthook = _end_imports_quietly  # here: the imports of the package itself follow

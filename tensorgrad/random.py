@@ -113,7 +113,7 @@ class Generator:
         """
         with _lock:
             key = Key(self._seed, self._draw, self._stream, self.offset)
-            self._draw += 1
+            self._draw = (self._draw + 1) % 2**64
         return key
 
     def normal(

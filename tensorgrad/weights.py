@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import zlib
@@ -147,11 +146,8 @@ class ArrayFile:
             CheckpointError: NumPy has no such type.
         """
         shape = self.shape(name)
-        if not (math.prod(shape) and shape):
-            empty: Dtype = _tensor(self._path, self._file, name).dtype
-            return empty
-        with _named_errors(self._path, name):
-            found: Dtype = self._file.get_slice(name)[:1].dtype
+        one = slice(1) if shape and 0 not in shape else None
+        found: Dtype = _tensor(self._path, self._file, name, one).dtype
         return found
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
@@ -161,9 +157,7 @@ class ArrayFile:
             CheckpointError: the array cannot be read.
         """
         if len(self.shape(name)) == 1 and start < stop:
-            with _named_errors(self._path, name):
-                part: np.ndarray[Any, Any] = self._file.get_slice(name)[start:stop]
-            return part
+            return _tensor(self._path, self._file, name, slice(start, stop))
         return _tensor(self._path, self._file, name).reshape(-1)[start:stop]
 
 
@@ -190,17 +184,14 @@ def _sum_of(arrays: Mapping[str, np.ndarray[Any, Any]], header: Mapping[str, str
     return f"{total:08x}"
 
 
-def _tensor(path: str | os.PathLike[str], file: Any, name: str) -> np.ndarray[Any, Any]:
-    with _named_errors(path, name):
-        found: np.ndarray[Any, Any] = file.get_tensor(name)
-    return found
-
-
-@contextmanager
-def _named_errors(path: str | os.PathLike[str], name: str) -> Iterator[None]:
-    """Name the file and the array in errors of reading one."""
+def _tensor(
+    path: str | os.PathLike[str], file: Any, name: str, part: slice | None = None
+) -> np.ndarray[Any, Any]:
+    """Return an array of a file, or a part along its first axis; errors name both."""
+    found: np.ndarray[Any, Any]
     try:
-        yield
+        found = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+        return found
     except (AttributeError, TypeError) as error:
         raise CheckpointError(
             f"load: {path}: {name} has a dtype that is not read: {error}"

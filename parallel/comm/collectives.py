@@ -33,7 +33,7 @@ from tensorgrad.parallel.comm.arguments import (
     overlap,
 )
 from tensorgrad.parallel.comm.handle import Handle
-from tensorgrad.parallel.comm.launch import say, share_cores
+from tensorgrad.parallel.comm.launch import share_cores, write_failure
 from tensorgrad.parallel.comm.transport import Finish, GpuTransport, Network, Transport
 
 _END = "the end of the program"
@@ -133,7 +133,7 @@ class Comm:
         array = checked("all_reduce", "array", array, written=True)
         check_reduction("all_reduce", array, op)
         call = f"all_reduce({op})"
-        return self._carry_out(
+        return self._begin(
             call, array, array, wait, lambda via, out: via.all_reduce(as_numbers(out), op)
         )
 
@@ -163,7 +163,7 @@ class Comm:
         def begin(via: Transport, out: Array) -> Finish:
             return via.reduce_scatter(as_numbers(backend.contiguous(array)), as_numbers(out), op)
 
-        return self._carry_out(f"reduce_scatter({op})", array, out, wait, begin)
+        return self._begin(f"reduce_scatter({op})", array, out, wait, begin)
 
     @overload
     def all_gather(self, array: Array) -> Array: ...
@@ -199,7 +199,7 @@ class Comm:
         def begin(via: Transport, out: Array) -> Finish:
             return via.all_gather(as_bytes(backend.contiguous(array)), as_bytes(out))
 
-        handle = self._carry_out("all_gather", array, target, wait, begin)
+        handle = self._begin("all_gather", array, target, wait, begin)
         return target if out is None else handle
 
     def broadcast(self, array: Array, root: int = 0, wait: bool = True) -> Handle:
@@ -215,7 +215,7 @@ class Comm:
         """
         array = checked("broadcast", "array", array, written=self.rank != root)
         self._check_rank("broadcast", "root", root)
-        return self._carry_out(
+        return self._begin(
             f"broadcast(root={root})",
             array,
             backend.contiguous(array) if self.rank == root else array,  # it may be read-only
@@ -250,7 +250,7 @@ class Comm:
         def begin(via: Transport, out: Array) -> Finish:
             return via.all_to_all(as_bytes(backend.contiguous(array)), as_bytes(out))
 
-        return self._carry_out("all_to_all", array, out, wait, begin)
+        return self._begin("all_to_all", array, out, wait, begin)
 
     def send(self, array: Array, to: int, wait: bool = True) -> Handle:
         """Send an array to one rank, which calls `recv`. Arrays arrive in the order sent.
@@ -268,7 +268,7 @@ class Comm:
         """
         array = checked("send", "array", array, written=False)
         self._check_other("send", "to", to)
-        call, transport, announced = self._meet("send", to, array)
+        call, transport, announced = self._agree_on_message("send", to, array)
         data = as_bytes(backend.contiguous(array))
         sent = transport.send(data, to) if array.size else None
         return self._handle(call, [announced, sent], wait)
@@ -288,7 +288,7 @@ class Comm:
         """
         array = checked("recv", "array", array, written=True)
         self._check_other("recv", "source", source)
-        call, transport, announced = self._meet("recv", source, array)
+        call, transport, announced = self._agree_on_message("recv", source, array)
         whole = backend.contiguous(array)
         received = transport.recv(as_bytes(whole), source) if array.size else None
         return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
@@ -352,7 +352,7 @@ class Comm:
         """
         if self._network is None:
             if why:
-                say(self.rank, self.size, why)
+                write_failure(self.rank, self.size, why)
             raise SystemExit(status)
         self._network.abort(status, why)
 
@@ -383,7 +383,7 @@ class Comm:
         for part in self._parts:
             part._close()
 
-    def _carry_out(
+    def _begin(
         self,
         call: str,
         array: Array,
@@ -405,7 +405,7 @@ class Comm:
     def _handle(self, call: str, finishes: Sequence[Finish | None], wait: bool) -> Handle:
         def finish() -> None:
             if not wait:
-                self._mark(f"wait for {call}")
+                self._record(f"wait for {call}")
             for each in finishes:
                 if each is not None:
                     each()
@@ -420,12 +420,12 @@ class Comm:
         if self.size == 1:
             return None
         if array is None:
-            self._mark(call)
+            self._record(call)
             self._check_call(call)
             return None
         on_host = backend.is_numpy(array)
         call = f"{call} of {_described(array)}"
-        self._mark(call)
+        self._record(call)
         if on_host:
             self._check_call(call)
             return self._network
@@ -435,12 +435,14 @@ class Comm:
             self._agreed.add(call)
         return gpus
 
-    def _meet(self, op: str, other: int, array: Array) -> tuple[str, Transport, Finish | None]:
+    def _agree_on_message(
+        self, op: str, other: int, array: Array
+    ) -> tuple[str, Transport, Finish | None]:
         """Announce or expect a message; return its name, its transport, and the check to finish."""
         assert self._network is not None  # there are several ranks
         text = _described(array)
         call = f"{op} {'to' if op == 'send' else 'from'} rank {self.ranks[other]} of {text}"
-        self._mark(call)
+        self._record(call)
         tell = self._network.announce if op == "send" else self._network.expect
         if backend.is_numpy(array):
             return call, self._network, tell(text, other)
@@ -450,7 +452,7 @@ class Comm:
         self._agreed.add(call)
         return call, gpus, tell(text, other)
 
-    def _mark(self, call: str) -> None:
+    def _record(self, call: str) -> None:
         if self._network is not None:
             self._network.begin_call(call + self._among)
 
@@ -465,7 +467,7 @@ class Comm:
     def _check_call(self, call: str) -> None:
         if not self._same(call):
             raise CommError(
-                f"{call.partition(' ')[0]}: the ranks have come to different calls: "
+                f"{call.partition(' ')[0]}: the ranks made different calls: "
                 f"{by_rank(self._exchange(call), self.ranks)}; expected one"
             )
 

@@ -35,8 +35,8 @@ from tensorgrad.parallel.comm.launch import (
     launched_rank,
     launched_ranks,
     program_facts,
-    say,
     time_limit,
+    write_failure,
 )
 from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine
 from tensorgrad.parallel.comm.staging import HostStaging, then_copy
@@ -170,7 +170,7 @@ def _abort_before_start(status: int, why: str) -> None:
         time.sleep(_TO_MEET)  # the lowest failed rank ends this one
     elif found != [rank]:
         time.sleep(_STAGGER * min(rank, 4))
-    say(rank, size, why)
+    write_failure(rank, size, why)
     if meeting.is_alive():
         meeting.join(_TO_MEET)
     if found:
@@ -297,10 +297,10 @@ class _MpiNetwork(HostTransport):
         if why:
             rank, size = self._everyone.Get_rank(), self._everyone.Get_size()
             if self.watchdog is not None:
-                self.watchdog.wait_to_speak()
+                self.watchdog.wait_for_permission()
             else:
                 time.sleep(_STAGGER * min(rank, 4))
-            say(rank, size, why)
+            write_failure(rank, size, why)
         if self.watchdog is not None:
             self.watchdog.leave(Message.ABORT)
         _abort_mpi(status)

@@ -88,7 +88,7 @@ def read_labelled(
     texts, labels = [], []
     for place, text, label in rows:
         if not isinstance(text, str):
-            raise DataError(f"read_labelled: {name}: {place} has {text!r}, expected a text")
+            raise DataError(f"read_labelled: {name}: {place} has {text!r:.80}, expected a text")
         texts.append(text.strip())
         labels.append(_class(label, classes, f"{name}: {place}", label_column))
     if not texts:
@@ -206,7 +206,7 @@ def _columns(
     if text_column is None:
         text_column = next((one for one in TEXT_COLUMNS if one in others), None)
     if label_column not in columns or text_column not in others:
-        texts = "one of texts" if text_column is None else repr(text_column)
+        texts = "one of texts" if text_column is None else f"{text_column!r:.80}"
         raise DataError(
             f"read_labelled: {name} has the columns {list(columns)!r:.200}, expected "
             f"{label_column!r} and {texts}"
@@ -222,7 +222,7 @@ def _class(label: Any, classes: int, place: str, column: str) -> int:
         number = -1
     if not 0 <= number < classes or (isinstance(label, float) and label != number):
         expected = "0 or 1" if classes == 2 else f"0 to {classes - 1}"
-        raise DataError(f"read_labelled: {place} has {column} {label!r}, expected {expected}")
+        raise DataError(f"read_labelled: {place} has {column} {label!r:.80}, expected {expected}")
     return number
 
 

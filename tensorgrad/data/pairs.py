@@ -174,7 +174,9 @@ def _file_pairs(folder: Path, part: str, keys: tuple[str, str]) -> Iterator[Pair
 def _dataset_pairs(source: str, whole: Any, part: str, keys: tuple[str, str]) -> Iterator[Pair]:
     split = next((name for name in _SPLITS[part] if name in whole), None)
     if split is None:
-        raise DataError(f"read_pairs: {source} has the splits {list(whole)}, expected {part!r}")
+        raise DataError(
+            f"read_pairs: {source} has the splits {list(whole)!r:.200}, expected {part!r}"
+        )
     columns = list(whole[split].features)
     if "translation" in columns:
         rows: Iterator[Any] = iter(whole[split]["translation"])
@@ -182,14 +184,14 @@ def _dataset_pairs(source: str, whole: Any, part: str, keys: tuple[str, str]) ->
         rows = iter(whole[split])
     else:
         raise DataError(
-            f"read_pairs: {source} has the columns {columns}, expected {keys[0]!r} and "
+            f"read_pairs: {source} has the columns {columns!r:.200}, expected {keys[0]!r} and "
             f"{keys[1]!r}, or 'translation'"
         )
     for number, row in enumerate(rows):
         one, other = map(row.get, keys) if isinstance(row, Mapping) else (None, None)
         if not (isinstance(one, str) and isinstance(other, str)):
             raise DataError(
-                f"read_pairs: {source}: row {number} of {split} is {row!r}, expected texts under "
-                f"{keys[0]!r} and {keys[1]!r}"
+                f"read_pairs: {source}: row {number} of {split} is {row!r:.80}, expected "
+                f"texts under {keys[0]!r} and {keys[1]!r}"
             )
         yield one, other

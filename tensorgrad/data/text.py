@@ -353,7 +353,7 @@ def _text_column(name: str, data: Any, column: str | None) -> str:
         column = "text" if "text" in texts or len(texts) != 1 else texts[0]
     if column not in texts:
         raise DataError(
-            f"documents: {name!r} has the columns {list(data.features)}, of which {texts} are "
-            f"text; expected {column!r} (name one with column)"
+            f"documents: {name!r} has the columns {list(data.features)!r:.200}, of which "
+            f"{texts!r:.200} are text; expected {column!r} (name one with column)"
         )
     return column

@@ -321,7 +321,7 @@ class Tokenizer:
             return bytes([_BYTE_OF[ord(character)] for character in token])
         except KeyError as error:
             raise DataError(
-                f"Tokenizer: {name} has the token {token!r}, "
+                f"Tokenizer: {name} has the token {token!r:.80}, "
                 "expected only the characters that stand for bytes"
             ) from error
 

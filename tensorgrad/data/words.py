@@ -95,7 +95,7 @@ class WordVocabulary:
         """Write a file that `load` reads.
 
         Raises:
-            DataError: the file cannot be written; one that was there is unchanged.
+            DataError: the file cannot be written; an existing one is unchanged.
         """
         try:
             with replacing(path) as file:

@@ -258,7 +258,7 @@ def _read_state(path: Path) -> dict[str, Any]:
                 f"step is {step!r:.40} and files {files!r:.200}, expected names and whole numbers"
             )
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"load: {path / _STATE} is damaged: {error!r}") from error
+        raise DamagedError(f"load: {path / _STATE} is damaged: {error!r:.200}") from error
     return state
 
 

@@ -12,8 +12,8 @@ import pytest
 from tensorgrad import Tensor, backend, dtypes, engine
 from tensorgrad.errors import ArgumentError, CheckpointError, GradError
 from tensorgrad.kernels import loader
+from tensorgrad.kernels import optim as launches
 from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, LossScaler, Optimizer
-from tensorgrad.optim import optimizer as optimizer_module
 from tests.optim import toy
 
 Make = Callable[..., Optimizer]
@@ -368,7 +368,7 @@ def test_ctrl_c_between_the_kernels_of_a_step_waits(
 
         return interrupted
 
-    monkeypatch.setattr(optimizer_module, "load", load)
+    monkeypatch.setattr(launches, "load", load)
     toy.set_gradients(tensors, 0)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
