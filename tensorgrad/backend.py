@@ -68,6 +68,11 @@ def namespace(array: Array) -> Any:
     return np if type(array) is np.ndarray else cupy
 
 
+def namespace_on(device: str) -> Any:
+    """Return the module, numpy or cupy, that makes arrays on "cpu", "cuda" or "cuda:N"."""
+    return np if gpu_index(device) is None else cupy
+
+
 @cache
 def gpu_count() -> int:
     """Return the number of usable GPUs; 0 without CuPy or without a driver."""

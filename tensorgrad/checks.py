@@ -144,8 +144,8 @@ def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
     """Raise ArgumentError unless 0 <= value < end."""
     check_number(op, name, value)
     if not 0 <= value < end:
-        limit = "finite" if end == math.inf else f"below {end:g}"
-        raise ArgumentError(f"{op}: {name} is {value}, expected a number from 0, {limit}")
+        limits = "finite number from 0" if end == math.inf else f"number from 0, below {end:g}"
+        raise ArgumentError(f"{op}: {name} is {value}, expected a {limits}")
 
 
 def probability(op: str, name: str, value: Any) -> float:

@@ -298,9 +298,8 @@ def seed(seed: int) -> None:
 
 def _empty(op: str, size: Shapes | None, dtype: Dtype, device: str) -> Array:
     """Return an uninitialised array on a device named "cpu", "cuda" or "cuda:N"."""
-    xp = np if backend.gpu_index(device) is None else backend.cupy
-    y: Array = xp.empty(() if size is None else shape_of(op, size, "size"), dtype)
-    return y
+    shape = () if size is None else shape_of(op, size, "size")
+    return backend.namespace_on(device).empty(shape, dtype)
 
 
 def _check_parameters(op: str, **parameters: Any) -> None:

@@ -124,7 +124,8 @@ def attention(
     check_shape(op, "v", v, k.shape, " like k")
     _check_heads(op, heads, k.shape[1])
     arrays = q.data, k.data, v.data
-    y, saved = _forward(op, arrays, mask, causal, scale, dropout, window)
+    options = _options(op, arrays, mask, causal, scale, dropout, window)
+    y, saved = _forward(arrays, options)
     result = record(op, y, (q, k, v), _backward, saved)
     if not return_logsumexp:
         return result
@@ -174,7 +175,8 @@ def attention_packed(
             f"and {kv_heads} heads of keys and values"
         )
     arrays = _unpack(qkv.data, heads, kv_heads)
-    y, saved = _forward(op, arrays, mask, causal, scale, dropout, window)
+    options = _options(op, arrays, mask, causal, scale, dropout, window)
+    y, saved = _forward(arrays, options)
     batch, length = qkv.shape[:2]
     y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
     return record(op, y, (qkv,), _backward_packed, saved)
@@ -228,7 +230,7 @@ def attention_varlen(
         raise ShapeError(f"{op}: k has shape {k.shape}, expected (total k, Hkv, {width})")
     check_shape(op, "v", v, k.shape, " like k")
     _check_heads(op, heads, k.shape[1])
-    arrays = tuple(a[None].swapaxes(1, 2) for a in (q.data, k.data, v.data))
+    arrays: Any = tuple(a[None].swapaxes(1, 2) for a in (q.data, k.data, v.data))
     found, longest = _starts(op, "starts", "max_length", starts, max_length, q)
     if k_starts is None:
         if k.shape[0] != q.shape[0]:
@@ -236,12 +238,10 @@ def attention_varlen(
         k_found, k_longest = found, longest
     else:
         k_found, k_longest = _starts(op, "k_starts", "max_k_length", k_starts, max_k_length, k)
-        if k_found.shape != found.shape:
-            raise ShapeError(
-                f"{op}: k_starts has shape {k_found.shape}, expected {found.shape} like starts"
-            )
+        check_shape(op, "k_starts", k_found, found.shape, " like starts")
     sequences = Sequences(found, k_found, (longest, k_longest))
-    y, saved = _forward(op, arrays, None, causal, scale, dropout, window, sequences)
+    options = _options(op, arrays, None, causal, scale, dropout, window, sequences)
+    y, saved = _forward(arrays, options)
     return record(op, y[0].swapaxes(0, 1), (q, k, v), _backward_varlen, saved)
 
 
@@ -279,18 +279,8 @@ def _implementation(arrays: Arrays, options: AttentionOptions) -> Any:
     return attention_simple
 
 
-def _forward(
-    op: str,
-    arrays: Any,
-    mask: Any,
-    causal: bool,
-    scale: float | None,
-    dropout: float,
-    window: int | None,
-    sequences: Sequences | None = None,
-) -> tuple[Array, Saved]:
+def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Saved]:
     """Return the result and what backward needs; the logsumexp of an empty row is huge."""
-    options = _options(op, arrays, mask, causal, scale, dropout, window, sequences)
     q, k, _ = arrays
     if q.size and k.size:
         y, logsumexp = _implementation(arrays, options).forward(arrays, options)
@@ -379,7 +369,7 @@ def _options(
     scale: float | None,
     dropout: float,
     window: int | None,
-    sequences: Sequences | None,
+    sequences: Sequences | None = None,
 ) -> AttentionOptions:
     """Return the checked options of one attention."""
     q, k, _ = arrays
@@ -395,8 +385,7 @@ def _options(
         shape = (len(sequences.q_starts) - 1, q.shape[1], *sequences.longest)
     bias, adds = (None, False) if mask is None else _bias(op, mask, shape, q)
     before = ALL if window is None else min(window - 1, ALL)
-    key = random.next_key() if dropout else None
-    keep = None
+    key, keep = random.next_key() if dropout else None, None
     if key is not None and type(q) is np.ndarray:
         keep = np.empty(shape, np.bool_)
         fill_keep(keep, key, 1 - dropout)

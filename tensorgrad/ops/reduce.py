@@ -68,8 +68,8 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axes, count = saved
-    share = backend.namespace(dy).asarray(widened(dy) / (count or 1))  # 0-d results come as scalars
-    return (_spread(share, shape, axes),)
+    each = backend.namespace(dy).asarray(widened(dy) / (count or 1))  # 0-d results come as scalars
+    return (_spread(each, shape, axes),)
 
 
 def var(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
@@ -144,14 +144,14 @@ def _extremum(name: str, op: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
 
 
 TIES = Row("ties", "x best", "logical_or(x == best, is_nan(x))")
-SHARE = Row("share", "c dy count", "where(c, dy / count, 0)")
+EQUAL_PARTS = Row("equal_parts", "c dy count", "where(c, dy / count, 0)")
 
 
 def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, y, axes = saved
     ties = TIES(x, keep_axes(y, x.shape, axes)).data
     count = sum_array(ties, axes, keepdims=True).astype(compute_dtype(dy.dtype))
-    return (SHARE(ties, keep_axes(dy, x.shape, axes), count).data,)
+    return (EQUAL_PARTS(ties, keep_axes(dy, x.shape, axes), count).data,)
 
 
 def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -172,7 +172,7 @@ PROD_GRADIENT = Row(
 
 
 def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    """Multiply all factors but one: divide the product of what is not 0, and count the zeros."""
+    """Return the product of all other factors, from that of the nonzero ones and the zero count."""
     x, axes = saved
     x = widened(x)
     product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
@@ -321,7 +321,7 @@ def _reduce(
 
 
 def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype, parameter: float) -> Array:
-    """Return what an operation makes of an array without elements."""
+    """Return the result of an operation on an array without elements."""
     shape = tuple([n for axis, n in enumerate(x.shape) if axis not in axes])
     if math.prod(shape) and op not in _OF_NOTHING:
         raise ShapeError(f"{op.lower()}: x has shape {x.shape}, expected elements along {axes}")
@@ -398,16 +398,9 @@ def _logsumexp_numpy(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
     return y if keepdims else y.squeeze(axes)
 
 
-def _norm_two_numpy(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
-    return np.sqrt((x * x).sum(axes, keepdims=keepdims))
-
-
-def _arg_numpy(function: Any) -> Any:
-    def run(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
-        axis = axes[0] if len(axes) == 1 else None
-        return function(x, axis, None, keepdims=keepdims)
-
-    return run
+def _single(axes: Axes) -> int | None:
+    """Return the only axis, or None for all."""
+    return axes[0] if len(axes) == 1 else None
 
 
 def _folded(function: Any) -> Any:
@@ -420,13 +413,13 @@ _NUMPY: dict[str, Any] = {
     "Prod": _folded(np.multiply),
     "Max": _folded(np.maximum),
     "Min": _folded(np.minimum),
-    "ArgMax": _arg_numpy(np.argmax),
-    "ArgMin": _arg_numpy(np.argmin),
+    "ArgMax": lambda x, axes, keepdims, _: np.argmax(x, _single(axes), keepdims=keepdims),
+    "ArgMin": lambda x, axes, keepdims, _: np.argmin(x, _single(axes), keepdims=keepdims),
     "Any": _folded(np.logical_or),
     "All": _folded(np.logical_and),
     "Var": _var_numpy,
     "LogSumExp": _logsumexp_numpy,
     "NormOne": lambda x, axes, keepdims, _: np.abs(x).sum(axes, keepdims=keepdims),
-    "NormTwo": _norm_two_numpy,
+    "NormTwo": lambda x, axes, keepdims, _: np.sqrt((x * x).sum(axes, keepdims=keepdims)),
     "NormMax": lambda x, axes, keepdims, _: np.abs(x).max(axes, keepdims=keepdims),
 }

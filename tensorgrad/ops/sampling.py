@@ -17,7 +17,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.checks import check_integer, check_number
+from tensorgrad.checks import check_integer, check_number, check_range
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.prepared import Launch, now
 from tensorgrad.kernels.random import Key
@@ -51,21 +51,18 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("generate", "temperature", self.temperature)
-        check_number("generate", "repetition_penalty", self.repetition_penalty)
+        op, top_p, penalty = "generate", self.top_p, self.repetition_penalty
+        check_range(op, "temperature", self.temperature)
         if self.top_k is not None:
-            check_integer("generate", "top_k", self.top_k, 1)
-        if self.top_p is not None:
-            check_number("generate", "top_p", self.top_p)
-        wrong: tuple[str, Any, str] | None = None
-        if not 0 <= self.temperature < math.inf:
-            wrong = ("temperature", self.temperature, "a finite number from 0")
-        elif self.top_p is not None and not 0 < self.top_p <= 1:
-            wrong = ("top_p", self.top_p, "above 0 and at most 1")
-        elif not 0 < self.repetition_penalty < math.inf:
-            wrong = ("repetition_penalty", self.repetition_penalty, "a finite number above 0")
-        if wrong:
-            raise ArgumentError(f"generate: {wrong[0]} is {wrong[1]}, expected {wrong[2]}")
+            check_integer(op, "top_k", self.top_k, 1)
+        if top_p is not None:
+            check_number(op, "top_p", top_p)
+            if not 0 < top_p <= 1:
+                raise ArgumentError(f"{op}: top_p is {top_p}, expected above 0 and at most 1")
+        check_number(op, "repetition_penalty", penalty)
+        if not 0 < penalty < math.inf:
+            expected = "expected a finite number above 0"
+            raise ArgumentError(f"{op}: repetition_penalty is {penalty}, {expected}")
 
 
 @dataclass
