@@ -84,11 +84,13 @@ def attend(
         return y
     together = keys.strides[3] == values.strides[3] == keys.itemsize
     if not backend.is_numpy(qkv) and together and decode_cuda.supports(qkv, width):
-        room = decode_cuda.Room(qkv, keys, values, window)
+        workspace = decode_cuda.AttentionWorkspace(qkv, keys, values, window)
         qkv, lengths = backend.contiguous(qkv), backend.contiguous(lengths)
         if angles is not None:
             angles = backend.contiguous(angles[0]), backend.contiguous(angles[1])
-        decode_cuda.attention(now, y, qkv, keys, values, lengths, room, window, angles, interleaved)
+        decode_cuda.attention(
+            now, y, qkv, keys, values, lengths, workspace, window, angles, interleaved
+        )
         return y
     each = _turned(qkv.reshape(batch, -1, width), heads + kv_heads, lengths, angles, interleaved)
     q, new_keys, new_values = (
@@ -129,7 +131,7 @@ def _forward_numpy(
 def _forward_masked(
     y: Array, q: Array, keys: Array, values: Array, lengths: Array, window: int | None
 ) -> None:
-    """Do as `_forward_numpy` on the GPU, where no kernel is for it, over all room there is."""
+    """Do as `_forward_numpy` on the GPU, where no kernel is for it, over all workspace there is."""
     places = backend.cupy.arange(keys.shape[2])
     seen: Any = places <= lengths[:, None]
     if window is not None:

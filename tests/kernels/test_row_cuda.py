@@ -20,7 +20,7 @@ from tensorgrad.dtypes import (
 )
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as kernel_check
-from tensorgrad.kernels.elementwise import _kernel_name, _Layout, _plan, source
+from tensorgrad.kernels.elementwise import _kernel_name, _OperandLayout, _plan, source
 from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.kernels.loader import OPTIONS, Source
 from tensorgrad.ops.elementwise import POWER, WHERE
@@ -68,33 +68,35 @@ KERNELS: dict[str, Any] = {
     "fused": (FUSED._formula, BROADCAST, [float64, float32, bfloat16, bfloat16, int64], 1),
     "halves": (
         GELU_ERF._gradients_of((True,)).formula,
-        _Layout(8, False, (("1",), ("1",))), [float32, float16, float16, float16], 1,
+        _OperandLayout(8, False, (("1",), ("1",))), [float32, float16, float16, float16], 1,
     ),
     "half_condition": (
         WHERE._formula,
-        _Layout(8, False, (("1",),) * 3), [float32, bfloat16, bfloat16, bfloat16, bfloat16], 1,
+        _OperandLayout(8, False, (("1",),) * 3),
+        [float32, bfloat16, bfloat16, bfloat16, bfloat16], 1,
     ),
     "numbers": (
         WHERE._formula,
-        _Layout(4, True, (("1",), ("s",), None)), [float64, float64, bool_, float64, None], 1,
+        _OperandLayout(4, True, (("1",), ("s",), None)),
+        [float64, float64, bool_, float64, None], 1,
     ),
     **{
-        f"slopes_{dtype}": (SLOPES, _Layout(4, False, (("1",),)), [compute_dtype(dtype),
+        f"slopes_{dtype}": (SLOPES, _OperandLayout(4, False, (("1",),)), [compute_dtype(dtype),
                             *[dtype] * (len(SLOPES.results) + 1)], len(SLOPES.results))
         for dtype in (bfloat16, float32, float64)
     },
     **{
-        f"bits_{dtype}": (formula, _Layout(1, False, (("1",), ("1",))), [dtype,
+        f"bits_{dtype}": (formula, _OperandLayout(1, False, (("1",), ("1",))), [dtype,
                           *[dtype] * (len(formula.results) + 2)], len(formula.results))
         for formula, dtype in ((LOGIC, bool_), (BITS, int8), (BITS, int64), (BITS, uint64))
     },
     "masked": (
         MASKED._formula,
-        _Layout(1, False, (("1",), ("1",))), [float64, float64, float16, int64], 1,
+        _OperandLayout(1, False, (("1",), ("1",))), [float64, float64, float16, int64], 1,
     ),
     "two": (
         POWER._gradients_of((True, True)).formula,
-        _Layout(4, False, (("1",),) * 4), [float32] * 7, 2,
+        _OperandLayout(4, False, (("1",),) * 4), [float32] * 7, 2,
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Who attends to whom in one attention, and how strongly: what all implementations are told."""
+"""The options of one attention: scale, window, mask, dropout, packed sequences."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ALL = 2**30  # more keys than there are
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences that lie one after the other in arrays (1, H, total, D).
+    """Sequences packed one after the other into arrays (1, H, total, D).
 
     Attributes:
         q_starts, k_starts: (sequences + 1), int32, on the device of q: sequence s has the queries
             from q_starts[s] to q_starts[s + 1] - 1.
-        longest: of the sequences in q, and in k and v; on the GPU as the caller told.
+        longest: the longest sequence of q, and of k and v; on the GPU as the caller gave them.
     """
 
     q_starts: Array
@@ -30,19 +30,19 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Rule:
-    """Equal in forward and backward.
+    """The options, the same in forward and backward.
 
-    Query i of Tq stands at position p = i + Tk - Tq of Tk, and sees the keys from p - before to
-    p + after: a causal rule has after = 0, one without a window before = ALL.
+    Query i of Tq is at position p = i + Tk - Tq of Tk, and attends to the keys from p - before to
+    p + after. A causal rule has after = 0, one without a window before = ALL.
 
     Attributes:
-        bias: (B, H, Tq, Tk), mostly of stride 0, of the dtype of the scores: added to them, -inf
-            forbids.
+        bias: (B, H, Tq, Tk), with strides of 0 where it is broadcast, of the dtype of the scores.
+            It is added to them; -inf masks a key.
         adds: whether bias holds more than 0 and -inf.
-        dropout: the probability with which a weight is set to 0. Of sequences of unequal length,
-            weight (s, h, i, j) takes the bits that it has in an array (sequences, H, *longest).
-        key: of the bits of dropout, for `philox.fill_keep`; the CUDA kernels draw them themselves.
-        keep: (B, H, Tq, Tk), bool: which weights dropout spares, on the CPU.
+        dropout: the probability with which a weight is set to 0. With packed sequences, weight
+            (s, h, i, j) takes the bits that it has in an array (sequences, H, *longest).
+        key: of the bits of dropout, for `philox.fill_keep`; CUDA kernels draw them themselves.
+        keep: (B, H, Tq, Tk), bool, on the CPU: the keep mask of dropout.
     """
 
     scale: float
@@ -57,6 +57,6 @@ class Rule:
 
 
 def empty_result(q: Array, dtype: Dtype) -> Array:
-    """Return room for (B, H, T, D) in the memory order of (B, T, H, D)."""
+    """Return an uninitialized array (B, H, T, D) in the memory order of (B, T, H, D)."""
     batch, heads, length, width = q.shape
     return backend.empty((batch, length, heads, width), dtype, like=q).swapaxes(1, 2)

@@ -1,32 +1,23 @@
-"""Launches of kernels/attention/forward_sm80.cu and attention/backward_sm80.cu.
+"""Attention on tensor cores of compute capability 8.0 and later: every rule with a positive scale.
 
-They take every rule with a positive scale, on GPUs of compute capability 8.0 and later. Which tiles
-serve which widths is a matter of registers, and of the 99 kB of shared memory that all these GPUs
-have; it was measured on an H200.
+Launches attention/forward_sm80.cu and attention/backward_sm80.cu. The tiles of each head width fit
+the registers, and the 99 kB of shared memory that all these GPUs have; the fastest ones were
+measured on an H200.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name
-from tensorgrad.kernels.attention.arguments import (
-    blocks,
-    dropout,
-    problem,
-    readable,
-    rest,
-    sums,
-)
+from tensorgrad.dtypes import c_name, float32
+from tensorgrad.kernels.attention.arguments import blocks, readable, row_sums, rule_arguments
 from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import load
 
 _FORWARD, _BACKWARD = "attention/forward_sm80.cu", "attention/backward_sm80.cu"
 _THREADS = 128
-# By head width, up to which zeros are added: units of 64 rows a block, and columns met at a time.
+# By head width, padded with zeros: units of 64 rows of a block, and columns of a tile.
 _FORWARD_TILES = {32: (2, 64), 64: (2, 64), 96: (2, 32), 128: (2, 32), 256: (1, 32)}
 _KEYS_TILES = {32: (2, 32), 64: (1, 64), 96: (1, 64), 128: (1, 32), 256: (1, 16)}
 _QUERIES_TILES = {32: (2, 32), 64: (2, 32), 96: (2, 32), 128: (2, 16), 256: (1, 16)}
@@ -43,12 +34,12 @@ def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     q, k, v = (readable(array) for array in arrays)
     y = empty_result(q, q.dtype)
-    logsumexp = backend.empty(q.shape[:3], np.dtype(np.float32), like=q)
+    logsumexp = backend.empty(q.shape[:3], float32, like=q)
     width, units, columns = _tiles(_FORWARD_TILES, q)
     load(_FORWARD, f"attention_forward<{c_name(q.dtype)}, {width}, {units}, {columns}>")(
         (blocks(q, 64 * units, rule),),
         (_THREADS,),
-        (y, logsumexp, q, k, v, *rest(rule), problem((q, k, v), y, rule), dropout(rule)),
+        (y, logsumexp, q, k, v, *rule_arguments((q, k, v), y, rule)),
         _shared(width, 64 * units, columns),
     )
     return y, logsumexp
@@ -61,30 +52,29 @@ def backward(
     q, k, v = (readable(array) for array in arrays)
     dy = readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
-    of_queries = sums(dy, y, logsumexp)
-    told = (*rest(rule), problem((q, k, v), dy, rule, gradients), dropout(rule))
-    width, units, columns = _tiles(_KEYS_TILES, q)
-    load(_BACKWARD, f"attention_backward<{c_name(q.dtype)}, {width}, {units}, {columns}, true>")(
-        (blocks(k, 64 * units, rule, keys=True), 1 if width <= 128 else 2),
-        (_THREADS,),
-        (dk, dv, of_queries, k, v, q, dy, *told),
-        _shared(width, 2 * 64 * units, columns),
-    )
-    width, units, columns = _tiles(_QUERIES_TILES, q)
-    load(_BACKWARD, f"attention_backward<{c_name(q.dtype)}, {width}, {units}, {columns}, false>")(
-        (blocks(q, 64 * units, rule),),
-        (_THREADS,),
-        (dq, dq, of_queries, q, dy, k, v, *told),
-        _shared(width, 2 * 64 * units, columns),
-    )
+    sums = row_sums(dy, y, logsumexp)
+    last = rule_arguments((q, k, v), dy, rule, gradients)
+    for of_keys, table, results, rows, others in (
+        (True, _KEYS_TILES, (dk, dv), (k, v), (q, dy)),
+        (False, _QUERIES_TILES, (dq, dq), (q, dy), (k, v)),
+    ):
+        width, units, columns = _tiles(table, q)
+        types = f"{c_name(q.dtype)}, {width}, {units}, {columns}, {str(of_keys).lower()}"
+        count = blocks(rows[0], 64 * units, rule, of_keys)
+        load(_BACKWARD, f"attention_backward<{types}>")(
+            (count, 1 if width <= 128 else 2) if of_keys else (count,),
+            (_THREADS,),
+            (*results, sums, *rows, *others, *last),
+            _shared(width, 2 * 64 * units, columns),
+        )
 
 
 def _tiles(table: dict[int, tuple[int, int]], q: Array) -> tuple[int, int, int]:
-    """Return the width of the tiles, the units of rows, and the columns."""
+    """Return the padded head width, the units of rows, and the columns."""
     width = next(width for width in table if width >= q.shape[3])
     return (width, *table[width])
 
 
 def _shared(width: int, rows: int, columns: int) -> int:
-    """Return the bytes that tiles of so many rows take, and two stages of two tiles of columns."""
+    """Return the bytes of the tiles of rows, and of two stages of two tiles of columns."""
     return (rows + 4 * columns) * (width + 8) * 2
