@@ -64,7 +64,7 @@ class DecodeStep:
         self._state = state
         self._embedding = model.tokens.weight.data
         self._buffers: dict[tuple[str, int], Array] = {}
-        self._workspaces: dict[tuple[Any, ...], decode_cuda.Room] = {}
+        self._workspaces: dict[tuple[Any, ...], decode_cuda.AttentionWorkspace] = {}
         with self._embedding.device:
             self._prepare(model, cache, how)
 
@@ -118,7 +118,7 @@ class DecodeStep:
         keys, values = cache.arrays
         key = (qkv.shape, keys.shape, layer.window)
         if key not in self._workspaces:
-            self._workspaces[key] = decode_cuda.Room(qkv, keys, values, layer.window)
+            self._workspaces[key] = decode_cuda.AttentionWorkspace(qkv, keys, values, layer.window)
         rotary = layer.rotary
         self._linear(qkv, normed, layer.qkv)
         decode_cuda.attention(
