@@ -3,10 +3,10 @@
     python -m examples.bench.decode --json decode.json
     python -m examples.bench.decode --models gpt2-124M --batches 1 --no-peer
 
-Random weights in bfloat16, prompts of 16 tokens, 256 new ones, greedy; the time of a whole call,
-reading the prompt included, the best of three after one to warm up. Where transformers is
-installed, its GPT-2 of the same size generates beside ours, eager and with --static compiled, with
-a cache of fixed size. Needs a GPU.
+Random weights in bfloat16, prompts of 16 tokens, 256 new tokens, greedy decoding. The time is that
+of a whole call with prefill, the best of three after a warm-up. Where transformers is installed,
+its GPT-2 of the same size is measured too: eager and, with --static, compiled with a static cache.
+Needs a GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CACHES = (
 
 
 def random_model(name: str) -> GPT2:
-    """Return a GPT-2 in bfloat16 with weights drawn on the GPU, which takes seconds less."""
+    """Return a GPT-2 in bfloat16 with weights drawn on the GPU, which saves seconds."""
     nothing: dict[str, Any] = dict.fromkeys(("normal_", "uniform_", "zeros_"), lambda *_: None)
     with patch.multiple(init, **nothing):
         model = GPT2(PRESETS[name])
@@ -55,7 +55,7 @@ def random_model(name: str) -> GPT2:
 
 
 def seconds(call: Callable[[], Any], repeats: int = 3) -> float:
-    """Return the shortest time of some calls after one to warm up."""
+    """Return the shortest time of some calls after a warm-up."""
     times = []
     for _ in range(repeats + 1):
         backend.cupy.cuda.runtime.deviceSynchronize()
@@ -124,17 +124,17 @@ def long_cache(shape: tuple[int, ...]) -> dict[str, Any]:
     batch, heads, kv_heads, steps, width = shape
     qkv = random_array((batch, (heads + 2 * kv_heads) * width), bfloat16)
     moved = 2 * batch * kv_heads * steps * width * 2
-    sets = max(1, int(2e8 // moved))  # so that what is read is not in the L2 cache
+    sets = max(1, int(2e8 // moved))  # more than the L2 cache
     keys, values = (
         random_array((sets, batch, kv_heads, steps, width), bfloat16, seed) for seed in (1, 2)
     )
     lengths = backend.cupy.full(batch, steps - 1, np.int32)
-    room = decode_cuda.Room(qkv, keys[0], values[0], None)
+    workspace = decode_cuda.Room(qkv, keys[0], values[0], None)
     y = backend.empty((batch, heads * width), bfloat16, like=qkv)
 
     def ours_of(i: int) -> None:
         cache = keys[i % sets], values[i % sets]
-        decode_cuda.attention(now, y, qkv, *cache, lengths, room, None, None, False)
+        decode_cuda.attention(now, y, qkv, *cache, lengths, workspace, None, None, False)
 
     calls: list[Call] = [ours_of]
     if importlib.util.find_spec("torch"):
@@ -150,13 +150,13 @@ def long_cache(shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print, and write what was measured."""
+    """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--models", nargs="*", default=["gpt2-124M", "gpt2-1558M"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 32])
-    parser.add_argument("--no-peer", action="store_true", help="without transformers")
-    parser.add_argument("--static", action="store_true", help="its compiled variant too")
-    parser.add_argument("--no-caches", action="store_true", help="without the attention kernel")
+    parser.add_argument("--no-peer", action="store_true", help="skip transformers")
+    parser.add_argument("--static", action="store_true", help="measure transformers compiled, too")
+    parser.add_argument("--no-caches", action="store_true", help="skip the attention kernel")
     parser.add_argument("--json", type=Path, help="file to write")
     given = parser.parse_args(arguments)
     if not backend.gpu_count():

@@ -111,7 +111,7 @@ def median(rows: list[dict[str, float]]) -> dict[str, float]:
 STEPS = {"tensorgrad": tensorgrad_step, "PyTorch": torch_step}
 
 
-def turn(name: str, sizes: argparse.Namespace) -> list[dict[str, float]]:
+def time_steps(name: str, sizes: argparse.Namespace) -> list[dict[str, float]]:
     """Time some steps of one library in this process."""
     rng = np.random.default_rng(0)
     tokens, targets = rng.integers(0, sizes.vocab, (2, sizes.batch, sizes.context))
@@ -129,7 +129,7 @@ def main() -> None:
     """Print the table."""
     sizes = options()
     if sizes.only:
-        print(json.dumps(turn(sizes.only, sizes)))
+        print(json.dumps(time_steps(sizes.only, sizes)))
         return
     names = list(STEPS) if importlib.util.find_spec("torch") else ["tensorgrad"]
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in names}
