@@ -3,9 +3,9 @@
     python -m examples.bench.step_cpu            # 6 layers, C 384, T 256, B 8
     python -m examples.bench.step_cpu --profile  # and where tensorgrad's time goes
 
-A step is forward, backward, clipping by the global norm and AdamW. The two libraries
-alternate, each in a new process, so that they share the machine's state but no threads; figures are
-medians. To compare on two cores of a larger machine:
+A step is forward, backward, clipping by the global norm and AdamW. The two libraries alternate,
+each in a new process, so that they share the machine's state but no threads; figures are medians.
+To compare on two cores of a larger machine:
 `OMP_NUM_THREADS=2 taskset -c 0,1 python -m examples.bench.step_cpu`.
 """
 
