@@ -180,9 +180,9 @@ class Classifier(Module):
 
     def use_vectors(self, rows: Sequence[int], vectors: np.ndarray[Any, Any]) -> None:
         """Set rows of the word vectors to vectors (rows, C) before training."""
-        table = self.words.weight
+        weight = self.words.weight
         with no_grad():
-            assign(table, np.asarray(rows), backend.asarray_like(vectors, table.data))
+            assign(weight, np.asarray(rows), backend.asarray_like(vectors, weight.data))
 
     @property
     def device(self) -> str:

@@ -87,8 +87,8 @@ class TransformerLMConfig:
         hidden = SwiGLU.default_hidden(width) if hidden is None else hidden
         of_keys = 2 * self.kv_heads * (width // self.heads)
         block = width * (2 * width + of_keys + 3 * hidden + 2)
-        tables = (1 if self.tied else 2) * self.vocab_size
-        return (tables + 1) * width + self.layers * block
+        rows = (1 if self.tied else 2) * self.vocab_size  # of the token embedding and the head
+        return (rows + 1) * width + self.layers * block
 
 
 class TransformerLM(LanguageModel):
