@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import overload
 
+import numpy as np
+
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError, ShapeError
@@ -34,7 +36,7 @@ from tensorgrad.parallel.comm.arguments import (
 )
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.comm.launch import share_cores, write_failure
-from tensorgrad.parallel.comm.transport import Finish, GpuTransport, Network, Transport
+from tensorgrad.parallel.comm.transport import Finish, Network, Transport
 
 _END = "the end of the program"
 
@@ -55,7 +57,7 @@ class Comm:
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
         self.ranks: tuple[int, ...] = (0,)
         self._network = network
-        self._gpus: GpuTransport | None = None
+        self._gpus: Transport | None = None
         self._agreed: set[str] = set()
         self._open: set[Handle] = set()
         self._parts: list[Comm] = []
@@ -132,9 +134,10 @@ class Comm:
         """
         array = checked("all_reduce", "array", array, written=True)
         check_reduction("all_reduce", array, op)
-        call = f"all_reduce({op})"
         return self._begin(
-            call, array, array, wait, lambda via, out: via.all_reduce(as_numbers(out), op)
+            *(f"all_reduce({op})", array, array, wait),
+            lambda via, _, out: via.all_reduce(out, op),
+            as_numbers,
         )
 
     def reduce_scatter(
@@ -159,11 +162,11 @@ class Comm:
         out = checked("reduce_scatter", "out", out, written=True)
         check_reduction("reduce_scatter", array, op)
         check_piece("reduce_scatter", ("out", "array"), out, array, self.rank, self.size)
-
-        def begin(via: Transport, out: Array) -> Finish:
-            return via.reduce_scatter(as_numbers(backend.contiguous(array)), as_numbers(out), op)
-
-        return self._begin(f"reduce_scatter({op})", array, out, wait, begin)
+        return self._begin(
+            *(f"reduce_scatter({op})", array, out, wait),
+            lambda via, data, out: via.reduce_scatter(data, out, op),
+            as_numbers,
+        )
 
     @overload
     def all_gather(self, array: Array) -> Array: ...
@@ -195,11 +198,9 @@ class Comm:
         else:
             target = checked("all_gather", "out", out, written=True)
             check_piece("all_gather", ("array", "out"), array, target, self.rank, self.size)
-
-        def begin(via: Transport, out: Array) -> Finish:
-            return via.all_gather(as_bytes(backend.contiguous(array)), as_bytes(out))
-
-        handle = self._begin("all_gather", array, target, wait, begin)
+        handle = self._begin(
+            "all_gather", array, target, wait, lambda via, data, out: via.all_gather(data, out)
+        )
         return target if out is None else handle
 
     def broadcast(self, array: Array, root: int = 0, wait: bool = True) -> Handle:
@@ -215,12 +216,11 @@ class Comm:
         """
         array = checked("broadcast", "array", array, written=self.rank != root)
         self._check_rank("broadcast", "root", root)
+        if self.rank == root:
+            array = backend.contiguous(array)  # it may be read-only: nothing is copied back
         return self._begin(
-            f"broadcast(root={root})",
-            array,
-            backend.contiguous(array) if self.rank == root else array,  # it may be read-only
-            wait,
-            lambda via, out: via.broadcast(as_bytes(out), root),
+            *(f"broadcast(root={root})", array, array, wait),
+            lambda via, _, out: via.broadcast(out, root),
         )
 
     def all_to_all(self, array: Array, out: Array, wait: bool = True) -> Handle:
@@ -246,11 +246,9 @@ class Comm:
         check_like("all_to_all", ("array", "out"), array, out, array.shape)
         if overlap(array, out):
             raise ArgumentError("all_to_all: out overlaps array, expected memory of its own")
-
-        def begin(via: Transport, out: Array) -> Finish:
-            return via.all_to_all(as_bytes(backend.contiguous(array)), as_bytes(out))
-
-        return self._begin("all_to_all", array, out, wait, begin)
+        return self._begin(
+            "all_to_all", array, out, wait, lambda via, data, out: via.all_to_all(data, out)
+        )
 
     def send(self, array: Array, to: int, wait: bool = True) -> Handle:
         """Send an array to one rank, which calls `recv`. Arrays arrive in the order sent.
@@ -269,7 +267,7 @@ class Comm:
         array = checked("send", "array", array, written=False)
         self._check_other("send", "to", to)
         call, transport, announced = self._agree_on_message("send", to, array)
-        data = as_bytes(backend.contiguous(array))
+        data = as_bytes(self._staged(array, transport))
         sent = transport.send(data, to) if array.size else None
         return self._handle(call, [announced, sent], wait)
 
@@ -289,7 +287,7 @@ class Comm:
         array = checked("recv", "array", array, written=True)
         self._check_other("recv", "source", source)
         call, transport, announced = self._agree_on_message("recv", source, array)
-        whole = backend.contiguous(array)
+        whole = self._staged(array, transport, reads=False)
         received = transport.recv(as_bytes(whole), source) if array.size else None
         return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
 
@@ -389,7 +387,8 @@ class Comm:
         array: Array,
         out: Array,
         wait: bool,
-        begin: Callable[[Transport, Array], Finish],
+        begin: Callable[[Transport, Array, Array], Finish],
+        view: Callable[[Array], Array] = as_bytes,
     ) -> Handle:
         """Begin a collective of `array` that writes `out`; a single rank copies `array` there."""
         transport = self._enter(call, array)
@@ -399,8 +398,19 @@ class Comm:
             return Handle()
         if array.size == 0:
             return Handle()
-        whole = backend.contiguous(out)
-        return self._handle(call, [begin(transport, whole), _copy_back(whole, out)], wait)
+        data = self._staged(array, transport)
+        whole = data if out is array else self._staged(out, transport, reads=False)
+        finish = begin(transport, view(data), view(whole))
+        return self._handle(call, [finish, _copy_back(whole, out)], wait)
+
+    def _staged(self, array: Array, transport: Transport, reads: bool = True) -> Array:
+        """Return the array in C order and where the transport can move it: itself or a copy.
+
+        GPU arrays go through the host where ranks share a GPU, which NCCL forbids.
+        """
+        if transport is not self._network or backend.is_numpy(array):
+            return backend.contiguous(array)
+        return backend.to_numpy(array) if reads else np.empty(array.shape, array.dtype)
 
     def _handle(self, call: str, finishes: Sequence[Finish | None], wait: bool) -> Handle:
         def finish() -> None:
@@ -456,7 +466,7 @@ class Comm:
         if self._network is not None:
             self._network.begin_call(call + self._among)
 
-    def _connected(self, array: Array) -> GpuTransport:
+    def _connected(self, array: Array) -> Transport:
         """Return the transport of GPU arrays; all ranks connect their GPUs before the first."""
         assert self._network is not None
         if self._gpus is None:
@@ -489,12 +499,12 @@ class Comm:
 
 
 def _copy_back(whole: Array, array: Array) -> Finish | None:
-    """Return a function that copies a contiguous copy back to its array, or None without a copy."""
+    """Return a function that copies a staged copy back to its array, or None without a copy."""
     if whole is array:
         return None
 
     def copy() -> None:
-        array[...] = whole
+        array[...] = backend.asarray_like(whole, array)
 
     return copy
 

@@ -39,8 +39,7 @@ from tensorgrad.parallel.comm.launch import (
     write_failure,
 )
 from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine
-from tensorgrad.parallel.comm.staging import HostStaging, then_copy
-from tensorgrad.parallel.comm.transport import Finish, GpuTransport
+from tensorgrad.parallel.comm.transport import Finish, Transport
 from tensorgrad.parallel.comm.watchdog import Message
 
 _log = logging.getLogger(__name__)
@@ -265,7 +264,7 @@ class _MpiNetwork(HostTransport):
         part.watchdog = self.watchdog
         return part
 
-    def connect_gpus(self, device: int) -> GpuTransport:
+    def connect_gpus(self, device: int) -> Transport:
         """Connect the ranks' GPUs with NCCL, or through the host where ranks share a GPU."""
         mine = {"gpu": _gpu_identity(device), "nccl": _nccl_version()}
         ranks = [json.loads(text) for text in self.exchange(json.dumps(mine))]
@@ -283,7 +282,7 @@ class _MpiNetwork(HostTransport):
                     self.size,
                     gpus,
                 )
-            return HostStaging(self)
+            return self
         unique_id = self.exchange(_nccl_unique_id().hex() if self.rank == 0 else "")[0]
         return _NcclTransport(self, bytes.fromhex(unique_id), device)
 
@@ -336,7 +335,12 @@ class _NcclTransport:
             reduce(terms.data.ptr, total.data.ptr, total.size, *how, stream)
 
         finish = self._group.begin(name, (terms, total), call)
-        return finish if total is out else then_copy(finish, total, out)
+
+        def finish_and_narrow() -> None:
+            finish()
+            out[...] = total
+
+        return finish if total is out else finish_and_narrow
 
     def all_gather(self, data: Array, out: Array) -> Finish:
         def call(nccl: Any, stream: int) -> None:
