@@ -22,10 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-
 from tensorgrad import backend, ops, random
-from tensorgrad.errors import OutOfRangeError
 from tensorgrad.nn import (
     Dropout,
     Embedding,
@@ -40,6 +37,7 @@ from tensorgrad.nn import (
 )
 from tensorgrad.operands import integer_array
 from tensorgrad.ops.elementwise.row import Row
+from tensorgrad.ops.embedding import check_ids
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.placement import Placement, cut_box, divide
 from tensorgrad.parallel.tensor_ops import (
@@ -206,8 +204,6 @@ class RowParallelLinear(ShardedLayer, Linear):
 class VocabularyParallelEmbedding(ShardedLayer, Embedding):
     """An embedding of which this rank has some rows.
 
-    Args:
-        whole, region: as of `ShardedLayer`.
     Raises:
         ShapeError: the vocabulary is not a multiple of the ranks.
     """
@@ -220,7 +216,7 @@ class VocabularyParallelEmbedding(ShardedLayer, Embedding):
         """Return (B, T, width) or this rank's rows; arguments as of `Embedding`, ids (B, T)."""
         comm, rows = self.region.comm, len(self.weight.data)
         ids = integer_array("VocabularyParallelEmbedding", "ids", ids)
-        _check_ids(ids, rows * comm.size)
+        check_ids("VocabularyParallelEmbedding", ids, rows * comm.size)
         local = ids - comm.rank * rows
         here = (local >= 0) & (local < rows)
         # The ids of other ranks read rows whose results are dropped. `%` spreads them over all
@@ -239,19 +235,6 @@ class VocabularyParallelEmbedding(ShardedLayer, Embedding):
         comm, local = self.region.comm, length // self.region.comm.size
         first = comm.rank * batch * local
         return start + xp.arange(first, first + batch * local).reshape(batch, local) % length
-
-
-def _check_ids(ids: backend.Array, vocabulary: int) -> None:
-    """Raise OutOfRangeError for an id outside the vocabulary, on the CPU."""
-    if not backend.is_numpy(ids):
-        return
-    outside = (ids < 0) | (ids >= vocabulary)
-    if outside.any():
-        place = tuple(int(i) for i in np.argwhere(outside)[0])
-        raise OutOfRangeError(
-            f"VocabularyParallelEmbedding: ids{list(place)} is {ids[place]}, expected 0 to "
-            f"{vocabulary - 1} (a vocabulary of {vocabulary})"
-        )
 
 
 class ParallelAttention(ShardedLayer, MultiHeadAttention):
@@ -282,11 +265,7 @@ class ParallelAttention(ShardedLayer, MultiHeadAttention):
 
 
 class ParallelFeedForward(ShardedLayer, FeedForward):
-    """down(gelu(up(x))), of whose hidden width this rank has a part.
-
-    Args:
-        whole, region: as of `ShardedLayer`.
-    """
+    """down(gelu(up(x))), of whose hidden width this rank has a part."""
 
     down: RowParallelLinear
 
@@ -307,11 +286,7 @@ class ParallelFeedForward(ShardedLayer, FeedForward):
 
 
 class ParallelSwiGLU(ShardedLayer, SwiGLU):
-    """down(silu(gate(x)) * up(x)), of whose hidden width this rank has a part.
-
-    Args:
-        whole, region: as of `ShardedLayer`.
-    """
+    """down(silu(gate(x)) * up(x)), of whose hidden width this rank has a part."""
 
     gate: ColumnParallelLinear
     up: ColumnParallelLinear
@@ -332,11 +307,7 @@ class ParallelSwiGLU(ShardedLayer, SwiGLU):
 
 
 class ParallelBlock(ShardedLayer, TransformerBlock):
-    """A transformer block with tensor parallel attention and feed-forward layers.
-
-    Args:
-        whole, region: as of `ShardedLayer`.
-    """
+    """A transformer block with tensor parallel attention and feed-forward layers."""
 
     def __init__(self, whole: TransformerBlock, region: Region) -> None:
         super().__init__(whole, region)
@@ -354,11 +325,7 @@ class ParallelBlock(ShardedLayer, TransformerBlock):
 
 
 class ParallelDropout(ShardedLayer, Dropout):
-    """Dropout outside the regions: of all activations or, with `sequence`, of this rank's rows.
-
-    Args:
-        whole, region: as of `ShardedLayer`.
-    """
+    """Dropout outside the regions: of all activations or, with `sequence`, of this rank's rows."""
 
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x."""
