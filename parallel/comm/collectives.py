@@ -17,23 +17,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError, ShapeError
-from tensorgrad.parallel.comm.agreement import (
-    Json,
-    by_rank,
-    differences,
-    digest,
-    name_ranks,
-    to_json,
-)
-from tensorgrad.parallel.comm.arguments import (
-    as_bytes,
-    as_numbers,
-    check_like,
-    check_piece,
-    check_reduction,
-    checked,
-    overlap,
-)
+from tensorgrad.parallel.comm import agreement, arguments
+from tensorgrad.parallel.comm.agreement import Json
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.comm.launch import share_cores, write_failure
 from tensorgrad.parallel.comm.transport import Finish, Network, Transport
@@ -108,12 +93,10 @@ class Comm:
         self._enter("split")
         groups = [json.loads(each) for each in self._exchange(json.dumps(group))]
         if any(groups[rank] != each for each in groups for rank in each):
-            raise CommError(
-                f"split: ranks is {by_rank(list(map(str, groups)), self.ranks)}; expected the same "
-                "on all ranks of a group"
-            )
+            found = agreement.by_rank(list(map(str, groups)), self.ranks)
+            raise CommError(f"split: ranks is {found}; expected the same on all ranks of a group")
         part = Comm(None if self._network is None else self._network.split(group))
-        part._among = f" among {name_ranks(part.ranks)}"
+        part._among = f" among {agreement.name_ranks(part.ranks)}"
         self._parts.append(part)
         return part
 
@@ -132,12 +115,12 @@ class Comm:
             ArgumentError, DtypeError: not an array, read-only, or op does not apply to the dtype.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("all_reduce", "array", array, written=True)
-        check_reduction("all_reduce", array, op)
+        array = arguments.checked("all_reduce", "array", array, written=True)
+        arguments.check_reduction("all_reduce", array, op)
         return self._begin(
             *(f"all_reduce({op})", array, array, wait),
             lambda via, _, out: via.all_reduce(out, op),
-            as_numbers,
+            arguments.as_numbers,
         )
 
     def reduce_scatter(
@@ -158,14 +141,14 @@ class Comm:
             ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("reduce_scatter", "array", array, written=False)
-        out = checked("reduce_scatter", "out", out, written=True)
-        check_reduction("reduce_scatter", array, op)
-        check_piece("reduce_scatter", ("out", "array"), out, array, self.rank, self.size)
+        array = arguments.checked("reduce_scatter", "array", array, written=False)
+        out = arguments.checked("reduce_scatter", "out", out, written=True)
+        arguments.check_reduction("reduce_scatter", array, op)
+        arguments.check_piece("reduce_scatter", ("out", "array"), out, array, self.rank, self.size)
         return self._begin(
             *(f"reduce_scatter({op})", array, out, wait),
             lambda via, data, out: via.reduce_scatter(data, out, op),
-            as_numbers,
+            arguments.as_numbers,
         )
 
     @overload
@@ -190,14 +173,16 @@ class Comm:
             ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("all_gather", "array", array, written=False)
+        array = arguments.checked("all_gather", "array", array, written=False)
         if out is None:
             if not wait:
                 raise ArgumentError("all_gather: out is None, expected an array with wait=False")
             target = backend.empty((self.size, *array.shape), array.dtype, like=array)
         else:
-            target = checked("all_gather", "out", out, written=True)
-            check_piece("all_gather", ("array", "out"), array, target, self.rank, self.size)
+            target = arguments.checked("all_gather", "out", out, written=True)
+            arguments.check_piece(
+                "all_gather", ("array", "out"), array, target, self.rank, self.size
+            )
         handle = self._begin(
             "all_gather", array, target, wait, lambda via, data, out: via.all_gather(data, out)
         )
@@ -214,7 +199,7 @@ class Comm:
             ArgumentError, DtypeError: not an array, read-only, or the root does not exist.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("broadcast", "array", array, written=self.rank != root)
+        array = arguments.checked("broadcast", "array", array, written=self.rank != root)
         self._check_rank("broadcast", "root", root)
         if self.rank == root:
             array = backend.contiguous(array)  # it may be read-only: nothing is copied back
@@ -236,15 +221,15 @@ class Comm:
             ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("all_to_all", "array", array, written=False)
-        out = checked("all_to_all", "out", out, written=True)
+        array = arguments.checked("all_to_all", "array", array, written=False)
+        out = arguments.checked("all_to_all", "out", out, written=True)
         if array.ndim == 0 or array.shape[0] % self.size:
             raise ShapeError(
                 f"all_to_all: array has shape {array.shape}, expected a first axis that the "
                 f"{self.size} ranks divide"
             )
-        check_like("all_to_all", ("array", "out"), array, out, array.shape)
-        if overlap(array, out):
+        arguments.check_like("all_to_all", ("array", "out"), array, out, array.shape)
+        if arguments.overlap(array, out):
             raise ArgumentError("all_to_all: out overlaps array, expected memory of its own")
         return self._begin(
             "all_to_all", array, out, wait, lambda via, data, out: via.all_to_all(data, out)
@@ -264,10 +249,10 @@ class Comm:
             ArgumentError, DtypeError: not an array, or `to` is not another rank.
             CommError: the network fails.
         """
-        array = checked("send", "array", array, written=False)
+        array = arguments.checked("send", "array", array, written=False)
         self._check_other("send", "to", to)
         call, transport, announced = self._agree_on_message("send", to, array)
-        data = as_bytes(self._staged(array, transport))
+        data = arguments.as_bytes(self._staged(array, transport))
         sent = transport.send(data, to) if array.size else None
         return self._handle(call, [announced, sent], wait)
 
@@ -284,11 +269,11 @@ class Comm:
                 fails. NumPy arrays are always checked, CuPy arrays the first time with each shape
                 and dtype. After this error the two ranks cannot communicate any more.
         """
-        array = checked("recv", "array", array, written=True)
+        array = arguments.checked("recv", "array", array, written=True)
         self._check_other("recv", "source", source)
         call, transport, announced = self._agree_on_message("recv", source, array)
         whole = self._staged(array, transport, reads=False)
-        received = transport.recv(as_bytes(whole), source) if array.size else None
+        received = transport.recv(arguments.as_bytes(whole), source) if array.size else None
         return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
 
     def barrier(self) -> None:
@@ -303,13 +288,13 @@ class Comm:
         Raises:
             ArgumentError: JSON cannot hold the value.
         """
-        text = to_json("all_gather_objects", value)
+        text = agreement.to_json("all_gather_objects", value)
         self._enter("all_gather_objects")
         return [json.loads(each) for each in self._exchange(text)]
 
     def gather_objects(self, value: Json, root: int = 0) -> list[Json] | None:
         """Return the values of all ranks, in the order of ranks, on `root`; None on the others."""
-        text = to_json("gather_objects", value)
+        text = agreement.to_json("gather_objects", value)
         self._check_rank("gather_objects", "root", root)
         self._enter(f"gather_objects(root={root})")
         texts = self._exchange(text)
@@ -318,7 +303,7 @@ class Comm:
     def broadcast_object(self, value: Json, root: int = 0) -> Json:
         """Return the value of `root`; the values of the other ranks are ignored."""
         self._check_rank("broadcast_object", "root", root)
-        text = to_json("broadcast_object", value) if self.rank == root else ""
+        text = agreement.to_json("broadcast_object", value) if self.rank == root else ""
         self._enter(f"broadcast_object(root={root})")
         return json.loads(self._exchange(text)[root])
 
@@ -331,14 +316,13 @@ class Comm:
         Raises:
             CommError: they differ; the message names the fact and the ranks.
         """
-        text = to_json(what, facts)
+        text = agreement.to_json(what, facts)
         self._enter(f"agree on {what}")
         if self._same(text):
             return
         facts_of_ranks = [json.loads(each) for each in self._exchange(text)]
-        raise CommError(
-            f"{what}: {differences(facts_of_ranks, self.ranks)}; expected the same on all ranks"
-        )
+        found = agreement.differences(facts_of_ranks, self.ranks)
+        raise CommError(f"{what}: {found}; expected the same on all ranks")
 
     def abort(self, status: int = 1, why: str = "") -> None:
         """End all ranks at once, this one included, with an exit status other than 0.
@@ -388,7 +372,7 @@ class Comm:
         out: Array,
         wait: bool,
         begin: Callable[[Transport, Array, Array], Finish],
-        view: Callable[[Array], Array] = as_bytes,
+        view: Callable[[Array], Array] = arguments.as_bytes,
     ) -> Handle:
         """Begin a collective of `array` that writes `out`; a single rank copies `array` there."""
         transport = self._enter(call, array)
@@ -478,12 +462,12 @@ class Comm:
         if not self._same(call):
             raise CommError(
                 f"{call.partition(' ')[0]}: the ranks made different calls: "
-                f"{by_rank(self._exchange(call), self.ranks)}; expected one"
+                f"{agreement.by_rank(self._exchange(call), self.ranks)}; expected one"
             )
 
     def _same(self, text: str) -> bool:
         """Return on all ranks whether all pass the same text."""
-        return self._network is None or self._network.same(digest(text))
+        return self._network is None or self._network.same(agreement.digest(text))
 
     def _exchange(self, text: str) -> list[str]:
         return [text] if self._network is None else self._network.exchange(text)
