@@ -37,7 +37,7 @@ def several(name: str, parameters: str, *texts: str) -> Formula:
 
 
 SLOPES = several(
-    "slopes", "x", "silu_derivative(x)", "gelu_tanh_slope(x)",
+    "slopes", "x", "silu_derivative(x)", "gelu_tanh_derivative(x)",
     "floor_of(x)", "ceil_of(x)", "rint_of(x)", "square(x)",
 )  # fmt: skip
 LOGIC = several(
