@@ -66,7 +66,7 @@ class Generator:
     Args:
         seed: 0 to 2^64 - 1.
         stream: 0 to 2^64 - 1; generators of one seed and different streams are independent. For
-            numbers that shall differ from rank to rank, use the rank.
+            numbers that differ from rank to rank, use the rank.
 
     Attributes:
         offset: None, or an array of one uint64 on the GPU that kernels add to the draw number;
@@ -81,12 +81,12 @@ class Generator:
         self.set_state({"seed": seed, "draw": 0, "stream": stream})
 
     def get_state(self) -> dict[str, int]:
-        """Return all that decides the numbers to come, as plain integers."""
+        """Return the state that determines all further numbers, as plain integers."""
         with _lock:
             return {"seed": self._seed, "draw": self._draw, "stream": self._stream}
 
     def set_state(self, state: Mapping[str, int]) -> None:
-        """Go on as the generator did from which `get_state` came.
+        """Continue from a state that `get_state` returned.
 
         Raises:
             ArgumentError: the state is incomplete or has numbers outside 0 to 2^64 - 1.

@@ -76,7 +76,7 @@ def attention(
     window: int | None = None,
     return_logsumexp: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return for each query the mean of the values, weighted by how its key fits.
+    """Return for each query the mean of the values, weighted by the softmax of its scores.
 
     y = softmax(scale * q k^T + mask) v
 
@@ -92,7 +92,7 @@ def attention(
             when k and v come from a cache that holds earlier steps too.
         window: how many keys a query attends to, itself included: query i, at position
             p = i + Tk - Tq, to p - window + 1, ..., p; without causal also to the window - 1
-            keys after. What lies outside costs no time. Default: all.
+            keys after. Keys outside cost no time. Default: all.
         scale: of the scores; default 1 / sqrt(D).
         dropout: probability with which a weight is set to 0; the others grow by
             1 / (1 - dropout). Applied whenever it is above 0.
@@ -148,7 +148,7 @@ def attention_packed(
     """Return the attention of a sequence to itself, from one projection of it.
 
     The last axis of qkv holds the queries of all heads, then their keys, then their values. They
-    are read where they lie, and their gradients are written into one array of the same layout.
+    are read in place, and their gradients are written into one array of the same layout.
 
     Args:
         qkv: (B, T, (heads + 2 * kv_heads) * D), any float dtype.

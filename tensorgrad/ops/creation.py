@@ -347,7 +347,7 @@ def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tenso
 
     Raises:
         OutOfRangeError: an index is outside its range (on the GPU its row is all zeros instead).
-        DtypeError: the indices are no integers.
+        DtypeError: the indices are not integers.
     """
     indices = integer_array("one_hot", "indices", indices)
     check_integer("one_hot", "num_classes", num_classes, 0)

@@ -83,25 +83,25 @@ def cross_entropy(
     vocabulary = logits.shape[-1]
     counted = counted_targets(op, targets, ignore_index, vocabulary)
     rows = logits.data.reshape(-1, vocabulary)
-    share = 1.0
+    factor = 1.0
     if reduction == "mean":
-        share = 1 / max(int(counted.sum()), 1) if counted.size else math.nan
+        factor = 1 / max(int(counted.sum()), 1) if counted.size else math.nan
     later = defers(rows.dtype)
     losses = np.empty(len(rows), compute_dtype(rows.dtype))
     dlogits = np.empty(rows.shape, rows.dtype) if wanted else None
-    scale = np.asarray(1.0 if later else share, losses.dtype)
+    scale = np.asarray(1.0 if later else factor, losses.dtype)
     rows_numpy(losses, dlogits, rows, targets.reshape(-1), counted, options, scale)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
     else:
-        loss = losses.sum() * losses.dtype.type(share)
-    saved = (dlogits, share if later else 1.0, logits.shape)
+        loss = losses.sum() * losses.dtype.type(factor)
+    saved = (dlogits, factor if later else 1.0, logits.shape)
     return record(op, loss, (logits,), _backward, saved)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    dlogits, share, shape = saved
-    scale = dy.reshape(-1, 1) * dy.dtype.type(share)  # of each row, or of all
+    dlogits, factor, shape = saved
+    scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # of each row, or of all
     if scale.size == 1 and scale[0, 0] == 1:
         return (dlogits.reshape(shape),)
     return (rescaled(dlogits, scale).reshape(shape),)
@@ -160,13 +160,13 @@ def rows_numpy(
     classes = logits.shape[1] if classes is None else classes
     wide = losses.dtype
     target_part, each = 1 - options.label_smoothing, options.label_smoothing / classes
-    picked = np.where(counted, targets, 0).astype(np.intp, copy=False)
+    ids = np.where(counted, targets, 0).astype(np.intp, copy=False)
     scale = np.broadcast_to(scale, losses.shape)
     all_count = bool(counted.all())
 
     def run(piece: slice) -> None:
         rows = widened(logits[piece, :classes])
-        place = np.arange(len(rows)), picked[piece]
+        place = np.arange(len(rows)), ids[piece]
         if dlogits is not None and dlogits.dtype == wide:
             powers = dlogits[piece, :classes]
         else:
@@ -184,10 +184,10 @@ def rows_numpy(
         if dlogits is None:
             return
         own = scale[piece]
-        factor = own / total
+        scales = own / total
         if options.z_loss:
-            factor *= 1 + wide.type(2 * options.z_loss) * logsumexp
-        powers *= factor[:, None]
+            scales *= 1 + wide.type(2 * options.z_loss) * logsumexp
+        powers *= scales[:, None]
         if each:
             powers -= (own * wide.type(each))[:, None]
         powers[place] -= own * wide.type(target_part)

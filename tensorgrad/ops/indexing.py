@@ -87,7 +87,7 @@ def _getitem_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def assign(x: Tensor, key: Any, value: Any) -> None:
-    """Carry out x[key] = value, which no gradient flows through.
+    """Assign x[key] = value; no gradient flows through it.
 
     Args:
         x: a tensor outside any graph, or any tensor under `no_grad()`.
@@ -95,7 +95,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         value: a number, array or tensor that broadcasts to x[key] and is cast to its dtype.
 
     Raises:
-        GradError: x takes part in a graph, or the gradient of the value would be lost.
+        GradError: x is part of a graph, or the gradient of the value would be lost.
         DeviceError: the value is an array on another device.
         ArgumentError: the memory is read-only.
         ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast.
@@ -121,7 +121,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
 def assign_result(
     x: _AnyTensor, symbol: str, operation: Callable[[Any, Any], Tensor], other: Any
 ) -> _AnyTensor:
-    """Carry out an augmented assignment such as x += other, in the memory of x; return x.
+    """Compute an augmented assignment such as x += other in the memory of x; return x.
 
     As in NumPy: views of that memory see it, the result is computed from the old elements even
     where `other` overlaps them, and is then rounded to the dtype of x. No gradient flows through.
@@ -133,7 +133,7 @@ def assign_result(
         other: a number, array or tensor.
 
     Raises:
-        GradError: x takes part in a graph, or the gradient of `other` would be lost.
+        GradError: x is part of a graph, or the gradient of `other` would be lost.
         ArgumentError: the memory is read-only.
         ShapeError: the result has another shape than x.
         DtypeError: the result has another kind of dtype (floats in integers, integers in bool).
@@ -180,7 +180,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
 
     Raises:
         OutOfRangeError: an index lies outside the axis (not checked on the GPU).
-        DtypeError: the indices are no integers.
+        DtypeError: the indices are not integers.
     """
     x = tensor_of("take", "x", x)
     data = x.data
@@ -213,7 +213,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
     Raises:
         OutOfRangeError: an index lies outside the axis (not checked on the GPU).
         ShapeError: the indices do not fit the shape of x.
-        DtypeError: the indices are no integers.
+        DtypeError: the indices are not integers.
     """
     x = tensor_of("take_along_axis", "x", x)
     data = x.data
@@ -254,7 +254,7 @@ def _lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
 
 
 def add_rows(total: Array, rows: Array, values: Array) -> None:
-    """Carry out total[rows[i]] += values[i] for every i, in order, in the dtype of `total`.
+    """Add total[rows[i]] += values[i] for every i, in order, in the dtype of `total`.
 
     Args:
         total: (n, C), C-contiguous, float32 or float64.
@@ -300,7 +300,7 @@ def _add_elements_back(shape: Shape, key: tuple[Any, ...], dy: Array) -> Array:
 
 
 def _plain_key(op: str, key: Any, like: Array) -> Any:
-    """Return an index whose sequences and tensors are arrays on the device of `like`."""
+    """Return an index with arrays on the device of `like` for its sequences and tensors."""
     if isinstance(key, tuple):
         return tuple([_plain_part(op, part, like) for part in key])
     return _plain_part(op, key, like)
@@ -351,7 +351,7 @@ def _check_range(op: str, indices: Array, axis: int, size: int) -> None:
 
 
 def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
-    """Return the error that says which part of the key does not fit which axis."""
+    """Return an error that names the part of the key and the axis that it does not fit."""
     parts = list(key) if isinstance(key, tuple) else [key]
     for part in parts:
         if is_array(part) and part.dtype.kind not in "iub":

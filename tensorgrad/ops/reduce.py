@@ -120,7 +120,7 @@ def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the maximum; NaN where there is one. Equal maxima share the gradient equally.
+    """Return the maximum; NaN if there is one. The gradient is split equally among equal maxima.
 
     Raises:
         ShapeError: there is nothing to take the maximum of.
@@ -129,7 +129,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the minimum; NaN where there is one. Equal minima share the gradient equally.
+    """Return the minimum; NaN if there is one. The gradient is split equally among equal minima.
 
     Raises:
         ShapeError: there is nothing to take the minimum of.

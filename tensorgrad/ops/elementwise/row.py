@@ -320,7 +320,7 @@ def _describe(op: Any, name: str, returns: str) -> None:
 
 
 class _Constant:
-    """An operand that is no tensor: a Python number, a NumPy scalar or an array."""
+    """An operand that is not a tensor: a Python number, a NumPy scalar or an array."""
 
     __slots__ = ("data",)
     requires_grad = False
