@@ -106,7 +106,7 @@ def backward(
 
     `dsum` is added to dx.
     """
-    dy, x = backend.contiguous(dy), backend.contiguous(x)
+    dy, x = backend.contiguous(dy.astype(x.dtype, copy=False)), backend.contiguous(x)
     if dsum is not None:
         dsum = backend.contiguous(dsum.astype(x.dtype, copy=False))
     rows, width = rstd.size, x.shape[-1]
