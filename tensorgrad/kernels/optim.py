@@ -1,4 +1,4 @@
-"""Launches of kernels/optim.cu: one thread for the scalars, then all elements."""
+"""Steps of optimizers: launches optim.cu, one thread for the scalars, then all elements."""
 
 from __future__ import annotations
 

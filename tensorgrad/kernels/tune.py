@@ -30,7 +30,7 @@ _LEAST, _MOST, _ENOUGH = 3, 20, 5.0  # such times; milliseconds
 
 
 class Answer(NamedTuple):
-    """What a case took with each candidate, in milliseconds, and which one is to be used."""
+    """The time of each candidate of a case in milliseconds, and the one to use."""
 
     choice: str
     name: str
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tensorgrad.kernels.tune", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("only", nargs="*", help="begin of the cases to measure; all by default")
+    parser.add_argument("only", nargs="*", help="prefixes of the cases to measure (default: all)")
     parser.add_argument("--write", action="store_true", help="keep the result in tuned.json")
     parser.add_argument("--file", type=Path, default=PATH, help="instead of tuned.json")
     options = parser.parse_args(arguments)
@@ -76,7 +76,7 @@ def answer_all(
 
 
 def measure(run: Callable[[], object]) -> float:
-    """Return the median time on the GPU in milliseconds, without what the host needs to launch."""
+    """Return the median time on the GPU in milliseconds, without the overhead of launches."""
     cuda = backend.cupy.cuda
     times: list[float] = []
     cuda.Device().synchronize()  # operands are there
