@@ -25,8 +25,7 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -97,20 +96,6 @@ def load_text(name: str, text: str) -> Kernel:
     """
     source = Source(f"{name}.cu", text, OPTIONS, None, (name,))
     return _function(source.name, name, _cached(source, name, _gpu_target()))
-
-
-def compile_all(kernels: Iterable[tuple[str, str]]) -> None:
-    """Make (file, kernel) pairs ready on the current GPU, compiling on all cores at once.
-
-    Raises:
-        KernelError: as `load`.
-    """
-    pairs = list(kernels)
-    target = _gpu_target()
-    with ThreadPoolExecutor(backend.threads()) as pool:  # NVRTC releases the GIL and is parallel
-        binaries = list(pool.map(lambda pair: _binary(pair[0], pair[1], target), pairs))
-    for (file, kernel), binary in zip(pairs, binaries, strict=True):
-        _load(file, kernel, binary)
 
 
 def inline(path: Path, seen: set[Path] | None = None) -> str:

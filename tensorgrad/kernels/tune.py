@@ -106,25 +106,24 @@ def _stream() -> Any:
 
 def merge(rows: Rows, gpu: str, answers: Sequence[Answer]) -> Rows:
     """Return the rows with these answers in place; a default needs no row."""
-    new = {name: {c: dict(r) for c, r in choices.items()} for name, choices in rows.items()}
+    flat = _flat(rows)
     for answer in answers:
-        row = new.setdefault(gpu, {}).setdefault(answer.choice, {})
-        row.pop(answer.name, None)
+        flat.pop((gpu, answer.choice, answer.name), None)
         if answer.best != answer.default:
-            row[answer.name] = answer.best
-    for choices in new.values():
-        for choice in [choice for choice, row in choices.items() if not row]:
-            del choices[choice]
-    return {name: choices for name, choices in new.items() if choices}
+            flat[gpu, answer.choice, answer.name] = answer.best
+    new: Rows = {}
+    for (where, choice, case), name in flat.items():
+        new.setdefault(where, {}).setdefault(choice, {})[case] = name
+    return new
 
 
 def changes(old: Rows, new: Rows) -> list[str]:
     """Return a line for each row that differs."""
     before, after = _flat(old), _flat(new)
     return [
-        f"{' '.join(place)}: {before.get(place, 'default')} -> {after.get(place, 'default')}"
-        for place in sorted({*before, *after})
-        if before.get(place) != after.get(place)
+        f"{' '.join(row)}: {before.get(row, 'default')} -> {after.get(row, 'default')}"
+        for row in sorted({*before, *after})
+        if before.get(row) != after.get(row)
     ]
 
 
