@@ -24,30 +24,25 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.readers import read_json
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 
-__all__ = [
-    "load_huggingface",
-    "save_huggingface",
-]
-
-# Theirs, ours, the shape of theirs, whether the weight is transposed. `#`: the number of the block.
-_NAMES = (
-    ("wte.weight", "tokens.weight", "V C", False),
-    ("wpe.weight", "positions.weight", "T C", False),
-    ("h.#.ln_1.weight", "blocks.#.norm1.weight", "C", False),
-    ("h.#.ln_1.bias", "blocks.#.norm1.bias", "C", False),
-    ("h.#.attn.c_attn.weight", "blocks.#.attention.qkv.weight", "C 3C", True),
-    ("h.#.attn.c_attn.bias", "blocks.#.attention.qkv.bias", "3C", False),
-    ("h.#.attn.c_proj.weight", "blocks.#.attention.proj.weight", "C C", True),
-    ("h.#.attn.c_proj.bias", "blocks.#.attention.proj.bias", "C", False),
-    ("h.#.ln_2.weight", "blocks.#.norm2.weight", "C", False),
-    ("h.#.ln_2.bias", "blocks.#.norm2.bias", "C", False),
-    ("h.#.mlp.c_fc.weight", "blocks.#.feed_forward.up.weight", "C 4C", True),
-    ("h.#.mlp.c_fc.bias", "blocks.#.feed_forward.up.bias", "4C", False),
-    ("h.#.mlp.c_proj.weight", "blocks.#.feed_forward.down.weight", "4C C", True),
-    ("h.#.mlp.c_proj.bias", "blocks.#.feed_forward.down.bias", "C", False),
-    ("ln_f.weight", "norm.weight", "C", False),
-    ("ln_f.bias", "norm.bias", "C", False),
+# Theirs, ours, the shape of their weight, whether it is transposed. `#`: the number of the block.
+_MODULES = (
+    ("wte", "tokens", "V C", False),
+    ("wpe", "positions", "T C", False),
+    ("h.#.ln_1", "blocks.#.norm1", "C", False),
+    ("h.#.attn.c_attn", "blocks.#.attention.qkv", "C 3C", True),
+    ("h.#.attn.c_proj", "blocks.#.attention.proj", "C C", True),
+    ("h.#.ln_2", "blocks.#.norm2", "C", False),
+    ("h.#.mlp.c_fc", "blocks.#.feed_forward.up", "C 4C", True),
+    ("h.#.mlp.c_proj", "blocks.#.feed_forward.down", "4C C", True),
+    ("ln_f", "norm", "C", False),
 )
+# The same of each array: a bias has the length of its module's output.
+_NAMES = [
+    (f"{theirs}.{array}", f"{ours}.{array}", shape, transposed and array == "weight")
+    for theirs, ours, letters, transposed in _MODULES
+    for array, shape in (("weight", letters), ("bias", letters.split()[-1]))
+    if array == "weight" or ours not in ("tokens", "positions")
+]
 _KNOWN = {theirs for theirs, *_ in _NAMES}
 _SIZES = {
     "vocab_size": "vocab_size",

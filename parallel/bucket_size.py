@@ -11,7 +11,8 @@ the last bucket. The time that communication adds to a step is, with n = (G - L)
 where s stands for L if it is larger. The first term of the maximum is the last bucket, which is
 sent after backward. The last term applies where sending takes longer than backward. Where sending
 keeps up, small buckets cost calls, and large ones leave more to send after backward. With L = 0 the
-best size is sqrt(G c w). docs/costs.md has a table. Tests: tests/parallel/test_bucket_size.py.
+best size is sqrt(G c w). docs/chapters/planning.md has a table.
+Tests: tests/parallel/test_bucket_size.py.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def assign_buckets(
     return found | dict.fromkeys(at_end, bucket + 1)
 
 
-def leading_tables(model: Module, parameters: Mapping[str, Tensor]) -> list[str]:
+def leading_embeddings(model: Module, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the embeddings that the parameters begin with: their gradients are ready last."""
     tables = {id(each.weight) for each in model.modules() if isinstance(each, Embedding)}
     return list(takewhile(lambda name: id(parameters[name]) in tables, parameters))
@@ -112,8 +112,9 @@ class Buckets:
 
     def finish(self) -> None:
         """Send the buckets with missing gradients too, and wait for all of them."""
-        while self._next >= 0:
-            self._send_next()
+        for missing in self._missing:
+            missing.clear()
+        self._send_complete()
         for handle in self._handles:
             handle.wait()
         self._handles = []
@@ -144,8 +145,5 @@ class Buckets:
     def _send_complete(self) -> None:
         """Send the next segments whose gradients are complete."""
         while self._next >= 0 and not self._missing[self._next]:
-            self._send_next()
-
-    def _send_next(self) -> None:
-        self._handles.append(self._send(self._next))
-        self._next -= 1
+            self._handles.append(self._send(self._next))
+            self._next -= 1

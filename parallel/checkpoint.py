@@ -31,7 +31,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, Shap
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.placement import ArrayPiece, Placement, copies, owners
+from tensorgrad.parallel.placement import ArrayPiece, Placement, assign_writers, copies
 from tensorgrad.readers import parse_json
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint
@@ -77,7 +77,7 @@ class Shards:
                     f"{placement.shape}, expected one"
                 )
         self._names = set(shapes)
-        self._written = _parts(self._held, owners(everyone)[comm.rank])
+        self._written = _parts(self._held, assign_writers(everyone)[comm.rank])
 
     def save(self, folder: Path, step: int, state: Mapping[str, Json], keep: int = 2) -> Path:
         """Write a checkpoint, as `tensorgrad.train.checkpoint.save_checkpoint` does.

@@ -22,7 +22,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
-from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_tables
+from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
 from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
@@ -147,7 +147,9 @@ class DataParallel(ShardedRanks):
         if self._buckets is not None:
             self._buckets.finish()
         elif self._flat is None:
-            raise ArgumentError("DataParallel: the optimizer is not from prepare(), expected that")
+            raise ArgumentError(
+                "DataParallel: prepare() was not called, expected it before training"
+            )
         elif self._reduction == "flat":
             all_reduce_gradients(self._flat.grad, self._comm)
         else:
@@ -175,7 +177,7 @@ class DataParallel(ShardedRanks):
 
     def _assign_buckets(self, model: Module, parameters: Mapping[str, Tensor]) -> dict[str, int]:
         """Return the number of each parameter's bucket."""
-        return assign_buckets(parameters, self._bucket_mb, leading_tables(model, parameters))
+        return assign_buckets(parameters, self._bucket_mb, leading_embeddings(model, parameters))
 
     def _send(self, number: int) -> Handle:
         """Start to replace the gradients of a segment by their mean."""

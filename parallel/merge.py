@@ -55,7 +55,7 @@ def merge(checkpoint: Checkpoint, out: Path) -> int:
                     ) from error
                 arrays[name.removeprefix(_MODEL)] = values.reshape(shape)
     if not arrays:
-        raise CheckpointError(f"merge: {checkpoint.path} has no arrays of a model, expected some")
+        raise CheckpointError(f"merge: {checkpoint.path} has no arrays of a model")
     header = {"step": str(checkpoint.step)}
     for name in ("model", "tokenizer"):
         if name in checkpoint.state:

@@ -110,7 +110,7 @@ class Pipeline(NestedRanks):
         super().__init__(comm, data, world)
         self._schedule, self._chunks = schedule, chunks
         self.parts: list[range] = []
-        self._plans: dict[int, list[Action]] = {}  # by the number of micro-batches
+        self._actions_by_count: dict[int, list[Action]] = {}  # by the number of micro-batches
         self._outputs: dict[Any, list[_Output]] = {}  # of each part, by the shapes of a batch
         self._now: tuple[int, Tensor | None] | None = None  # the running part, and its input
 
@@ -181,10 +181,10 @@ class Pipeline(NestedRanks):
             scaler: for float16.
         """
         comm, before = self._comm, random.get_state()
-        outputs = self._rehearse(loss, parts[0])
+        outputs = self._dry_run(loss, parts[0])
         step = _ScheduleRun(self, loss, parts, scaler, outputs)
-        for action in self._plan(len(parts)):
-            step.carry_out(action)
+        for action in self._actions(len(parts)):
+            step.execute(action)
         total = step.end()
         draws = sum(output.draws for output in outputs)
         random.set_state({**before, "draw": before["draw"] + draws})
@@ -213,13 +213,13 @@ class Pipeline(NestedRanks):
         total, rows = np.zeros(()), 0
         sent = Handle()
         for batch in batches:
-            outputs = self._rehearse(loss, batch)
+            outputs = self._dry_run(loss, batch)
             x: Array | None = None
             for part in range(comm.rank, last + 1, comm.size):
                 if part > 0 and comm.size > 1:
                     x = outputs[part - 1].empty(self._like)
                     comm.recv(x, (part - 1) % comm.size)
-                x = self._through(loss, batch, part, x).y.data
+                x = self._run_part(loss, batch, part, x).y.data
                 if part < last and comm.size > 1:
                     sent.wait()
                     sent = comm.send(x, (part + 1) % comm.size, wait=False)
@@ -295,7 +295,7 @@ class Pipeline(NestedRanks):
             x = self._model.blocks[number](x, cache=None if cache is None else cache[number])
         return x
 
-    def _through(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
+    def _run_part(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
         """Run a part forward, on the activation `x` or, for the first part, on the tokens."""
         given = None if x is None else Tensor(x, requires_grad=True)
         self._now = part, given
@@ -304,7 +304,7 @@ class Pipeline(NestedRanks):
         finally:
             self._now = None
 
-    def _rehearse(self, loss: Loss, batch: Batch) -> list[_Output]:
+    def _dry_run(self, loss: Loss, batch: Batch) -> list[_Output]:
         """Return the outputs of all parts for such a batch; the first time, run it with zeros."""
         key = (self._model.training, *((each.shape, str(each.dtype)) for each in batch))
         if key not in self._outputs:
@@ -318,7 +318,7 @@ class Pipeline(NestedRanks):
                         x = found[-1].empty(self._like)
                         x.fill(0)
                     with no_grad():
-                        y = self._through(loss, batch, part, x).y
+                        y = self._run_part(loss, batch, part, x).y
                     draws = random.get_state()["draw"] - before["draw"]
                     told = [y.shape, str(y.dtype), draws]
                     random.set_state(before)
@@ -327,14 +327,14 @@ class Pipeline(NestedRanks):
             self._outputs[key] = found
         return self._outputs[key]
 
-    def _plan(self, micro: int) -> list[Action]:
+    def _actions(self, micro: int) -> list[Action]:
         """Return the actions of this stage in a step with `micro` micro-batches."""
-        if micro not in self._plans:
+        if micro not in self._actions_by_count:
             stages = self._comm.size
             schedule = SCHEDULES[self._schedule]
             plans = [schedule(stages, micro, stage, self._chunks) for stage in range(stages)]
-            self._plans[micro] = with_transfers(plans, self._comm.rank)
-        return self._plans[micro]
+            self._actions_by_count[micro] = with_transfers(plans, self._comm.rank)
+        return self._actions_by_count[micro]
 
 
 class _ScheduleRun:
@@ -352,36 +352,36 @@ class _ScheduleRun:
         self._batches, self._outputs = batches, outputs
         self._comm, self._random = pipeline._comm, random.get_state()
         self._passes: dict[_Unit, _PartPass] = {}  # forward is done, backward is not
-        self._coming: dict[Action, tuple[Array, Handle]] = {}
-        self._leaving: dict[_Unit, Handle] = {}  # activations in flight to the next part
+        self._receives: dict[Action, tuple[Array, Handle]] = {}
+        self._outputs_sent: dict[_Unit, Handle] = {}  # activations in flight to the next part
         self._gradients: dict[_Unit, Array] = {}  # of inputs
-        self._returning: deque[Handle] = deque()  # gradients in flight to the previous part
+        self._gradients_sent: deque[Handle] = deque()  # gradients in flight to the previous part
         self._total: Array = 0.0
 
-    def carry_out(self, action: Action) -> None:
+    def execute(self, action: Action) -> None:
         """Execute one action of the schedule."""
         kind, micro, part = action
         unit, size = (micro, part), self._comm.size
         if kind == "forward":
             self._go_forward(unit)
         elif kind == "backward":
-            self._go_back(unit)
+            self._go_backward(unit)
         elif kind == "send_output":
             y = self._passes[unit].y.data
-            self._leaving[unit] = self._comm.send(y, (part + 1) % size, wait=False)
+            self._outputs_sent[unit] = self._comm.send(y, (part + 1) % size, wait=False)
         elif kind == "send_gradient":
-            if len(self._returning) == _MOST_SENDS:
-                self._returning.popleft().wait()
+            if len(self._gradients_sent) == _MOST_SENDS:
+                self._gradients_sent.popleft().wait()
             dx = self._gradients.pop(unit)
-            self._returning.append(self._comm.send(dx, (part - 1) % size, wait=False))
+            self._gradients_sent.append(self._comm.send(dx, (part - 1) % size, wait=False))
         else:
             output, source = (part - 1, part - 1) if kind == "receive_input" else (part, part + 1)
             array = self._outputs[output].empty(self._pipeline._like)
-            self._coming[action] = array, self._comm.recv(array, source % size, wait=False)
+            self._receives[action] = array, self._comm.recv(array, source % size, wait=False)
 
     def end(self) -> Array:
         """Wait for all sends; return the sum of the losses, on the last stage."""
-        for handle in self._returning:
+        for handle in self._gradients_sent:
             handle.wait()
         total = self._outputs[-1].empty(self._pipeline._like)
         total[...] = self._total
@@ -393,33 +393,33 @@ class _ScheduleRun:
         x = None
         if part > 0:
             local = self._passes.get((micro, part - 1))
-            x = self._arrived("receive_input", unit) if local is None else local.y.data
+            x = self._received("receive_input", unit) if local is None else local.y.data
         draw = self._random["draw"] + sum(each.draws for each in self._outputs[:part])
         stream = self._pipeline.rank * count + micro
         random.set_state({**self._random, "draw": draw, "stream": stream})
-        given, y = self._pipeline._through(self._loss, self._batches[micro], part, x)
+        given, y = self._pipeline._run_part(self._loss, self._batches[micro], part, x)
         if part == last:
             self._total = self._total + y.data
             y = y * (1 / count) if count > 1 else y
             y = y if self._scaler is None else self._scaler.scale(y)
         self._passes[unit] = _PartPass(given, y)
 
-    def _go_back(self, unit: _Unit) -> None:
+    def _go_backward(self, unit: _Unit) -> None:
         micro, part = unit
         x, y = self._passes.pop(unit)
         dy = None
         if part < len(self._outputs) - 1:
             dy = self._gradients.pop((micro, part + 1), None)
-            dy = self._arrived("receive_gradient", unit) if dy is None else dy
-        if unit in self._leaving:
-            self._leaving.pop(unit).wait()  # it has arrived, since its gradient has come back
+            dy = self._received("receive_gradient", unit) if dy is None else dy
+        if unit in self._outputs_sent:
+            self._outputs_sent.pop(unit).wait()  # it has arrived, since its gradient has come back
         if y.requires_grad:  # false if all of the first part is frozen
             with self._pipeline._inner.no_sync():
                 y.backward(dy)
         if x is not None:
             self._gradients[unit] = x.grad
 
-    def _arrived(self, kind: Kind, unit: _Unit) -> Array:
-        array, handle = self._coming.pop(Action(kind, *unit))
+    def _received(self, kind: Kind, unit: _Unit) -> Array:
+        array, handle = self._receives.pop(Action(kind, *unit))
         handle.wait()
         return array

@@ -230,7 +230,7 @@ def copies(target: ArrayPiece, sources: Sequence[ArrayPiece]) -> Runs:
     """
     found = [np.empty((0, 4), np.int64)]
     for number, source in enumerate(sources):
-        meeting = _meet(target, source)
+        meeting = _intersect(target, source)
         numbers = np.full(len(meeting), number)
         found.append(np.stack([numbers, meeting[:, 1], meeting[:, 0], meeting[:, 2]], 1))
     runs: Runs = np.concatenate(found)
@@ -252,7 +252,7 @@ def copies(target: ArrayPiece, sources: Sequence[ArrayPiece]) -> Runs:
     return kept
 
 
-def owners(held: Sequence[Sequence[ArrayPiece]]) -> list[list[ArrayPiece]]:
+def assign_writers(held: Sequence[Sequence[ArrayPiece]]) -> list[list[ArrayPiece]]:
     """Return which rank writes what, so that everything is written once, in about equal amounts.
 
     Args:
@@ -303,7 +303,7 @@ def _runs(piece: ArrayPiece) -> Runs:
     return kept
 
 
-def _meet(one: ArrayPiece, other: ArrayPiece) -> Runs:
+def _intersect(one: ArrayPiece, other: ArrayPiece) -> Runs:
     """Return (N, 3): start in one piece, start in the other, and length of their common runs."""
     if one.placement == other.placement:  # one run, whatever the box
         start, stop = max(one.start, other.start), min(one.stop, other.stop)
@@ -314,7 +314,7 @@ def _meet(one: ArrayPiece, other: ArrayPiece) -> Runs:
             f"copies: {other.placement.name} {other.placement.shape} is not a part of "
             f"{one.placement.name} {one.placement.shape}, expected pieces of one parameter"
         )
-    if _apart(one.placement, other.placement):
+    if _disjoint(one.placement, other.placement):
         return np.empty((0, 3), np.int64)
     a, b = _runs(one), _runs(other)
     if not len(a) or not len(b):
@@ -332,7 +332,7 @@ def _meet(one: ArrayPiece, other: ArrayPiece) -> Runs:
     return kept
 
 
-def _apart(one: Placement, other: Placement) -> bool:
+def _disjoint(one: Placement, other: Placement) -> bool:
     """Return whether two boxes divided along the same axis have no row in common."""
     if one.ranges is None or other.ranges is None or one.axis != other.axis:
         return False

@@ -49,6 +49,12 @@ class Action(NamedTuple):
 
 Schedule = Callable[[int, int, int, int], list[Action]]
 
+# How the result of a computation is received, and how it is sent.
+_TRANSFERS: dict[Kind, tuple[Kind, Kind]] = {
+    "forward": ("receive_input", "send_output"),
+    "backward": ("receive_gradient", "send_gradient"),
+}
+
 
 def sequential(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
     """Return plain model parallelism: a micro-batch starts when the previous one is complete.
@@ -77,7 +83,7 @@ def gpipe(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
     """Return GPipe: all forward passes, then all backward passes; arguments as `sequential`."""
     _check("gpipe", stages, micro, stage, chunks)
     units = [(number, stage) for number in range(micro)]
-    return _in_turns(micro, units, units)
+    return _alternate(micro, units, units)
 
 
 def one_f_one_b(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
@@ -87,7 +93,7 @@ def one_f_one_b(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Ac
     """
     _check("one_f_one_b", stages, micro, stage, chunks)
     units = [(number, stage) for number in range(micro)]
-    return _in_turns(stages - 1 - stage, units, units)
+    return _alternate(stages - 1 - stage, units, units)
 
 
 def interleaved(stages: int, micro: int, stage: int, chunks: int) -> list[Action]:
@@ -117,7 +123,7 @@ def interleaved(stages: int, micro: int, stage: int, chunks: int) -> list[Action
     ]
     forward = [(number, chunk * stages + stage) for number, chunk in order]
     backward = [(number, (chunks - 1 - chunk) * stages + stage) for number, chunk in order]
-    return _in_turns(2 * (stages - 1 - stage) + (chunks - 1) * stages, forward, backward)
+    return _alternate(2 * (stages - 1 - stage) + (chunks - 1) * stages, forward, backward)
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -242,16 +248,13 @@ def with_transfers(plans: Sequence[Sequence[Action]], stage: int) -> list[Action
     messages = []
     for action in spans:
         for need in _needs(action, final):
-            forward = need.kind == "forward"
-            if need in places and action not in places:
-                kind: Kind = "send_output" if forward else "send_gradient"
-                what = Action(kind, need.micro, need.part)
-                messages.append(_PlacedTransfer(spans[need].end, need, what, places[need] + 1))
-            elif action in places and need not in places:
-                kind = "receive_input" if forward else "receive_gradient"
-                what = Action(kind, action.micro, action.part)
-                messages.append(_PlacedTransfer(spans[need].end, need, what, places[action]))
-    return _woven(plan, sorted(messages, key=lambda message: message[:2]))
+            sends = need in places
+            if sends != (action in places):
+                here = need if sends else action
+                transfer = Action(_TRANSFERS[need.kind][sends], here.micro, here.part)
+                first = places[here] + sends
+                messages.append(_PlacedTransfer(spans[need].end, need, transfer, first))
+    return _merge_transfers(plan, sorted(messages, key=lambda message: message[:2]))
 
 
 def draw(plans: Sequence[Sequence[Action]]) -> str:
@@ -292,7 +295,7 @@ def _check(op: str, stages: int, micro: int, stage: int, chunks: int | None) -> 
         raise ArgumentError(f"{op}: chunks is {chunks}, expected 1; more are for interleaved")
 
 
-def _in_turns(
+def _alternate(
     ahead: int, forwards: Sequence[tuple[int, int]], backwards: Sequence[tuple[int, int]]
 ) -> list[Action]:
     """Return `ahead` forward passes, then one forward and one backward each, then the rest."""
@@ -314,7 +317,7 @@ def _needs(action: Action, last: int) -> list[Action]:
     return needs if part == last else [*needs, Action("backward", micro, part + 1)]
 
 
-def _woven(plan: Sequence[Action], messages: Sequence[_PlacedTransfer]) -> list[Action]:
+def _merge_transfers(plan: Sequence[Action], messages: Sequence[_PlacedTransfer]) -> list[Action]:
     """Insert messages between computations: in their order, each as early as possible."""
     slots, sent = [], 0
     for message in messages:

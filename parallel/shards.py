@@ -77,7 +77,7 @@ class ShardedParameters(FlatParameters):
         if self.stage > 1:
             numbers = {self._groups[s.names[0]]: i for i, s in enumerate(self.segments)}
             self.units = [numbers[unit] for unit in sorted(u for u in numbers if u is not None)]
-        self._let_go(like)
+        self._move_to_host(like)
         wide = compute_dtype(self.dtype)
         data_rooms, data_parts, self.memory = self._buffers(self.dtype, like, self.stage == 3)
         storage, parts, self.gradient_memory = self._buffers(wide, like, self.stage >= 2)
@@ -96,7 +96,7 @@ class ShardedParameters(FlatParameters):
         self.storage = list(zip(data_rooms, storage, strict=True))
         return self.storage
 
-    def _let_go(self, like: Array) -> None:
+    def _move_to_host(self, like: Array) -> None:
         """Move the parameters to the host until the buffers exist: a GPU may not hold both."""
         if backend.is_numpy(like):
             return

@@ -158,16 +158,12 @@ def gathered(array: Array, comm: Comm) -> Array:
 
 def scattered(op: str, array: Array, comm: Comm) -> Array:
     """Return this rank's rows of the sum: (B, T / ranks, ...) of (B, T, ...)."""
-    check_rows(op, array.shape, comm.size)
+    if array.ndim < 3 or array.shape[1] % comm.size:
+        raise ShapeError(
+            f"{op}: x has shape {array.shape}, expected (B, T, C) with T a multiple of the "
+            f"{comm.size} ranks"
+        )
     batch, length = array.shape[:2]
     own = backend.empty((batch, length // comm.size, *array.shape[2:]), array.dtype, like=array)
     comm.reduce_scatter(backend.contiguous(array).reshape(-1), own.reshape(-1))
     return own
-
-
-def check_rows(op: str, shape: tuple[int, ...], ranks: int) -> None:
-    """Raise ShapeError unless (B, T, ...) can be divided into rows for the ranks."""
-    if len(shape) < 3 or shape[1] % ranks:
-        raise ShapeError(
-            f"{op}: x has shape {shape}, expected (B, T, C) with T a multiple of the {ranks} ranks"
-        )

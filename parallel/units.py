@@ -60,18 +60,17 @@ def find_units(
             homes.setdefault(id(parameter), set()).add(number)
     found: dict[str, int | None] = {}
     for name, trained in parameters.items():
-        places = homes.get(id(trained), {None})
-        found[name] = next(iter(places)) if len(places) == 1 else None
-    used = sorted({number for number in found.values() if number is not None})
+        first, *others = homes.get(id(trained), {None})
+        found[name] = None if others else first
+    used = [number for number in range(len(units)) if number in found.values()]
     if not used:
         raise ArgumentError(
             f"Zero: {type(model).__name__} has no parameters in a ModuleList, expected its blocks "
             "there; stage 1 needs none"
         )
-    places_of = {number: place for place, number in enumerate(used)}
-    return [units[number] for number in used], {
-        name: None if number is None else places_of[number] for name, number in found.items()
-    }
+    index: dict[int | None, int] = {number: place for place, number in enumerate(used)}
+    places_of = {name: index.get(number) for name, number in found.items()}
+    return [units[number] for number in used], places_of
 
 
 class Units:
@@ -93,12 +92,12 @@ class Units:
     ) -> None:
         self._flat, self._comm = flat, comm
         self._count = len(modules)
-        self._inside: list[int | None] = [None] * SLOTS
+        self._unit_in_slot: list[int | None] = [None] * SLOTS
         self._gathers: dict[int, Handle] = {}  # in flight, by slot
         self._scatters: dict[int, Handle] = {}  # in flight, by unit
         self._last = self._count - 1  # the last unit whose gradients are not yet scattered
         for unit, (module, segment) in enumerate(zip(modules, flat.units, strict=True)):
-            module.forward = self._surrounded(unit, module)
+            module.forward = self._with_hooks(unit, module)
             for name in flat.segments[segment].names:
                 on_grad_ready(parameters[name], self._guard(unit, name))
 
@@ -112,17 +111,17 @@ class Units:
         while self._last >= 0:
             self._scatter_last()
         for unit in sorted(self._scatters, reverse=True):
-            self._keep(unit)
+            self._accumulate(unit)
         self._last = self._count - 1
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Gather again from now on, starting with the first unit: the parameters have changed."""
         for slot in range(SLOTS):
-            self._arrived(slot)
-        self._inside = [None] * SLOTS
-        self._fetch(0)
+            self._wait_for_gather(slot)
+        self._unit_in_slot = [None] * SLOTS
+        self._start_gather(0)
 
-    def _surrounded(self, unit: int, module: Module) -> Callable[..., Any]:
+    def _with_hooks(self, unit: int, module: Module) -> Callable[..., Any]:
         forward = module.forward
 
         def backward(dy: Array, saved: Any, needs: Any) -> list[Array]:
@@ -143,15 +142,15 @@ class Units:
         return run
 
     def _begin_forward(self, unit: int) -> None:
-        self._need(unit)
-        self._fetch(unit + 1)
+        self._wait_for_parameters(unit)
+        self._start_gather(unit + 1)
 
     def _begin_backward(self, unit: int) -> None:
         while self._last > unit:
             self._scatter_last()
-        self._keep(unit + SLOTS)
-        self._need(unit)
-        self._fetch(unit - 1)
+        self._accumulate(unit + SLOTS)
+        self._wait_for_parameters(unit)
+        self._start_gather(unit - 1)
 
     def _guard(self, unit: int, name: str) -> Callable[[Tensor], None]:
         def check(_: Tensor) -> None:
@@ -164,24 +163,24 @@ class Units:
 
         return check
 
-    def _need(self, unit: int) -> None:
+    def _wait_for_parameters(self, unit: int) -> None:
         """Wait for the unit's parameters."""
-        self._fetch(unit)
+        self._start_gather(unit)
         if self._flat.stage == 3:
-            self._arrived(unit % SLOTS)
+            self._wait_for_gather(unit % SLOTS)
 
-    def _fetch(self, unit: int) -> None:
+    def _start_gather(self, unit: int) -> None:
         """Start gathering the unit's parameters, unless it is in its slot or does not exist."""
         slot = unit % SLOTS
-        if self._flat.stage < 3 or not 0 <= unit < self._count or self._inside[slot] == unit:
+        if self._flat.stage < 3 or not 0 <= unit < self._count or self._unit_in_slot[slot] == unit:
             return
-        self._arrived(slot)  # a unit that was not run has not waited
+        self._wait_for_gather(slot)  # a unit that was not run has not waited
         segment = self._flat.units[unit]
         part, whole = self._flat.pieces[segment].data, self._flat.storage[segment][0]
         self._gathers[slot] = self._comm.all_gather(part, whole, wait=False)
-        self._inside[slot] = unit
+        self._unit_in_slot[slot] = unit
 
-    def _arrived(self, slot: int) -> None:
+    def _wait_for_gather(self, slot: int) -> None:
         handle = self._gathers.pop(slot, None)
         if handle is not None:
             handle.wait()
@@ -189,13 +188,13 @@ class Units:
     def _scatter_last(self) -> None:
         """Start reduce-scattering the gradients of the last unit that remains."""
         unit = self._last
-        self._keep(unit + SLOTS)
+        self._accumulate(unit + SLOTS)
         whole = self._flat.storage[self._flat.units[unit]][1]
         part = self._flat.part(whole)
         self._scatters[unit] = self._comm.reduce_scatter(whole, part, "mean", wait=False)
         self._last -= 1
 
-    def _keep(self, unit: int) -> None:
+    def _accumulate(self, unit: int) -> None:
         """Add this rank's reduced gradients of a unit to its shard, and clear the slot."""
         handle = self._scatters.pop(unit, None)
         if handle is None:

@@ -136,7 +136,7 @@ class Zero(DataParallel):
             if self.stage < 3 or number not in flat.units
         ]
         if units is not None:
-            units.forget()
+            units.invalidate()
         for handle in handles:
             handle.wait()
 
@@ -166,7 +166,7 @@ class Zero(DataParallel):
 
     def _prepared(self) -> tuple[ShardedParameters, Units | None]:
         if self._sharded is None:
-            raise ArgumentError("Zero: the optimizer is not from prepare(), expected that")
+            raise ArgumentError("Zero: prepare() was not called, expected it before training")
         return self._sharded, self._units
 
     def _scatter(self, number: int) -> Handle:

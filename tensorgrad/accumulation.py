@@ -7,10 +7,15 @@ as a matrix product can, does so and returns None; any other returns its gradien
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
 from tensorgrad.dtypes import Dtype
+
+Saved = tuple[Any, ...]  # what an op keeps for its backward function
+Needs = Sequence[Any]  # for each input: False, True or an Into
+Gradients = Sequence[Array | None]  # for each input: None where not wanted, or added already
 
 
 class Into(int):  # equal to True, also as a part of a key

@@ -1,8 +1,8 @@
-"""Functions that NumPy lacks, for the NumPy path of the elementwise table.
+"""erf, sigmoid, GELU and other functions that NumPy lacks, for the elementwise table on NumPy.
 
-Each has a twin of the same name in kernels/elementwise.cuh. All take and return arrays of one
-float dtype, overflow nowhere, and are accurate to a few units in the last place of float64. Those
-that are rows of the table by themselves take integers too, which they turn into floats first.
+kernels/elementwise.cuh has each under the same name. All take and return arrays of one float dtype,
+never overflow, and are accurate to a few units in the last place of float64. Those that are rows of
+the table by themselves accept integers too, which they convert to floats first.
 """
 
 from __future__ import annotations
@@ -92,16 +92,16 @@ def _erf_parts(x: Values) -> tuple[Values, Values, Values]:
     return size, near, far
 
 
-def normal_share(x: Values) -> Values:
-    """Return the share of the normal distribution below x, as exact where that is close to 0."""
+def normal_cdf(x: Values) -> Values:
+    """Return the CDF of the standard normal distribution, accurate where it is near 0."""
     size, near, far = _erf_parts(x * 0.7071067811865476)
     y: Values = np.where(size < 1, 1 + np.copysign(near, x), np.where(x < 0, far, 2 - far))
     y *= 0.5
     return y
 
 
-def normal_density(x: Values) -> Values:
-    """Return the density of the normal distribution."""
+def normal_pdf(x: Values) -> Values:
+    """Return the PDF of the standard normal distribution."""
     x = np.minimum(np.abs(x), 40.0)  # where it is 0; the square of more may overflow
     y: Values = np.exp(-0.5 * x * x) * 0.3989422804014327
     return y
@@ -153,7 +153,7 @@ def gelu_tanh(x: Values) -> Values:
     return y
 
 
-def gelu_tanh_slope(x: Values) -> Values:
+def gelu_tanh_derivative(x: Values) -> Values:
     """Return the derivative of `gelu_tanh`, s + x * s * (1 - s) * 2u', s = sigmoid(2 u)."""
     bound = 10.0 if x.dtype == np.float32 else 21.0  # exp overflows farther out
     x = np.clip(x, -bound, bound)

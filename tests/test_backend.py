@@ -124,12 +124,14 @@ def fresh_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_where_few_threads_can_be_started_those_do_the_work(
     allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, before = threading.Thread.start, threading.active_count()
+    start = threading.Thread.start
+    started: list[threading.Thread] = []  # here, whatever other threads come and go
 
     def limited(thread: threading.Thread) -> None:
-        if threading.active_count() - before >= allowed:
+        if sum(each.is_alive() for each in started) >= allowed:
             raise RuntimeError("can't start new thread")
         start(thread)
+        started.append(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     y = np.zeros(1000, int)

@@ -113,7 +113,7 @@ def share_cores(ranks: int, warn: bool) -> None:
         )
 
 
-def say(rank: int, size: int, why: str) -> None:
+def write_failure(rank: int, size: int, why: str) -> None:
     """Write to the standard error why this rank is about to end all."""
     line = f"rank {rank} of {size}: {why.rstrip()}\n"
     for stream, text in ((sys.stdout, ""), (sys.stderr, line)):

@@ -6,7 +6,7 @@ separate process because a launcher kills all ranks when one has died. The watch
 and reports which rank died first; the launcher waits for it because it holds the standard error.
 
 Protocol: a rank opens its connection with a `HELLO`, which contains the secret of the run, and then
-sends messages of one size (`SAID`). The watchdog answers with single bytes (`Command`). From an
+sends messages of one size (`MESSAGE`). The watchdog answers with single bytes (`Command`). From an
 unknown connection it reads at most one `HELLO`, and it compares the secret before anything else.
 It stops listening as soon as all ranks are connected.
 """
@@ -41,11 +41,11 @@ _LAST_HEARD = 56  # where tcpi_last_ack_recv is in struct tcp_info
 SECRET_BYTES = 32
 _HOST_BYTES, _TEXT_BYTES = 256, 1007
 HELLO = struct.Struct(f"!{SECRET_BYTES}sII{_HOST_BYTES}s")  # secret, rank, process, host
-SAID = struct.Struct(f"!Bqd{_TEXT_BYTES}s")  # a Message, a number, seconds, a text
+MESSAGE = struct.Struct(f"!Bqd{_TEXT_BYTES}s")  # a Message, a number, seconds, a text
 
 
 class Message(IntEnum):
-    """A message of a rank, and which fields of `SAID` it fills in."""
+    """A message of a rank, and which fields of `MESSAGE` it fills in."""
 
     GOODBYE = 1  # it exits as planned
     ABORT = 2  # it ends all ranks, and has said why
@@ -65,14 +65,14 @@ class Command(IntEnum):
     END = 4
 
 
-def hello(secret: bytes, rank: int, process: int, host: str) -> bytes:
+def pack_hello(secret: bytes, rank: int, process: int, host: str) -> bytes:
     """Return the greeting with which a rank opens its connection."""
     return HELLO.pack(secret, rank, process, _short(host, _HOST_BYTES))
 
 
-def said(message: Message, number: int = -1, seconds: float = 0.0, text: str = "") -> bytes:
+def pack_message(message: Message, number: int = -1, seconds: float = 0.0, text: str = "") -> bytes:
     """Return a message of a rank; a text that is too long loses its middle."""
-    return SAID.pack(message, number, seconds, _short(text, _TEXT_BYTES))
+    return MESSAGE.pack(message, number, seconds, _short(text, _TEXT_BYTES))
 
 
 def end_with_host(connection: socket.socket) -> None:
@@ -182,8 +182,8 @@ class Watchdog:
                 lost.append(rank)
         if lost and self._ending is None:
             self._end(_lost(lost, self._size))
-        self._part_from_strangers()
-        self._go_on_asking()
+        self._close_strangers()
+        self._continue_question()
         self._choose()
 
     def _patience(self) -> float | None:
@@ -219,7 +219,7 @@ class Watchdog:
         if len(self._strangers) > _STRANGERS:
             self._close(self._strangers[0])
 
-    def _part_from_strangers(self) -> None:
+    def _close_strangers(self) -> None:
         """Close connections without the secret that are too old, or all once no rank is missing."""
         now = time.monotonic()
         if len(self._joined) == self._size or now >= self._listens_until:
@@ -253,7 +253,7 @@ class Watchdog:
                 rank.data += data
                 if rank.number is None and len(rank.data) >= HELLO.size and not self._greet(rank):
                     return False
-                if rank.number is not None and not self._take(rank):
+                if rank.number is not None and not self._handle_messages(rank):
                     return False
         except BlockingIOError:
             return True
@@ -277,18 +277,20 @@ class Watchdog:
         stranger.tell(Command.WELCOME)
         return True
 
-    def _take(self, rank: _Rank) -> bool:
+    def _handle_messages(self, rank: _Rank) -> bool:
         """Handle the complete messages; return False for one that is not of the protocol."""
-        while len(rank.data) >= SAID.size:
-            kind, number, seconds, text = SAID.unpack(rank.data[: SAID.size])
-            rank.data = rank.data[SAID.size :]
+        while len(rank.data) >= MESSAGE.size:
+            kind, number, seconds, text = MESSAGE.unpack(rank.data[: MESSAGE.size])
+            rank.data = rank.data[MESSAGE.size :]
             try:
-                self._hear(rank, Message(kind), number, seconds, _text(text))
+                self._handle(rank, Message(kind), number, seconds, _text(text))
             except ValueError:
                 return False
         return True
 
-    def _hear(self, rank: _Rank, message: Message, number: int, seconds: float, text: str) -> None:
+    def _handle(
+        self, rank: _Rank, message: Message, number: int, seconds: float, text: str
+    ) -> None:
         now = time.monotonic()
         if rank.number not in self._ranks:
             return  # it has said GOODBYE
@@ -333,7 +335,7 @@ class Watchdog:
             stuck = {number: rank.stuck for number, rank in self._ranks.items()} if later else {}
             self._question = _Question(why, stuck, time.monotonic() + later)
 
-    def _go_on_asking(self) -> None:
+    def _continue_question(self) -> None:
         question = self._question
         if question is None or self._ending is not None:
             return
@@ -357,7 +359,7 @@ class Watchdog:
             return
         lines = [f"{question.why}: all ranks end"]
         for number in sorted(self._ranks):
-            lines.append(f"  rank {number}: {_told(self._ranks[number])}")
+            lines.append(f"  rank {number}: {_description(self._ranks[number])}")
         self._end("\n".join(lines))
 
     def _end(self, message: str) -> None:
@@ -398,7 +400,7 @@ def _lost(lost: list[_Rank], size: int) -> str:
     return f"{first} is lost: {how}{then}: all ranks end"
 
 
-def _told(rank: _Rank) -> str:
+def _description(rank: _Rank) -> str:
     if rank.report is None:
         return (
             f"does not answer (process {rank.process} on {rank.host}): stopped, or in code "

@@ -113,8 +113,8 @@ class WatchdogClient:
         self._sending = threading.Lock()
         self._leaving = self._failed = False
         self._answered = threading.Event()  # set when this rank may show its error
-        self._said_waits: tuple[int | None, bool] = None, False
-        self._said_late = False
+        self._reported_waits: tuple[int | None, bool] = None, False
+        self._reported_late = False
         os.register_at_fork(after_in_child=connection.close)  # a child would keep it open
         try:
             threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
@@ -130,13 +130,13 @@ class WatchdogClient:
             return
         self._leaving = True
         try:
-            self._say(how)
+            self._send(how)
         except OSError:
             return  # the watchdog is gone, and this rank is about to be
         if how is Message.GOODBYE and self._process is not None:
             self._process.wait()
 
-    def wait_to_speak(self) -> None:
+    def wait_for_permission(self) -> None:
         """Wait for permission to show this rank's error; one rank alone gets it.
 
         The others are ended while they wait here.
@@ -145,13 +145,13 @@ class WatchdogClient:
             return  # it has permission already
         self._failed = True
         with suppress(OSError):  # without a watchdog it shows its error at once
-            self._say(Message.FAILED)
+            self._send(Message.FAILED)
             self._answered.wait(_SPEAK)
 
-    def _say(
+    def _send(
         self, message: Message, number: int | None = None, seconds: float = 0.0, text: str = ""
     ) -> None:
-        data = watchdog.said(message, -1 if number is None else number, seconds, text)
+        data = watchdog.pack_message(message, -1 if number is None else number, seconds, text)
         with self._sending:
             self._connection.sendall(data)
 
@@ -166,7 +166,7 @@ class WatchdogClient:
                             raise ConnectionError("the watchdog has ended")
                         for word in words:
                             self._obey(word)
-                    self._look()
+                    self._report_changes()
                 except OSError as error:
                     self._end_without_watchdog(error)
                     return
@@ -177,20 +177,20 @@ class WatchdogClient:
         elif word == Command.SPEAK:
             self._answered.set()
         elif word == Command.REPORT:
-            self._say(Message.REPORT, self._stuck(), text=self._describe())
+            self._send(Message.REPORT, self._stuck(), text=self._describe())
 
-    def _look(self) -> None:
+    def _report_changes(self) -> None:
         """Report a change in how this rank waits."""
         since = self._last.waits()
         waited = 0.0 if since is None else time.monotonic() - since
         late = waited > self.timeout
-        if late and not self._said_late:
-            self._say(Message.LATE, seconds=waited, text=self._last.call)
-        self._said_late = late
+        if late and not self._reported_late:
+            self._send(Message.LATE, seconds=waited, text=self._last.call)
+        self._reported_late = late
         waits = self._stuck(), waited >= _STUCK
-        if waits != self._said_waits:
-            self._say(Message.WAITS, waits[0], seconds=waited if waits[1] else 0.0)
-        self._said_waits = waits
+        if waits != self._reported_waits:
+            self._send(Message.WAITS, waits[0], seconds=waited if waits[1] else 0.0)
+        self._reported_waits = waits
 
     def _stuck(self) -> int | None:
         """Return the number of the call in which this rank has long waited for others, or None."""
@@ -304,7 +304,7 @@ def _connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socke
     ranks connect at once, a connection may be dropped; then it tries again.
     """
     until = time.monotonic() + _CONNECT
-    greeting = watchdog.hello(secret, rank, os.getpid(), socket.gethostname())
+    greeting = watchdog.pack_hello(secret, rank, os.getpid(), socket.gethostname())
     while True:
         try:
             connection = _with_high_number(socket.create_connection(address, _CONNECT))

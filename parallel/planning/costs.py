@@ -2,8 +2,9 @@
 
 The formulas are those of this library's layers, on the fullest of the tp ranks that share a layer:
 flash attention, which keeps no score matrix; a feed-forward layer that keeps the input and output
-of GELU; a cross entropy that computes gradients in chunks and keeps no logits. docs/costs.md
-derives them; tests/parallel/planning/test_costs.py compares them with models and graphs.
+of GELU; a cross entropy that computes gradients in chunks and keeps no logits.
+docs/chapters/planning.md derives them; tests/parallel/planning/test_costs.py compares them with
+models and graphs.
 
     a block keeps for each token, in elements of the activations' dtype
         inputs of both norms      2 C      divided by tp with `sequence`

@@ -287,7 +287,7 @@ def estimate(
     layers = sum(each.exposed for each in sent if each.axis == "tp")
     bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
     updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
-    moved = 32 if job.dtype == "float32" else 36  # docs/optim.md
+    moved = 32 if job.dtype == "float32" else 36  # docs/chapters/optimizer.md
     time = {
         "compute": compute,
         "send within layers": layers,

@@ -147,7 +147,7 @@ def bytes_of(text: str, name: str = "memory") -> float:
     """
     match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kMGT]|[KMG]i)?B?\s*", text)
     if match is None:
-        raise ArgumentError(f"plan: {name} is {text!r}, expected bytes, as 80GiB or 80GB")
+        raise ArgumentError(f"plan: {name} is {text!r}, expected bytes, such as 80GiB or 80GB")
     return float(match[1]) * _UNITS[match[2] or ""]
 
 
@@ -297,7 +297,7 @@ def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> E
     if not given.fit:
         return estimate(job, speeds, bucket)
     if memory is None:
-        raise ArgumentError("plan: --fit has no --memory, expected that of a GPU, as 80GiB")
+        raise ArgumentError("plan: --fit needs --memory, the memory of a GPU, such as 80GiB")
     return fit(job, memory, speeds, given.max_gpus, given.zero, reserved, bucket)
 
 

@@ -28,7 +28,7 @@ from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked, make_folder, replacing, sync_folder
 from tensorgrad.readers import open_regular, read_json
 
-Progress = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any difference
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     suffixes: Sequence[str] = SUFFIXES,
     column: str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Corpus:
     """Split a source, train a tokenizer, and write train.npy and validation.npy.
 
@@ -136,7 +136,7 @@ def prepare(
 
 
 def _find(
-    folder: Path, settings: Mapping[str, Any], progress: Progress | None
+    folder: Path, settings: Mapping[str, Any], progress: ProgressCallback | None
 ) -> tuple[Corpus | None, DataError | None]:
     """Return the corpus of a folder, or None and the error if the folder is damaged."""
     if not folder.is_dir():
@@ -147,7 +147,7 @@ def _find(
         return None, error
 
 
-def _open(folder: Path, settings: Mapping[str, Any], progress: Progress | None) -> Corpus:
+def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback | None) -> Corpus:
     """Return the corpus of a folder, if its files have the recorded SHA-256."""
     for name in (_FACTS, *_FILES):
         if not (folder / name).is_file():
@@ -170,7 +170,7 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: Progress | None) 
     return Corpus(folder, whole.hexdigest(), tokenizer, train, validation)
 
 
-def _sums(folder: Path, progress: Progress | None) -> dict[str, str]:
+def _sums(folder: Path, progress: ProgressCallback | None) -> dict[str, str]:
     """Return the SHA-256 of each file (1.4 GB/s; CRC-32 has 2.5 but would miss intent)."""
     total, done, sums = sum((folder / name).stat().st_size for name in _FILES), 0, {}
     for name in _FILES:
@@ -191,7 +191,7 @@ def _build(
     validation: float,
     tokenizer: Tokenizer | None,
     vocab_size: int,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
 ) -> dict[str, int]:
     """Write the tokenizer and both token files; return their counts."""
 

@@ -9,12 +9,10 @@
 //                           1,024 in whole vectors. Loss and gradient, each if wanted, in
 //                           2 * sizeof(T) bytes an element
 //   cross_entropy_staged    loss and gradient of rows that fit in shared memory: the same bytes.
-//   Each
-//                           thread loads its part of the next row over what it has just used
+//                           Each thread loads its part of the next row over what it has just used
 //   cross_entropy_forward   any row, a block each. For the gradient the logits are read again, from
 //                           the L2 cache if it holds them
-//   cross_entropy_backward  the gradient, from the logits and `peaks`: 2 * sizeof(T) bytes an
-//   element
+//   cross_entropy_backward  the gradient, from the logits and `peaks`, in the same bytes
 //   cross_entropy_total     the sum of the losses, in a fixed order
 //   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
@@ -301,7 +299,7 @@ struct LogitStatistics {
         unpack<T>(bits, values);
         absorb(values);
     }
-    // Take in the own one of the others, then merge what the threads of the block have statistics.
+    // Take in this thread's element outside the vectors, then merge the threads of the block.
     __device__ void finish(const UnalignedRow<T>& row, T other) {
         if (threadIdx.x < row.others()) {
             const C value[1] = {to_compute(other)};

@@ -60,7 +60,8 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
                        (bias == nullptr || aligned_alike(x, bias));
     C mean = 0;
     if (centred) mean = block_sum(sum_values(x, width, [](C value) { return value; })) / C(width);
-    const C squares = sum_values(x, width, [&](C value) { return (value - mean) * (value - mean); });
+    const C squares =
+        sum_values(x, width, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(block_sum(squares) / C(width) + C(eps));
     for_places(x, width, alike, [&](int place, auto n) {
         auto values = load<n>(x + place);
@@ -92,7 +93,7 @@ struct DecodeEpilogue {
         const long long place = row * (long long)columns + column;
         if (bias != nullptr) sum += to_compute(bias[column]);
         if (gelu == 1) sum = gelu_tanh(sum);
-        if (gelu == 2) sum *= normal_share(sum);
+        if (gelu == 2) sum *= normal_cdf(sum);
         if (gate != nullptr) {
             const float open = to_compute(gate[place]);
             sum *= open * sigmoid(open);

@@ -14,7 +14,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import bfloat16, c_name, float16, float32
-from tensorgrad.kernels.attention.rule import ALL
+from tensorgrad.kernels.attention.options import ALL
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch
 from tensorgrad.kernels.rows import power_of_two

@@ -22,25 +22,25 @@ template <typename C> __device__ inline C minimum(C a, C b) { return is_nan(a) |
 template <typename A, typename B>
 __device__ inline auto where(bool c, A a, B b) -> decltype(a + b) { return c ? a : b; }
 template <typename A, typename B>
-__device__ inline bool both(A a, B b) { return bool(a) && bool(b); }
+__device__ inline bool logical_and(A a, B b) { return bool(a) && bool(b); }
 template <typename A, typename B>
-__device__ inline bool either(A a, B b) { return bool(a) || bool(b); }
+__device__ inline bool logical_or(A a, B b) { return bool(a) || bool(b); }
 template <typename A, typename B>
-__device__ inline bool differ(A a, B b) { return bool(a) != bool(b); }
-template <typename A> __device__ inline bool inverted(A a) { return !bool(a); }
+__device__ inline bool logical_xor(A a, B b) { return bool(a) != bool(b); }
+template <typename A> __device__ inline bool logical_not(A a) { return !bool(a); }
 
 // Of integers themselves, all of whose digits double may not hold.
 template <typename C> constexpr bool IS_WHOLE = C(0.5) == C(0);
 template <typename C>
-__device__ inline C floor_of(C x) {
+__device__ inline C round_down(C x) {
     if constexpr (IS_WHOLE<C>) return x; else return floor(x);
 }
 template <typename C>
-__device__ inline C ceil_of(C x) {
+__device__ inline C round_up(C x) {
     if constexpr (IS_WHOLE<C>) return x; else return ceil(x);
 }
 template <typename C>
-__device__ inline C rint_of(C x) {
+__device__ inline C round_nearest(C x) {
     if constexpr (IS_WHOLE<C>) return x; else return rint(x);
 }
 
@@ -105,25 +105,25 @@ template <typename C> __device__ inline C gelu_tanh_cdf(C x) {
 }
 template <typename C> __device__ inline C gelu_tanh(C x) { return x * gelu_tanh_cdf(x); }
 // Beyond +-30 it is 0 and 1 in double too, and inf * 0 would be NaN.
-template <typename C> __device__ inline C gelu_tanh_slope(C x) {
+template <typename C> __device__ inline C gelu_tanh_derivative(C x) {
     const C scale = C(1.5957691216057308), cube = C(0.044715);
     const C bound = minimum(maximum(x, C(-30)), C(30)), square = bound * bound;
     const Sigmoids<C> s(bound * (scale + scale * cube * square));
     return s.at * (C(1) + bound * s.rest * (scale + C(3) * cube * scale * square));
 }
 
-template <typename C> __device__ inline C normal_density(C x) {
+template <typename C> __device__ inline C normal_pdf(C x) {
     if constexpr (ROUGH) return 0.3989422804f * fast_exp2(-0.5f * LOG2_E * x * x);
     else return C(0.3989422804014327) * exp(C(-0.5) * x * x);
 }
 // The normal CDF. Source of the approximation, good to 1.5e-7:
 // Abramowitz & Stegun 1964, "Handbook of mathematical functions", 7.1.26.
-template <typename C> __device__ inline C normal_share(C x) {
+template <typename C> __device__ inline C normal_cdf(C x) {
     if constexpr (ROUGH) {
         const float t = fast_reciprocal(1.f + 0.3275911f * 0.70710678f * absolute(x));
         const float sum = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f
             + t * (-1.453152027f + t * 1.061405429f))));
-        const float tail = 1.2533141373f * sum * normal_density(x);   // beyond |x|
+        const float tail = 1.2533141373f * sum * normal_pdf(x);   // beyond |x|
         return x < 0.f ? tail : 1.f - tail;
     } else {
         return C(0.5) * erfc(C(-0.7071067811865476) * x);

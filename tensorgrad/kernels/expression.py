@@ -17,18 +17,18 @@ from tensorgrad import special
 # Names that expressions may call; kernels/elementwise.cuh defines the same ones.
 _NUMPY = (
     "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tanh", "power", "square", "maximum",
-    "minimum", "absolute", "sign", "bitwise_and", "bitwise_or", "bitwise_xor", "invert",
-    "left_shift", "right_shift", "int64", "float32", "float64", "inf", "nan",
+    "minimum", "absolute", "sign", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "int64",
+    "float32", "float64", "inf", "nan",
 )  # fmt: skip
 _SPECIAL = (
-    "erf", "sigmoid", "silu_derivative", "softplus", "gelu_tanh", "gelu_tanh_slope", "normal_share",
-    "normal_density", "where", "number",
+    "erf", "sigmoid", "silu_derivative", "softplus", "gelu_tanh", "gelu_tanh_derivative",
+    "normal_cdf", "normal_pdf", "where", "number",
 )  # fmt: skip
 FUNCTIONS: dict[str, Any] = {
     **{name: getattr(np, name) for name in _NUMPY},
     **{name: getattr(special, name) for name in _SPECIAL},
-    "both": np.logical_and, "either": np.logical_or, "differ": np.logical_xor,
-    "inverted": np.logical_not, "floor_of": np.floor, "ceil_of": np.ceil, "rint_of": special.rint,
+    "round_down": np.floor, "round_up": np.ceil, "round_nearest": special.rint,
     "is_nan": np.isnan, "is_inf": np.isinf, "is_finite": np.isfinite,
 }  # fmt: skip
 _BINARY: dict[type, str] = {

@@ -23,8 +23,13 @@ template <int R, int N> struct Fragment {
     static constexpr int ROWS = 2 * R, SIZE = R * N / 2;
     float values[SIZE];   // [R][N / 8][2 rows][2 columns]
 
-    __device__ static int row_of(int h, int lane = threadIdx.x % 32) { return 8 * h + lane / 4; }
-    __device__ static int column_of(int c, int lane = threadIdx.x % 32) { return c + lane % 4 * 2; }
+    // `lane` is unsigned: a division of an int of unknown sign costs registers.
+    __device__ static int row_of(int h, unsigned lane = threadIdx.x % 32) {
+        return 8 * h + lane / 4;
+    }
+    __device__ static int column_of(int c, unsigned lane = threadIdx.x % 32) {
+        return c + lane % 4 * 2;
+    }
 
     // The 16 x 8 accumulator of one mma.sync.
     __device__ float (&block(int r, int j))[4] {

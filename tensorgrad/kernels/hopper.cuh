@@ -59,7 +59,7 @@ __device__ inline void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Mbarrier number `id` (1 to 15) among `threads` threads of the block: some wait, some only arrive.
+// Named barrier `id` (1 to 15) among `threads` threads of the block: some wait, some only arrive.
 __device__ inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }

@@ -8,12 +8,11 @@
 //   (fp64 for double). Runs that lie inside the window are added to the total; the sum of a run
 //   that came in from the window before is written to heads, that of one that continues to tails.
 //   Reads sizeof(T) bytes an element of values, and reads and writes 4 for each element of total
-//   that is touched. What a run is added to is read with its first value, not when its sum is
-//   there.
+//   that is touched: with the first value of a run, not when its sum is complete.
 // add_rows_join: adds, for each run over several windows, the parts in a fixed order.
 // N is 16 / sizeof(T), and 1 where an array is not aligned or the width no multiple of it.
 //
-// The naive kernel, a thread for column j (a row as index: total[rows[i]][j]):
+// The naive kernel, a thread for column j:
 //
 //   for (int i = 0; i < size; ++i)
 //       if (0 <= rows[i] && rows[i] < height) total[rows[i]][j] += values[i][j];

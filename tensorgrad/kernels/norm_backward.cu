@@ -2,9 +2,7 @@
 // used too, the gradient of the sum is added, and dx is the gradient of both summands.
 //
 //   norm_backward_rows        x and dy are read once, dx is written once; sums for dweight and
-//   dbias
-//                             stay in registers over the rows of a block, which writes one partial
-//                             row
+//                             dbias stay in registers for all rows of a block: one partial row
 //   norm_backward_loop        any width and alignment: dx alone, x and dy are read twice
 //   norm_backward_columns     any width and alignment: the partial rows, x and dy are read again
 //   norm_backward_parameters  adds up the partial rows, in order

@@ -1,9 +1,8 @@
 // layer_norm and rms_norm forward (see norm.cuh). With a residual, x + residual is what is
 // normalised, and is written too.
 //
-//   norm_forward_rows   x is read once, y written once: cp.async loads the next row to shared
-//   memory
-//                       while one is worked on in registers, where weight and bias stay
+//   norm_forward_rows   x is read once, y written once: cp.async loads the next row while one is
+//                       worked on in registers, where weight and bias stay
 //   norm_forward_loop   any width and alignment: x is read three times, from caches where it fits
 //
 // norm_forward_rows moves 2 * sizeof(T) bytes an element (4 with a residual) and wants rows of
@@ -230,7 +229,8 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     if (mean_out != nullptr)
         mean = group.sum(sum_values(x, count, [](C value) { return value; })) / C(width);
     // Of what the mean leaves, so that nothing cancels.
-    const C squares = sum_values(x, count, [&](C value) { return (value - mean) * (value - mean); });
+    const C squares =
+        sum_values(x, count, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(group.sum(squares) / C(width) + C(eps));
     if (threadIdx.x == 0 && row < rows) {
         rstd_out[row] = rstd;

@@ -21,11 +21,11 @@ template <typename A> __device__ inline A lowest() {
 }
 
 // An operation names its types (In, Acc, Out), the accumulator to start from (identity), how values
-// and accumulators merge one (absorb, combine), how those of neighbouring lanes become one (across)
-// and how it becomes a result (finish). The values that absorb takes stand at place<RUN>(i, first,
-// jump) of the axis: RUN of them side by side at first, the next at first + jump, and so on;
-// several come in ascending order, call after call. Fold is the usual case: each value becomes an
-// accumulator by itself (lift).
+// and accumulators become one (absorb, combine), how those of neighbouring lanes become one
+// (across) and how it becomes a result (finish). The values that absorb takes stand at
+// place<RUN>(i, first, jump) of the axis: RUN of them side by side at first, the next at
+// first + jump, and so on; several come in ascending order, call after call. Fold is the usual
+// case: each value becomes an accumulator by itself (lift).
 template <int RUN> __device__ inline long long place(int i, long long first, long long jump) {
     return first + i / RUN * jump + i % RUN;
 }

@@ -1,11 +1,10 @@
 // Rotary position embedding of q and k, in place beside v in the packed projection: (rows, H, D) of
 // which the first `heads` of the H are rotated and the others copied.
 //
-// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread rotates P pairs: two
-// accesses
-//   of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines and
-//   sines
-//   are fp32 (fp64 for double), one for each pair of a row or of a row and head; they stay in L2.
+// rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread rotates P pairs in two
+//   accesses of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines
+//   and sines are fp32 (fp64 for double), one for each pair of a row or of a row and head; they
+//   stay in L2.
 //   Backward is the rotation by the opposite angle, direction = -1.
 // P is 16 / sizeof(T), and 1 where an array is not aligned or D / 2 no multiple of it.
 //

@@ -64,7 +64,8 @@ __device__ inline void for_places(const T* p, int width, bool alike, F f) {
 }
 
 // The sum of f(value) over a thread's part of a row.
-template <typename T, typename F> __device__ inline Compute<T> sum_values(const T* x, int count, F f) {
+template <typename T, typename F>
+__device__ inline Compute<T> sum_values(const T* x, int count, F f) {
     Compute<T> sum = 0;
     for_places(x, count, true, [&](int place, auto n) {
         const auto values = load<n>(x + place);

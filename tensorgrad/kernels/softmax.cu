@@ -33,7 +33,7 @@
 #include "rows.cuh"
 #include "scores.cuh"
 
-// y = value(score), once the largest score of a row and the sum of exp(score - row_max) are known.
+// y = value(score), once the largest score of a row and the sum of exp(score - maximum) are known.
 template <typename T, bool MASKED>
 struct Normalized {
     using C = Compute<T>;
@@ -46,7 +46,7 @@ struct Normalized {
         if (nothing) shift = 0;
         scale = nothing ? C(0) : logarithm ? log(total) : C(1) / total;
     }
-    // The row_max is subtracted alone, which is exact near it: it may be much larger than the
+    // The maximum is subtracted alone, which is exact near it: it may be much larger than the
     // logarithm.
     __device__ C operator()(C score) const {
         return logarithm ? score - shift - scale : exp_for<T>(score - shift) * scale;

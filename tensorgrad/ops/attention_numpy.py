@@ -1,7 +1,7 @@
-"""The NumPy passes of attention: (Tq, Tk) exists a block of queries at a time, in the cache.
+"""Attention on NumPy: the (Tq, Tk) weights exist for one block of queries at a time, in cache.
 
-A block meets only the keys that one of its queries may see. Scores, weights and sums are float32
-for 16-bit inputs.
+A block reads only the keys that at least one of its queries attends to. Scores, weights and sums
+are float32 for 16-bit inputs.
 """
 
 from __future__ import annotations
@@ -17,53 +17,62 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.dtypes import Dtype
-from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, empty_result
+from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, empty_result
 
-_FEW = 16  # up to so many queries it does not pay to copy the keys into an order made for products
-_SHORT = 1 << 14  # weights of a sequence
+_FEW = 16  # queries; for fewer, copying the keys into C order costs more than it saves
+_SHORT = 1 << 14  # attention weights of a sequence
 _CAUSAL_ROWS = 64  # queries a block: fewer skip more of what is masked, more multiply faster
 
 
-def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result and the logarithm of each row's sum of exponentials."""
     q, k, v = arrays
-    if _is_short(q, k, rule):
+    if _is_short(q, k, options):
         heads = _as_heads(q), _as_heads(k), _as_heads(v)
-        merged, logsumexp = forward(heads, _rule_of_heads(rule))
+        merged, logsumexp = forward(heads, _options_of_heads(options))
         y = empty_result(q, q.dtype)
         y[...] = merged.reshape(q.shape)
         return y, logsumexp.reshape(q.shape[:3])
     y, logsumexp = empty_result(q, q.dtype), np.empty(q.shape[:3], widened(q[:0]).dtype)
-    for rows, keys, own in _sequences(rule):
+    for rows, keys, own in _sequences(options):
         part = q[:, :, rows], k[:, :, keys], v[:, :, keys]
         _forward(part, own, y[:, :, rows], logsumexp[:, :, rows])
     return y, logsumexp
 
 
 def backward(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+    dy: Array,
+    arrays: Arrays,
+    y: Array,
+    logsumexp: Array,
+    options: AttentionOptions,
+    gradients: Arrays,
 ) -> None:
     """Write the gradients of q, k and v."""
     q, k, v = arrays
     dq, dk, dv = gradients
-    if _is_short(q, k, rule):
+    if _is_short(q, k, options):
         heads = _as_heads(q), _as_heads(k), _as_heads(v)
         dq_heads, dk_heads, dv_heads = (np.empty(a.shape, dq.dtype) for a in heads)
         dy, y, logsumexp = (_as_heads(array) for array in (dy, y, logsumexp))
-        backward(dy, heads, y, logsumexp, _rule_of_heads(rule), (dq_heads, dk_heads, dv_heads))
+        backward(
+            dy, heads, y, logsumexp, _options_of_heads(options), (dq_heads, dk_heads, dv_heads)
+        )
         for gradient, part in zip(gradients, (dq_heads, dk_heads, dv_heads), strict=True):
             gradient[...] = part.reshape(gradient.shape)
         return
-    for rows, keys, own in _sequences(rule):
+    for rows, keys, own in _sequences(options):
         _backward(
             dy[:, :, rows], (q[:, :, rows], k[:, :, keys], v[:, :, keys]), y[:, :, rows],
             logsumexp[:, :, rows], own, (dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]),
         )  # fmt: skip
 
 
-def _is_short(q: Array, k: Array, rule: Rule) -> bool:
-    """Whether a sequence is less work than what it costs to take sequences one by one."""
-    return rule.sequences is None and len(q) > 1 and q.shape[1] * q.shape[2] * k.shape[2] <= _SHORT
+def _is_short(q: Array, k: Array, options: AttentionOptions) -> bool:
+    """Whether sequences are so short that taking them one by one costs more than their work."""
+    return (
+        options.sequences is None and len(q) > 1 and q.shape[1] * q.shape[2] * k.shape[2] <= _SHORT
+    )
 
 
 def _as_heads(array: Array) -> Array:
@@ -71,31 +80,31 @@ def _as_heads(array: Array) -> Array:
     return array.reshape(1, math.prod(array.shape[:2]), *array.shape[2:])
 
 
-def _rule_of_heads(rule: Rule) -> Rule:
-    bias, keep = (None if a is None else _as_heads(a) for a in (rule.bias, rule.keep))
-    return replace(rule, bias=bias, keep=keep)
+def _options_of_heads(options: AttentionOptions) -> AttentionOptions:
+    bias, keep = (None if a is None else _as_heads(a) for a in (options.bias, options.keep))
+    return replace(options, bias=bias, keep=keep)
 
 
-def _sequences(rule: Rule) -> Iterator[tuple[slice, slice, Rule]]:
-    """Yield the places of the queries and keys of each sequence, and the rule between them."""
-    if rule.sequences is None:
-        yield slice(None), slice(None), rule
+def _sequences(options: AttentionOptions) -> Iterator[tuple[slice, slice, AttentionOptions]]:
+    """Yield the slices of queries and keys of each sequence, and its options."""
+    if options.sequences is None:
+        yield slice(None), slice(None), options
         return
-    q_starts, k_starts = rule.sequences.q_starts.tolist(), rule.sequences.k_starts.tolist()
+    q_starts, k_starts = options.sequences.q_starts.tolist(), options.sequences.k_starts.tolist()
     for s in range(len(q_starts) - 1):
         rows, keys = slice(*q_starts[s : s + 2]), slice(*k_starts[s : s + 2])
         keep = None
-        if rule.keep is not None:
-            keep = rule.keep[s : s + 1, :, : rows.stop - rows.start, : keys.stop - keys.start]
-        yield rows, keys, replace(rule, keep=keep, sequences=None)
+        if options.keep is not None:
+            keep = options.keep[s : s + 1, :, : rows.stop - rows.start, : keys.stop - keys.start]
+        yield rows, keys, replace(options, keep=keep, sequences=None)
 
 
-def _forward(arrays: Arrays, rule: Rule, y: Array, logsumexp: Array) -> None:
+def _forward(arrays: Arrays, options: AttentionOptions, y: Array, logsumexp: Array) -> None:
     q, k, v = arrays
     dtype = logsumexp.dtype
-    blocks = _Blocks(q.shape, k.shape, rule)
+    blocks = _Blocks(q.shape, k.shape, options)
     ones = np.ones(k.shape[2], dtype)
-    kept = 1 - rule.dropout
+    kept = 1 - options.dropout
     order: Literal["C", "K"] = "C" if q.shape[2] > _FEW else "K"
 
     def run(pieces: slice) -> None:
@@ -103,10 +112,10 @@ def _forward(arrays: Arrays, rule: Rule, y: Array, logsumexp: Array) -> None:
             keys = np.asarray(k[b, groups].swapaxes(-1, -2), dtype, order=order)
             values = np.asarray(v[b, groups], dtype, order=order)
             for rows, seen in blocks.queries:
-                queries = np.multiply(q[b, heads, rows], rule.scale, dtype=dtype, order="C")
+                queries = np.multiply(q[b, heads, rows], options.scale, dtype=dtype, order="C")
                 weights = _product(queries, keys[:, :, seen])
-                small = not rule.adds and weights.max(initial=0) < 40 > -weights.min(initial=0)
-                blocks.mask(weights, rule.bias, (b, heads, rows, seen))
+                small = not options.adds and weights.max(initial=0) < 40 > -weights.min(initial=0)
+                blocks.mask(weights, options.bias, (b, heads, rows, seen))
                 largest = np.zeros(weights.shape[:2], dtype)
                 if not small:  # exp may overflow, or come to 0 for a whole row
                     np.max(weights, -1, out=largest, initial=-np.inf)
@@ -118,8 +127,8 @@ def _forward(arrays: Arrays, rule: Rule, y: Array, logsumexp: Array) -> None:
                 total[nothing] = 1
                 largest[nothing] = np.finfo(dtype).max / 4  # so that backward finds weights of 0
                 logsumexp[b, heads, rows] = np.log(total) + largest
-                if rule.keep is not None:
-                    weights *= rule.keep[b, heads, rows, seen]
+                if options.keep is not None:
+                    weights *= options.keep[b, heads, rows, seen]
                 mixed = _product(weights, values[:, seen])
                 np.multiply(mixed, (1 / (total * kept))[..., None], out=y[b, heads, rows])
 
@@ -127,12 +136,17 @@ def _forward(arrays: Arrays, rule: Rule, y: Array, logsumexp: Array) -> None:
 
 
 def _backward(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+    dy: Array,
+    arrays: Arrays,
+    y: Array,
+    logsumexp: Array,
+    options: AttentionOptions,
+    gradients: Arrays,
 ) -> None:
     q, k, v = arrays
     dq, dk, dv = gradients
     dtype = logsumexp.dtype
-    blocks = _Blocks(q.shape, k.shape, rule)
+    blocks = _Blocks(q.shape, k.shape, options)
 
     def run(pieces: slice) -> None:
         for b, heads, groups in blocks.units[pieces]:
@@ -142,26 +156,26 @@ def _backward(
             dkeys, dvalues = np.zeros_like(keys), np.zeros_like(keys)
             for rows, seen in blocks.queries:
                 place = b, heads, rows
-                # What is subtracted from each row rides along in the product, as one more column
-                # that meets the ones: weights = exp(q k - logsumexp), dscores = weights (dy v - c).
-                queries = _beside(q[place], rule.scale, -logsumexp[place], dtype)
+                # The product also subtracts a number from each row: an extra column times ones.
+                # weights = exp(q k - logsumexp), dscores = weights (dy v - c)
+                queries = _beside(q[place], options.scale, -logsumexp[place], dtype)
                 weights = _product(queries, keys_one[:, :, seen])
-                blocks.mask(weights, rule.bias, (*place, seen))
+                blocks.mask(weights, options.bias, (*place, seen))
                 np.exp(weights, out=weights)
                 constant = np.vecdot(dy[place], y[place], dtype=dtype)
                 dmixed = _beside(dy[place], 1, -constant, dtype)
-                if rule.keep is None:
+                if options.keep is None:
                     dscores = _product(dmixed, values_one[:, :, seen])
                     dvalues[:, seen] += _product_over_rows(weights, dmixed[..., :-1], keys)
                 else:
-                    keep = rule.keep[(*place, seen)] * dtype.type(1 / (1 - rule.dropout))
+                    keep = options.keep[(*place, seen)] * dtype.type(1 / (1 - options.dropout))
                     dscores = _product(dmixed[..., :-1], values_one[:, :-1, seen])
                     dscores *= keep
                     dscores -= constant[..., None]
                     keep *= weights
                     dvalues[:, seen] += _product_over_rows(keep, dmixed[..., :-1], keys)
                 dscores *= weights
-                np.multiply(_product(dscores, keys[:, seen]), rule.scale, out=dq[place])
+                np.multiply(_product(dscores, keys[:, seen]), options.scale, out=dq[place])
                 dkeys[:, seen] += _product_over_rows(dscores, queries[..., :-1], keys)
             dk[b, groups], dv[b, groups] = dkeys, dvalues
 
@@ -169,20 +183,19 @@ def _backward(
 
 
 class _Blocks:
-    """How the CPU cuts the work.
+    """The partition of the work among threads.
 
     Attributes:
-        units: what one thread does at a time: a sequence, some of its query heads, and the key
-            heads that these read.
-        queries: blocks of queries, each with the keys that at least one of them may see.
+        units: one thread's work: a sequence, some of its query heads, and their key heads.
+        queries: blocks of queries, each with the keys that at least one of them attends to.
     """
 
-    def __init__(self, q_shape: Shape, k_shape: Shape, rule: Rule) -> None:
+    def __init__(self, q_shape: Shape, k_shape: Shape, options: AttentionOptions) -> None:
         batch, heads, tq, _ = q_shape
         _, groups, tk, _ = k_shape
         each = heads // groups
-        most = _CAUSAL_ROWS if min(rule.before, rule.after) < ALL else tq
-        width = min(tk, rule.before + rule.after + most)
+        most = _CAUSAL_ROWS if min(options.before, options.after) < ALL else tq
+        width = min(tk, options.before + options.after + most)
         count = min(most, tq, max(16, backend.BLOCK // max(1, each * width)))
         together = max(1, backend.BLOCK // max(1, each * width * count))
         self.units = [
@@ -192,7 +205,7 @@ class _Blocks:
             if (last := min(first + together, groups))
         ]
         # Query i sees the keys from i + low up to, but not including, i + high.
-        self.low, self.high = tk - tq - rule.before, tk - tq + rule.after + 1
+        self.low, self.high = tk - tq - options.before, tk - tq + options.after + 1
         self.queries = []
         for first in range(0, tq, max(1, count)):
             last = min(first + count, tq)
@@ -208,12 +221,12 @@ class _Blocks:
         if bias is not None:
             scores += bias[place]
         count, dtype = scores.shape[1], scores.dtype
-        first = max(rows.start + self.high, seen.start)  # keys before are early enough for all
+        first = max(rows.start + self.high, seen.start)  # all queries attend to earlier keys
         if first < seen.stop:
             diagonal = rows.start + self.high - first
             later = scores[..., first - seen.start :]
             later += _forbidden(count, seen.stop - first, diagonal, dtype, True)
-        last = min(rows.stop - 1 + self.low, seen.stop)  # keys from here on are late enough
+        last = min(rows.stop - 1 + self.low, seen.stop)  # all queries attend to later keys
         if last > seen.start:
             diagonal = rows.start + self.low - 1 - seen.start
             earlier = scores[..., : last - seen.start]
@@ -235,7 +248,7 @@ def _beside(array: Array, scale: float, column: Any, dtype: Dtype) -> Array:
 
 
 def _stacked(array: Array, groups: int) -> Array:
-    """Return (heads, rows, n) as (groups, heads / groups * rows, n): what one key head meets."""
+    """Return (heads, rows, n) as (groups, heads / groups * rows, n), one group a key head."""
     heads, rows, width = array.shape
     return array.reshape(groups, heads // groups * rows, width)
 

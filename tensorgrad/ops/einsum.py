@@ -1,19 +1,21 @@
-"""Products summed over named axes: einsum, tensordot, outer, dot. Tests: tests/ops/test_einsum.py.
+"""einsum, tensordot, outer and dot: products summed over labelled axes.
 
 Every axis of an operand has a label. `_contract` multiplies two arrays and sums over the labels
 that the result lacks, as one (batched) matrix product. The gradient of one operand is such a
 product too: of dy with the other operand, summed to the labels of the first.
+Tests: tests/ops/test_einsum.py.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import Any
 
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, namespace, same_device
@@ -202,7 +204,7 @@ def _labelled(op: str, tensors: list[Tensor], labels: list[Labels], out: Labels)
     return record(op, y, tensors, _backward, (*arrays, labels, out, sizes))
 
 
-def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> list[Array | None]:
+def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     *arrays, labels, out, sizes = saved
     operands = list(zip(arrays, labels, strict=True))
     grads: list[Array | None] = []

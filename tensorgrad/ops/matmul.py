@@ -7,11 +7,11 @@ operands come in float32: the walk rounds them, but for leaves with a float32 gr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy, same_device, widened
@@ -73,9 +73,7 @@ def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
     return record("matmul", y, (a, b), _matmul_backward, (x, z, kernel))
 
 
-def _matmul_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _matmul_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     a, b, kernel = saved
     wide = compute_dtype(dy.dtype)
     if a.ndim == 1 and b.ndim == 1:

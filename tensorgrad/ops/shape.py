@@ -1,7 +1,7 @@
-"""Ops that move, view or copy elements and compute nothing. Tests: tests/ops/test_shape.py.
+"""Reshape, transpose, concatenate, pad and other ops that move elements or view them.
 
-Names, argument forms and meanings are NumPy's. What is a view in NumPy is a view here. One body
-serves both array types.
+Names, argument forms and meanings are NumPy's. What is a view in NumPy is a view here. Each op has
+one implementation for both array types. Tests: tests/ops/test_shape.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record, stand_in
 from tensorgrad.backend import Array, namespace
-from tensorgrad.checks import array_of, axis_index, axis_tuple, promoted, shape_of
+from tensorgrad.checks import array_of, axis_index, axis_tuple, broadcast, promoted, shape_of
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of, tensors_of
@@ -67,13 +68,6 @@ def astype(x: Any, dtype: DtypeLike, copy: bool = True) -> Tensor:
     return stand_in(y, given) if is_float(target) else Tensor(y)
 
 
-def _pass_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    """Hand dy on: the walk gives it the shape of the input."""
-    return (dy,)
-
-
 def to(x: Any, device: str) -> Tensor:
     """Return x on "cpu", "cuda" or "cuda:N": x itself when it is there; the gradient flows back.
 
@@ -87,11 +81,8 @@ def to(x: Any, device: str) -> Tensor:
     return record("to", y, (given,), _to_backward, (given.device,))
 
 
-def _to_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    (device,) = saved
-    return (backend.to_device(dy, device),)
+def _to_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (backend.to_device(dy, *saved),)
 
 
 def reshape(x: Any, shape: int | Sequence[int]) -> Tensor:
@@ -116,11 +107,8 @@ def ravel(x: Any) -> Tensor:
     return record("ravel", x.data.reshape(-1), (x,), _reshape_backward, (x.data.shape,))
 
 
-def _reshape_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    (shape,) = saved
-    return (dy.reshape(shape),)
+def _reshape_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (dy.reshape(*saved),)
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
@@ -143,9 +131,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     return record("transpose", y, (x,), _transpose_backward, (order,))
 
 
-def _transpose_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _transpose_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     order = [axis % dy.ndim for axis in saved[0]]
     return (dy.transpose(sorted(range(dy.ndim), key=order.__getitem__)),)
 
@@ -166,9 +152,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     return record("swapaxes", y, (x,), _swapaxes_backward, (axis1, axis2))
 
 
-def _swapaxes_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _swapaxes_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.swapaxes(*saved),)
 
 
@@ -232,13 +216,13 @@ def broadcast_to(x: Any, shape: int | Sequence[int]) -> Tensor:
     """
     x = tensor_of("broadcast_to", "x", x)
     target = shape_of("broadcast_to", shape)
-    try:
-        y = namespace(x.data).broadcast_to(x.data, target)
-    except ValueError as error:
-        raise ShapeError(
-            f"broadcast_to: x has shape {x.shape}, expected one that broadcasts to {target}"
-        ) from error
-    return record("broadcast_to", y, (x,), _pass_backward, ())
+    y = broadcast("broadcast_to", "x", x.data, target)
+    return record("broadcast_to", y, (x,), _broadcast_backward, ())
+
+
+def _broadcast_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    """Return dy: the walk sums it to the shape of the input."""
+    return (dy,)
 
 
 def concatenate(tensors: Sequence[Any], axis: int | None = 0) -> Tensor:
@@ -273,9 +257,7 @@ def _join(op: str, parts: list[Tensor], axis: int) -> Tensor:
     return record(op, y, parts, _concatenate_backward, (axis, lengths))
 
 
-def _concatenate_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> list[Array | None]:
+def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     axis, lengths = saved
     before = (slice(None),) * axis
     grads: list[Array | None] = []
@@ -367,9 +349,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
     return take(x, np.repeat(np.arange(length), counts), axis)
 
 
-def _repeat_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _repeat_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     axis, count, shape = saved
     copies = dy.reshape(*shape[: axis + 1], count, *shape[axis + 1 :])
     return (copies.sum(axis + 1, dtype=compute_dtype(dy.dtype)),)
@@ -390,9 +370,7 @@ def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
     return record("tile", y, (x,), _tile_backward, (counts, shape, x.data.shape))
 
 
-def _tile_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _tile_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     counts, shape, own = saved
     copies = dy.reshape([length for pair in zip(counts, shape, strict=True) for length in pair])
     every_other = tuple(range(0, copies.ndim, 2))
@@ -403,15 +381,12 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Return a view with the order of elements reversed along an axis, several or all."""
     x = tensor_of("flip", "x", x)
     axes = axis_tuple("flip", axis, x.data.ndim)
-    key = tuple([slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)])
-    return record("flip", x.data[(*key, ...)], (x,), _flip_backward, (key,))
+    key = (*[slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)], ...)
+    return record("flip", x.data[key], (x,), _slice_backward, key)
 
 
-def _flip_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    (key,) = saved
-    return (dy[(*key, ...)],)
+def _slice_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (dy[saved],)
 
 
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
@@ -444,9 +419,7 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
     return record("roll", y, (x,), _roll_backward, (tuple([-one for one in shifts]), axes))
 
 
-def _roll_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
+def _roll_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (namespace(dy).roll(dy, *saved),)
 
 
@@ -505,11 +478,4 @@ def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Ten
         ) from error
     y = y.astype(data.dtype, copy=False)
     y[inner] = data
-    return record("pad", y, (x,), _pad_backward, (inner,))
-
-
-def _pad_backward(
-    dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    (inner,) = saved
-    return (dy[inner],)
+    return record("pad", y, (x,), _slice_backward, (*inner, ...))

@@ -11,14 +11,7 @@ from tensorgrad.checks import check_range
 from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
-from tensorgrad.optim.optimizer import (
-    DECAY,
-    EPS,
-    LR,
-    SIZE,
-    STEPS,
-    Optimizer,
-)
+from tensorgrad.optim.optimizer import DECAY, EPS, LR, SIZE, STEPS, Optimizer
 
 
 class Adam(Optimizer):
@@ -30,19 +23,17 @@ class Adam(Optimizer):
     p = p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
     Args:
-        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        parameters: flat parameters, or pairs (name, tensor) to build them from.
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
-        eps: added to the root.
-        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+        eps: added to the square root of v.
+        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
 
     Raises:
         ArgumentError: an option is outside its range.
 
     Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1.
     """
-
-    _decoupled = False
 
     def __init__(
         self,
@@ -62,9 +53,8 @@ class Adam(Optimizer):
         check_range(name, "beta1", beta1, 1.0)
         check_range(name, "beta2", beta2, 1.0)
         check_range(name, "eps", eps)
-        check_range(name, "weight_decay", weight_decay)
-        super().__init__(parameters, lr, ("m", "v"))
-        self.betas, self.eps, self.weight_decay = (beta1, beta2), eps, weight_decay
+        super().__init__(parameters, lr, weight_decay, ("m", "v"))
+        self.betas, self.eps = (beta1, beta2), eps
 
     def _prepare_numpy(self) -> None:
         hyper, (beta1, beta2) = self.hyper, self.betas
@@ -73,16 +63,8 @@ class Adam(Optimizer):
         hyper[EPS] = self.eps * root
         hyper[DECAY] = 1 - hyper[LR] * self.weight_decay
 
-    def _update_numpy(
-        self, p: Array, g: Array, *states: Array, decays: bool, t: Array, u: Array
-    ) -> None:
-        m, v = states
-        beta1, beta2 = self.betas
-        if decays and self.weight_decay:
-            if self._decoupled:
-                p *= float(self.hyper[DECAY])
-            else:
-                g = np.add(g, np.multiply(p, self.weight_decay, out=t), out=u)
+    def _update_numpy(self, p: Array, g: Array, *states: Array, t: Array, u: Array) -> None:
+        (m, v), (beta1, beta2) = states, self.betas
         m *= beta1
         m += np.multiply(g, 1 - beta1, out=t)
         v *= beta2
@@ -95,10 +77,10 @@ class Adam(Optimizer):
         t *= float(self.hyper[SIZE])
         p -= t
 
-    def _step_cuda(self) -> None:
-        kernel = f"adam_step<{c_name(self.flat.dtype)}, {str(self._decoupled).lower()}>"
-        options = (*self.betas, self.eps, self.weight_decay)
-        self._launch("prepare_adam", options, kernel, *self.betas, self.weight_decay)
+    def _kernels(self) -> tuple[str, tuple[float, ...], str, tuple[float, ...]]:
+        step = f"adam_step<{c_name(self.flat.dtype)}, {str(self._decoupled).lower()}>"
+        scalars = (*self.betas, self.weight_decay)
+        return "prepare_adam", (*self.betas, self.eps, self.weight_decay), step, scalars
 
 
 class AdamW(Adam):
@@ -107,11 +89,11 @@ class AdamW(Adam):
     p = p * (1 - lr * weight_decay), then Adam's update without weight decay
 
     Args:
-        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        parameters: flat parameters, or pairs (name, tensor) to build them from.
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
-        eps: added to the root.
-        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+        eps: added to the square root of v.
+        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
 
     Raises:
         ArgumentError: an option is outside its range.

@@ -1,8 +1,8 @@
-"""What all optimizers share: a step over flat buffers, its scalars, and its state by name.
+"""Optimizer: the base class, with the step over flat buffers and the state by parameter name.
 
-A step is one pass: every block of the buffers is scaled, decayed and updated while it is in the
-cache. What changes from step to step (learning rate, count, factor of the gradient) lives in a
-small array on the device, so that on the GPU nothing waits for the host.
+A step is one pass: each block of the buffers is scaled, decayed and updated while it is in the
+cache. The scalars that change from step to step (learning rate, step count, gradient factor) are in
+a small array on the device, so the GPU never waits for the host.
 Tests: tests/optim/test_optimizer.py.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,34 +29,42 @@ from tensorgrad.optim.flat import FlatParameters, NamedParameters, Piece, zeros
 if TYPE_CHECKING:
     from tensorgrad.optim.scaler import LossScaler
 
-# Places in `Optimizer.hyper`: what the user sets, then what the device derives from it. A factor
-# of 0 means that the step is skipped. kernels/optim.cu has the same list.
+# Indices of `Optimizer.hyper`: first what the host sets, then what the device derives from it. A
+# FACTOR of 0 skips the step. kernels/optim.cu has the same list.
 LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
 
 
 class Optimizer:
     """Base of SGD, Adam and AdamW.
 
-    A subclass names its state buffers and says how one block of them is updated.
+    A subclass names its state buffers and defines `_prepare_numpy`, `_update_numpy` and `_kernels`.
 
     Args:
-        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        parameters: flat parameters, or pairs (name, tensor) to build them from.
         lr: learning rate.
-        states: names of the state buffers. For 16-bit parameters there is also "master", a
-            float32 copy that the update is applied to; the parameters are that copy rounded.
+        weight_decay: for the parameters that `FlatParameters` selects.
+        states: names of the state buffers. 16-bit parameters add "master", a float32 copy that is
+            updated; the parameters are its rounded values.
 
     Attributes:
         flat: the parameters and their gradients.
-        state: name -> buffer, which holds `flat.pieces`, one after the other.
+        state: name -> buffer, with `flat.pieces` one after the other.
         hyper: the scalars of a step, float64, on the device of the parameters.
 
     Raises:
-        ArgumentError: `lr` is negative or not finite; see also FlatParameters.
+        ArgumentError: `lr` or `weight_decay` is negative or not finite; see also FlatParameters.
     """
 
+    _decoupled = False  # weight decay scales the parameters; otherwise it adds to the gradient
+
     def __init__(
-        self, parameters: FlatParameters | NamedParameters, lr: float, states: tuple[str, ...]
+        self,
+        parameters: FlatParameters | NamedParameters,
+        lr: float,
+        weight_decay: float,
+        states: tuple[str, ...],
     ) -> None:
+        check_range(type(self).__name__, "weight_decay", weight_decay)
         if not isinstance(parameters, FlatParameters):
             parameters = FlatParameters(parameters)
         self.flat = parameters
@@ -63,7 +72,7 @@ class Optimizer:
         wide = compute_dtype(parameters.dtype)
         self.hyper: Array = zeros(_END, float64, like)
         self._update = Update()
-        self.lr = lr
+        self.lr, self.weight_decay = lr, weight_decay
         length = sum(piece.data.size for piece in parameters.pieces)
         self.state: dict[str, Array] = {}
         if parameters.dtype != wide:
@@ -80,7 +89,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        """Set it, without waiting for the device."""
+        """Set the learning rate, without waiting for the device."""
         check_range(type(self).__name__, "lr", value)
         self._lr = float(value)
         self._set(LR, self._lr)
@@ -97,26 +106,26 @@ class Optimizer:
     ) -> Array | None:
         """Update the parameters by their gradients.
 
-        With `max_norm` or `scaler` the norm of all gradients is measured first. A step whose norm
-        is not finite is skipped: parameters, state and the count of steps stay as they are.
+        With `max_norm` or `scaler` the gradient norm is computed first. If it is not finite, the
+        step is skipped: parameters, state and step count do not change.
+
+        A step is atomic: Ctrl-C and other signals are handled after it, and memory is allocated
+        before anything changes.
 
         Args:
-            max_norm: scale the gradients in passing so that their norm is at most this; inf only
-                measures. The gradient buffer itself stays as it is.
-            scaler: what scaled the loss; the gradients are unscaled in passing, and the scaler
-                learns whether they were finite.
-            reduce_norm: adds to the sum of the squares of the gradients, a 0-d float64 array on
-                the device, in place, what other ranks alone have.
-
-        A step is applied whole or not at all: Ctrl-C and other signals are handled after it, and
-        memory that it needs is allocated before anything changes.
+            max_norm: clip the gradient norm to this during the update; the gradient buffer does
+                not change. inf only computes the norm.
+            scaler: the scaler of the loss; gradients are unscaled during the update, and the scale
+                is adapted.
+            reduce_norm: adds other ranks' squares to the sum of the squares of the gradients, a
+                0-d float64 array on the device, in place.
 
         Returns:
-            The norm before clipping, a 0-d float64 array on the device; None if not measured.
+            The norm before clipping, a 0-d float64 array on the device; None if not computed.
 
         Raises:
-            ArgumentError: `max_norm` is not positive, or a parameter was frozen, or its data or
-                grad is no longer the view of the flat buffer.
+            ArgumentError: `max_norm` is not above 0, or a parameter was frozen, or its data or
+                grad was replaced.
         """
         name = type(self).__name__
         self.flat.check(f"{name}.step")
@@ -134,7 +143,7 @@ class Optimizer:
             if backend.is_numpy(self.hyper):
                 self._step_numpy()
             else:
-                self._step_cuda()
+                self._update(self.flat.pieces, self.state, self.hyper, *self._kernels())
             if scaler is not None:
                 scaler.update(self.hyper[FACTOR : FACTOR + 1])
             for array in self.flat.memory:
@@ -145,16 +154,16 @@ class Optimizer:
         """Return the state by parameter name, for a checkpoint.
 
         Returns:
-            "<state>/<parameter>" -> array with the shape of the parameter, a view of the live
-            state; "step" (how many were not skipped) and "lr" as Python numbers.
+            "<state>/<parameter>" -> array with the shape of the parameter, a view of the state;
+            "step" (the number of steps not skipped) and "lr" as Python numbers.
 
         Raises:
-            ArgumentError: this rank has only a part of the state.
+            ArgumentError: the state is sharded.
         """
         if not self.flat.whole:
             raise ArgumentError(
-                f"{type(self).__name__}.state_dict: this rank has a part of the state, expected "
-                "all of it"
+                f"{type(self).__name__}.state_dict: the state is sharded, expected a whole one; "
+                "save a sharded checkpoint instead"
             )
         found: dict[str, Any] = self.numbers()
         for kind, buffer in self.state.items():
@@ -163,7 +172,7 @@ class Optimizer:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that `state_dict` gave; nothing changes when it does not fit.
+        """Load a state from `state_dict`; nothing changes on an error.
 
         Raises:
             CheckpointError: an entry is missing, unknown, or of another shape or dtype.
@@ -200,11 +209,11 @@ class Optimizer:
                 buffer[owned.state] = backend.asarray_like(values, buffer)
 
     def numbers(self) -> dict[str, Any]:
-        """Return the part of the state that is numbers: "step" and "lr", as in `state_dict`."""
+        """Return the numbers of the state: "step" and "lr", as in `state_dict`."""
         return {"step": int(self.hyper[STEPS]), "lr": self.lr}
 
     def load_numbers(self, state: Mapping[str, Any]) -> None:
-        """Take over what `numbers` gave; nothing changes when it does not fit.
+        """Load the result of `numbers`; nothing changes on an error.
 
         Raises:
             CheckpointError: a number is missing or outside its range.
@@ -226,81 +235,68 @@ class Optimizer:
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
-        factor = float(self.hyper[FACTOR])
-        if factor == 0:
+        if self.hyper[FACTOR] == 0:
             return
-        workspaces = self._workspaces()  # before anything changes: memory may be used up
+        workspaces = self._workspaces()  # before anything changes: the allocation may fail
         self.hyper[STEPS] += 1
         self._prepare_numpy()
-        master = self.state.get("master")
-        states = [buffer for name, buffer in self.state.items() if name != "master"]
         for piece in self.flat.pieces:
-            buffers = [buffer[piece.state] for buffer in states]
-            wide = None if master is None else master[piece.state]
-            self._update_piece(piece, factor, wide, buffers, workspaces)
+            for begin, end, decays in (
+                (0, piece.decayed, self.weight_decay > 0),
+                (piece.decayed, piece.data.size, False),
+            ):
+                update = partial(self._update_block, workspaces, piece, begin, decays)
+                backend.parallel_blocks(update, end - begin, backend.BLOCK)
 
     def _workspaces(self) -> list[Array]:
-        """Return for each thread that may update blocks two arrays as long as a block."""
+        """Return two arrays of the length of a block for each thread."""
         longest = max(piece.data.size for piece in self.flat.pieces)
         blocks = -(-longest // backend.BLOCK)
         shape = 2, min(longest, backend.BLOCK)
         wide = compute_dtype(self.flat.dtype)
         return [np.empty(shape, wide) for _ in range(min(blocks, backend.threads()))]
 
-    def _update_piece(
-        self,
-        piece: Piece,
-        factor: float,
-        master: Array | None,
-        states: list[Array],
-        workspaces: list[Array],
+    def _update_block(
+        self, workspaces: list[Array], piece: Piece, begin: int, decays: bool, block: slice
     ) -> None:
-        data, grad = piece.data, piece.grad
-
-        def update(begin: int, end: int, decays: bool) -> None:
-            def run(block: slice) -> None:
-                part = slice(begin + block.start, begin + block.stop)
-                workspace = workspaces.pop()
-                t, u = workspace[:, : block.stop - block.start]
-                blocks = [buffer[part] for buffer in states]
-                if master is not None:
-                    _take_over(data[part], master[part], t, u)
-                gradient = grad[part] if factor == 1 else np.multiply(grad[part], factor, out=u)
-                p = data[part] if master is None else master[part]
-                self._update_numpy(p, gradient, *blocks, decays=decays, t=t, u=u)
-                if master is not None:
-                    data[part] = p
-                workspaces.append(workspace)
-
-            backend.parallel_blocks(run, end - begin, backend.BLOCK)
-
-        update(0, piece.decayed, decays=True)
-        update(piece.decayed, data.size, decays=False)
+        """Update a block, counted from `begin` of a piece; `decays`: with weight decay."""
+        part = slice(begin + block.start, begin + block.stop)
+        workspace = workspaces.pop()
+        t, u = workspace[:, : block.stop - block.start]
+        states = {name: buffer[piece.state][part] for name, buffer in self.state.items()}
+        data, g, factor = piece.data[part], piece.grad[part], float(self.hyper[FACTOR])
+        p = states.pop("master", data)
+        if p is not data:
+            _take_over(data, p, t, u)
+        if factor != 1:
+            g = np.multiply(g, factor, out=u)
+        if decays and self._decoupled:
+            p *= float(self.hyper[DECAY])
+        elif decays:
+            g = np.add(g, np.multiply(p, self.weight_decay, out=t), out=u)
+        self._update_numpy(p, g, *states.values(), t=t, u=u)
+        if p is not data:
+            data[...] = p
+        workspaces.append(workspace)
 
     def _prepare_numpy(self) -> None:
-        """Derive the scalars of this step in `hyper`."""
+        """Derive the other scalars of this step in `hyper`."""
         raise NotImplementedError
 
-    def _update_numpy(
-        self, p: Array, g: Array, *states: Array, decays: bool, t: Array, u: Array
-    ) -> None:
-        """Update one block in place; `g` must be left as it is, unless it is `u`.
+    def _update_numpy(self, p: Array, g: Array, *states: Array, t: Array, u: Array) -> None:
+        """Update one block in place, without weight decay; leave `g` as it is, unless it is `u`.
 
-        `t` and `u` are all the memory for results on the way: an allocation may fail.
+        `t` and `u` are the only memory for intermediate results: an allocation may fail.
         """
         raise NotImplementedError
 
-    def _step_cuda(self) -> None:
-        """Do the same with two kernels: one thread that prepares, then all elements."""
+    def _kernels(self) -> tuple[str, tuple[float, ...], str, tuple[float, ...]]:
+        """Return the kernels of optim.cu that prepare `hyper` and update, each with its scalars."""
         raise NotImplementedError
-
-    def _launch(self, prepare: str, options: tuple[float, ...], step: str, *scalars: float) -> None:
-        """Launch kernels of optim.cu."""
-        self._update(self.flat.pieces, self.state, self.hyper, prepare, options, step, scalars)
 
 
 def _take_over(parameters: Array, master: Array, t: Array, u: Array) -> None:
-    """Copy 16-bit parameters that are not their rounded master copy: they were assigned to."""
+    """Copy the 16-bit parameters that were assigned to, and differ from the rounded master copy."""
     rounded = t.view(parameters.dtype)[: parameters.size]
     np.copyto(rounded, master, casting="unsafe")
     changed = u.view(bool)[: parameters.size]

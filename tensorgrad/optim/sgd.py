@@ -12,13 +12,7 @@ from tensorgrad.checks import check_range
 from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
-from tensorgrad.optim.optimizer import (
-    GAIN,
-    LR,
-    SIZE,
-    STEPS,
-    Optimizer,
-)
+from tensorgrad.optim.optimizer import GAIN, LR, SIZE, STEPS, Optimizer
 
 
 class SGD(Optimizer):
@@ -29,12 +23,12 @@ class SGD(Optimizer):
     p = p - lr * m, or with Nesterov's momentum p = p - lr * (g + momentum * m)
 
     Args:
-        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        parameters: flat parameters, or pairs (name, tensor) to build them from.
         lr: learning rate.
-        momentum: 0 keeps no state.
-        dampening: part of the gradient that does not enter the momentum.
-        nesterov: whether to look ahead; needs momentum and no dampening.
-        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+        momentum: in [0, inf); without it the optimizer has no state.
+        dampening: fraction of the gradient that is not added to the momentum.
+        nesterov: use Nesterov's momentum; needs momentum and no dampening.
+        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
 
     Raises:
         ArgumentError: an option is outside its range.
@@ -54,26 +48,20 @@ class SGD(Optimizer):
     ) -> None:
         check_range("SGD", "momentum", momentum)
         check_range("SGD", "dampening", dampening)
-        check_range("SGD", "weight_decay", weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
             raise ArgumentError(
                 f"SGD: nesterov with momentum {momentum} and dampening {dampening}, expected "
                 "momentum above 0 and dampening 0"
             )
-        super().__init__(parameters, lr, ("momentum",) if momentum else ())
+        super().__init__(parameters, lr, weight_decay, ("momentum",) if momentum else ())
         self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
-        self.weight_decay = weight_decay
 
     def _prepare_numpy(self) -> None:
         self.hyper[SIZE] = self.hyper[LR]
         self.hyper[GAIN] = 1 if self.hyper[STEPS] == 1 else 1 - self.dampening
 
-    def _update_numpy(
-        self, p: Array, g: Array, *states: Array, decays: bool, t: Array, u: Array
-    ) -> None:
+    def _update_numpy(self, p: Array, g: Array, *states: Array, t: Array, u: Array) -> None:
         size = float(self.hyper[SIZE])
-        if decays and self.weight_decay:
-            g = np.add(g, np.multiply(p, self.weight_decay, out=t), out=u)
         if not self.momentum:
             p -= np.multiply(g, size, out=t)
             return
@@ -89,8 +77,7 @@ class SGD(Optimizer):
             np.multiply(m, size, out=t)
         p -= t
 
-    def _step_cuda(self) -> None:
+    def _kernels(self) -> tuple[str, tuple[float, ...], str, tuple[float, ...]]:
         kind = 0 if not self.momentum else 2 if self.nesterov else 1
-        kernel = f"sgd_step<{c_name(self.flat.dtype)}, {kind}>"
-        options = (self.dampening,)
-        self._launch("prepare_sgd", options, kernel, self.momentum, self.weight_decay)
+        step = f"sgd_step<{c_name(self.flat.dtype)}, {kind}>"
+        return "prepare_sgd", (self.dampening,), step, (self.momentum, self.weight_decay)

@@ -38,7 +38,7 @@ from tensorgrad.train.checkpoint import (
 from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
-from tensorgrad.train.progress import Progress
+from tensorgrad.train.progress import ProgressBar
 from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.stop_signals import STOPS, StopSignals
@@ -184,12 +184,7 @@ class Trainer:
         for name, expected in self._belongs_to.items():
             check_same(checkpoint, name, expected)
         self._check_settings(checkpoint)
-        generator, metrics = checkpoint.entry("generator"), checkpoint.entry("metrics")
-        for name, found in (("generator", generator), ("metrics", metrics)):
-            if not isinstance(found, Mapping):
-                raise CheckpointError(
-                    f"load: {checkpoint.path}: {name} is {found!r:.80}, expected a mapping"
-                )
+        generator, metrics = checkpoint.mapping("generator"), checkpoint.mapping("metrics")
         try:
             with self._unchanged_by_errors():
                 random.set_state(generator)
@@ -248,7 +243,7 @@ class Trainer:
         if settings.stop_after is not None:
             end = min(end, first + settings.stop_after)
         self._synchronize()
-        self._progress = Progress(settings.steps, first, self._tokens_per_step, shown)
+        self._progress = ProgressBar(settings.steps, first, self._tokens_per_step, shown)
         with StopSignals() as interrupts, ExitStack() as stack, self._progress:
             if shown:
                 make_folder(self.folder)
@@ -293,7 +288,8 @@ class Trainer:
         """
         tensors = self.model.state_dict().values()
         arrays = [*(tensor.data for tensor in tensors), *self.optimizer.state.values()]
-        facts = {each.name: getattr(self.settings, each.name) for each in fields(TrainSettings)}
+        names = [each.name for each in fields(TrainSettings) if each.name != "device"]
+        facts = {name: getattr(self.settings, name) for name in names}
         for group, found in self._belongs_to.items():
             facts.update((f"{group} {name}", value) for name, value in found.items())
         self._ranks.begin(self.step, arrays, facts)

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress:
+class ProgressBar:
     """Loss, learning rate, gradient norm, tokens/s and remaining time of a run.
 
     On a terminal a tqdm bar on stderr; elsewhere the same as a line of the log, at most every
@@ -40,7 +40,7 @@ class Progress:
         self._paused = 0.0
         self._stack = ExitStack()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         if self._shown and _is_terminal():
             self._stack.enter_context(logging_redirect_tqdm())
             self._bar = self._stack.enter_context(

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorgrad.parallel.comm import watchdog
-from tensorgrad.parallel.comm.watchdog import HELLO, SAID, SECRET_BYTES, Command, Message, Watchdog
+from tensorgrad.parallel.comm.watchdog import (
+    HELLO,
+    MESSAGE,
+    SECRET_BYTES,
+    Command,
+    Message,
+    Watchdog,
+)
 from tests.fuzz.cases import cases
 
 SECRET = bytes(range(100, 100 + SECRET_BYTES))
@@ -92,7 +99,7 @@ def reset(connection: socket.socket) -> None:
 
 
 def hello(number: int, secret: bytes = SECRET) -> bytes:
-    return watchdog.hello(secret, number, 2**22 + number, "nowhere")
+    return watchdog.pack_hello(secret, number, 2**22 + number, "nowhere")
 
 
 def heard(rank: socket.socket) -> list[Command]:
@@ -108,7 +115,7 @@ wrong_secrets = st.one_of(
     st.integers(0, SECRET_BYTES - 1).map(lambda n: SECRET[:n] + b"\0" + SECRET[n + 1 :]),
 )
 messages = st.builds(
-    SAID.pack,
+    MESSAGE.pack,
     st.sampled_from(Message) | st.integers(0, 255),
     st.integers(-(2**63), 2**63 - 1),
     st.floats(width=64),
@@ -201,7 +208,7 @@ def test_who_shows_the_secret_changes_something() -> None:
     program = Program()
     try:
         stranger = program.join(1)
-        say(stranger, watchdog.said(Message.LATE, seconds=700, text="barrier"))
+        say(stranger, watchdog.pack_message(Message.LATE, seconds=700, text="barrier"))
         program.step()
         assert heard(stranger) == [Command.REPORT]
         reset(stranger)

@@ -1,4 +1,4 @@
-"""The attention kernels for any rule, with mma.sync and plain, against the NumPy path."""
+"""The attention kernels for all options, with mma.sync and plain, against the NumPy path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import sm80 as attention_sm80
 from tensorgrad.kernels.attention import sm90 as attention_sm90
-from tensorgrad.kernels.attention.rule import Rule
+from tensorgrad.kernels.attention.options import AttentionOptions
 
 pytestmark = pytest.mark.gpu
 
@@ -30,12 +30,12 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kin
     kernels, dtype = request.param
     if kernels == "sm80":
         array = backend.cupy.empty((1, 1, 1, 64), "float16")
-        if not attention_sm80.supports((array, array, array), Rule(scale=1.0)):
+        if not attention_sm80.supports((array, array, array), AttentionOptions(scale=1.0)):
             pytest.skip("needs a GPU of compute capability 8.0 or later")
     else:
-        monkeypatch.setattr(attention_sm80, "supports", lambda arrays, rule: False)
+        monkeypatch.setattr(attention_sm80, "supports", lambda arrays, options: False)
     for other in (attention_short, attention_sm90):
-        monkeypatch.setattr(other, "supports", lambda arrays, rule: False)
+        monkeypatch.setattr(other, "supports", lambda arrays, options: False)
     return kernels, dtype
 
 

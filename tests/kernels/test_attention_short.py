@@ -11,7 +11,7 @@ from tensorgrad import Tensor, backend, ops
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
-from tensorgrad.kernels.attention.rule import Rule
+from tensorgrad.kernels.attention.options import AttentionOptions
 from tests.kernels.test_attention_sm90 import draw, passes
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +34,7 @@ LENGTHS = [
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note which passes these kernels do."""
     array = backend.cupy.empty((1, 1, 1, 64), "float16")
-    if not attention_short.supports((array, array, array), Rule(scale=1.0)):
+    if not attention_short.supports((array, array, array), AttentionOptions(scale=1.0)):
         pytest.skip("needs a GPU of compute capability 8.0 or later")
     done: list[str] = []
     for name in ("forward", "backward"):
@@ -167,20 +167,20 @@ def test_gradients_from_views_that_are_not_aligned(chosen: list[str]) -> None:
 def test_what_these_kernels_are_not_for() -> None:
     array = backend.cupy.zeros((2, 4, 64, 64), "float16")
     few = array[:, :2]
-    rule = Rule(scale=1.0)
-    assert attention_short.supports((array, array, array), rule)
-    assert not attention_short.supports((array, few, few), rule)
-    assert not attention_short.supports((array[..., 1:57],) * 3, rule)
-    assert not attention_short.supports((array[..., :60],) * 3, rule)
-    assert not attention_short.supports((array, array, array), Rule(scale=-1.0))
+    options = AttentionOptions(scale=1.0)
+    assert attention_short.supports((array, array, array), options)
+    assert not attention_short.supports((array, few, few), options)
+    assert not attention_short.supports((array[..., 1:57],) * 3, options)
+    assert not attention_short.supports((array[..., :60],) * 3, options)
+    assert not attention_short.supports((array, array, array), AttentionOptions(scale=-1.0))
     long = backend.cupy.zeros((1, 1, 65, 64), "float16")
-    assert not attention_short.supports((array[:1, :1], long, long), rule)
+    assert not attention_short.supports((array[:1, :1], long, long), options)
 
 
 def test_logsumexp() -> None:
     q, k, v = (backend.to_device(a, "cuda") for a in draw(*[(2, 3, 40, 64)] * 3))
-    rule = Rule(scale=0.125, after=0)
+    options = AttentionOptions(scale=0.125, after=0)
     own, other = (
-        module.forward((q, k, v), rule)[1] for module in (attention_short, attention_simple)
+        module.forward((q, k, v), options)[1] for module in (attention_short, attention_simple)
     )
     np.testing.assert_allclose(backend.to_numpy(own), backend.to_numpy(other), atol=2e-3)

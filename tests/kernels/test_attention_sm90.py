@@ -10,7 +10,7 @@ import pytest
 from tensorgrad import Tensor, backend, ops, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import sm90 as attention_sm90
-from tensorgrad.kernels.attention.rule import Rule
+from tensorgrad.kernels.attention.options import AttentionOptions
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def hopper() -> None:
     array = backend.cupy.empty((1, 1, 1, 64), "float16")
-    if not attention_sm90.supports((array, array, array), Rule(scale=1.0)):
+    if not attention_sm90.supports((array, array, array), AttentionOptions(scale=1.0)):
         pytest.skip("needs a GPU of compute capability 9.0")
 
 

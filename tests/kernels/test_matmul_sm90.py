@@ -16,7 +16,7 @@ from tensorgrad.kernels.device import multiprocessors
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.kernels.matmul.sm90 import Tiling
-from tensorgrad.special import gelu_tanh, gelu_tanh_slope
+from tensorgrad.special import gelu_tanh, gelu_tanh_derivative
 from tests.kernels.compiled import compile_all
 from tests.opcheck import Ulps, assert_within
 
@@ -174,7 +174,7 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
         v, v_gpu = draw(rng, (width, columns), dtype)
         pre, pre_gpu = residual * 2, residual_gpu * residual_gpu.dtype.type(2)
         p = problem(x_gpu, v_gpu, new(), gelu_of=pre_gpu)
-        assert_close(run(p, tiling), x @ v * gelu_tanh_slope(pre), width)
+        assert_close(run(p, tiling), x @ v * gelu_tanh_derivative(pre), width)
 
 
 @pytest.mark.gpu
@@ -192,7 +192,7 @@ def test_the_slope_of_gelu_far_from_zero(dtype: str, kernel: str) -> None:
     if matmul_cuda.KERNELS[kernel].refusal(p) is not None:
         pytest.skip(f"{kernel} does not do this product")
     matmul_cuda.run(p, kernel)
-    expected = gelu_tanh_slope(backend.to_numpy(pre).astype("float64"))
+    expected = gelu_tanh_derivative(backend.to_numpy(pre).astype("float64"))
     bound = 2.0**-9 if dtype == "float16" else 2.0**-6
     np.testing.assert_allclose(backend.to_numpy(p.y).astype("float64"), expected, 0, bound)
 

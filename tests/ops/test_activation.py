@@ -140,7 +140,7 @@ def test_values_and_gradients_keep_their_digits(row: int, dtype: Any, device: st
         (backend.to_numpy(t.grad), exact_gradient, scale),
     ):
         far = units(got, exact, place, dtype)
-        # No subnormal numbers; normal_share of 16 bits is good to 1.5e-7 on the GPU.
+        # No subnormal numbers; normal_cdf of 16 bits is good to 1.5e-7 on the GPU.
         tiny = np.abs(exact) < (1e-6 if np.dtype(dtype).itemsize == 2 else 1e-30)
         cancels = (np.abs(exact) < 0.3) & (wide < -0.2) & (wide > -2.5)
         bad = (far > bound * np.where(cancels, 64, 1)) & ~tiny & (np.abs(exact) < 6e4)

@@ -307,7 +307,7 @@ def memory(run: Run) -> dict[str, int]:
 
 
 def check_memory(comm: Comm, folder: Path) -> None:
-    """Check each stage against docs/parallel.md: P, U and R are elements with gaps."""
+    """Check each stage against docs/chapters/parallel.md: P, U and R are elements with gaps."""
     n = comm.size
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         found = {
@@ -377,7 +377,7 @@ def check_errors(comm: Comm, folder: Path) -> None:
     with pytest.raises(ArgumentError, match="stage is 4, expected 1, 2 or 3"):
         Zero(comm, 4)
     for ranks in (Zero(comm, 2), DataParallel(comm, "flat")):
-        with pytest.raises(ArgumentError, match=r"is not from prepare\(\)"):
+        with pytest.raises(ArgumentError, match=r"prepare\(\) was not called"):
             ranks.reduce_gradients()
     with pytest.raises(ArgumentError, match="Linear has no parameters in a ModuleList"):
         Zero(comm, 3).prepare(nn.Linear(3, 2), optim.SGD)

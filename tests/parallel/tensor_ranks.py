@@ -483,7 +483,7 @@ def check_dropout_inside(comm: Comm) -> None:
 
 
 def check_what_a_layer_sends(comm: Comm) -> None:
-    """Forward and backward of a layer make the calls of docs/parallel.md, of a = B T C elements."""
+    """Check the calls of a layer against docs/chapters/parallel.md: a = B T C elements."""
     tokens = np.zeros((B, T), int)
     once = {"all_reduce": 4}, {"all_gather": 4, "reduce_scatter": 4}
     for make, sequence in product(MODELS, (False, True)):

@@ -7,7 +7,7 @@ from tensorgrad import Tensor, dtypes, nn
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import FlatParameters
-from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_tables
+from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.units import find_units
 
@@ -43,7 +43,7 @@ def test_the_parameters_of_a_module_stay_together() -> None:
 def test_late_gradients_delay_no_other_bucket() -> None:
     model = GPT2(GPT2Config(vocab_size=9, context=4, layers=2, heads=1, width=4))
     parameters = dict(model.named_parameters())
-    tables = leading_tables(model, parameters)
+    tables = leading_embeddings(model, parameters)
     assert tables == ["tokens.weight", "positions.weight"]
     found = assign_buckets(parameters, 1.0, tables)
     assert [name for name in parameters if found[name] == 1] == tables
@@ -51,7 +51,7 @@ def test_late_gradients_delay_no_other_bucket() -> None:
     alone = {name: parameters[name] for name in tables}
     assert set(assign_buckets(alone, 1.0, tables)) == {*tables}
     later = {name: parameters[name] for name in ("norm.weight", *tables)}
-    assert leading_tables(model, later) == []  # where forward may use them last
+    assert leading_embeddings(model, later) == []  # where forward may use them last
 
 
 def test_sizes_are_those_of_the_gradients() -> None:

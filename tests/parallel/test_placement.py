@@ -13,10 +13,10 @@ from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.parallel.placement import (
     ArrayPiece,
     Placement,
+    assign_writers,
     copies,
     cut_box,
     divide,
-    owners,
 )
 from tests.parallel.whole_arrays import assemble, cut
 
@@ -97,7 +97,7 @@ def test_everything_that_is_held_is_written_once(data: st.DataObject) -> None:
         ]
         for _ in range(data.draw(st.integers(1, 4)))
     ]
-    written = owners(held)
+    written = assign_writers(held)
     taken = [place for mine in written for piece in mine for place in elements(piece)]
     assert sorted(taken) == sorted({p for mine in held for piece in mine for p in elements(piece)})
     for mine, here in zip(written, held, strict=True):
@@ -109,7 +109,7 @@ def test_everything_that_is_held_is_written_once(data: st.DataObject) -> None:
 def test_replicas_are_divided_among_writers() -> None:
     whole = [Placement(f"w{i}", (100,)).piece for i in range(8)]
     alone = Placement("alone", (300,)).piece
-    written = owners([[*whole, alone], whole, whole])
+    written = assign_writers([[*whole, alone], whole, whole])
     assert [sum(piece.size for piece in mine) for mine in written] == [400, 400, 300]
 
 

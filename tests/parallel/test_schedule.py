@@ -204,5 +204,5 @@ def test_schedules_have_the_shapes_of_their_papers() -> None:
              ("interleaved", 2, 4, 2)],
 )  # fmt: skip
 def test_the_docs_show_the_output_of_draw(case: Sizes) -> None:
-    text = (ROOT / "docs" / "parallel.md").read_text()
+    text = (ROOT / "docs" / "chapters" / "parallel.md").read_text()
     assert textwrap.indent(draw(plans_of(*case)), "    ") + "\n\n" in text

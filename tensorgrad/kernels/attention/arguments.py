@@ -1,4 +1,4 @@
-"""Arguments of the attention kernels that take every rule; see attention/arguments.cuh."""
+"""Arguments of the attention kernels that take every options; see attention/arguments.cuh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
-from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule
+from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import (
     NULL,
@@ -31,46 +31,46 @@ def readable(array: Array) -> Array:
     return array if contiguous else backend.contiguous(array)
 
 
-def rule_arguments(
-    arrays: Arrays, y: Array, rule: Rule, gradients: Sequence[Array] = ()
+def option_arguments(
+    arrays: Arrays, y: Array, options: AttentionOptions, gradients: Sequence[Array] = ()
 ) -> tuple[Any, ...]:
     """Return the bias, the starts of sequences in q and in k, the sizes, and dropout.
 
     Args:
         arrays: q, k, v.
         y: the result or, in backward, its gradient.
-        rule: of the attention.
+        options: of the attention.
         gradients: dq, dk, dv, in backward.
     """
     starts = (NULL, NULL)
-    if rule.sequences is not None:
-        starts = rule.sequences.q_starts, rule.sequences.k_starts
-    return pointer(rule.bias), *starts, _sizes(arrays, y, rule, gradients), _dropout(rule)
+    if options.sequences is not None:
+        starts = options.sequences.q_starts, options.sequences.k_starts
+    return pointer(options.bias), *starts, _sizes(arrays, y, options, gradients), _dropout(options)
 
 
-def _sizes(arrays: Arrays, y: Array, rule: Rule, gradients: Sequence[Array]) -> Any:
+def _sizes(arrays: Arrays, y: Array, options: AttentionOptions, gradients: Sequence[Array]) -> Any:
     """Return the struct AttentionArguments."""
     q, k, v = arrays
     batch, heads, queries, width = q.shape
     keys, sums = k.shape[2], (heads * queries, queries, 1)
-    if rule.sequences is not None:
-        batch, sums = len(rule.sequences.q_starts) - 1, (0, queries, 1)
-        queries, keys = rule.sequences.longest
+    if options.sequences is not None:
+        batch, sums = len(options.sequences.q_starts) - 1, (0, queries, 1)
+        queries, keys = options.sequences.longest
     everything = (q, k, v, y, *gradients)
     even = width * q.itemsize % 16 == 0 and all(map(_aligned_rows, everything))
     strides = [_strides(array) for array in everything] + [(0, 0, 0)] * (3 - len(gradients))
     bias = (0,) * 4
-    if rule.bias is not None:
-        bias = tuple(stride // rule.bias.itemsize for stride in rule.bias.strides)
-    by_head = not (rule.after == 0 and rule.before == ALL)
+    if options.bias is not None:
+        bias = tuple(stride // options.bias.itemsize for stride in options.bias.strides)
+    by_head = not (options.after == 0 and options.before == ALL)
     factors = (
-        rule.scale / math.log(2),
-        1 / rule.scale if rule.scale else 0,
-        1 / (1 - rule.dropout),
+        options.scale / math.log(2),
+        1 / options.scale if options.scale else 0,
+        1 / (1 - options.dropout),
     )
     return _struct(
-        heads, k.shape[1], queries, keys, width, rule.before, rule.after, batch, even, by_head,
-        *factors, rule.scale, 1 - rule.dropout, *strides, sums, bias,
+        heads, k.shape[1], queries, keys, width, options.before, options.after, batch, even,
+        by_head, *factors, options.scale, 1 - options.dropout, *strides, sums, bias,
     )  # fmt: skip
 
 
@@ -79,12 +79,12 @@ def _struct(*fields: Any) -> Any:
     return by_value(AttentionArguments(*fields))
 
 
-def _dropout(rule: Rule) -> Any:
+def _dropout(options: AttentionOptions) -> Any:
     """Return the struct AttentionDropout."""
-    if rule.key is None:
+    if options.key is None:
         return _no_dropout()
-    seed, draw, stream, offset = rule.key
-    threshold = round((1 - rule.dropout) * 2**16)  # as fill_keep rounds it
+    seed, draw, stream, offset = options.key
+    threshold = round((1 - options.dropout) * 2**16)  # as fill_keep rounds it
     return by_value(AttentionDropout(seed, draw, stream, address(offset), threshold))
 
 
@@ -93,11 +93,11 @@ def _no_dropout() -> Any:
     return by_value(AttentionDropout(threshold=-1))
 
 
-def blocks(rows: Array, size: int, rule: Rule, keys: bool = False) -> int:
+def blocks(rows: Array, size: int, options: AttentionOptions, keys: bool = False) -> int:
     """Return the number of blocks of `size` queries, or keys, of all heads of all sequences."""
     batch, heads, length, _ = rows.shape
-    if rule.sequences is not None:
-        batch, length = len(rule.sequences.q_starts) - 1, rule.sequences.longest[keys]
+    if options.sequences is not None:
+        batch, length = len(options.sequences.q_starts) - 1, options.sequences.longest[keys]
     return int(-(-length // size) * batch * heads)
 
 

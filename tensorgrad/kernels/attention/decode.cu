@@ -2,8 +2,7 @@
 // first. What counts is reading the cache once: 4 D bytes a key in 16 bits, at 4.2 TB/s on an H200.
 //
 //   decode_attention        16 bits, heads up to 128 wide, on tensor cores: up to 8 query heads
-//   that
-//                           use the same keys are one operand. Keys and values go from memory
+//                           that use the same keys are one operand. Keys and values go from memory
 //                           straight into the registers that mma wants, 8 kB a warp at a time
 //   decode_attention_plain  any type, alignment and heads up to 256 wide: threads share a key
 //

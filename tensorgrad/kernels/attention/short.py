@@ -11,8 +11,8 @@ from functools import lru_cache
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, float32
-from tensorgrad.kernels.attention.arguments import aligned, rule_arguments
-from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
+from tensorgrad.kernels.attention.arguments import aligned, option_arguments
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import Kernel, load
 
@@ -20,8 +20,8 @@ _FILE = "attention/short.cu"
 _LONGEST, _WIDEST = 64, 64
 
 
-def supports(arrays: Arrays, rule: Rule) -> bool:
-    """Whether the kernels are for this GPU, for these arrays and this rule."""
+def supports(arrays: Arrays, options: AttentionOptions) -> bool:
+    """Whether the kernels are for this GPU, for these arrays and this options."""
     q, k, _ = arrays
     heads, queries, width = q.shape[1:]
     return (
@@ -29,15 +29,15 @@ def supports(arrays: Arrays, rule: Rule) -> bool:
         and width <= _WIDEST
         and q.itemsize == 2
         and heads == k.shape[1]
-        and rule.sequences is None
-        and rule.scale > 0
+        and options.sequences is None
+        and options.scale > 0
         and width % 8 == 0
         and all([aligned(array) for array in arrays])
         and capability(q.device.id) >= 80
     )
 
 
-def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     q, k, _ = arrays
     batch, heads, queries, width = q.shape
@@ -46,13 +46,18 @@ def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
     kernel, threads, _ = _kernel(
         "attention_short", q.dtype, max(queries, k.shape[2]), width, q.device.id
     )
-    bias, _, _, sizes, dropout = rule_arguments(arrays, y, rule)
+    bias, _, _, sizes, dropout = option_arguments(arrays, y, options)
     kernel((batch * heads,), (threads,), (y, logsumexp, *arrays, bias, sizes, dropout))
     return y, logsumexp
 
 
 def backward(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+    dy: Array,
+    arrays: Arrays,
+    y: Array,
+    logsumexp: Array,
+    options: AttentionOptions,
+    gradients: Arrays,
 ) -> None:
     """Write the gradients, of the dtype of q; y is not needed."""
     q, k, _ = arrays
@@ -63,7 +68,7 @@ def backward(
     kernel, threads, shared = _kernel(
         "attention_short_backward", q.dtype, max(queries, k.shape[2]), width, q.device.id
     )
-    bias, _, _, sizes, dropout = rule_arguments(arrays, dy, rule, gradients)
+    bias, _, _, sizes, dropout = option_arguments(arrays, dy, options, gradients)
     last = (logsumexp, bias, sizes, dropout)
     kernel((batch * heads,), (threads,), (*gradients, *arrays, dy, *last), shared)
 

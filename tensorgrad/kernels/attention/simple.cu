@@ -285,15 +285,15 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
     }
 }
 
-// What backward needs of each query, beside each other: the logsumexp of its sum, for 16 bits to
-// the base 2, and delta = dy . y. Arrays (batch, heads, queries, width); 8 lanes a row.
+// What backward needs of each query: its log-sum-exp, for 16 bits to the base 2, and dy . y.
+// Arrays (batch, heads, queries, width); 8 lanes a row.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
 attention_backward_rows(RowStatistics<Compute<T>>* __restrict__ sums, const T* __restrict__ y,
                         const T* __restrict__ dy, const Compute<T>* __restrict__ logsumexp,
                         const __grid_constant__ Strides y_at, const __grid_constant__ Strides dy_at,
                         int batch, int heads, int queries, int width, int aligned) {
-    // heads of one query beside each other
+    // neighbouring rows are heads of one query
     const long long row = (blockIdx.x * 256ll + threadIdx.x) / 8;
     const int lane = threadIdx.x % 8, head = row % heads, query = row / heads % queries;
     const long long sequence = row / heads / queries;

@@ -1,4 +1,4 @@
-"""Attention on tensor cores of compute capability 8.0 and later: every rule with a positive scale.
+"""Attention on tensor cores of compute capability 8.0 and later, with a positive scale.
 
 Launches attention/forward_sm80.cu and attention/backward_sm80.cu. The tiles of each head width fit
 the registers, and the 99 kB of shared memory that all these GPUs have; the fastest ones were
@@ -10,8 +10,8 @@ from __future__ import annotations
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, float32
-from tensorgrad.kernels.attention.arguments import blocks, readable, row_sums, rule_arguments
-from tensorgrad.kernels.attention.rule import Arrays, Rule, empty_result
+from tensorgrad.kernels.attention.arguments import blocks, option_arguments, readable, row_sums
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import load
 
@@ -23,44 +23,49 @@ _KEYS_TILES = {32: (2, 32), 64: (1, 64), 96: (1, 64), 128: (1, 32), 256: (1, 16)
 _QUERIES_TILES = {32: (2, 32), 64: (2, 32), 96: (2, 32), 128: (2, 16), 256: (1, 16)}
 
 
-def supports(arrays: Arrays, rule: Rule) -> bool:
-    """Whether the kernels are for this GPU, for these arrays and this rule."""
+def supports(arrays: Arrays, options: AttentionOptions) -> bool:
+    """Whether the kernels are for this GPU, for these arrays and this options."""
     q = arrays[0]
-    fit = q.itemsize == 2 and q.shape[3] <= max(_FORWARD_TILES) and rule.scale > 0
+    fit = q.itemsize == 2 and q.shape[3] <= max(_FORWARD_TILES) and options.scale > 0
     return fit and capability(q.device.id) >= 80
 
 
-def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     q, k, v = (readable(array) for array in arrays)
     y = empty_result(q, q.dtype)
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
     width, units, columns = _tiles(_FORWARD_TILES, q)
     load(_FORWARD, f"attention_forward<{c_name(q.dtype)}, {width}, {units}, {columns}>")(
-        (blocks(q, 64 * units, rule),),
+        (blocks(q, 64 * units, options),),
         (_THREADS,),
-        (y, logsumexp, q, k, v, *rule_arguments((q, k, v), y, rule)),
+        (y, logsumexp, q, k, v, *option_arguments((q, k, v), y, options)),
         _shared(width, 64 * units, columns),
     )
     return y, logsumexp
 
 
 def backward(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+    dy: Array,
+    arrays: Arrays,
+    y: Array,
+    logsumexp: Array,
+    options: AttentionOptions,
+    gradients: Arrays,
 ) -> None:
     """Write the gradients, of the dtype of q."""
     q, k, v = (readable(array) for array in arrays)
     dy = readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
     sums = row_sums(dy, y, logsumexp)
-    last = rule_arguments((q, k, v), dy, rule, gradients)
+    last = option_arguments((q, k, v), dy, options, gradients)
     for of_keys, table, results, rows, others in (
         (True, _KEYS_TILES, (dk, dv), (k, v), (q, dy)),
         (False, _QUERIES_TILES, (dq, dq), (q, dy), (k, v)),
     ):
         width, units, columns = _tiles(table, q)
         types = f"{c_name(q.dtype)}, {width}, {units}, {columns}, {str(of_keys).lower()}"
-        count = blocks(rows[0], 64 * units, rule, of_keys)
+        count = blocks(rows[0], 64 * units, options, of_keys)
         load(_BACKWARD, f"attention_backward<{types}>")(
             (count, 1 if width <= 128 else 2) if of_keys else (count,),
             (_THREADS,),

@@ -46,13 +46,13 @@ struct AttentionSm90Arguments {
 struct AttentionSm90Extras {
     const float* bias;   // added to the scores: (batch, heads, queries, keys) with these strides
     long long bias_batch, bias_head, bias_query, bias_key;
-    // of sequences in one row of `length` queries; longest: p
+    // Starts of the sequences, which then lie in one row of `length` queries; or null.
     const int *query_starts, *key_starts;
     Word seed, draw, stream;   // dropout, see keep_16
     const Word* offset;
     int length, columns;   // sums: of backward, padded for each sequence to a multiple of `columns`
     unsigned threshold;   // the keep probability times 2^16; 2^16: no dropout
-    float inverse_keep;     // by so much the kept ones unscale
+    float inverse_keep;   // 1 / keep probability
 };
 
 // Where a sequence starts in the arrays, and its lengths.

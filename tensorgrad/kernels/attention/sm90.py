@@ -18,7 +18,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
-from tensorgrad.kernels.attention.rule import ALL, Arrays, Rule, empty_result
+from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, empty_result
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.device import capability, multiprocessors
 from tensorgrad.kernels.loader import Kernel, load
@@ -54,36 +54,41 @@ _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
 _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold both dk and dv
 
 
-def supports(arrays: Arrays, rule: Rule) -> bool:
-    """Whether the kernels are for this GPU, for these arrays and this rule."""
+def supports(arrays: Arrays, options: AttentionOptions) -> bool:
+    """Whether the kernels are for this GPU, for these arrays and this options."""
     q = arrays[0]
     fit = q.itemsize == 2 and q.shape[3] % 8 == 0 and q.shape[3] <= 256
     return fit and capability(q.device.id) == 90
 
 
-def forward(arrays: Arrays, rule: Rule) -> tuple[Array, Array]:
+def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     y = empty_result(arrays[0], arrays[0].dtype)
     q, k, v = [_readable(array) for array in arrays]
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
-    kernel, grid, block, columns, struct = _geometry(q, k, rule).forward
+    kernel, grid, block, columns, struct = _geometry(q, k, options).forward
     maps = _boxes(q), _boxes(k, columns), _boxes(v, columns)
-    extras = _extras(rule, q.shape[2], 0)
+    extras = _extras(options, q.shape[2], 0)
     kernel(grid, block, (y, logsumexp, counter(q), *maps, struct, extras), _SHARED)
     return y, logsumexp
 
 
 def backward(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, rule: Rule, gradients: Arrays
+    dy: Array,
+    arrays: Arrays,
+    y: Array,
+    logsumexp: Array,
+    options: AttentionOptions,
+    gradients: Arrays,
 ) -> None:
     """Write the gradients, of the dtype of q; dk and dv have equal strides."""
     q, k, v = [_readable(array) for array in arrays]
     dy = _readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
-    geometry = _geometry(q, k, rule)
+    geometry = _geometry(q, k, options)
     sums = backend.empty((*q.shape[:2], 2, geometry.pitch), float32, like=q)
     kernel, grid, block, columns, struct = geometry.backward_rows
-    extras, numbers = _extras(rule, q.shape[2], columns), geometry.numbers
+    extras, numbers = _extras(options, q.shape[2], columns), geometry.numbers
     kernel(grid, block, (sums, y, dy, logsumexp, struct, extras, *numbers, _strides(dy)))
     for results, rows, others, launches in (
         ((dk, dv), (_boxes(k), _boxes(v)), (q, dy), geometry.backward_keys),
@@ -105,13 +110,15 @@ class _TileLaunch(NamedTuple):
     struct: Any  # AttentionSm90Arguments
 
 
-def _geometry(q: Array, k: Array, rule: Rule) -> _Geometry:
+def _geometry(q: Array, k: Array, options: AttentionOptions) -> _Geometry:
     """Return the launches of these sizes, cached from step to step."""
-    starts = rule.sequences
-    extras = rule.bias is not None or rule.dropout > 0 or starts is not None or rule.scale <= 0
+    starts = options.sequences
+    extras = (
+        options.bias is not None or options.dropout > 0 or starts is not None or options.scale <= 0
+    )
     lengths = None if starts is None else (len(starts.q_starts) - 1, *starts.longest)
     return _geometry_of(
-        q.dtype, q.shape, k.shape, lengths, rule.before, rule.after, rule.scale, extras,
+        q.dtype, q.shape, k.shape, lengths, options.before, options.after, options.scale, extras,
         q.device.id,
     )  # fmt: skip
 
@@ -122,7 +129,7 @@ class _Geometry:
     Args:
         dtype, q_shape, k_shape: of the arrays.
         lengths: the number of sequences and the longest of q and of k; None: those of the arrays.
-        before, after, scale: as in `Rule`.
+        before, after, scale: as in `AttentionOptions`.
         extras: whether the kernels with extras are needed.
         device: the GPU, which is the current one.
     """
@@ -217,12 +224,12 @@ class _Geometry:
 _geometry_of = lru_cache(maxsize=1024)(_Geometry)
 
 
-def _extras(rule: Rule, length: int, columns: int) -> Any:
+def _extras(options: AttentionOptions, length: int, columns: int) -> Any:
     """Return the struct AttentionSm90Extras."""
-    starts, bias, key = rule.sequences, rule.bias, rule.key
+    starts, bias, key = options.sequences, options.bias, options.key
     if starts is None and bias is None and key is None:
         return _no_extras(length, columns)
-    keep = 1 - rule.dropout
+    keep = 1 - options.dropout
     extras = AttentionSm90Extras(
         length=length, columns=columns, threshold=round(keep * 2**16), inverse_keep=1 / keep
     )

@@ -72,7 +72,7 @@ __device__ inline void epilogue_elements(const MatmulArguments& p, size_t place,
     if (p.gelu_of) {
         const Vec<S, N> v = load<N>(static_cast<const S*>(p.gelu_of) + place);
         #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] *= gelu_tanh_slope(to_compute(v.values[i]));
+        for (int i = 0; i < N; ++i) x[i] *= gelu_tanh_derivative(to_compute(v.values[i]));
     }
     if (p.residual) add_elements<S>(x, p.residual, place);
     store_elements<S>(p.y, place, x);

@@ -46,7 +46,7 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct MmaTileLayout {
         return (line * PIECES + (piece ^ (swizzle & 7))) * 16;
     }
 
-    // MatmulOperand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the
+    // Operand words of the i-th 16 rows (or columns) from `start`, a multiple of 32, for the
     // products of `step`. Word 2 t + h has half t of the terms and half h of the rows; for b, word
     // 2 h + t.
     template <bool B>

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.elementwise.fuse import fuse
-from tensorgrad.ops.elementwise.row import Row
+from tensorgrad.ops.elementwise.row import Row, unary
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -23,22 +23,14 @@ __all__ = [
     "swiglu",
 ]
 
-RELU = Row("relu", "x", "maximum(x, 0)", "where(y <= 0, 0, dy)")
-
-
-def relu(x: Any) -> Tensor:
-    """Return max(x, 0); the gradient at 0 is 0, and that of NaN passes."""
-    return RELU(x)
-
-
-SIGMOID = Row("sigmoid", "x", "sigmoid(x)", "dy * y * (1 - y)")
-
-
-def sigmoid(x: Any) -> Tensor:
-    """Return 1 / (1 + exp(-x))."""
-    return SIGMOID(x)
-
-
+relu = unary(
+    "relu",
+    "max(x, 0); the gradient at 0 is 0, and that of NaN passes",
+    "maximum(x, 0)",
+    "where(y <= 0, 0, dy)",
+)
+sigmoid = unary("sigmoid", "1 / (1 + exp(-x))", "sigmoid(x)", "dy * y * (1 - y)")
+softplus = unary("softplus", "log(1 + exp(x))", "softplus(x)", "dy * sigmoid(x)")
 SILU = Row("silu", "x", "x * sigmoid(x)", "dy * silu_derivative(x)")
 
 
@@ -50,20 +42,12 @@ def silu(x: Any) -> Tensor:
     return SILU(x)
 
 
-SOFTPLUS = Row("softplus", "x", "softplus(x)", "dy * sigmoid(x)")
-
-
-def softplus(x: Any) -> Tensor:
-    """Return log(1 + exp(x))."""
-    return SOFTPLUS(x)
-
-
-GELU_TANH = Row("gelu", "x", "gelu_tanh(x)", "dy * gelu_tanh_slope(x)")
+GELU_TANH = Row("gelu", "x", "gelu_tanh(x)", "dy * gelu_tanh_derivative(x)")
 GELU_ERF = Row(
     "gelu",
     "x",
-    "x * normal_share(x)",
-    "dy * (normal_share(x) + minimum(maximum(x, -40), 40) * normal_density(x))",  # inf * 0 is NaN
+    "x * normal_cdf(x)",
+    "dy * (normal_cdf(x) + minimum(maximum(x, -40), 40) * normal_pdf(x))",  # inf * 0 is NaN
 )
 
 

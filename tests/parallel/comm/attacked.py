@@ -38,7 +38,9 @@ def attack_when_the_watchdog_listens() -> threading.Thread:
 
     def attack_and_connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socket:
         addresses.append(address)
-        strangers = [Stranger(address, watchdog.hello(secret, 0, 1, "stranger")) for _ in ATTACKS]
+        strangers = [
+            Stranger(address, watchdog.pack_hello(secret, 0, 1, "stranger")) for _ in ATTACKS
+        ]
         for attack, stranger in zip(ATTACKS, strangers, strict=True):
             attack(stranger)
         kept.extend(strangers)

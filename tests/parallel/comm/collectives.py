@@ -175,7 +175,7 @@ def check_data_parallel(comm: Comm, device: str) -> None:
     ranks.begin(7, arrays)
     for array in arrays:
         same(array, np.ones(3))
-    with pytest.raises(ArgumentError, match="the optimizer is not from prepare"):
+    with pytest.raises(ArgumentError, match="was not called"):
         ranks.reduce_gradients()
     optimizer = ranks.prepare(nn.Linear(3, 2).to(device), optim.SGD)
     optimizer.flat.grad.fill(comm.rank)

@@ -68,8 +68,8 @@ def idle_connections(stranger: Stranger) -> None:
 
 def wrong_secret(stranger: Stranger) -> None:
     for rank in range(4):  # also those that are not there yet
-        data = watchdog.hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "stranger")
-        assert is_closed(stranger.say(data + watchdog.said(Message.ABORT)))
+        data = watchdog.pack_hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "stranger")
+        assert is_closed(stranger.say(data + watchdog.pack_message(Message.ABORT)))
 
 
 def half_a_greeting(stranger: Stranger) -> None:
@@ -78,12 +78,12 @@ def half_a_greeting(stranger: Stranger) -> None:
 
 def greeting_and_close(stranger: Stranger) -> None:
     for rank in range(4):
-        stranger.say(watchdog.hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "stranger")).close()
+        stranger.say(watchdog.pack_hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "stranger")).close()
 
 
 def greeting_again(stranger: Stranger) -> None:
     """Claim to be a rank that is connected already; the secret alone does not allow that."""
-    assert is_closed(stranger.say(stranger.overheard + watchdog.said(Message.ABORT)))
+    assert is_closed(stranger.say(stranger.overheard + watchdog.pack_message(Message.ABORT)))
 
 
 def random_bytes(stranger: Stranger) -> None:
@@ -108,7 +108,10 @@ def reset(stranger: Stranger) -> None:
 
 
 def messages_without_greeting(stranger: Stranger) -> None:
-    stranger.say(watchdog.said(Message.ABORT) + watchdog.said(Message.LATE, 0, 1e9, "barrier"))
+    stranger.say(
+        watchdog.pack_message(Message.ABORT)
+        + watchdog.pack_message(Message.LATE, 0, 1e9, "barrier")
+    )
 
 
 Attack = Callable[[Stranger], None]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tensorgrad.parallel.comm import watchdog, watchdog_client
-from tensorgrad.parallel.comm.watchdog import HELLO, SAID, Command, Message, Watchdog
+from tensorgrad.parallel.comm.watchdog import HELLO, MESSAGE, Command, Message, Watchdog
 from tensorgrad.parallel.comm.watchdog_client import LastCall
 from tests.parallel.comm.strangers import ATTACKS, Attack, Stranger, half_a_greeting, is_closed
 
@@ -37,7 +37,7 @@ class Rank:
         self.socket.sendall(greeting)
 
     def say(self, message: Message, number: int = -1, seconds: float = 0, text: str = "") -> None:
-        self.socket.sendall(watchdog.said(message, number, seconds, text))
+        self.socket.sendall(watchdog.pack_message(message, number, seconds, text))
 
     def hear(self) -> Command | None:
         word = self.socket.recv(1)
@@ -61,7 +61,7 @@ class Joined:
         return rank
 
     def greeting(self, number: int) -> bytes:
-        return watchdog.hello(self.secret, number, PROCESS + number, "nowhere")
+        return watchdog.pack_hello(self.secret, number, PROCESS + number, "nowhere")
 
 
 class Watched(Joined):
@@ -307,8 +307,8 @@ def test_a_rank_outside_the_program_is_not_taken(start: Start) -> None:
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     text = "all_reduce " + "é" * 2000 + " in step"
-    _, _, _, data = SAID.unpack(watchdog.said(Message.LATE, text=text))
-    assert len(data) == SAID.size - 17
+    _, _, _, data = MESSAGE.unpack(watchdog.pack_message(Message.LATE, text=text))
+    assert len(data) == MESSAGE.size - 17
     short = watchdog._text(data)
     assert short.startswith("all_reduce é")
     assert short.endswith("é in step")

@@ -35,7 +35,8 @@ def kept(loss: Tensor, model: GPT2) -> int:
     seen: set[int] = set()
     nodes: list[Any] = [loss.node]
     while nodes:
-        node = nodes.pop()
+        edge = nodes.pop()
+        node = getattr(edge, "node", edge)  # an edge may be one of several outputs of a node
         if isinstance(node, Node) and id(node) not in seen:
             seen.add(id(node))
             visit(node.saved)

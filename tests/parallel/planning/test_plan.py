@@ -248,7 +248,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--batch 0", "batch is 0, expected 1 or more"),
         ("--tp 3 --sequence", "the context is 1024, expected a multiple of tp, 3"),
         ("--memory lots", "memory is 'lots', expected bytes"),
-        ("--fit", "--fit has no --memory"),
+        ("--fit", "--fit needs --memory"),
         ("--fit --memory 80GiB --tp 4", "--fit is given with --tp 4, expected without"),
         ("--fit --memory 80GiB --micro 1", "--fit is given with --micro 1, expected without"),
         ("--fit --memory 1GiB --max-gpus 1", r"1\.0 GiB a GPU are not enough on up to 1,"),
