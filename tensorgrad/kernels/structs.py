@@ -1,4 +1,4 @@
-"""What a launch takes besides arrays: structs, numbers and pointers.
+"""Arguments of launches that are not arrays: structs, numbers and pointers.
 
 Each struct that crosses from Python to CUDA is declared once here, with the names and types of the
 C++ one. The loader appends `static_asserts` to the sources that define it, so that a kernel whose
@@ -52,11 +52,11 @@ def _by_value() -> Any:
     class ByValue(backend.cupy.cuda.function.CPointer):  # type: ignore[misc]  # CuPy has no types
         def __init__(self, value: Any) -> None:
             if isinstance(value, Struct):
-                place = ctypes.addressof(value)
+                memory = ctypes.addressof(value)
             else:
                 value = np.asarray(value)
-                place = value.ctypes.data
-            super().__init__(place)
+                memory = value.ctypes.data
+            super().__init__(memory)
             self.value = value  # keeps the memory
 
     return ByValue
@@ -226,11 +226,11 @@ def static_asserts(source: str) -> list[str]:
         if source not in struct.sources:
             continue
         name = struct.cuda_name or struct.__name__
-        places = {f"sizeof({name})": ctypes.sizeof(struct)}
+        expected = {f"sizeof({name})": ctypes.sizeof(struct)}
         for field, *_ in struct._fields_:
-            places[f"__builtin_offsetof({name}, {field})"] = getattr(struct, field).offset
+            expected[f"__builtin_offsetof({name}, {field})"] = getattr(struct, field).offset
         lines += [
             f'static_assert({what} == {size}, "structs.py declares another {name}");'
-            for what, size in places.items()
+            for what, size in expected.items()
         ]
     return lines
