@@ -112,8 +112,9 @@ class Buckets:
 
     def finish(self) -> None:
         """Send the buckets with missing gradients too, and wait for all of them."""
-        while self._next >= 0:
-            self._send_next()
+        for missing in self._missing:
+            missing.clear()
+        self._send_complete()
         for handle in self._handles:
             handle.wait()
         self._handles = []
@@ -144,8 +145,5 @@ class Buckets:
     def _send_complete(self) -> None:
         """Send the next segments whose gradients are complete."""
         while self._next >= 0 and not self._missing[self._next]:
-            self._send_next()
-
-    def _send_next(self) -> None:
-        self._handles.append(self._send(self._next))
-        self._next -= 1
+            self._handles.append(self._send(self._next))
+            self._next -= 1

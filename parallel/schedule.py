@@ -49,6 +49,12 @@ class Action(NamedTuple):
 
 Schedule = Callable[[int, int, int, int], list[Action]]
 
+# How the result of a computation is received, and how it is sent.
+_TRANSFERS: dict[Kind, tuple[Kind, Kind]] = {
+    "forward": ("receive_input", "send_output"),
+    "backward": ("receive_gradient", "send_gradient"),
+}
+
 
 def sequential(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
     """Return plain model parallelism: a micro-batch starts when the previous one is complete.
@@ -242,15 +248,12 @@ def with_transfers(plans: Sequence[Sequence[Action]], stage: int) -> list[Action
     messages = []
     for action in spans:
         for need in _needs(action, final):
-            forward = need.kind == "forward"
-            if need in places and action not in places:
-                kind: Kind = "send_output" if forward else "send_gradient"
-                what = Action(kind, need.micro, need.part)
-                messages.append(_PlacedTransfer(spans[need].end, need, what, places[need] + 1))
-            elif action in places and need not in places:
-                kind = "receive_input" if forward else "receive_gradient"
-                what = Action(kind, action.micro, action.part)
-                messages.append(_PlacedTransfer(spans[need].end, need, what, places[action]))
+            sends = need in places
+            if sends != (action in places):
+                here = need if sends else action
+                transfer = Action(_TRANSFERS[need.kind][sends], here.micro, here.part)
+                first = places[here] + sends
+                messages.append(_PlacedTransfer(spans[need].end, need, transfer, first))
     return _merge_transfers(plan, sorted(messages, key=lambda message: message[:2]))
 
 

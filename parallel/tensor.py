@@ -23,24 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend, ops
+from tensorgrad import backend, nn, ops
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.models.translation import TranslationModel
-from tensorgrad.nn import (
-    Dropout,
-    Embedding,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    Module,
-    MultiHeadAttention,
-    RMSNorm,
-    SwiGLU,
-    TransformerBlock,
-)
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
@@ -100,11 +88,11 @@ class _Role(NamedTuple):
 
     name: str
     layer: Any
-    kinds: tuple[type[Module], ...]
+    kinds: tuple[type[nn.Module], ...]
     in_region: bool  # its parallel form computes something else than the layer's own forward
 
 
-def tensor_parallel(model: Module, comm: Comm, sequence: bool = False) -> TensorParts:
+def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> TensorParts:
     """Shard a whole model in place: afterwards this rank has its part, and all compute together.
 
     All ranks must have made the same model, from equal seeds; the parts put together are that
@@ -218,18 +206,18 @@ def _sharded_layers(model: Any) -> Iterator[_Role]:
     """Yield the layers that ranks share."""
     for number, block in enumerate(model.blocks):
         name = f"blocks.{number}"
-        yield _Role(name, block, (TransformerBlock,), False)
-        yield _Role(f"{name}.attention", block.attention, (MultiHeadAttention,), True)
-        yield _Role(f"{name}.feed_forward", block.feed_forward, (FeedForward, SwiGLU), True)
+        yield _Role(name, block, (nn.TransformerBlock,), False)
+        yield _Role(f"{name}.attention", block.attention, (nn.MultiHeadAttention,), True)
+        yield _Role(f"{name}.feed_forward", block.feed_forward, (nn.FeedForward, nn.SwiGLU), True)
         for part in ("attention", "feed_forward"):
             for key, layer in vars(getattr(block, part)).items():
                 if key in ("qkv", "proj", "gate", "up", "down"):
-                    yield _Role(f"{name}.{part}.{key}", layer, (Linear,), True)
-    yield _Role("tokens", model.tokens, (Embedding,), True)
-    yield _Role("dropout", model.dropout, (Dropout,), False)
-    yield _Role("norm", model.norm, (LayerNorm, RMSNorm), False)
+                    yield _Role(f"{name}.{part}.{key}", layer, (nn.Linear,), True)
+    yield _Role("tokens", model.tokens, (nn.Embedding,), True)
+    yield _Role("dropout", model.dropout, (nn.Dropout,), False)
+    yield _Role("norm", model.norm, (nn.LayerNorm, nn.RMSNorm), False)
     if model.output is not None:
-        yield _Role("output", model.output, (Linear,), True)
+        yield _Role("output", model.output, (nn.Linear,), True)
 
 
 def _fingerprint(parameter: Tensor) -> str:
@@ -270,7 +258,7 @@ class TensorParallel(NestedRanks):
         self._terms: _JoinedGradients | None = None
         self._copies: _JoinedGradients | None = None
 
-    def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
+    def prepare(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Shard the model, and return the optimizer of this rank's part.
 
         Raises:

@@ -22,24 +22,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-
-from tensorgrad import backend, ops, random
-from tensorgrad.errors import OutOfRangeError
-from tensorgrad.nn import (
-    Dropout,
-    Embedding,
-    FeedForward,
-    KeyValueCache,
-    Linear,
-    Module,
-    MultiHeadAttention,
-    Parameter,
-    SwiGLU,
-    TransformerBlock,
-)
+from tensorgrad import backend, nn, ops, random
 from tensorgrad.operands import integer_array
 from tensorgrad.ops.elementwise.row import Row
+from tensorgrad.ops.embedding import check_ids
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.placement import Placement, cut_box, divide
 from tensorgrad.parallel.tensor_ops import (
@@ -95,7 +81,7 @@ class Region:
         finally:
             random.set_state({**random.get_state(), "stream": stream})
 
-    def drop(self, layer: Dropout, x: Tensor) -> Tensor:
+    def drop(self, layer: nn.Dropout, x: Tensor) -> Tensor:
         """Return the dropout of an activation inside the region."""
         if not layer.drops:
             return x
@@ -108,7 +94,7 @@ class Region:
 
     def shard(
         self,
-        parameter: Parameter,
+        parameter: nn.Parameter,
         axis: int,
         sections: Sequence[int] | None = None,
         units: int | None = None,
@@ -121,7 +107,7 @@ class Region:
         return placement
 
 
-class ShardedLayer(Module):
+class ShardedLayer(nn.Module):
     """Base of the layers that take the place of a whole layer on ranks that share it.
 
     The new layer has the parameters, sublayers and attributes of the whole one. Where that is of a
@@ -136,19 +122,19 @@ class ShardedLayer(Module):
 
     placements: dict[str, Placement]
 
-    def __new__(cls, whole: Module, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, whole: nn.Module, *args: Any, **kwargs: Any) -> Self:
         """Return an object whose class also derives from the class of the whole layer."""
         if not issubclass(cls, type(whole)):
             cls = type(cls.__name__, (cls, type(whole)), {})
         return super().__new__(cls)
 
-    def __init__(self, whole: Module, region: Region) -> None:
+    def __init__(self, whole: nn.Module, region: Region) -> None:
         vars(self).update(vars(whole))
         self.region = region
         self.placements = {}
 
 
-class ColumnParallelLinear(ShardedLayer, Linear):
+class ColumnParallelLinear(ShardedLayer, nn.Linear):
     """y = x W^T + b, where this rank computes some columns of y: it has these rows of W and b.
 
     Args:
@@ -161,7 +147,7 @@ class ColumnParallelLinear(ShardedLayer, Linear):
 
     def __init__(
         self,
-        whole: Linear,
+        whole: nn.Linear,
         region: Region,
         sections: Sequence[int] | None = None,
         units: int | None = None,
@@ -176,7 +162,7 @@ class ColumnParallelLinear(ShardedLayer, Linear):
         return ops.linear(self.region.enter(x), self.weight, self.bias)
 
 
-class RowParallelLinear(ShardedLayer, Linear):
+class RowParallelLinear(ShardedLayer, nn.Linear):
     """y = x W^T + b, where this rank has some columns of x: it has these columns of W, and b.
 
     Args:
@@ -186,7 +172,7 @@ class RowParallelLinear(ShardedLayer, Linear):
         ShapeError: the inputs are not a multiple of the ranks, or of the units.
     """
 
-    def __init__(self, whole: Linear, region: Region, units: int | None = None) -> None:
+    def __init__(self, whole: nn.Linear, region: Region, units: int | None = None) -> None:
         super().__init__(whole, region)
         self.placements["weight"] = region.shard(self.weight, 1, units=units)
 
@@ -203,16 +189,14 @@ class RowParallelLinear(ShardedLayer, Linear):
         return y + bias if residual is None else _ADD_BIAS(y, bias, residual)
 
 
-class VocabularyParallelEmbedding(ShardedLayer, Embedding):
+class VocabularyParallelEmbedding(ShardedLayer, nn.Embedding):
     """An embedding of which this rank has some rows.
 
-    Args:
-        whole, region: as of `ShardedLayer`.
     Raises:
         ShapeError: the vocabulary is not a multiple of the ranks.
     """
 
-    def __init__(self, whole: Embedding, region: Region) -> None:
+    def __init__(self, whole: nn.Embedding, region: Region) -> None:
         super().__init__(whole, region)
         self.placements["weight"] = region.shard(self.weight, 0)
 
@@ -220,7 +204,7 @@ class VocabularyParallelEmbedding(ShardedLayer, Embedding):
         """Return (B, T, width) or this rank's rows; arguments as of `Embedding`, ids (B, T)."""
         comm, rows = self.region.comm, len(self.weight.data)
         ids = integer_array("VocabularyParallelEmbedding", "ids", ids)
-        _check_ids(ids, rows * comm.size)
+        check_ids("VocabularyParallelEmbedding", ids, rows * comm.size)
         local = ids - comm.rank * rows
         here = (local >= 0) & (local < rows)
         # The ids of other ranks read rows whose results are dropped. `%` spreads them over all
@@ -241,20 +225,7 @@ class VocabularyParallelEmbedding(ShardedLayer, Embedding):
         return start + xp.arange(first, first + batch * local).reshape(batch, local) % length
 
 
-def _check_ids(ids: backend.Array, vocabulary: int) -> None:
-    """Raise OutOfRangeError for an id outside the vocabulary, on the CPU."""
-    if not backend.is_numpy(ids):
-        return
-    outside = (ids < 0) | (ids >= vocabulary)
-    if outside.any():
-        place = tuple(int(i) for i in np.argwhere(outside)[0])
-        raise OutOfRangeError(
-            f"VocabularyParallelEmbedding: ids{list(place)} is {ids[place]}, expected 0 to "
-            f"{vocabulary - 1} (a vocabulary of {vocabulary})"
-        )
-
-
-class ParallelAttention(ShardedLayer, MultiHeadAttention):
+class ParallelAttention(ShardedLayer, nn.MultiHeadAttention):
     """Attention of which this rank has some key and value heads, and the queries of these.
 
     Where the number of ranks does not divide the heads, some ranks have one more.
@@ -265,7 +236,7 @@ class ParallelAttention(ShardedLayer, MultiHeadAttention):
         heads, kv_heads: the heads of this rank.
     """
 
-    def __init__(self, whole: MultiHeadAttention, region: Region) -> None:
+    def __init__(self, whole: nn.MultiHeadAttention, region: Region) -> None:
         super().__init__(whole, region)
         units, comm = whole.kv_heads, region.comm
         width = len(whole.qkv.weight.data) // (whole.heads + 2 * units)
@@ -275,22 +246,18 @@ class ParallelAttention(ShardedLayer, MultiHeadAttention):
         self.kv_heads = units * (comm.rank + 1) // comm.size - units * comm.rank // comm.size
         self.heads = whole.heads // units * self.kv_heads
 
-    def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, x: Any, mask: Any = None, cache: nn.KeyValueCache | None = None) -> Tensor:
         """Return the shape of x; see `MultiHeadAttention`. The cache holds this rank's heads."""
         with self.region.rank_random_stream():
             return super().forward(x, mask, cache)
 
 
-class ParallelFeedForward(ShardedLayer, FeedForward):
-    """down(gelu(up(x))), of whose hidden width this rank has a part.
-
-    Args:
-        whole, region: as of `ShardedLayer`.
-    """
+class ParallelFeedForward(ShardedLayer, nn.FeedForward):
+    """down(gelu(up(x))), of whose hidden width this rank has a part."""
 
     down: RowParallelLinear
 
-    def __init__(self, whole: FeedForward, region: Region) -> None:
+    def __init__(self, whole: nn.FeedForward, region: Region) -> None:
         super().__init__(whole, region)
         self.up = ColumnParallelLinear(whole.up, region)
         self.down = RowParallelLinear(whole.down, region)
@@ -306,18 +273,14 @@ class ParallelFeedForward(ShardedLayer, FeedForward):
         return down.reduce(y, residual)
 
 
-class ParallelSwiGLU(ShardedLayer, SwiGLU):
-    """down(silu(gate(x)) * up(x)), of whose hidden width this rank has a part.
-
-    Args:
-        whole, region: as of `ShardedLayer`.
-    """
+class ParallelSwiGLU(ShardedLayer, nn.SwiGLU):
+    """down(silu(gate(x)) * up(x)), of whose hidden width this rank has a part."""
 
     gate: ColumnParallelLinear
     up: ColumnParallelLinear
     down: RowParallelLinear
 
-    def __init__(self, whole: SwiGLU, region: Region) -> None:
+    def __init__(self, whole: nn.SwiGLU, region: Region) -> None:
         super().__init__(whole, region)
         self.gate = ColumnParallelLinear(whole.gate, region)
         self.up = ColumnParallelLinear(whole.up, region)
@@ -331,34 +294,26 @@ class ParallelSwiGLU(ShardedLayer, SwiGLU):
         return self.down.forward(self.region.drop(self.dropout, hidden), residual)
 
 
-class ParallelBlock(ShardedLayer, TransformerBlock):
-    """A transformer block with tensor parallel attention and feed-forward layers.
+class ParallelBlock(ShardedLayer, nn.TransformerBlock):
+    """A transformer block with tensor parallel attention and feed-forward layers."""
 
-    Args:
-        whole, region: as of `ShardedLayer`.
-    """
-
-    def __init__(self, whole: TransformerBlock, region: Region) -> None:
+    def __init__(self, whole: nn.TransformerBlock, region: Region) -> None:
         super().__init__(whole, region)
         self.attention = ParallelAttention(whole.attention, region)
         layer = whole.feed_forward
-        if isinstance(layer, SwiGLU):
+        if isinstance(layer, nn.SwiGLU):
             self.feed_forward = ParallelSwiGLU(layer, region)
-        elif isinstance(layer, FeedForward):
+        elif isinstance(layer, nn.FeedForward):
             self.feed_forward = ParallelFeedForward(layer, region)
 
-    def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, x: Any, mask: Any = None, cache: nn.KeyValueCache | None = None) -> Tensor:
         """Return the shape of x: (B, T, C) or, with `sequence`, this rank's rows."""
         with self.region.outer_random_stream():
             return super().forward(x, mask, cache)
 
 
-class ParallelDropout(ShardedLayer, Dropout):
-    """Dropout outside the regions: of all activations or, with `sequence`, of this rank's rows.
-
-    Args:
-        whole, region: as of `ShardedLayer`.
-    """
+class ParallelDropout(ShardedLayer, nn.Dropout):
+    """Dropout outside the regions: of all activations or, with `sequence`, of this rank's rows."""
 
     def forward(self, x: Any) -> Tensor:
         """Return the shape of x."""

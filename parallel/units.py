@@ -60,18 +60,17 @@ def find_units(
             homes.setdefault(id(parameter), set()).add(number)
     found: dict[str, int | None] = {}
     for name, trained in parameters.items():
-        places = homes.get(id(trained), {None})
-        found[name] = next(iter(places)) if len(places) == 1 else None
-    used = sorted({number for number in found.values() if number is not None})
+        first, *others = homes.get(id(trained), {None})
+        found[name] = None if others else first
+    used = [number for number in range(len(units)) if number in found.values()]
     if not used:
         raise ArgumentError(
             f"Zero: {type(model).__name__} has no parameters in a ModuleList, expected its blocks "
             "there; stage 1 needs none"
         )
-    places_of = {number: place for place, number in enumerate(used)}
-    return [units[number] for number in used], {
-        name: None if number is None else places_of[number] for name, number in found.items()
-    }
+    index: dict[int | None, int] = {number: place for place, number in enumerate(used)}
+    places_of = {name: index.get(number) for name, number in found.items()}
+    return [units[number] for number in used], places_of
 
 
 class Units:

@@ -92,8 +92,10 @@ def vocabulary_parallel_cross_entropy(
     divisor = None
     if reduction == "mean":
         divisor = backend.namespace(counted).maximum(counted.sum(), 1).astype(wide)
-    head = _Head(comm, weight.data, classes, options)
-    inputs = _LossInputs(head, x.data, targets.reshape(-1), counted, divisor, dtype, chunk)
+    ids = targets.reshape(-1)
+    inputs = _LossInputs(
+        comm, x.data, weight.data, ids, classes, options, counted, divisor, dtype, chunk
+    )
     wants = [mode.grad_enabled and tensor.requires_grad for tensor in (x, weight)]
     losses, gradients = _losses_and_gradients(inputs, wants)
     loss = losses.sum() if divisor is None else losses.sum() / divisor
@@ -103,13 +105,19 @@ def vocabulary_parallel_cross_entropy(
     return record(op, loss, (x, weight), _backward, saved)
 
 
-class _Head(NamedTuple):
-    """This rank's rows of the head."""
+class _LossInputs(NamedTuple):
+    """The inputs of the loss."""
 
     comm: Comm
-    weight: Array
+    x: Array
+    weight: Array  # this rank's rows of the head
+    ids: Array  # (N,)
     classes: int
     options: Options
+    counted: Array  # (N,)
+    divisor: Array | None  # of the sum of losses
+    dtype: Dtype
+    chunk: int
 
     @property
     def first(self) -> int:
@@ -122,23 +130,10 @@ class _Head(NamedTuple):
         return min(max(self.classes - self.first, 0), len(self.weight))
 
 
-class _LossInputs(NamedTuple):
-    """The inputs of the loss."""
-
-    head: _Head
-    x: Array
-    ids: Array  # (N,)
-    counted: Array  # (N,)
-    divisor: Array | None  # of the sum of losses
-    dtype: Dtype
-    chunk: int
-
-
 def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Sequence[Array | None]:
     *_, inputs, early = saved
-    gradients = (
-        early.pop() if early else _losses_and_gradients(inputs, needs)[1]
-    )  # again for a retained graph
+    # They are computed again for a retained graph.
+    gradients = early.pop() if early else _losses_and_gradients(inputs, needs)[1]
     factor = dy if inputs.divisor is None or not defers(inputs.dtype) else dy / inputs.divisor
     for gradient in gradients:
         if gradient is None:
@@ -154,11 +149,11 @@ def _losses_and_gradients(
     inputs: _LossInputs, wants: Sequence[bool]
 ) -> tuple[Array, list[Array | None]]:
     """Return the losses of the rows, and the wanted gradients, for dy == 1."""
-    head, shape, dtype = inputs.head, inputs.x.shape, inputs.dtype
+    shape, dtype = inputs.x.shape, inputs.dtype
     wide = compute_dtype(dtype)
     working = wide if is_numpy(inputs.x) else dtype  # convert 16 bits once, not in each chunk
     x = backend.contiguous(flat(inputs.x.astype(working, copy=False)))
-    weight = head.weight.astype(working, copy=False)
+    weight = inputs.weight.astype(working, copy=False)
     losses = backend.empty((len(x),), wide, like=x)
     dx = backend.empty(x.shape, working, like=x) if wants[0] else None
     dweight = backend.empty(weight.shape, wide, like=x) if wants[1] else None
@@ -181,14 +176,13 @@ def _process_chunk(
     inputs: _LossInputs, losses: Array, logits: Array, piece: slice, wanted: bool
 ) -> None:
     """Write the losses of a chunk and, if wanted, overwrite its logits by their gradient."""
-    head, wide = inputs.head, logits.dtype
-    xp = backend.namespace(logits)
-    smoothing, z_loss = head.options.label_smoothing, head.options.z_loss
-    target_part, each = wide.type(1 - smoothing), wide.type(smoothing / head.classes)
+    xp, wide = backend.namespace(logits), logits.dtype
+    smoothing, z_loss = inputs.options.label_smoothing, inputs.options.z_loss
+    target_part, each = wide.type(1 - smoothing), wide.type(smoothing / inputs.classes)
     ids, counted = inputs.ids[piece], inputs.counted[piece]
-    own = logits[:, : head.own]
-    places = ids.astype(np.int64, copy=False) - head.first
-    here = counted & (places >= 0) & (places < head.own)
+    own = logits[:, : inputs.own]
+    places = ids.astype(np.int64, copy=False) - inputs.first
+    here = counted & (places >= 0) & (places < inputs.own)
     places = xp.where(here, places, 0)
     # For each row: the largest logit and, relative to it, sum of exponentials, target, sum.
     mine = backend.empty((4, len(logits)), wide, like=logits)
@@ -207,24 +201,24 @@ def _process_chunk(
         xp.exp(part, out=part)
         mine[1, rows] = part.sum(-1)
 
-    if head.own:
+    if inputs.own:
         _by_rows(measure, logits)
-    all_ranks = head.comm.all_gather(mine)
+    all_ranks = inputs.comm.all_gather(mine)
     largest = all_ranks[:, 0].max(0)
     below = all_ranks[:, 0] - largest
     total = (all_ranks[:, 1] * xp.exp(below)).sum(0)
     target = xp.where(counted, (all_ranks[:, 2] + below).max(0), 0)
     loss = xp.log(total) - target_part * target
     if smoothing:
-        height = len(head.weight)
+        height = len(inputs.weight)
         firsts = xp.arange(len(all_ranks), dtype=wide)[:, None] * height
-        heights = xp.clip(head.classes - firsts, 0, height)  # `own` of each rank
+        heights = xp.clip(inputs.classes - firsts, 0, height)  # `own` of each rank
         loss -= each * (all_ranks[:, 3] + heights * below).sum(0)
     logsumexp = xp.log(total) + largest
     if z_loss:
         loss += wide.type(z_loss) * logsumexp * logsumexp
     # On the CPU ids were checked before. `copyto` does not make the host wait for a GPU.
-    xp.copyto(loss, np.nan, where=(ids < 0) | (ids >= head.classes))
+    xp.copyto(loss, np.nan, where=(ids < 0) | (ids >= inputs.classes))
     losses[...] = xp.where(counted, loss, 0)
     if not wanted:
         return
@@ -248,9 +242,9 @@ def _process_chunk(
         elif ignored.any():
             part[ignored] = 0
 
-    if head.own:
+    if inputs.own:
         _by_rows(differentiate, logits)
-    logits[:, head.own :] = 0
+    logits[:, inputs.own :] = 0
 
 
 def _by_rows(function: Callable[[slice], None], matrix: Array) -> None:

@@ -1,1 +1,1 @@
-"""Communication between ranks: MPI, NCCL, staging through the host, launchers and the watchdog."""
+"""Communication between ranks: MPI, NCCL, launchers and the watchdog."""

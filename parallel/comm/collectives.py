@@ -12,29 +12,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import overload
 
+import numpy as np
+
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError, ShapeError
-from tensorgrad.parallel.comm.agreement import (
-    Json,
-    by_rank,
-    differences,
-    digest,
-    name_ranks,
-    to_json,
-)
-from tensorgrad.parallel.comm.arguments import (
-    as_bytes,
-    as_numbers,
-    check_like,
-    check_piece,
-    check_reduction,
-    checked,
-    overlap,
-)
+from tensorgrad.parallel.comm import agreement, arguments
+from tensorgrad.parallel.comm.agreement import Json
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.comm.launch import share_cores, write_failure
-from tensorgrad.parallel.comm.transport import Finish, GpuTransport, Network, Transport
+from tensorgrad.parallel.comm.transport import Finish, Network, Transport
 
 _END = "the end of the program"
 
@@ -55,7 +42,7 @@ class Comm:
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
         self.ranks: tuple[int, ...] = (0,)
         self._network = network
-        self._gpus: GpuTransport | None = None
+        self._gpus: Transport | None = None
         self._agreed: set[str] = set()
         self._open: set[Handle] = set()
         self._parts: list[Comm] = []
@@ -106,12 +93,10 @@ class Comm:
         self._enter("split")
         groups = [json.loads(each) for each in self._exchange(json.dumps(group))]
         if any(groups[rank] != each for each in groups for rank in each):
-            raise CommError(
-                f"split: ranks is {by_rank(list(map(str, groups)), self.ranks)}; expected the same "
-                "on all ranks of a group"
-            )
+            found = agreement.by_rank(list(map(str, groups)), self.ranks)
+            raise CommError(f"split: ranks is {found}; expected the same on all ranks of a group")
         part = Comm(None if self._network is None else self._network.split(group))
-        part._among = f" among {name_ranks(part.ranks)}"
+        part._among = f" among {agreement.name_ranks(part.ranks)}"
         self._parts.append(part)
         return part
 
@@ -130,11 +115,12 @@ class Comm:
             ArgumentError, DtypeError: not an array, read-only, or op does not apply to the dtype.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("all_reduce", "array", array, written=True)
-        check_reduction("all_reduce", array, op)
-        call = f"all_reduce({op})"
+        array = arguments.checked("all_reduce", "array", array, written=True)
+        arguments.check_reduction("all_reduce", array, op)
         return self._begin(
-            call, array, array, wait, lambda via, out: via.all_reduce(as_numbers(out), op)
+            *(f"all_reduce({op})", array, array, wait),
+            lambda via, _, out: via.all_reduce(out, op),
+            arguments.as_numbers,
         )
 
     def reduce_scatter(
@@ -155,15 +141,15 @@ class Comm:
             ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("reduce_scatter", "array", array, written=False)
-        out = checked("reduce_scatter", "out", out, written=True)
-        check_reduction("reduce_scatter", array, op)
-        check_piece("reduce_scatter", ("out", "array"), out, array, self.rank, self.size)
-
-        def begin(via: Transport, out: Array) -> Finish:
-            return via.reduce_scatter(as_numbers(backend.contiguous(array)), as_numbers(out), op)
-
-        return self._begin(f"reduce_scatter({op})", array, out, wait, begin)
+        array = arguments.checked("reduce_scatter", "array", array, written=False)
+        out = arguments.checked("reduce_scatter", "out", out, written=True)
+        arguments.check_reduction("reduce_scatter", array, op)
+        arguments.check_piece("reduce_scatter", ("out", "array"), out, array, self.rank, self.size)
+        return self._begin(
+            *(f"reduce_scatter({op})", array, out, wait),
+            lambda via, data, out: via.reduce_scatter(data, out, op),
+            arguments.as_numbers,
+        )
 
     @overload
     def all_gather(self, array: Array) -> Array: ...
@@ -187,19 +173,19 @@ class Comm:
             ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("all_gather", "array", array, written=False)
+        array = arguments.checked("all_gather", "array", array, written=False)
         if out is None:
             if not wait:
                 raise ArgumentError("all_gather: out is None, expected an array with wait=False")
             target = backend.empty((self.size, *array.shape), array.dtype, like=array)
         else:
-            target = checked("all_gather", "out", out, written=True)
-            check_piece("all_gather", ("array", "out"), array, target, self.rank, self.size)
-
-        def begin(via: Transport, out: Array) -> Finish:
-            return via.all_gather(as_bytes(backend.contiguous(array)), as_bytes(out))
-
-        handle = self._begin("all_gather", array, target, wait, begin)
+            target = arguments.checked("all_gather", "out", out, written=True)
+            arguments.check_piece(
+                "all_gather", ("array", "out"), array, target, self.rank, self.size
+            )
+        handle = self._begin(
+            "all_gather", array, target, wait, lambda via, data, out: via.all_gather(data, out)
+        )
         return target if out is None else handle
 
     def broadcast(self, array: Array, root: int = 0, wait: bool = True) -> Handle:
@@ -213,14 +199,13 @@ class Comm:
             ArgumentError, DtypeError: not an array, read-only, or the root does not exist.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("broadcast", "array", array, written=self.rank != root)
+        array = arguments.checked("broadcast", "array", array, written=self.rank != root)
         self._check_rank("broadcast", "root", root)
+        if self.rank == root:
+            array = backend.contiguous(array)  # it may be read-only: nothing is copied back
         return self._begin(
-            f"broadcast(root={root})",
-            array,
-            backend.contiguous(array) if self.rank == root else array,  # it may be read-only
-            wait,
-            lambda via, out: via.broadcast(as_bytes(out), root),
+            *(f"broadcast(root={root})", array, array, wait),
+            lambda via, _, out: via.broadcast(out, root),
         )
 
     def all_to_all(self, array: Array, out: Array, wait: bool = True) -> Handle:
@@ -236,21 +221,19 @@ class Comm:
             ArgumentError, ShapeError, DtypeError, DeviceError: array and out do not match.
             CommError: the ranks disagree, or the network fails.
         """
-        array = checked("all_to_all", "array", array, written=False)
-        out = checked("all_to_all", "out", out, written=True)
+        array = arguments.checked("all_to_all", "array", array, written=False)
+        out = arguments.checked("all_to_all", "out", out, written=True)
         if array.ndim == 0 or array.shape[0] % self.size:
             raise ShapeError(
                 f"all_to_all: array has shape {array.shape}, expected a first axis that the "
                 f"{self.size} ranks divide"
             )
-        check_like("all_to_all", ("array", "out"), array, out, array.shape)
-        if overlap(array, out):
+        arguments.check_like("all_to_all", ("array", "out"), array, out, array.shape)
+        if arguments.overlap(array, out):
             raise ArgumentError("all_to_all: out overlaps array, expected memory of its own")
-
-        def begin(via: Transport, out: Array) -> Finish:
-            return via.all_to_all(as_bytes(backend.contiguous(array)), as_bytes(out))
-
-        return self._begin("all_to_all", array, out, wait, begin)
+        return self._begin(
+            "all_to_all", array, out, wait, lambda via, data, out: via.all_to_all(data, out)
+        )
 
     def send(self, array: Array, to: int, wait: bool = True) -> Handle:
         """Send an array to one rank, which calls `recv`. Arrays arrive in the order sent.
@@ -266,10 +249,10 @@ class Comm:
             ArgumentError, DtypeError: not an array, or `to` is not another rank.
             CommError: the network fails.
         """
-        array = checked("send", "array", array, written=False)
+        array = arguments.checked("send", "array", array, written=False)
         self._check_other("send", "to", to)
         call, transport, announced = self._agree_on_message("send", to, array)
-        data = as_bytes(backend.contiguous(array))
+        data = arguments.as_bytes(self._staged(array, transport))
         sent = transport.send(data, to) if array.size else None
         return self._handle(call, [announced, sent], wait)
 
@@ -286,11 +269,11 @@ class Comm:
                 fails. NumPy arrays are always checked, CuPy arrays the first time with each shape
                 and dtype. After this error the two ranks cannot communicate any more.
         """
-        array = checked("recv", "array", array, written=True)
+        array = arguments.checked("recv", "array", array, written=True)
         self._check_other("recv", "source", source)
         call, transport, announced = self._agree_on_message("recv", source, array)
-        whole = backend.contiguous(array)
-        received = transport.recv(as_bytes(whole), source) if array.size else None
+        whole = self._staged(array, transport, reads=False)
+        received = transport.recv(arguments.as_bytes(whole), source) if array.size else None
         return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
 
     def barrier(self) -> None:
@@ -305,13 +288,13 @@ class Comm:
         Raises:
             ArgumentError: JSON cannot hold the value.
         """
-        text = to_json("all_gather_objects", value)
+        text = agreement.to_json("all_gather_objects", value)
         self._enter("all_gather_objects")
         return [json.loads(each) for each in self._exchange(text)]
 
     def gather_objects(self, value: Json, root: int = 0) -> list[Json] | None:
         """Return the values of all ranks, in the order of ranks, on `root`; None on the others."""
-        text = to_json("gather_objects", value)
+        text = agreement.to_json("gather_objects", value)
         self._check_rank("gather_objects", "root", root)
         self._enter(f"gather_objects(root={root})")
         texts = self._exchange(text)
@@ -320,7 +303,7 @@ class Comm:
     def broadcast_object(self, value: Json, root: int = 0) -> Json:
         """Return the value of `root`; the values of the other ranks are ignored."""
         self._check_rank("broadcast_object", "root", root)
-        text = to_json("broadcast_object", value) if self.rank == root else ""
+        text = agreement.to_json("broadcast_object", value) if self.rank == root else ""
         self._enter(f"broadcast_object(root={root})")
         return json.loads(self._exchange(text)[root])
 
@@ -333,14 +316,13 @@ class Comm:
         Raises:
             CommError: they differ; the message names the fact and the ranks.
         """
-        text = to_json(what, facts)
+        text = agreement.to_json(what, facts)
         self._enter(f"agree on {what}")
         if self._same(text):
             return
         facts_of_ranks = [json.loads(each) for each in self._exchange(text)]
-        raise CommError(
-            f"{what}: {differences(facts_of_ranks, self.ranks)}; expected the same on all ranks"
-        )
+        found = agreement.differences(facts_of_ranks, self.ranks)
+        raise CommError(f"{what}: {found}; expected the same on all ranks")
 
     def abort(self, status: int = 1, why: str = "") -> None:
         """End all ranks at once, this one included, with an exit status other than 0.
@@ -389,7 +371,8 @@ class Comm:
         array: Array,
         out: Array,
         wait: bool,
-        begin: Callable[[Transport, Array], Finish],
+        begin: Callable[[Transport, Array, Array], Finish],
+        view: Callable[[Array], Array] = arguments.as_bytes,
     ) -> Handle:
         """Begin a collective of `array` that writes `out`; a single rank copies `array` there."""
         transport = self._enter(call, array)
@@ -399,8 +382,19 @@ class Comm:
             return Handle()
         if array.size == 0:
             return Handle()
-        whole = backend.contiguous(out)
-        return self._handle(call, [begin(transport, whole), _copy_back(whole, out)], wait)
+        data = self._staged(array, transport)
+        whole = data if out is array else self._staged(out, transport, reads=False)
+        finish = begin(transport, view(data), view(whole))
+        return self._handle(call, [finish, _copy_back(whole, out)], wait)
+
+    def _staged(self, array: Array, transport: Transport, reads: bool = True) -> Array:
+        """Return the array in C order and where the transport can move it: itself or a copy.
+
+        GPU arrays go through the host where ranks share a GPU, which NCCL forbids.
+        """
+        if transport is not self._network or backend.is_numpy(array):
+            return backend.contiguous(array)
+        return backend.to_numpy(array) if reads else np.empty(array.shape, array.dtype)
 
     def _handle(self, call: str, finishes: Sequence[Finish | None], wait: bool) -> Handle:
         def finish() -> None:
@@ -456,7 +450,7 @@ class Comm:
         if self._network is not None:
             self._network.begin_call(call + self._among)
 
-    def _connected(self, array: Array) -> GpuTransport:
+    def _connected(self, array: Array) -> Transport:
         """Return the transport of GPU arrays; all ranks connect their GPUs before the first."""
         assert self._network is not None
         if self._gpus is None:
@@ -468,12 +462,12 @@ class Comm:
         if not self._same(call):
             raise CommError(
                 f"{call.partition(' ')[0]}: the ranks made different calls: "
-                f"{by_rank(self._exchange(call), self.ranks)}; expected one"
+                f"{agreement.by_rank(self._exchange(call), self.ranks)}; expected one"
             )
 
     def _same(self, text: str) -> bool:
         """Return on all ranks whether all pass the same text."""
-        return self._network is None or self._network.same(digest(text))
+        return self._network is None or self._network.same(agreement.digest(text))
 
     def _exchange(self, text: str) -> list[str]:
         return [text] if self._network is None else self._network.exchange(text)
@@ -489,12 +483,12 @@ class Comm:
 
 
 def _copy_back(whole: Array, array: Array) -> Finish | None:
-    """Return a function that copies a contiguous copy back to its array, or None without a copy."""
+    """Return a function that copies a staged copy back to its array, or None without a copy."""
     if whole is array:
         return None
 
     def copy() -> None:
-        array[...] = whole
+        array[...] = backend.asarray_like(whole, array)
 
     return copy
 

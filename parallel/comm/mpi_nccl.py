@@ -27,20 +27,11 @@ from tensorgrad import backend, dtypes
 from tensorgrad.backend import Array
 from tensorgrad.command import open_standard_streams
 from tensorgrad.errors import ArgumentError, CommError, DeviceError
-from tensorgrad.parallel.comm import watchdog_client
+from tensorgrad.parallel.comm import launch, watchdog_client
 from tensorgrad.parallel.comm.agreement import by_rank
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.comm.launch import (
-    end_all_ranks_on_error,
-    launched_rank,
-    launched_ranks,
-    program_facts,
-    time_limit,
-    write_failure,
-)
 from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine
-from tensorgrad.parallel.comm.staging import HostStaging, then_copy
-from tensorgrad.parallel.comm.transport import Finish, GpuTransport
+from tensorgrad.parallel.comm.transport import Finish, Transport
 from tensorgrad.parallel.comm.watchdog import Message
 
 _log = logging.getLogger(__name__)
@@ -108,15 +99,9 @@ def world(timeout: float | None = None) -> Comm:
 
 def _wait_for_all_ranks(timeout: float) -> None:
     """Start MPI, which waits for all ranks; end this one if another does not start in time."""
-    if launched_ranks() > 1 and "mpi4py.MPI" not in sys.modules:
-        with time_limit(timeout):
-            _start_mpi()  # _start reports a failed import
-
-
-def _start_mpi() -> None:
-    """Start MPI, which waits for all ranks."""
-    with suppress(ImportError):
-        import mpi4py.MPI  # noqa: F401
+    if launch.launched_ranks() > 1 and "mpi4py.MPI" not in sys.modules:
+        with launch.time_limit(timeout), suppress(ImportError):  # _start reports a failed import
+            import mpi4py.MPI  # noqa: F401
 
 
 class _EarlyFailures:
@@ -151,7 +136,7 @@ def _abort_before_start(status: int, why: str) -> None:
 
     The lowest rank that fails says why. If not all ranks start MPI, that rank is unknown.
     """
-    rank, size = launched_rank(), launched_ranks()
+    rank, size = launch.launched_rank(), launch.launched_ranks()
     found: list[int] = []
 
     def meet() -> None:
@@ -170,7 +155,7 @@ def _abort_before_start(status: int, why: str) -> None:
         time.sleep(_TO_MEET)  # the lowest failed rank ends this one
     elif found != [rank]:
         time.sleep(_STAGGER * min(rank, 4))
-    write_failure(rank, size, why)
+    launch.write_failure(rank, size, why)
     if meeting.is_alive():
         meeting.join(_TO_MEET)
     if found:
@@ -182,7 +167,7 @@ def _abort_mpi(status: int) -> None:
     """End all ranks; this one ends even if MPI cannot reach the others, or returns."""
     from mpi4py import MPI
 
-    with time_limit(_TO_ABORT, show=False):
+    with launch.time_limit(_TO_ABORT, show=False):
         MPI.COMM_WORLD.Abort(status)
     os._exit(status)
 
@@ -190,7 +175,7 @@ def _abort_mpi(status: int) -> None:
 @cache
 def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
     """Start MPI, once; the watchdog is None for one rank, or where rank 0 cannot be reached."""
-    started = launched_ranks()
+    started = launch.launched_ranks()
     if started == 1:
         return Comm(), None
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _QUEUES)  # read when CUDA starts
@@ -213,10 +198,10 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
         os._exit(1)
     network = _MpiNetwork(everyone, range(started), ProgressEngine(), _place_on_host(everyone))
     comm = Comm(network)
-    end_all_ranks_on_error(comm.abort)
+    launch.end_all_ranks_on_error(comm.abort)
     network.watchdog = watchdog_client.start(network, network.last)
     atexit.register(comm.leave)
-    comm.agree("start", program_facts())
+    comm.agree("start", launch.program_facts())
     return comm, network.watchdog
 
 
@@ -265,7 +250,7 @@ class _MpiNetwork(HostTransport):
         part.watchdog = self.watchdog
         return part
 
-    def connect_gpus(self, device: int) -> GpuTransport:
+    def connect_gpus(self, device: int) -> Transport:
         """Connect the ranks' GPUs with NCCL, or through the host where ranks share a GPU."""
         mine = {"gpu": _gpu_identity(device), "nccl": _nccl_version()}
         ranks = [json.loads(text) for text in self.exchange(json.dumps(mine))]
@@ -283,7 +268,7 @@ class _MpiNetwork(HostTransport):
                     self.size,
                     gpus,
                 )
-            return HostStaging(self)
+            return self
         unique_id = self.exchange(_nccl_unique_id().hex() if self.rank == 0 else "")[0]
         return _NcclTransport(self, bytes.fromhex(unique_id), device)
 
@@ -300,7 +285,7 @@ class _MpiNetwork(HostTransport):
                 self.watchdog.wait_for_permission()
             else:
                 time.sleep(_STAGGER * min(rank, 4))
-            write_failure(rank, size, why)
+            launch.write_failure(rank, size, why)
         if self.watchdog is not None:
             self.watchdog.leave(Message.ABORT)
         _abort_mpi(status)
@@ -336,7 +321,12 @@ class _NcclTransport:
             reduce(terms.data.ptr, total.data.ptr, total.size, *how, stream)
 
         finish = self._group.begin(name, (terms, total), call)
-        return finish if total is out else then_copy(finish, total, out)
+
+        def finish_and_narrow() -> None:
+            finish()
+            out[...] = total
+
+        return finish if total is out else finish_and_narrow
 
     def all_gather(self, data: Array, out: Array) -> Finish:
         def call(nccl: Any, stream: int) -> None:
@@ -512,6 +502,6 @@ def _nccl_unique_id() -> bytes:
     return bytes(nccl.get_unique_id())
 
 
-if launched_ranks() > 1:  # errors before the first call of world end all ranks too
+if launch.launched_ranks() > 1:  # errors before the first call of world end all ranks too
     open_standard_streams()  # before MPI opens sockets
-    end_all_ranks_on_error(_abort_before_start)
+    launch.end_all_ranks_on_error(_abort_before_start)

@@ -41,10 +41,6 @@ class Transport(Protocol):
     def recv(self, data: Array, source: int) -> Finish:
         """Receive bytes from one rank."""
 
-
-class GpuTransport(Transport, Protocol):
-    """The transport of GPU arrays."""
-
     def close(self) -> None:
         """Finish all transfers, at the end of the program."""
 
@@ -76,8 +72,11 @@ class Network(Transport, Protocol):
     def split(self, ranks: Sequence[int]) -> Network:
         """Return the network of this rank's group; every rank calls it with its own group."""
 
-    def connect_gpus(self, device: int) -> GpuTransport:
-        """Return the transport of the arrays of GPU `device`; every rank calls it."""
+    def connect_gpus(self, device: int) -> Transport:
+        """Return the transport of the arrays of GPU `device`; every rank calls it.
+
+        Where ranks share a GPU it is this network, which moves copies on the host.
+        """
 
     def leave(self) -> None:
         """Report that this rank exits as planned."""

@@ -122,7 +122,7 @@ class Module:
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every buffer once, with its name."""
-        return _once((name, buffer) for name, buffer, _ in self._all_buffers())
+        return _once(self._all_buffers())
 
     def buffers(self) -> Iterator[Tensor]:
         """Yield every buffer once."""
@@ -294,17 +294,18 @@ class Module:
             for key, parameter in module._members(Parameter):
                 yield _join(name, key), parameter
 
-    def _all_buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
+    def _all_buffers(self, transient: bool = True) -> Iterator[tuple[str, Tensor]]:
         for name, module in self._walk(""):
             for key, persistent in vars(module).get("_buffers", {}).items():
-                if (buffer := vars(module).get(key)) is not None:  # deleted, or set to None
-                    yield _join(name, key), buffer, persistent
+                buffer = vars(module).get(key)  # None where it was deleted or set to None
+                if buffer is not None and (persistent or transient):
+                    yield _join(name, key), buffer
 
     def _state(self) -> list[tuple[list[str], Tensor]]:
         """Return the parameters and persistent buffers, each with all its names."""
         found: dict[int, tuple[list[str], Tensor]] = {}
-        kept = ((name, buffer) for name, buffer, persistent in self._all_buffers() if persistent)
-        for name, tensor in chain[tuple[str, Tensor]](self._all_parameters(), kept):
+        buffers = self._all_buffers(transient=False)
+        for name, tensor in chain[tuple[str, Tensor]](self._all_parameters(), buffers):
             found.setdefault(id(tensor), ([], tensor))[0].append(name)
         return list(found.values())
 

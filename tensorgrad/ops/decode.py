@@ -83,11 +83,13 @@ def attend(
         return y
     together = keys.strides[3] == values.strides[3] == keys.itemsize
     if not backend.is_numpy(qkv) and together and decode_cuda.supports(qkv, width):
-        room = decode_cuda.Room(qkv, keys, values, window)
+        workspace = decode_cuda.AttentionWorkspace(qkv, keys, values, window)
         qkv, lengths = backend.contiguous(qkv), backend.contiguous(lengths)
         if angles is not None:
             angles = backend.contiguous(angles[0]), backend.contiguous(angles[1])
-        decode_cuda.attention(now, y, qkv, keys, values, lengths, room, window, angles, interleaved)
+        decode_cuda.attention(
+            now, y, qkv, keys, values, lengths, workspace, window, angles, interleaved
+        )
         return y
     each = qkv.reshape(batch, -1, width)
     if angles is not None:

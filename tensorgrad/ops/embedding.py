@@ -97,10 +97,16 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return dweight, accumulated_view(drows, needs[1], positions_shape, place)
 
 
+def check_ids(op: str, ids: Array, vocabulary: int) -> None:
+    """Raise OutOfRangeError for an id outside the vocabulary; ids on a GPU are not read."""
+    if backend.is_numpy(ids):
+        outside = (ids < 0) | (ids >= vocabulary)
+        expected = f"0 to {vocabulary - 1} (a vocabulary of {vocabulary})"
+        check_indices(op, "ids", ids, outside, expected)
+
+
 def _forward_numpy(weight: Array, ids: Array, positions: Array | None) -> Array:
-    outside = (ids < 0) | (ids >= len(weight))
-    expected = f"0 to {len(weight) - 1} (a vocabulary of {len(weight)})"
-    check_indices("embedding", "ids", ids, outside, expected)
+    check_ids("embedding", ids, len(weight))
     y = weight.take(ids, axis=0)
     if positions is not None:
         np.add(y, positions, out=y, dtype=compute_dtype(y.dtype), casting="same_kind")

@@ -68,6 +68,17 @@ class Checkpoint:
             raise CheckpointError(f"load: {self.path} has no {name!r}, expected that of a run")
         return self.state[name]
 
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """Return an entry of the state.
+
+        Raises:
+            CheckpointError: the state has no such entry, or it is not a mapping.
+        """
+        found = self.entry(name)
+        if not isinstance(found, Mapping):
+            raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected a mapping")
+        return found
+
     def arrays(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return the arrays of NAME.safetensors.
 
