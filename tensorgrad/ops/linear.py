@@ -53,8 +53,8 @@ def linear(
 
     Raises:
         ShapeError: weight is not (out, in), bias not (out,) or residual not (..., out).
-        DtypeError: an operand holds no floats.
-        ArgumentError: there is no such kernel here, or it does not do this product.
+        DtypeError: an operand is not a float.
+        ArgumentError: there is no such kernel here, or it does not support this product.
     """
     inputs = _operands("linear", x, weight, bias, residual)
     a, w, added, beside = [data_of(tensor) for tensor in inputs]
@@ -89,7 +89,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
 
     Raises:
         ShapeError: weight is not (out, in) or bias not (out,).
-        DtypeError: an operand holds no floats.
+        DtypeError: an operand is not a float.
         ArgumentError: another name for `approximate`.
     """
     inputs = _operands("linear_gelu", x, weight, bias)

@@ -432,7 +432,7 @@ def pad(x: Any, pad_width: Any, mode: PadMode = "constant", constant_values: flo
         constant_values: the number to fill with, in mode "constant".
 
     Raises:
-        ArgumentError: a width is negative or no integer, or the mode is unknown.
+        ArgumentError: a width is negative or not an integer, or the mode is unknown.
         ShapeError: pad_width does not fit the number of axes.
     """
     y = tensor_of("pad", "x", x)

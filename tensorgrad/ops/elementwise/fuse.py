@@ -27,7 +27,7 @@ __all__ = ["fuse"]
 
 
 def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return f as a function that reads its arguments once and keeps nothing else for backward.
+    """Return f as a function that reads its arguments once and saves only them for backward.
 
         @fuse
         def swiglu(gate, up):

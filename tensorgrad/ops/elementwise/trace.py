@@ -135,7 +135,7 @@ class Trace:
             if type(operand) is not Symbol and hasattr(operand, "shape") and operand.shape:
                 raise ArgumentError(
                     f"fuse: {self.name} uses {op} with {name} of shape {operand.shape} that is "
-                    "none of its arguments, expected arguments and numbers"
+                    "not one of its arguments, expected arguments and numbers"
                 )
 
     def refuse_parameters(self, op: str, names: Sequence[str], inputs: Sequence[Tensor]) -> None:
@@ -144,7 +144,7 @@ class Trace:
             if tensor.requires_grad:
                 raise ArgumentError(
                     f"fuse: {self.name} uses {op} with {name}, a tensor that requires a gradient "
-                    "and is none of its arguments, expected arguments and numbers"
+                    "and is not one of its arguments, expected arguments and numbers"
                 )
 
     def refuse(self, what: str) -> NoReturn:
