@@ -9,17 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tensorgrad import nn
 from tensorgrad.checks import check_integer, probability
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
-from tensorgrad.nn import Dropout, Embedding, LayerNorm, ModuleList, TransformerBlock
 from tensorgrad.tensor import Tensor
-
-__all__ = [
-    "GPT2",
-    "PRESETS",
-    "GPT2Config",
-]
 
 
 @dataclass(frozen=True)
@@ -99,19 +93,19 @@ class GPT2(LanguageModel):
     Source: Radford et al. 2019, "Language models are unsupervised multitask learners".
     """
 
-    norm: LayerNorm
+    norm: nn.LayerNorm
 
     def __init__(self, config: GPT2Config) -> None:
         self.config = config
         self.vocab_size, self.context = config.vocab_size, config.context
-        self.tokens = Embedding(config.rows, config.width)
-        self.positions = Embedding(config.context, config.width)
-        self.dropout = Dropout(config.dropout)
-        self.blocks = ModuleList(
-            TransformerBlock(config.width, config.heads, dropout=config.dropout)
+        self.tokens = nn.Embedding(config.rows, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            nn.TransformerBlock(config.width, config.heads, dropout=config.dropout)
             for _ in range(config.layers)
         )
-        self.norm = LayerNorm(config.width)
+        self.norm = nn.LayerNorm(config.width)
         initialize(self)
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:

@@ -7,32 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import ops
+from tensorgrad import nn, ops
 from tensorgrad.checks import array_of
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.nn import (
-    Embedding,
-    KeyValueCache,
-    Linear,
-    Module,
-    ModuleList,
-    TransformerBlock,
-    init,
-)
 from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "LanguageModel",
-    "check_tokens",
-    "checked_prompts",
-    "initialize",
-]
-
-Cache = list[KeyValueCache]  # one per block
+Cache = list[nn.KeyValueCache]  # one per block
 
 
-class LanguageModel(Module):
+class LanguageModel(nn.Module):
     """Base of models that predict the next token; a subclass defines `embed`.
 
     tokens (B, T) -> embed -> blocks -> finish -> logits (B, T, V), or the mean loss
@@ -52,10 +36,10 @@ class LanguageModel(Module):
 
     vocab_size: int
     context: int
-    tokens: Embedding
-    blocks: ModuleList
-    norm: Module
-    output: Linear | None = None
+    tokens: nn.Embedding
+    blocks: nn.ModuleList
+    norm: nn.Module
+    output: nn.Linear | None = None
     linear: Callable[..., Tensor] = staticmethod(ops.linear)
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(ops.linear_cross_entropy)
 
@@ -109,15 +93,16 @@ class LanguageModel(Module):
     def new_cache(self, batch: int, steps: int | None = None) -> Cache:
         """Return an empty cache for `batch` sequences of `steps` tokens (default: the context)."""
         steps = self.context if steps is None else steps
-        blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
-        return [block.attention.new_cache(batch, steps) for block in blocks]
+        return [layer.new_cache(batch, steps) for layer in self.attention_layers()]
 
     @property
     def causal(self) -> bool:
         """Whether no token attends to a later one."""
-        return all(
-            block.attention.causal for block in self.blocks if isinstance(block, TransformerBlock)
-        )
+        return all(layer.causal for layer in self.attention_layers())
+
+    def attention_layers(self) -> list[nn.MultiHeadAttention]:
+        """Return the attention of each block that this process has."""
+        return [block.attention for block in self.blocks if isinstance(block, nn.TransformerBlock)]
 
     @property
     def device(self) -> str:
@@ -197,8 +182,8 @@ def initialize(model: LanguageModel, std: float = 0.02) -> None:
     narrow = std / (2 * len(model.blocks)) ** 0.5
     for name, parameter in model.named_parameters():
         if name.endswith((".proj.weight", ".down.weight")):
-            init.normal_(parameter, 0.0, narrow)
+            nn.init.normal_(parameter, 0.0, narrow)
         elif parameter.ndim == 2:
-            init.normal_(parameter, 0.0, std)
+            nn.init.normal_(parameter, 0.0, std)
         elif name.endswith(".bias"):
-            init.zeros_(parameter)
+            nn.init.zeros_(parameter)

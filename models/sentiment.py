@@ -13,37 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, ops
+from tensorgrad import backend, nn, ops
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, probability
 from tensorgrad.data.labelled_loader import pad
 from tensorgrad.engine import assign
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.nn import (
-    Dropout,
-    Embedding,
-    LayerNorm,
-    Linear,
-    Module,
-    ModuleList,
-    Parameter,
-    TransformerBlock,
-    evaluating,
-    init,
-)
 from tensorgrad.operands import integer_array
 from tensorgrad.tensor import Tensor
-
-__all__ = [
-    "Classifier",
-    "ClassifierConfig",
-    "MeanClassifier",
-    "MeanConfig",
-    "TransformerClassifier",
-    "TransformerConfig",
-    "class_probabilities",
-]
 
 
 @dataclass(frozen=True)
@@ -130,7 +108,7 @@ class TransformerConfig(ClassifierConfig):
         return (self.vocab_size + self.context + 2) * self.width + self.layers * block + last
 
 
-class Classifier(Module):
+class Classifier(nn.Module):
     """Base of models that classify a text; a subclass computes its features.
 
     Attributes:
@@ -140,8 +118,8 @@ class Classifier(Module):
     """
 
     config: ClassifierConfig
-    words: Embedding
-    output: Linear
+    words: nn.Embedding
+    output: nn.Linear
 
     def features(self, tokens: Array, weights: Array) -> Tensor:
         """Return (B, any width).
@@ -180,9 +158,9 @@ class Classifier(Module):
 
     def use_vectors(self, rows: Sequence[int], vectors: np.ndarray[Any, Any]) -> None:
         """Set rows of the word vectors to vectors (rows, C) before training."""
-        table = self.words.weight
+        weight = self.words.weight
         with no_grad():
-            assign(table, np.asarray(rows), backend.asarray_like(vectors, table.data))
+            assign(weight, np.asarray(rows), backend.asarray_like(vectors, weight.data))
 
     @property
     def device(self) -> str:
@@ -214,9 +192,9 @@ class MeanClassifier(Classifier):
         self.config = config
         self.words = _word_vectors(config)
         widths = [config.width] + [config.hidden] * config.layers
-        self.hidden = ModuleList(Linear(*pair) for pair in pairwise(widths))
-        self.output = Linear(widths[-1], config.classes)
-        self.dropout = Dropout(config.dropout)
+        self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.output = nn.Linear(widths[-1], config.classes)
+        self.dropout = nn.Dropout(config.dropout)
 
     def features(self, tokens: Array, weights: Array) -> Tensor:
         """Return (B, hidden); see `Classifier.features`."""
@@ -240,15 +218,15 @@ class TransformerClassifier(Classifier):
     def __init__(self, config: TransformerConfig) -> None:
         self.config = config
         self.words = _word_vectors(config)
-        self.positions = Parameter(np.empty((config.context, config.width), np.float32))
-        init.normal_(self.positions, 0.0, 0.02)
-        self.blocks = ModuleList(
-            TransformerBlock(config.width, config.heads, dropout=config.dropout, causal=False)
+        self.positions = nn.Parameter(np.empty((config.context, config.width), np.float32))
+        nn.init.normal_(self.positions, 0.0, 0.02)
+        self.blocks = nn.ModuleList(
+            nn.TransformerBlock(config.width, config.heads, dropout=config.dropout, causal=False)
             for _ in range(config.layers)
         )
-        self.norm = LayerNorm(config.width)
-        self.output = Linear(config.width, config.classes)
-        self.dropout = Dropout(config.dropout)
+        self.norm = nn.LayerNorm(config.width)
+        self.output = nn.Linear(config.width, config.classes)
+        self.dropout = nn.Dropout(config.dropout)
 
     def features(self, tokens: Array, weights: Array) -> Tensor:
         """Return (B, C); see `Classifier.features`."""
@@ -281,7 +259,7 @@ def class_probabilities(
     """
     check_integer("class_probabilities", "batch", batch, 1)
     parts = [np.empty((0, model.config.classes), np.float32)]
-    with evaluating(model):
+    with nn.evaluating(model):
         for first in range(0, len(rows), batch):
             arrays = pad(rows[first : first + batch], longest)
             logits = model(*(backend.to_device(array, model.device) for array in arrays))
@@ -289,9 +267,9 @@ def class_probabilities(
     return np.concatenate(parts)
 
 
-def _word_vectors(config: ClassifierConfig) -> Embedding:
-    words = Embedding(config.vocab_size, config.width)
-    init.normal_(words.weight, 0.0, 0.1)
+def _word_vectors(config: ClassifierConfig) -> nn.Embedding:
+    words = nn.Embedding(config.vocab_size, config.width)
+    nn.init.normal_(words.weight, 0.0, 0.1)
     return words
 
 

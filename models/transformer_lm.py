@@ -9,25 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tensorgrad import nn
 from tensorgrad.checks import check_integer, probability
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
-from tensorgrad.nn import (
-    Dropout,
-    Embedding,
-    Linear,
-    ModuleList,
-    RMSNorm,
-    RotaryEmbedding,
-    SwiGLU,
-    TransformerBlock,
-)
 from tensorgrad.tensor import Tensor
-
-__all__ = [
-    "TransformerLM",
-    "TransformerLMConfig",
-]
 
 
 @dataclass(frozen=True)
@@ -84,11 +70,11 @@ class TransformerLMConfig:
     def parameters(self) -> int:
         """The number of parameters, each counted once."""
         width, hidden = self.width, self.hidden
-        hidden = SwiGLU.default_hidden(width) if hidden is None else hidden
+        hidden = nn.SwiGLU.default_hidden(width) if hidden is None else hidden
         of_keys = 2 * self.kv_heads * (width // self.heads)
         block = width * (2 * width + of_keys + 3 * hidden + 2)
-        tables = (1 if self.tied else 2) * self.vocab_size
-        return (tables + 1) * width + self.layers * block
+        rows = (1 if self.tied else 2) * self.vocab_size  # of the token embedding and the head
+        return (rows + 1) * width + self.layers * block
 
 
 class TransformerLM(LanguageModel):
@@ -105,32 +91,33 @@ class TransformerLM(LanguageModel):
         2023, arXiv:2305.13245.
     """
 
-    norm: RMSNorm
+    norm: nn.RMSNorm
 
     def __init__(self, config: TransformerLMConfig) -> None:
         self.config = config
         self.vocab_size, self.context = config.vocab_size, config.context
-        self.tokens = Embedding(config.vocab_size, config.width)
-        self.dropout = Dropout(config.dropout)
-        rotary = RotaryEmbedding(config.width // config.heads, config.rope_base)
-        self.blocks = ModuleList(
-            TransformerBlock(
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        rotary = nn.RotaryEmbedding(config.width // config.heads, config.rope_base)
+        self.blocks = nn.ModuleList(
+            nn.TransformerBlock(
                 config.width,
                 config.heads,
                 config.kv_heads,
                 config.dropout,
                 bias=False,
                 rotary=rotary,
-                norm=RMSNorm,
+                norm=nn.RMSNorm,
                 feed_forward=partial(
-                    SwiGLU, hidden=config.hidden, dropout=config.activation_dropout
+                    nn.SwiGLU, hidden=config.hidden, dropout=config.activation_dropout
                 ),
                 attention_dropout=config.attention_dropout,
             )
             for _ in range(config.layers)
         )
-        self.norm = RMSNorm(config.width)
-        self.output = None if config.tied else Linear(config.width, config.vocab_size, bias=False)
+        self.norm = nn.RMSNorm(config.width)
+        if not config.tied:
+            self.output = nn.Linear(config.width, config.vocab_size, bias=False)
         initialize(self)
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:

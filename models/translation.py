@@ -23,16 +23,8 @@ from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.models.generation import beam_search, greedy_search
 from tensorgrad.models.language_model import Cache
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
-from tensorgrad.nn import TransformerBlock
 from tensorgrad.operands import integer_array
 from tensorgrad.tensor import Tensor
-
-__all__ = [
-    "TranslationConfig",
-    "TranslationModel",
-    "generate",
-    "prefix_mask",
-]
 
 
 @dataclass(frozen=True)
@@ -74,9 +66,8 @@ class TranslationModel(TransformerLM):
 
     def __init__(self, config: TranslationConfig) -> None:
         super().__init__(config)
-        for block in self.blocks:
-            assert isinstance(block, TransformerBlock)
-            block.attention.causal = not config.prefix
+        for layer in self.attention_layers():
+            layer.causal = not config.prefix
 
     def forward(self, tokens: Any, targets: Any = None, cache: Cache | None = None) -> Tensor:
         """Return the logits, or the mean loss when targets are given; see `LanguageModel`."""

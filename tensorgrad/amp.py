@@ -1,8 +1,8 @@
-"""Automatic mixed precision: matrix products in 16 bits, all else as it stands.
+"""Automatic mixed precision: matrix products in 16 bits, all other ops unchanged.
 
 Inside `autocast("bfloat16")` the operands of matmul, linear, einsum and attention are cast to
-bfloat16, each tensor once however many products take it. Gradients come back in the dtype of the
-parameters: a product adds that of a weight to a float32 gradient without rounding it before.
+bfloat16, each tensor once however many products use it. Gradients come back in the dtype of the
+parameters: a product adds the gradient of a weight to the float32 gradient without rounding first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tensorgrad.tensor import Tensor
 def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[None]:
     """Compute matrix products in a 16-bit type inside the `with` block, in this thread.
 
-    Blocks nest: the innermost decides; `enabled=False` computes in the operands' own types. What
-    optimizers and assignments to tensors change is cast anew; what is written into `tensor.data`
-    past the library is seen by the next block.
+    Blocks nest: the innermost decides; `enabled=False` computes in the operands' own types. Tensors
+    that an optimizer or an assignment changed are cast again; direct changes of `tensor.data` take
+    effect in the next block.
 
     Args:
         dtype: "bfloat16" or "float16".
@@ -49,16 +49,11 @@ def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[No
 
 
 class Casts:
-    """What a block of `autocast` has cast, to be used again while the tensors live.
-
-    Args:
-        dtype: to cast to.
-    """
+    """The casts to `dtype` of one `autocast` block, reused while the tensors live."""
 
     def __init__(self, dtype: Dtype) -> None:
-        """Begin with nothing."""
         self.dtype = dtype
-        self._version = -1  # of the latest assignment to any tensor when they were made
+        self._version = -1  # of the latest assignment to a tensor before them
         self._made: dict[int, tuple[Any, Tensor]] = {}  # by the id of the tensor that was cast
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -75,7 +70,7 @@ class Casts:
         if found is not None and found[1].requires_grad == wants:
             return found[1]
         cast = stand_in(converted(tensor.data, self.dtype), tensor)
-        forget = partial(_forget, weakref.ref(self), key)  # no circle: casts go with their block
+        forget = partial(_forget, weakref.ref(self), key)  # weak: no reference cycle
         self._made[key] = weakref.ref(tensor, forget), cast
         return cast
 

@@ -1,6 +1,6 @@
-"""Casts and sums of arrays, for whatever is built on them.
+"""Casts and sums of arrays, used by ops, the backward walk and optimizers.
 
-On the GPU floats are moved 16 bytes at a time; CuPy moves an element.
+On the GPU a thread loads 16 bytes of floats at a time, where CuPy's own kernels load one element.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def sum_array(
         x: an array, any layout.
         axes: may be empty.
         keepdims: whether the reduced axes stay with length 1.
-        dtype: float32 keeps what a sum of 16-bit floats was accumulated in; default: `sum_dtype`.
+        dtype: of the sum; float32 keeps the precision of a sum of 16-bit floats. Default:
+            `sum_dtype`.
     """
     dtype = dtype or sum_dtype(x.dtype)
     if type(x) is np.ndarray:
@@ -81,7 +82,7 @@ def sum_to_shape(dy: Array, shape: Shape) -> Array:
 
 
 def sum_dtype(dtype: Dtype) -> Dtype:
-    """Return what a sum of this dtype has: integers become 64 bits wide, as in NumPy."""
+    """Return the dtype of a sum: integers become 64 bits wide, as in NumPy."""
     if is_float(dtype):
         return dtype
     return uint64 if dtype.kind == "u" else int64
@@ -94,7 +95,7 @@ def keep_axes(y: Array, shape: Shape, axes: tuple[int, ...]) -> Array:
 
 @cache
 def _wide(*dtypes: Dtype) -> Dtype | None:
-    """Return what floats of these dtypes are computed in together; None if one is no float."""
+    """Return the common compute dtype of floats; None if one of the dtypes is not a float."""
     if not all(map(is_float, dtypes)):
         return None
     return np.result_type(*map(compute_dtype, dtypes))

@@ -68,6 +68,11 @@ def namespace(array: Array) -> Any:
     return np if type(array) is np.ndarray else cupy
 
 
+def namespace_on(device: str) -> Any:
+    """Return the module, numpy or cupy, that makes arrays on "cpu", "cuda" or "cuda:N"."""
+    return np if gpu_index(device) is None else cupy
+
+
 @cache
 def gpu_count() -> int:
     """Return the number of usable GPUs; 0 without CuPy or without a driver."""
@@ -85,13 +90,15 @@ def device_of(array: Array) -> str:
 
 
 def use_device(device: str) -> str:
-    """Make a GPU the current one, where all that this thread does on GPUs is done.
+    """Make a GPU the current one of this thread.
 
     Args:
-        device: "cuda:N"; "cuda" stays with the current GPU, and "cpu" is taken too. "auto" is
-            "cuda" where there is a GPU, else "cpu".
+        device: "cuda:N"; "cuda" keeps the current GPU, and "cpu" changes nothing. "auto" is "cuda"
+            where there is a GPU, else "cpu".
+
     Returns:
-        The device, which is not "auto".
+        The device, with "auto" resolved.
+
     Raises:
         DeviceError: the name is none of these, or there is no such GPU here.
     """
@@ -107,8 +114,8 @@ def gpu_index(device: str) -> int | None:
     """Return None for "cpu", and the number of the current GPU for "cuda" or "cuda:N".
 
     Raises:
-        DeviceError: the name is none of these, or there is no such GPU here, or another is the
-            current one: kernels could not read what lies there.
+        DeviceError: the name is none of these, there is no such GPU here, or another GPU is the
+            current one: kernels could not read its arrays.
     """
     index = _number(device)
     if index is None:
@@ -213,7 +220,7 @@ def threads() -> int:
     limit = os.environ.get("OMP_NUM_THREADS", "")
     if limit.isdigit() and int(limit) > 0:
         return int(limit)
-    usable = getattr(os, "sched_getaffinity", None)  # Linux alone tells which cores are ours
+    usable = getattr(os, "sched_getaffinity", None)  # only Linux reports the usable cores
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
@@ -221,7 +228,7 @@ def limit_threads(count: int) -> bool:
     """Use at most `count` threads on the CPU from now on, as OMP_NUM_THREADS does from the start.
 
     Returns:
-        whether NumPy's BLAS could be told too.
+        whether the limit holds for NumPy's BLAS too.
     """
     os.environ["OMP_NUM_THREADS"] = str(count)
     if _blas.set is None:
@@ -237,8 +244,8 @@ def limit_threads(count: int) -> bool:
 def _pool(process: int) -> ThreadPoolExecutor | None:
     """Return the worker threads of one process (threads do not survive a fork).
 
-    All are started here, so that none has to be in the middle of an op: where the system allows
-    fewer (`ulimit -u`), there are fewer, or None.
+    All are started here, so that none has to start in the middle of an op. Where the system allows
+    fewer (`ulimit -u`), there are fewer, or the result is None.
     """
     count = threads()
     while count:
@@ -264,15 +271,15 @@ def parallel_blocks(
     Blocks that fit the cache keep the temporaries of a NumPy expression out of memory. What
     `function` writes must depend on its slice alone, so the result is the same for any number
     of threads. NumPy's errstate holds in the workers as in the caller. When this returns or
-    raises, none of them works on any more.
+    raises, all of them have finished.
 
-    `multiplies` says that `function` calls matrix products. Threads that call a BLAS which starts
-    threads of its own wait for each other most of the time: so it gets one thread each, and where
-    it cannot be told, all blocks run here, with its threads.
+    `multiplies` says that `function` calls matrix products. Threads that each call a multithreaded
+    BLAS spend most of their time waiting for each other: so BLAS is limited to one thread, and
+    where that is not possible, all blocks run in this thread, with the threads of BLAS.
     """
     if multiplies:
-        with _single_threaded_blas() as told:
-            if told:
+        with _single_threaded_blas() as single:
+            if single:
                 parallel_blocks(function, length, block)
                 return
             for start in range(0, length, block):
@@ -331,7 +338,7 @@ _blas = _BlasThreads()
 
 @contextmanager
 def _single_threaded_blas() -> Iterator[bool]:
-    """Let BLAS use one thread inside the `with` block; yields False where it cannot be told."""
+    """Let BLAS use one thread inside the `with` block; yields False where that is not possible."""
     if _blas.set is None or _blas.get is None:
         yield False
         return

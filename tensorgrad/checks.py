@@ -12,7 +12,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 
 _NUMBERS = (float, int, np.floating, np.integer)
 
@@ -41,6 +41,13 @@ def axis_tuple(op: str, axis: Any, ndim: int, name: str = "axis") -> tuple[int, 
     return axes
 
 
+def along(op: str, array: Array, axis: Any) -> tuple[Array, int]:
+    """Return the array and the axis, counted from the front; None flattens the array."""
+    if axis is None:
+        return array.reshape(-1), 0
+    return array, axis_index(op, axis, array.ndim)
+
+
 def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
     """Return a shape given as one length or as a sequence of lengths."""
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
@@ -51,6 +58,29 @@ def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
     if any(length < 0 for length in checked):
         raise ShapeError(f"{op}: {name} is {checked}, expected 0 or more")
     return checked
+
+
+def check_shape(op: str, name: str, array: Any, shape: Shape, why: str = "") -> None:
+    """Raise ShapeError unless an array has this shape; `why` says where that comes from."""
+    if array.shape != shape:
+        raise ShapeError(f"{op}: {name} has shape {array.shape}, expected {shape}{why}")
+
+
+def broadcast(op: str, name: str, array: Array, shape: Shape) -> Array:
+    """Return a view of the array in a shape that it broadcasts to."""
+    try:
+        return backend.namespace(array).broadcast_to(array, shape)
+    except ValueError as error:
+        expected = f"expected one that broadcasts to {shape}"
+        raise ShapeError(f"{op}: {name} has shape {array.shape}, {expected}") from error
+
+
+def check_indices(op: str, name: str, indices: Array, outside: Array, expected: str) -> None:
+    """Raise OutOfRangeError for the first index that is marked as outside."""
+    if outside.any():
+        place = tuple(map(int, np.argwhere(outside)[0]))
+        got = f"{name}{list(place) or ''} is {indices[place]}"
+        raise OutOfRangeError(f"{op}: {got}, expected {expected}")
 
 
 def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
@@ -114,8 +144,8 @@ def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
     """Raise ArgumentError unless 0 <= value < end."""
     check_number(op, name, value)
     if not 0 <= value < end:
-        limit = "finite" if end == math.inf else f"below {end:g}"
-        raise ArgumentError(f"{op}: {name} is {value}, expected a number from 0, {limit}")
+        limits = "finite number from 0" if end == math.inf else f"number from 0, below {end:g}"
+        raise ArgumentError(f"{op}: {name} is {value}, expected a {limits}")
 
 
 def probability(op: str, name: str, value: Any) -> float:

@@ -1,8 +1,8 @@
 """Element types. A dtype is NumPy's own object; bfloat16 comes from ml_dtypes.
 
 Promotion follows NumPy: `result_type` decides, a Python scalar takes the dtype of the array
-beside it. Only creation differs: what has no dtype of its own (`zeros(3)`, `tensor([1.0])`)
-is float32, not float64.
+beside it. Only creation differs: values without a dtype (`zeros(3)`, `tensor([1.0])`) become
+float32, not float64.
 """
 
 from __future__ import annotations

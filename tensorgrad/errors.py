@@ -1,7 +1,7 @@
-"""What tensorgrad raises. Every message reads `op: argument has got, expected what`.
+"""Exceptions of tensorgrad. Messages read `op: argument has got, expected what`.
 
-Each class is also the built-in exception that a caller would expect, so `except ValueError`
-catches a wrong shape.
+Each class also derives from the matching built-in exception: `except ValueError` catches a
+ShapeError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class TensorgradError(Exception):
-    """Base of every error that tensorgrad raises on purpose."""
+    """Base of all exceptions of tensorgrad."""
 
 
 class ArgumentError(TensorgradError, ValueError):
@@ -32,7 +32,7 @@ class ArgumentError(TensorgradError, ValueError):
 
 
 class OutOfRangeError(ArgumentError, IndexError):
-    """An index points outside its axis."""
+    """An index is outside its axis."""
 
 
 class ShapeError(TensorgradError, ValueError):
@@ -40,15 +40,15 @@ class ShapeError(TensorgradError, ValueError):
 
 
 class DtypeError(TensorgradError, TypeError):
-    """An array has a dtype that the operation does not take."""
+    """An array has a dtype that the operation does not support."""
 
 
 class DeviceError(TensorgradError, RuntimeError):
-    """Arrays of one operation live on different devices, or the device is missing."""
+    """Arrays of one operation are on different devices, or a device does not exist."""
 
 
 class GradError(TensorgradError, RuntimeError):
-    """The gradient that was asked for does not exist."""
+    """A gradient cannot be computed."""
 
 
 class KernelError(TensorgradError, RuntimeError):
@@ -56,19 +56,19 @@ class KernelError(TensorgradError, RuntimeError):
 
 
 class DataError(TensorgradError, ValueError):
-    """Text, tokens or a data set cannot be used as they are."""
+    """Text, tokens or a data set are invalid."""
 
 
 class CheckpointError(TensorgradError, RuntimeError):
-    """A checkpoint cannot be written or read, is damaged, or belongs to another model or run."""
+    """A checkpoint cannot be written or read, or belongs to another model or run."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not what was written: a file of it is missing or has other content."""
+    """A checkpoint is damaged: a file is missing or its content has changed."""
 
 
 class TrainingError(TensorgradError, ArithmeticError):
-    """A loss or gradient is not a finite number."""
+    """A loss or gradient is not finite."""
 
 
 class CommError(TensorgradError, RuntimeError):

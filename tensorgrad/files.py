@@ -1,4 +1,4 @@
-"""Files that are old and whole or new and whole, whatever happens in between; locks; and JSON."""
+"""Atomic replacement of files, durable folders, file locks, and JSON."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ import numpy as np
 if sys.platform != "win32":
     import fcntl
 
-# What says that a file system cannot do something, not that it failed to.
+# Errors of file systems that do not support an operation.
 _NOT_OFFERED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a new binary file that takes the place of `path` when the block ends.
+    """Replace a file atomically by what the `with` block writes.
 
-    The block writes to a temporary file in the same folder. Only when all of it has reached
-    the disk is it renamed to `path`. An exception deletes it; a kill leaves it behind as
-    `.NAME-*.tmp`; `path` is untouched by either.
+    The block writes to a temporary file in the same folder, which is synced to disk and then
+    renamed to `path`. An exception deletes it; a killed process leaves it as `.NAME-*.tmp`. In
+    both cases `path` does not change.
 
     Args:
         path: the file to replace or create; its folder must exist.
     Yields:
-        The open temporary file.
+        The open temporary file, binary.
     Raises:
-        OSError: the disk is full, or the folder is missing or not writable. `path` is then
-            unchanged, unless the error is of the folder's own `fsync`, the last thing that is done.
+        OSError: the disk is full, or the folder is missing or not writable. `path` is unchanged,
+            unless the final `fsync` of the folder failed.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
@@ -53,7 +53,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except BaseException:
         with contextlib.suppress(OSError):  # closing flushes, and fails again on a full disk
             file.close()
-        with contextlib.suppress(OSError):  # the reason is the error that is on its way
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink()
         raise
     sync_folder(path.parent)
@@ -61,7 +61,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let errors of the system say which file they are of: calls on an open one do not know."""
+    """Add the file's name to errors of the operating system from calls on an open file."""
     try:
         yield
     except OSError as error:
@@ -71,14 +71,14 @@ def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Make the names in a folder durable, where the system can sync a folder.
+    """Make the names in a folder durable, where the file system supports it.
 
     Raises:
-        OSError: it can, and failed to.
+        OSError: the folder cannot be opened or synced.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # a folder to write to but not to list, and any folder on Windows
+    except PermissionError:  # a folder that cannot be listed, and any folder on Windows
         return
     with named_in_errors(folder):
         try:
@@ -91,10 +91,10 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> None:
-    """Create a folder and its missing parents, and make all their names durable.
+    """Create a folder and its missing parents, and make their names durable.
 
     Raises:
-        OSError: one of them cannot be made, or is a file.
+        OSError: one of them cannot be created, or is a file.
     """
     folder = Path(folder)
     if folder.is_dir():
@@ -105,7 +105,7 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Write a few bytes to the disk of a folder, and leave none of them there.
+    """Check that a folder is writable by writing a temporary file of 4 KB to disk.
 
     Raises:
         OSError: the folder is missing or read-only, or the disk is full.
@@ -122,16 +122,16 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], *, wait: bool) -> Iterator[bool]:
-    """Hold the lock on a file while the block runs; it ends with the process that holds it.
+    """Hold the lock on a file in the `with` block; the lock ends with its process at the latest.
 
     Args:
-        path: the file, created if missing and left there; never a symbolic link, which could lead
-            to a file of another user. It says which process has the lock.
-        wait: whether to wait until no other process has it.
+        path: the lock file; created if missing, and kept. Its text names the process that holds
+            the lock. It must not be a symbolic link, which could lead to a file of another user.
+        wait: whether to wait for another process to release the lock.
     Yields:
-        True; False where the file system has no locks.
+        True; False where the file system does not support locks.
     Raises:
-        BlockingIOError: another process has it; the text says which.
+        BlockingIOError: another process, which the message names, holds the lock.
         OSError: the file cannot be opened or written.
     """
     with named_in_errors(path):
@@ -149,7 +149,7 @@ def locked(path: str | os.PathLike[str], *, wait: bool) -> Iterator[bool]:
 
 
 def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:
-    """Return the open file whose lock this process has; None where there are no locks."""
+    """Return the descriptor of the locked file; None where locks are not supported."""
     if sys.platform == "win32":
         return None
     while True:
@@ -173,16 +173,16 @@ def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON, in which numbers of NumPy are numbers: options may be some."""
+    """Return JSON; NumPy's numbers become Python's."""
     return json.dumps(value, indent=indent, default=_python_number)
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace by None what JSON has no number for."""
+    """Replace inf and NaN, which JSON does not support, by None."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _python_number(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{type(value).__name__} is nothing that JSON can hold")
+    raise TypeError(f"JSON does not support a {type(value).__name__}")

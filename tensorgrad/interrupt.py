@@ -1,7 +1,7 @@
-"""Signals at moments when they must wait, and Ctrl-C while a program is still being imported.
+"""Deferred signals, and a quiet exit after Ctrl-C during imports.
 
-Python runs signal handlers in the main thread, between any two steps of a program. Most of them
-raise an exception, as that of Ctrl-C does, wherever the program is.
+Python runs signal handlers in the main thread between any two bytecode instructions. Most of them
+raise an exception there, as that of Ctrl-C does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from opcode import opmap
 from types import FrameType, TracebackType
 from typing import Any
 
-INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+INTERRUPTED = 130  # a shell's status for a program ended by Ctrl-C
 
-_IMPORT = opmap["IMPORT_NAME"]  # the instruction of a frame that imports
+_IMPORT = opmap["IMPORT_NAME"]  # the bytecode instruction of an import
 
 _HANDLED = [
     getattr(signal, name)
@@ -28,10 +28,10 @@ _HANDLED = [
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let signal handlers of Python wait until the end of the `with` block, in the main thread.
+    """Defer Python's signal handlers to the end of the `with` block.
 
-    Other threads run no handlers, so nothing is done there. Signals without a handler act at once:
-    they end the process or are ignored.
+    Only the main thread runs handlers; in other threads this does nothing. Signals without a
+    Python handler are not deferred.
     """
     if threading.get_ident() != threading.main_thread().ident:
         yield
@@ -41,7 +41,7 @@ def uninterrupted() -> Iterator[None]:
     ended = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        if ended:  # another handler has raised before this one could be restored
+        if ended:  # another handler has raised before this one was restored
             handlers[number](number, frame)
         else:
             received.append(number)
@@ -62,7 +62,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def during_import(error: BaseException | None, trace: TracebackType | None) -> bool:
-    """Return whether this is Ctrl-C in an import, of which a traceback tells a user nothing."""
+    """Return whether an error is Ctrl-C during an import, where a traceback is of no use."""
     if not isinstance(error, KeyboardInterrupt):
         return False
     while trace is not None:
@@ -78,7 +78,7 @@ _report = sys.excepthook
 def _end_imports_quietly(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Exit without a traceback after Ctrl-C in an import; in the interpreter only that stops."""
+    """Exit without a traceback after Ctrl-C in an import, unless Python is interactive."""
     if during_import(error, trace) and not hasattr(sys, "ps1"):
         sys.exit(INTERRUPTED)
     _report(kind, error, trace)

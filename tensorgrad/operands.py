@@ -10,7 +10,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.checks import array_of
 from tensorgrad.dtypes import float32, is_float, is_known
-from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError
 from tensorgrad.tensor import Tensor
 
 
@@ -28,6 +28,11 @@ def tensor_of(op: str, name: str, value: Any) -> Tensor:
     raise DtypeError(
         f"{op}: {name} is a {type(value).__name__}, expected a tensor, array or number"
     )
+
+
+def data_of(tensor: Tensor | None) -> Any:
+    """Return the array of an optional operand."""
+    return None if tensor is None else tensor.data
 
 
 def tensors_of(op: str, values: Any) -> list[Tensor]:
@@ -58,6 +63,22 @@ def float_tensor(op: str, name: str, value: Any) -> Tensor:
     tensor = tensor_of(op, name, value)
     float_operand(op, name, tensor)
     return tensor
+
+
+def mask_operand(op: str, mask: Any, name: str, beside: Array) -> Array:
+    """Return a mask of bools or floats on the device of the operand that `name` names.
+
+    Raises:
+        GradError: the mask requires a gradient.
+        DtypeError: it holds neither bools nor floats.
+    """
+    mask = tensor_of(op, "mask", mask)
+    if mask.requires_grad:
+        raise GradError(f"{op}: mask requires a gradient, expected one that does not")
+    backend.same_device(op, (name, "mask"), (beside, mask.data))
+    if mask.dtype != np.bool_ and not is_float(mask.dtype):
+        raise DtypeError(f"{op}: mask has dtype {mask.dtype}, expected bool or a float")
+    return mask.data
 
 
 def integer_array(op: str, name: str, value: Any) -> Array:

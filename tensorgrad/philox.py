@@ -1,9 +1,9 @@
-"""Random arrays as functions of a key. Kernels: kernels/random.cu. Tests: tests/test_random.py.
+"""Counter-based random numbers: arrays as functions of a key (Philox4x64-10).
 
-Bits come from the counter-based generator Philox4x64-10, which is NumPy's on the CPU. Element i
-of an array is made of the same bits on every device and with any number of threads, and what it
-is made to is computed with operations that round alike everywhere. So all devices agree in every
-bit. Large arrays are filled block by block on all cores.
+Element i of an array is made of the same random bits on every device and with any number of
+threads, and is computed from them with operations that round alike everywhere. So all devices agree
+in every bit. On the CPU the generator is NumPy's, and large arrays are filled block by block on all
+cores. Kernels: kernels/random.cu. Tests: tests/test_random.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BITS = {float64: 53, float32: 24, float16: 11, bfloat16: 8}  # of the significa
 def fill_normal(y: Array, key: Key, mean: float, std: float) -> None:
     """Fill a contiguous float array with mean + std * z, z standard normal.
 
-    z is the inverse of the normal distribution function at a uniform number of 52 bits.
+    z is the inverse of the normal CDF at a uniform number of 52 bits.
     Source: Wichura 1988, "Algorithm AS 241", Applied Statistics 37(3), PPND16.
     """
     if not backend.is_numpy(y):
@@ -44,7 +44,9 @@ def fill_normal(y: Array, key: Key, mean: float, std: float) -> None:
 
 
 def fill_uniform(y: Array, key: Key, low: float, high: float) -> None:
-    """Fill a contiguous float array with numbers from [low, high), of as many bits as fit."""
+    """Fill a contiguous float array with uniform numbers from [low, high).
+
+    They have as many random bits as the significand of the dtype."""
     bits = _BITS[y.dtype]
     width, limit = high - low, _largest_below(high, low, y.dtype)
     if not backend.is_numpy(y):
@@ -55,11 +57,11 @@ def fill_uniform(y: Array, key: Key, low: float, high: float) -> None:
     limit = y.dtype.type(limit)
 
     def transform(words: Array, out: Array) -> None:
-        share = (words >> words.dtype.type(64 // lanes - bits)).astype(float64)
-        share *= 2.0**-bits
-        share *= width
-        share += low
-        _assign(out, share)
+        u = (words >> words.dtype.type(64 // lanes - bits)).astype(float64)
+        u *= 2.0**-bits
+        u *= width
+        u += low
+        _assign(out, u)
         np.minimum(out, limit, out=out)
 
     _fill(y, key, lanes, transform)
@@ -95,7 +97,7 @@ def fill_keep(y: Array, key: Key, probability: float) -> None:
 
 
 def keep(key: Key, piece: slice, probability: float) -> Array:
-    """Return the elements `piece` of what `fill_keep` fills a NumPy array with.
+    """Return the elements `piece` of the keep mask that `fill_keep` writes.
 
     The piece begins at a multiple of 16.
     """
@@ -131,7 +133,7 @@ def add_gumbel(x: Array, key: Key) -> Array:
 
 
 def _fill_below(y: Array, key: Key, bits: int, kernel: str, probability: float) -> None:
-    """Compare lanes of `bits` bits with a threshold."""
+    """Fill with whether `bits` random bits are below the probability."""
     threshold = round(probability * 2**bits)
     if not backend.is_numpy(y):
         fill(kernel, 256 // bits, y, key, np.uint64(threshold))
@@ -164,7 +166,7 @@ def _fill(
 
 
 def _words(key: Key, block: int, count: int) -> Array:
-    """Return words of 64 random bits from number 4 * block on."""
+    """Return words of 64 random bits, starting at word 4 * block."""
     counter = np.array([block, key.draw, key.stream, 0], uint64)
     bits = np.random.Philox(key=np.array([key.seed, 0], uint64), counter=counter)
     return bits.random_raw(count)
@@ -181,7 +183,7 @@ def _centered(words: Array) -> Array:
 
 
 def _normal_quantile(q: Array) -> Array:
-    """Return the standard normal number below which a share q + 0.5 of all lie."""
+    """Return the inverse of the standard normal CDF at q + 0.5."""
     y = np.empty_like(q)
     for start in range(0, q.size, _PIECE):
         piece = q[start : start + _PIECE]

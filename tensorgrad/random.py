@@ -66,7 +66,7 @@ class Generator:
     Args:
         seed: 0 to 2^64 - 1.
         stream: 0 to 2^64 - 1; generators of one seed and different streams are independent. For
-            numbers that shall differ from rank to rank, use the rank.
+            numbers that differ from rank to rank, use the rank.
 
     Attributes:
         offset: None, or an array of one uint64 on the GPU that kernels add to the draw number;
@@ -81,12 +81,12 @@ class Generator:
         self.set_state({"seed": seed, "draw": 0, "stream": stream})
 
     def get_state(self) -> dict[str, int]:
-        """Return all that decides the numbers to come, as plain integers."""
+        """Return the state that determines all further numbers, as plain integers."""
         with _lock:
             return {"seed": self._seed, "draw": self._draw, "stream": self._stream}
 
     def set_state(self, state: Mapping[str, int]) -> None:
-        """Go on as the generator did from which `get_state` came.
+        """Continue from a state that `get_state` returned.
 
         Raises:
             ArgumentError: the state is incomplete or has numbers outside 0 to 2^64 - 1.
@@ -113,7 +113,7 @@ class Generator:
         """
         with _lock:
             key = Key(self._seed, self._draw, self._stream, self.offset)
-            self._draw += 1
+            self._draw = (self._draw + 1) % 2**64
         return key
 
     def normal(
@@ -298,9 +298,8 @@ def seed(seed: int) -> None:
 
 def _empty(op: str, size: Shapes | None, dtype: Dtype, device: str) -> Array:
     """Return an uninitialised array on a device named "cpu", "cuda" or "cuda:N"."""
-    xp = np if backend.gpu_index(device) is None else backend.cupy
-    y: Array = xp.empty(() if size is None else shape_of(op, size, "size"), dtype)
-    return y
+    shape = () if size is None else shape_of(op, size, "size")
+    return backend.namespace_on(device).empty(shape, dtype)
 
 
 def _check_parameters(op: str, **parameters: Any) -> None:

@@ -1,7 +1,7 @@
-"""Readers of files that anyone may have written: JSON objects and .npy arrays.
+"""Readers of untrusted files: JSON objects and .npy arrays.
 
-What is wrong with a file is one DataError that names it and says what was expected, before memory
-is taken for what it promises. Safetensors files are read in weights.py, text in data/text.py.
+An invalid file raises a DataError that names it and what was expected, before memory is allocated
+for the size that it claims. weights.py reads safetensors files, data/text.py text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JSON_DEPTH = 64
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file to read bytes; never wait for one who writes to a FIFO.
+    """Open a regular file to read bytes, without blocking on a FIFO.
 
     Raises:
         DataError: it is a FIFO or a device.
@@ -41,8 +41,8 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        DataError: it has more than `limit` bytes; others as of `open_regular`.
-        OSError: it cannot be read.
+        DataError: it has more than `limit` bytes, or is not a regular file.
+        OSError: it is missing or cannot be read.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -57,11 +57,11 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> dict[str, Any]:
-    """Return the object that a JSON file holds; see `parse_json`.
+    """Return the object in a JSON file; see `parse_json`.
 
     Args:
         path: the file, in UTF-8.
-        limit: the most bytes that it may have.
+        limit: its largest size in bytes.
     Raises:
         DataError: it is not such a file.
         OSError: it is missing or cannot be read.
@@ -75,17 +75,16 @@ def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> dict[str
 
 
 def parse_json(text: str, name: str) -> dict[str, Any]:
-    """Return the object that JSON describes.
+    """Return a JSON object that can be printed, compared and written again.
 
-    Numbers are finite floats, and integers of at most 64 bits. A key comes once in an object, text
-    can be written as UTF-8, and nesting ends at JSON_DEPTH: what passes can be printed, compared
-    and written again.
+    Numbers are finite floats or integers of at most 64 bits, keys are unique, text can be encoded
+    in UTF-8, and values are nested at most JSON_DEPTH deep.
 
     Args:
         text: the JSON.
-        name: the file that it is from, for errors.
+        name: of its file, for errors.
     Raises:
-        DataError: it is anything else.
+        DataError: the text is not such an object.
     """
     try:
         value = json.loads(
@@ -110,14 +109,14 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
 
 
 def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
-    """Map a .npy file into memory, to read from the disk what is asked for.
+    """Map a .npy file into memory.
 
     Args:
-        path: a file in format version 1.0, of any shape and of numbers or booleans.
+        path: a file of format version 1.0, with numbers or booleans of any shape.
     Returns:
-        The array, which cannot be written to.
+        The array, read-only.
     Raises:
-        DataError: it is not such a file, or not as long as its header promises.
+        DataError: it is not such a file, or its length does not match its header.
         OSError: it is missing or cannot be read.
     """
     name = os.fspath(path)
@@ -130,7 +129,7 @@ def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
             shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
         except OSError:
             raise
-        except Exception as error:  # NumPy evaluates the header, which can raise nearly anything
+        except Exception as error:  # NumPy evaluates the header, which can raise almost anything
             reason = str(error) or type(error).__name__
             raise DataError(f"read: {name} is not a .npy file: {reason:.200}") from error
         if dtype.kind not in "biufc" or min(shape, default=0) < 0:
@@ -140,13 +139,13 @@ def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
         if size != expected:
             raise DataError(
                 f"read: {name} has {size:,} bytes, expected {expected:,} for the {count:,} "
-                "elements that its header promises; it is damaged"
+                "elements of its header; the file is damaged"
             )
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         array = np.frombuffer(mapped, dtype, count, offset)
         return array.reshape(shape, order="F" if fortran_order else "C")
-    except ValueError as error:  # no element, but an axis that is too long, or too many axes
+    except ValueError as error:  # an empty array with an axis too long, or with too many axes
         raise DataError(f"read: {name} has shape {shape}: {error}") from error
 
 
@@ -176,7 +175,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    """Raise RecursionError where a value is nested too deep; level by level, without recursion."""
+    """Raise RecursionError where a value is nested too deep; checks level by level."""
     level = [value]
     for _ in range(JSON_DEPTH):
         level = [

@@ -1,8 +1,8 @@
-"""Gradient checkpointing: keep the inputs of a function, not what it computes on the way.
+"""Gradient checkpointing: save the inputs of a function and recompute the rest in backward.
 
-Forward runs the function once and drops its graph; backward runs it again to have the graph, and
-walks it at once. So the arrays saved inside exist for one call at a time, for the price of one
-more forward. Tests: tests/test_recompute.py.
+Forward runs the function once and drops its graph; backward runs it again to rebuild the graph and
+walks it at once. So the arrays saved inside exist for one call at a time, at the cost of one more
+forward. Tests: tests/test_recompute.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tensorgrad.tensor import Tensor
 
 
 class _Call(NamedTuple):
-    """What it takes to run a function again."""
+    """A call and the state that are needed to repeat it."""
 
     f: Callable[..., Tensor]
     args: tuple[Any, ...]
@@ -35,7 +35,7 @@ class _Call(NamedTuple):
 
 
 def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return f as a function that saves its arguments alone and runs again in backward.
+    """Return f as a function that saves only its arguments and runs again in backward.
 
         y = checkpoint(block)(x)
 
@@ -50,8 +50,8 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     Raises:
         ArgumentError: f is not a function.
-        GradError: when called, f returns something else than a tensor; in backward, it does
-            not give the same again.
+        GradError: when called, f does not return a tensor; in backward, f does not
+            return the same again.
 
     Source: Chen et al. 2016, arXiv:1604.06174.
     """
@@ -68,7 +68,7 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not mode.grad_enabled or not y.requires_grad:
             return y
         call = _Call(f, args, kwargs, mode.autocast, state, engine.frontier(y, version))
-        # the arrays stand here only for the walk, which refuses those that were assigned to since
+        # saved only so that the walk raises an error for arrays that were assigned to since
         arrays = [t.data for t in (*args, *kwargs.values(), *call.edges) if isinstance(t, Tensor)]
         return Tensor(y.data, True, Node(_name(f), call.edges, _backward, (call, *arrays), y.data))
 
@@ -92,7 +92,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 @contextmanager
 def _same_conditions(call: _Call) -> Iterator[None]:
-    """Run as in forward: graph on, its autocast, its random numbers."""
+    """Restore the conditions of forward: recording, autocast and random state."""
     before, state = (mode.grad_enabled, mode.autocast), random.get_state()
     mode.grad_enabled, mode.autocast = True, call.autocast
     random.set_state(call.random)

@@ -20,12 +20,12 @@ Axis = int | tuple[int, ...] | None
 
 
 class Tensor:
-    """An array on the CPU (NumPy) or a GPU (CuPy) that can take part in differentiation.
+    """An array on the CPU (NumPy) or a GPU (CuPy) that gradients can flow through.
 
     Args:
         data: a numpy.ndarray or cupy.ndarray; kept, not copied. To convert anything else, use
             `tensorgrad.tensor(value)`.
-        requires_grad: whether backward shall compute its gradient.
+        requires_grad: whether backward computes its gradient.
 
     Attributes:
         data: the array.

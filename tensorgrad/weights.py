@@ -1,4 +1,4 @@
-"""Named arrays in safetensors files, on the CPU or from and to a GPU."""
+"""Reading and writing named arrays in safetensors files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, Data
 from tensorgrad.files import named_in_errors, sync_folder
 from tensorgrad.readers import open_regular
 
-_SUM = "crc32"  # the entry of a file's header that has the sum of all else in it
+_SUM = "crc32"  # the header entry with the checksum of the rest of the file
 
 __all__ = [
     "ArrayFile",
@@ -37,18 +37,18 @@ def save_arrays(
     *,
     with_sum: bool = True,
 ) -> None:
-    """Write arrays to a safetensors file; the file under `path` is replaced once all is written.
+    """Write arrays to a safetensors file, which is replaced atomically.
 
     Args:
         path: the file; its folder must exist.
-        arrays: any shape, any dtype that safetensors knows and `load_arrays` reads, on any device.
+        arrays: any shape, any dtype that safetensors and `load_arrays` support, on any device.
         metadata: text for the file's header.
-        with_sum: whether the header gets a CRC-32 of everything in the file, which `load_arrays`
-            compares; not needed where another file has one.
+        with_sum: whether the header gets a CRC-32 of the file, which `load_arrays` verifies; not
+            needed where another file has one.
     Raises:
-        ArgumentError: a name is no text, or one that no file can be read with.
-        DtypeError: a dtype is one that `load_arrays` does not read.
-        CheckpointError: the file cannot be written (a full disk); one that was there is unchanged.
+        ArgumentError: a name or metadata is not text that the format can store.
+        DtypeError: `load_arrays` does not support a dtype.
+        CheckpointError: the file cannot be written (a full disk); an existing one is unchanged.
     """
     header = dict(metadata or {})
     _check_names(arrays, header)
@@ -60,36 +60,36 @@ def save_arrays(
             raise DtypeError(
                 f"save: {name} has dtype {array.dtype}, expected one of 16 bits or more"
             )
-    before = "what was there before is unchanged"
+    before = "an existing file is unchanged"
     try:
         temporary.touch(exist_ok=False)
         usual = temporary.stat().st_mode
         if with_sum:
             header[_SUM] = _sum_of(host, header)
-        # An empty header in a file without arrays would be written in a form that cannot be read.
+        # safetensors cannot read its own file of no arrays and an empty header.
         save_file(host, temporary, header or None)
-        temporary.chmod(usual)  # safetensors makes a file that its owner alone can read
+        temporary.chmod(usual)  # safetensors creates files that only their owner can read
         with temporary.open("rb") as file, named_in_errors(path):
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        before = "it is there but may be lost with the power"
+        before = "it is written, but a power failure may lose it"
         sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"save: cannot write {path}: {error}; {before}") from error
     finally:
-        with suppress(OSError):  # the reason is the error that is on its way, if there is one
+        with suppress(OSError):  # renamed, or the first error is the one to report
             temporary.unlink()
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return every array of a safetensors file, compared with its sum where the header has one.
+    """Return all arrays of a safetensors file, and verify its CRC-32 where the header has one.
 
     Raises:
-        DamagedError: the file is truncated, no safetensors file, or not what `save_arrays` wrote.
-        CheckpointError: it is missing, or the system cannot read it.
+        DamagedError: the file is truncated, not a safetensors file, or has another CRC-32.
+        CheckpointError: it is missing or cannot be read.
     """
     with _opened(path) as file:
-        arrays = {name: _tensor(path, file, name) for name in file.keys()}  # noqa: SIM118  no dict
+        arrays = {name: _tensor(path, file, name) for name in file.keys()}  # noqa: SIM118  not a dict
         header = file.metadata() or {}
     expected = header.pop(_SUM, None)
     if expected is not None and expected != _sum_of(arrays, header):
@@ -98,10 +98,10 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the text in the header of a safetensors file that `save_arrays` was given.
+    """Return the metadata in the header of a safetensors file.
 
     Raises:
-        CheckpointError: as for `load_arrays`, which alone compares sums.
+        CheckpointError: as for `load_arrays`; the CRC-32 is not verified.
     """
     with _opened(path) as file:
         header: dict[str, str] = file.metadata() or {}
@@ -110,7 +110,7 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 class ArrayFile:
-    """A safetensors file from which single arrays, and parts of them, are read; a context manager.
+    """A safetensors file to read single arrays, or parts of them, from; a context manager.
 
     Args:
         path: the file.
@@ -118,7 +118,7 @@ class ArrayFile:
         names: of its arrays.
         metadata: the text in its header.
     Raises:
-        CheckpointError: the file is missing, truncated or no safetensors file.
+        CheckpointError: the file is missing, truncated or not a safetensors file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -143,7 +143,7 @@ class ArrayFile:
         """Return the dtype of an array.
 
         Raises:
-            CheckpointError: NumPy has no such type.
+            CheckpointError: NumPy does not have the dtype.
         """
         shape = self.shape(name)
         one = slice(1) if shape and 0 not in shape else None
@@ -151,7 +151,7 @@ class ArrayFile:
         return found
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Return elements `start` to `stop` of an array, 1-D; of 1-D arrays no others are read.
+        """Return elements `start` to `stop` of an array, 1-D; of 1-D arrays only these are read.
 
         Raises:
             CheckpointError: the array cannot be read.
@@ -162,7 +162,7 @@ class ArrayFile:
 
 
 def _check_names(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    """Raise ArgumentError where a header could not be written, or not be read again."""
+    """Raise ArgumentError where a header could not be written or read."""
     for text in (*arrays, *metadata, *metadata.values()):
         if not isinstance(text, str):
             raise ArgumentError(f"save: got {text!r} as a name or metadata, expected text")
@@ -193,10 +193,8 @@ def _tensor(
         found = file.get_tensor(name) if part is None else file.get_slice(name)[part]
         return found
     except (AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"load: {path}: {name} has a dtype that is not read: {error}"
-        ) from error
-    except (OSError, MemoryError) as error:  # says nothing of what is in the file
+        raise CheckpointError(f"load: {path}: {name} has an unsupported dtype: {error}") from error
+    except (OSError, MemoryError) as error:  # the file itself may be intact
         raise CheckpointError(f"load: {path}: {name} cannot be read: {error}") from error
     except (ValueError, OverflowError, SafetensorError) as error:
         raise DamagedError(f"load: {path}: {name} is damaged: {error!s:.300}") from error
@@ -204,9 +202,9 @@ def _tensor(
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Open a safetensors file, which is refused if its header promises more than it has."""
+    """Open a safetensors file; the library checks that its length matches its header."""
     try:
-        open_regular(path).close()  # says why it cannot be: the library does not
+        open_regular(path).close()  # its errors give the reason, the library's do not
         opened = safe_open(path, framework="np")
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -214,11 +212,11 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         ) from error
     except DataError as error:
         raise CheckpointError(f"load: {error}") from error
-    except (OSError, MemoryError) as error:  # says nothing of what is in the file
+    except (OSError, MemoryError) as error:  # the file itself may be intact
         raise CheckpointError(f"load: {path} cannot be read: {error}") from error
     except SafetensorError as error:
         raise DamagedError(
-            f"load: {path} is damaged or no safetensors file: {error!s:.300}"
+            f"load: {path} is damaged or not a safetensors file: {error!s:.300}"
         ) from error
     with opened as file:
         yield file

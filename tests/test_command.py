@@ -1,4 +1,4 @@
-"""Programs end with a clear status and at most one line, whatever was done to them."""
+"""Programs exit with a clear status and at most one line of error message."""
 
 from __future__ import annotations
 

@@ -389,3 +389,13 @@ def test_a_draw_number_on_the_device_counts_too() -> None:
     philox.fill_normal(y, Key(5, 2, offset=cupy.array([40], uint64)), 0, 1)
     philox.fill_normal(z, Key(5, 42), 0, 1)
     np.testing.assert_array_equal(cupy.asnumpy(y), z)
+
+
+def test_the_count_of_draws_starts_again_after_the_largest() -> None:
+    generator = random.Generator(seed=3)
+    first = generator.normal(size=4).numpy()
+    generator.set_state({"seed": 3, "draw": 2**64 - 1})
+    last = generator.normal(size=4).numpy()
+    assert generator.get_state()["draw"] == 0
+    np.testing.assert_array_equal(generator.normal(size=4).numpy(), first)
+    assert (first != last).all()

@@ -163,7 +163,7 @@ def facts(descr: str, shape: str, order: str = "False") -> str:
         (header(facts("'<u2'", "(3,)"), bytes(6))[:-8], "is not a .npy file|has .* bytes"),
         (header(facts("'<u2'", "(3,)"), bytes(5)), "bytes, expected .* for the 3 elements"),
         (header(facts("'<u2'", "(3,)"), bytes(7)), "bytes, expected .* for the 3 elements"),
-        (header(facts("'<u2'", f"({10**30},)")), "elements that its header promises"),
+        (header(facts("'<u2'", f"({10**30},)")), "elements of its header"),
         (header(facts("'<u2'", f"({2**63}, 0)")), r"has shape \(9223372036854775808, 0\)"),
         (header(facts("'<u2'", f"(0, {'1, ' * 100})")), "has shape"),
         (header(facts("'<u2'", "(-3,)")), r"has dtype uint16 and shape \(-3,\), expected"),

@@ -43,7 +43,7 @@ def array(dtype: str, shape: list[int], stop: int) -> dict[str, Any]:
 def test_a_header_that_does_not_fit_is_named(tmp_path: Path, header: object, data: bytes) -> None:
     path = write(tmp_path / "a.safetensors", header, data)
     for read in (load_arrays, load_metadata, ArrayFile):
-        with pytest.raises(CheckpointError, match=rf"{path} is damaged or no safetensors file"):
+        with pytest.raises(CheckpointError, match=rf"{path} is damaged or not a safetensors file"):
             read(path)
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
         ("zero", "is a FIFO or a device, expected a regular file"),
         ("circle", "Too many levels of symbolic links"),
         (".", "Is a directory"),
-        ("empty", "is damaged or no safetensors file"),
+        ("empty", "is damaged or not a safetensors file"),
         ("none", "does not exist, expected a safetensors file"),
     ):
         for read in (load_arrays, load_metadata, ArrayFile):

@@ -1,7 +1,7 @@
 """Flash attention: rows for kernels.py.
 
 Peers are PyTorch's scaled_dot_product_attention with FlashAttention-2 and with cuDNN, and our own
-unfused ops, which keep the matrix of weights in memory.
+unfused ops, which store the matrix of attention weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNFUSED = ((32, 12, 1024, 64), (1, 12, 8192, 64), (1, 12, 16384, 64))
 
 
 def jobs(torch: Any) -> Jobs:
-    """Yield forward and backward of every shape, and both against unfused ops."""
+    """Yield forward and backward of every shape, and their sum against unfused ops."""
     for shape in (*SHAPES, *OTHER_WIDTHS, *SHORT):
         for kind in ("causal", "full", *(["mask"] if shape in SHORT else [])):
             yield from _passes(torch, shape, kind)
@@ -78,7 +78,7 @@ def _peers(
     added = None if mask is None else torch.from_dlpack(mask).to(torch.bfloat16)
     kinds = torch.nn.attention.SDPBackend
     backends = {"flash-2": kinds.FLASH_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
-    if mask is not None:  # which FlashAttention does not take
+    if mask is not None:  # FlashAttention takes no mask
         backends = {"efficient": kinds.EFFICIENT_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
     found: list[dict[str, Call]] = [{}, {}]
     for name, kind in backends.items():
@@ -90,7 +90,7 @@ def _peers(
         try:
             y = forward(0)
             torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
-        except RuntimeError:  # this backend does not do such heads
+        except RuntimeError:  # the backend does not support the head width
             continue
         found[0][name] = forward
 
@@ -102,7 +102,7 @@ def _peers(
 
 
 def _against_unfused(shape: tuple[int, int, int, int]) -> Job:
-    """Return forward and backward together, the mask added and the matrix in memory."""
+    """Return forward and backward, and the same by ops that store the matrix of weights."""
     q, k, v = (Tensor(random_array(shape, bfloat16, i), requires_grad=True) for i in range(3))
     dy = random_array(shape, bfloat16, 3)
     cupy = backend.cupy
@@ -130,7 +130,7 @@ def _against_unfused(shape: tuple[int, int, int, int]) -> Job:
 
 
 def _features() -> Jobs:
-    """Yield forward passes with what few use; the operations are those of the plain causal pass."""
+    """Yield forward passes with rarer options; operations are those of the plain causal pass."""
     shape = (4, 16, 4096, 128)
     q, k, v = (Tensor(random_array(shape, bfloat16, i)) for i in range(3))
     size = f"{', '.join(map(str, shape))} causal"

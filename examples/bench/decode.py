@@ -129,12 +129,12 @@ def long_cache(shape: tuple[int, ...]) -> dict[str, Any]:
         random_array((sets, batch, kv_heads, steps, width), bfloat16, seed) for seed in (1, 2)
     )
     lengths = backend.cupy.full(batch, steps - 1, np.int32)
-    room = decode_cuda.Room(qkv, keys[0], values[0], None)
+    workspace = decode_cuda.AttentionWorkspace(qkv, keys[0], values[0], None)
     y = backend.empty((batch, heads * width), bfloat16, like=qkv)
 
     def ours_of(i: int) -> None:
         cache = keys[i % sets], values[i % sets]
-        decode_cuda.attention(now, y, qkv, *cache, lengths, room, None, None, False)
+        decode_cuda.attention(now, y, qkv, *cache, lengths, workspace, None, None, False)
 
     calls: list[Call] = [ours_of]
     if importlib.util.find_spec("torch"):

@@ -37,7 +37,7 @@ def _dropout(torch: Any, dtype: Dtype) -> Jobs:
 
 
 def _peers(torch: Any, dtype: str, count: int) -> dict[str, Any]:
-    """Return dropout of the first of so many inputs: x, residual, bias."""
+    """Return dropout of the first `count` inputs of x, residual, bias."""
     if torch is None:
         return {}
     options: dict[str, Any] = {"device": "cuda", "dtype": getattr(torch, dtype)}

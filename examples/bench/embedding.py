@@ -17,7 +17,7 @@ SETS = 4  # of inputs, so that none is found in the L2 cache
 
 
 def jobs(torch: Any) -> Jobs:
-    """Yield forward and backward for ids as frequent as words are, and for one very frequent id."""
+    """Yield forward and backward for ids with Zipf's distribution, and for one frequent id."""
     yield from _embedding(torch, "words", _words())
     often = np.random.default_rng(1).random((SETS, BATCH, STEPS)) < 20000 / (BATCH * STEPS)
     yield from _embedding(torch, "one id 20,000 times", np.where(often, 7, _words()))
@@ -25,9 +25,10 @@ def jobs(torch: Any) -> Jobs:
 
 
 def _words() -> Any:
-    """Return ids whose frequency falls with their rank, as that of words does."""
-    share = 1 / np.arange(1, VOCABULARY + 1) ** 1.05
-    return np.random.default_rng(0).choice(VOCABULARY, (SETS, BATCH, STEPS), p=share / share.sum())
+    """Return ids with Zipf's distribution, as words have."""
+    frequency = 1 / np.arange(1, VOCABULARY + 1) ** 1.05
+    p = frequency / frequency.sum()
+    return np.random.default_rng(0).choice(VOCABULARY, (SETS, BATCH, STEPS), p=p)
 
 
 def _embedding(torch: Any, name: str, words: Any) -> Jobs:
@@ -63,14 +64,14 @@ def _peers(torch: Any, words: Any) -> list[dict[str, Any]]:
         return torch.nn.functional.embedding(ids, weight) + positions
 
     compiled = torch.compile(embed)
-    table = weight.detach()
+    frozen = weight.detach()
 
     def backward(i: int) -> Any:
         return torch.autograd.grad(outputs[i % SETS], weight, dy, retain_graph=True)
 
     forward = {
-        "eager": lambda i: embed(ids[i % SETS], table, positions),
-        "compiled": lambda i: compiled(ids[i % SETS], table, positions),
+        "eager": lambda i: embed(ids[i % SETS], frozen, positions),
+        "compiled": lambda i: compiled(ids[i % SETS], frozen, positions),
     }
     return [forward, {"eager": backward}]
 

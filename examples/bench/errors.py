@@ -1,7 +1,7 @@
 """Rounding errors against float64, beside PyTorch's: `python -m examples.bench.errors`.
 
-An error is |y - exact| / |exact| in the Euclidean norm over all elements, of inputs that are
-rounded to the dtype before; the ratio is ours over PyTorch's.
+The error is |y - exact| / |exact| in the Euclidean norm over all elements, for inputs already
+rounded to the dtype; the ratio is ours over PyTorch's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long the first training step of a GPT-2 takes: kernels not compiled yet, and compiled before.
+"""Time of the first training step of a GPT-2, with empty and with filled kernel caches.
 
     python examples/bench/first_use.py
 
-Each run is a process of its own. The clock starts when the interpreter, the modules, the weights
-and the GPU are ready, and stops when forward, backward and the optimizer's step have run: what
-remains is compiling or loading kernels, libraries that start on first use, and one step.
+Each run is a new process. The time is that of forward, backward and the optimizer step, once
+modules, weights and the GPU are ready: compiling or loading kernels, libraries that initialize on
+first use, and the step itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def first_step(preset: str, batch: int, context: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the first step twice: with empty caches, then with what that left."""
+    """Measure the first step with empty caches, then with the caches of that run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", default="gpt2-124M", choices=PRESETS)
     parser.add_argument("--batch", type=int, default=4)

@@ -20,12 +20,12 @@ def unfused_softmax(x: Tensor) -> Tensor:
 
 
 def attention_softmax(scores: Tensor) -> Tensor:
-    """Return softmax of scaled scores, each row of what it may see, in one op."""
+    """Return causal softmax of scaled scores, in one op."""
     return ops.softmax(scores, scale=0.125, causal=True)
 
 
 def unfused_attention_softmax(scores: Tensor) -> Tensor:
-    """Return the same from seven ops, with a mask that is there already."""
+    """Return the same from seven ops, with a given mask."""
     seen = _seen(scores.shape[-1], scores.device)
     return unfused_softmax(ops.where(seen, scores * 0.125, float("-inf")))
 
@@ -53,7 +53,7 @@ LINES: tuple[tuple[str, Function, Function, tuple[int, ...], int], ...] = (
 
 
 def jobs(torch: Any) -> Jobs:
-    """Yield forward, and backward as `Tensor.backward` does it, leaves included."""
+    """Yield forward, and the whole of `Tensor.backward`."""
     for dtype in ("float32", bfloat16):
         for name, fused, unfused, shape, parameters in LINES:
             size = f"{' x '.join(map(str, shape))} {'fp32' if dtype == 'float32' else 'bf16'}"

@@ -1,10 +1,10 @@
-"""GPU kernels beside PyTorch: time, GB/s or TFLOP/s, ratio, and share of the chip's ceiling.
+"""GPU kernels beside PyTorch: time, GB/s or TFLOP/s, ratio, and fraction of a copy's rate.
 
     python -m examples.bench.kernels norm softmax --json kernels.json
 
-GB/s counts the least bytes that must move (each input read once, each output written once). The
-ceiling is a copy on the device, measured in the same run. PyTorch's figures are left out where it
-is not installed; `--compiled` adds torch.compile, which takes seconds a line.
+GB/s counts each input read once and each output written once. The copy is one on the device,
+measured in the same run. PyTorch is measured where it is installed; `--compiled` adds
+torch.compile, which takes seconds a line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAMILIES = (
 
 
 def measure(job: Job, ceiling: float, compiled: bool) -> dict[str, Any]:
-    """Return one line of the table."""
+    """Return the result of a job, one line of the table."""
     scale = 1e6 if job.unit == "GB/s" else 1e9
     names = [name for name in job.peers if compiled or name != "compiled"]
     ours, *others = compare(job.ours, *(job.peers[name] for name in names))
@@ -34,7 +34,7 @@ def measure(job: Job, ceiling: float, compiled: bool) -> dict[str, Any]:
     line: dict[str, Any] = {"name": job.name, "size": job.size, "ms": ours, "unit": job.unit}
     line["rate"] = job.amount / ours / scale
     if job.unit == "GB/s":
-        line["share of copy"] = line["rate"] / ceiling
+        line["fraction of copy"] = line["rate"] / ceiling
     line["peers"] = {
         name: {"ms": ms, "rate": job.amount / ms / scale, "ratio": ms / ours}
         for name, ms in peers.items()
@@ -44,8 +44,9 @@ def measure(job: Job, ceiling: float, compiled: bool) -> dict[str, Any]:
 
 def show(line: dict[str, Any]) -> None:
     """Print one line."""
-    share = f"{line['share of copy']:5.2f}" if "share of copy" in line else "     "
-    text = f"{line['name']:26} {line['size']:28} {line['ms']:8.3f} ms {line['rate']:7.0f} {share}"
+    fraction = line.get("fraction of copy")
+    text = f"{line['name']:26} {line['size']:28} {line['ms']:8.3f} ms {line['rate']:7.0f} "
+    text += "     " if fraction is None else f"{fraction:5.2f}"
     for name, peer in line["peers"].items():
         text += f"  {name} {peer['ms']:.3f} ms ({peer['ratio']:.2f}x)"
     print(text, flush=True)
@@ -64,7 +65,7 @@ def main() -> None:
     ceiling = copy_ceiling()
     gpu = backend.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     print(f"{gpu}, copy {ceiling:.0f} GB/s, PyTorch {torch.__version__ if torch else 'missing'}")
-    print(f"{'':26} {'':28} {'ours':>11} {'rate':>7} {'share':>5}")
+    print(f"{'':26} {'':28} {'ours':>11} {'rate':>7} {'copy':>5}")
     lines = []
     for family in options.families:
         for job in importlib.import_module(f"examples.bench.{family}").jobs(torch):

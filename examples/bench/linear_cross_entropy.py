@@ -2,8 +2,8 @@
 
     python -m examples.bench.linear_cross_entropy --compiled
 
-Memory counts what is allocated beyond the operands and their gradients, at its peak. `--chunks`
-tries other numbers of rows at a time.
+Memory is the peak of what is allocated beyond the operands and their gradients. `--chunks` tries
+other chunk sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS, WIDTH, VOCABULARY = 32 * 1024, 768, 50304
 
 
 def show(name: str, call: Callable[[], object], peak: Callable[[], int]) -> None:
-    """Print the time of a call and what it allocates at most; `peak` also starts anew."""
+    """Print the time of a call and its peak memory; `peak` returns and resets it."""
     call()
     peak()
     call()
@@ -36,8 +36,8 @@ def ours(chunks: list[int]) -> None:
     """Measure the fused op, with the default chunk and others, and the two ops."""
     cupy = backend.cupy
     x = Tensor(random_array((ROWS, WIDTH), bfloat16), requires_grad=True)
-    table = 0.02 * random_array((VOCABULARY, WIDTH), seed=1)
-    weight = Tensor(table.astype(bfloat16), requires_grad=True)
+    embedding = 0.02 * random_array((VOCABULARY, WIDTH), seed=1)
+    weight = Tensor(embedding.astype(bfloat16), requires_grad=True)
     targets = cupy.random.default_rng(0).integers(0, VOCABULARY, ROWS)
     for leaf in (x, weight):
         leaf.grad = cupy.zeros(leaf.shape, "float32")
@@ -64,7 +64,7 @@ def ours(chunks: list[int]) -> None:
 
 
 class _Peak:
-    """Notes the most that CuPy's pool had in use, at each allocation."""
+    """Record the peak memory in use of CuPy's pool."""
 
     def __new__(cls) -> Any:
         class Hook(backend.cupy.cuda.MemoryHook):  # type: ignore[misc]  # CuPy is Any
@@ -103,9 +103,11 @@ def theirs(torch: Any, compiled: bool) -> None:
 
 
 def main() -> None:
-    """Print one line a way to compute it."""
+    """Print one line for each implementation."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--chunks", type=int, nargs="*", default=[], help="rows at a time to try")
+    parser.add_argument(
+        "--chunks", type=int, nargs="*", default=[], help="chunk sizes to try, in rows"
+    )
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile too")
     options = parser.parse_args()
     if not backend.gpu_count():

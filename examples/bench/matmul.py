@@ -9,7 +9,7 @@ from examples.bench.timing import Call, Job, Jobs, random_array
 from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, bfloat16, float32
 from tensorgrad.kernels import matmul as matmul_cuda
-from tensorgrad.kernels.matmul.problem import Problem, problem
+from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 
 SHAPES = (  # rows, columns, terms of each sum
     (8192, 8192, 8192),
@@ -47,11 +47,11 @@ def jobs(torch: Any) -> Jobs:
                     )
 
 
-def _call(multiply: Callable[[Problem], None], p: Problem) -> Call:
+def _call(multiply: Callable[[MatmulProblem], None], p: MatmulProblem) -> Call:
     return lambda _: multiply(p)
 
 
-def _eager(torch: Any, p: Problem, tf32: bool) -> Call:
+def _eager(torch: Any, p: MatmulProblem, tf32: bool) -> Call:
     """Return PyTorch's product of the same arrays."""
     x, w, y = (torch.from_dlpack(_bits(array)) for array in (p.a.array, p.b.array.T, p.y))
     if p.y.dtype == bfloat16:

@@ -1,4 +1,4 @@
-"""Optimizer steps and the norm of all gradients: rows for kernels.py.
+"""Optimizer steps and the global gradient norm: rows for kernels.py.
 
 The least bytes for a parameter: AdamW in float32 reads p, m, v and the gradient and writes p, m
 and v, 4 bytes each: 28. In 16 bits p takes 2 and its float32 master copy 4, both ways: 32. SGD has

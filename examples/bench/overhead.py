@@ -1,9 +1,9 @@
-"""What tensorgrad adds to the array work of one op, in microseconds.
+"""Overhead of tensorgrad on the array work of an op, in microseconds.
 
     python examples/bench/overhead.py
 
-Arrays of one element, so that NumPy's own work is small; its time is measured beside and taken
-off. Run it on an idle machine: the figures are minima over many repeats.
+Arrays have one element, so that NumPy's own work is small; its time is measured and subtracted.
+Figures are minima over many repeats; run it while nothing else uses the machine.
 """
 
 from __future__ import annotations

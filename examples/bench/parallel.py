@@ -1,4 +1,4 @@
-"""Training on several ranks, measured: what each way of sharing the work costs and gains.
+"""Benchmark of data, pipeline, tensor and sharded parallel training.
 
     mpirun -n 2 python -m examples.bench.parallel --compiled --json parallel.json
     mpirun -n 2 python -m examples.bench.parallel data --layers 24 --width 512 --heads 8 \
@@ -7,17 +7,16 @@
     mpirun -n 2 python -m examples.bench.parallel --device cpu --layers 2 --width 64 --heads 2 \
         --context 32 --vocab 512 --batch 2 --micro 2 --sizes 0.1 1
 
-all-reduce  through Comm, and NCCL (on CPUs MPI) called directly
-data        each way to add gradients beside a rank that trains alone, and PyTorch's DDP
-pipeline    each schedule beside plain model parallelism, and idle time beside its formula: that of
-            the stage that has the most to do, as the formula is for stages that take equally long
-tensor      ranks that share each layer, with and without the rows, beside one rank
-zero        peak memory of each stage beside the plan's
+all-reduce  through Comm, and by direct calls of NCCL (MPI on CPUs)
+data        each gradient reduction, one rank alone, and PyTorch's DDP
+pipeline    each schedule, plain model parallelism, and idle time beside the bubble fraction; that
+            holds for stages of equal time, so compare the idle time of the slowest stage
+tensor      tensor parallelism, with and without sequence parallelism, and one rank
+zero        peak memory of each stage, and of the plan
 
-Ranks are compared with one rank that does the same work alone, at the same time as the others, so
-that all GPUs are as warm. PyTorch's figures are left out where it is not installed. "peak MB" is
-what arrays take; "device MB" all that is taken of a GPU, NCCL's buffers and what the memory pool
-keeps included.
+"alone" is one rank's time while the other ranks do the same, so that all GPUs are equally warm.
+PyTorch is measured where it is installed. "peak MB" is the memory of arrays; "device MB" all memory
+used on a GPU, with NCCL's buffers and the memory pool's free blocks.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 from tensorgrad.parallel.schedule import bubble_fraction
 from tensorgrad.train.ranks import OneProcess, Ranks
 
-_WINDOW, _MOST_CALLS = 0.05, 1000  # seconds of all-reduces between two looks at the clock
+_WINDOW, _MOST_CALLS = 0.05, 1000  # seconds of a timed window of all-reduces, and its calls
 
 Line = dict[str, Any]
 Step = Callable[[], object]
@@ -68,19 +67,19 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Bench:
-    """What is trained, and where.
+    """The settings of a benchmark.
 
     Attributes:
-        comm, device: the ranks and the device of this one.
+        comm, device: the ranks, and the device of this rank.
         config, dtype: of the model.
         batch: sequences of a rank, or of a pipeline.
         micro: micro-batches of a pipeline.
-        steps: between two looks at the clock.
-        windows: of so many steps, of which the median is taken.
+        steps: steps of a timed window.
+        windows: number of windows; their median is the result.
         bucket: MB; None: by the number of gradients.
-        sizes: MB of the arrays that are all-reduced.
+        sizes: MB of the arrays to all-reduce.
         torch: PyTorch, or None.
-        compiled: whether it compiles its model.
+        compiled: whether PyTorch compiles its model.
     """
 
     comm: Comm
@@ -102,8 +101,8 @@ class Bench:
             backend.cupy.cuda.runtime.deviceSynchronize()
 
     def seconds(self, call: Step, calls: int) -> float:
-        """Return the median time of a call, that of the slowest rank."""
-        call()  # the first one may have something to prepare
+        """Return the median time of a call on the slowest rank."""
+        call()  # the first call may allocate or compile
         windows = []
         for _ in range(self.windows):
             self.wait()
@@ -118,7 +117,7 @@ class Bench:
         return float(slowest[0])
 
     def release(self) -> None:
-        """Give back the memory of what was measured before."""
+        """Free the memory of earlier measurements."""
         gc.collect()
         if self.device != "cpu":
             backend.cupy.get_default_memory_pool().free_all_blocks()
@@ -127,7 +126,7 @@ class Bench:
 
     @contextmanager
     def peak(self, line: Line) -> Iterator[None]:
-        """Write the most memory that this block takes, on any rank, into the line."""
+        """Add the peak memory of the `with` block on any rank to the line."""
         self.release()
         if self.device == "cpu":
             tracemalloc.start()
@@ -146,14 +145,14 @@ class Bench:
             line["device MB"] = float(most[1])
 
     def _taken(self) -> int:
-        """Return the bytes that are taken of the GPU."""
+        """Return the bytes in use on the GPU."""
         if self.device == "cpu":
             return 0
         free, total = backend.cupy.cuda.runtime.memGetInfo()
         return int(total - free)
 
     def idle(self, step: Step) -> list[float]:
-        """Return for each rank which share of some steps it waited for others."""
+        """Return for each rank the fraction of the time that it waits for others."""
         spans: list[tuple[Any, Any]] = []
         wait = Handle.wait
 
@@ -170,11 +169,11 @@ class Bench:
             end = self._moment()
         self.wait()
         waited = sum(self._between(*span) for span in spans)
-        shares = self.comm.all_gather_objects(waited / self._between(begin, end))
-        return [float(share) for share in shares]
+        fractions = self.comm.all_gather_objects(waited / self._between(begin, end))
+        return [float(fraction) for fraction in fractions]
 
     def _moment(self) -> Any:
-        """Return what marks the time, on a GPU that of its current stream."""
+        """Return the time, or on a GPU an event of its current stream."""
         if self.device == "cpu":
             return time.perf_counter()
         event = backend.cupy.cuda.Event()
@@ -182,14 +181,14 @@ class Bench:
         return event
 
     def _between(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two moments that have passed."""
+        """Return the seconds between two past moments."""
         if self.device == "cpu":
             return float(end - begin)
         return float(backend.cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
 
 def _peak_hook() -> Any:
-    """Return a CuPy memory hook that knows the most bytes in use since it was made."""
+    """Return a CuPy memory hook that records the peak of the bytes in use."""
 
     class Peak(backend.cupy.cuda.MemoryHook):  # type: ignore[misc]
         name = "peak"
@@ -235,7 +234,7 @@ def training_step(bench: Bench, ranks: Ranks, micro: int = 1) -> Step:
 
 
 def measured(bench: Bench, name: str, make: Callable[[], Step], idle: bool = False) -> Line:
-    """Return the time of a step, and the most memory of making and doing it."""
+    """Return the time of a step, and the peak memory of building and running it."""
     line: Line = {"name": name}
     with bench.peak(line):
         step = make()
@@ -243,15 +242,15 @@ def measured(bench: Bench, name: str, make: Callable[[], Step], idle: bool = Fal
         bench.wait()
     line["ms"] = 1e3 * bench.seconds(step, bench.steps)
     if idle:
-        shares = bench.idle(step)
-        line["idle"], line["most idle"] = min(shares), max(shares)
+        fractions = bench.idle(step)
+        line["idle"], line["most idle"] = min(fractions), max(fractions)
     return line
 
 
 def all_reduce(bench: Bench) -> Iterator[Line]:
-    """Yield bus bandwidths of sums of float32, ours and those of what carries them.
+    """Yield bus bandwidths of float32 all-reduce, through Comm and by direct calls.
 
-    Many calls follow each other, so that the host, which begins anew in each window, is ahead.
+    A window has many calls, so that the host is ahead of the GPU for most of it.
     """
     comm = bench.comm
     if comm.size == 1:
@@ -275,7 +274,7 @@ def all_reduce(bench: Bench) -> Iterator[Line]:
 
 
 def _direct(comm: Comm, array: Any) -> Step | None:
-    """Return the same reduction by NCCL or MPI itself; None where ranks share GPUs."""
+    """Return a direct call of NCCL or MPI; None where several ranks use one GPU."""
     if backend.is_numpy(array):
         from mpi4py import MPI
 
@@ -284,8 +283,8 @@ def _direct(comm: Comm, array: Any) -> Step | None:
         return None
     from cupy.cuda import nccl
 
-    told = comm.broadcast_object(nccl.get_unique_id().hex() if comm.rank == 0 else "")
-    link = nccl.NcclCommunicator(comm.size, bytes.fromhex(told), comm.rank)
+    unique_id = comm.broadcast_object(nccl.get_unique_id().hex() if comm.rank == 0 else "")
+    link = nccl.NcclCommunicator(comm.size, bytes.fromhex(unique_id), comm.rank)
     stream = backend.cupy.cuda.get_current_stream()
     float32, mean = 7, 4
     place = array.data.ptr
@@ -293,7 +292,7 @@ def _direct(comm: Comm, array: Any) -> Step | None:
 
 
 def data(bench: Bench) -> Iterator[Line]:
-    """Yield a rank alone, then each way to add gradients, then the same of PyTorch."""
+    """Yield one rank alone, then each gradient reduction, then PyTorch alone and with DDP."""
     comm, tokens = bench.comm, bench.batch * bench.config.context
     alone: Line = {}
     naive = 0.0
@@ -328,11 +327,11 @@ def data(bench: Bench) -> Iterator[Line]:
 
 
 def _compared(line: Line, alone: Line, tokens: int, ranks: int) -> Line:
-    """Add the speed of all ranks, its share of so many that are alone, and the extra memory."""
+    """Add the throughput of all ranks, the scaling efficiency, and the extra memory."""
     several = 1 if line is alone else ranks
     line["tokens/s"] = several * tokens / line["ms"] * 1e3
     if several > 1:
-        line["share"] = alone["ms"] / line["ms"]
+        line["efficiency"] = alone["ms"] / line["ms"]
         for name, kind in (("extra memory", "peak MB"), ("extra of the device", "device MB")):
             if kind in line:
                 line[name] = line[kind] / alone[kind] - 1
@@ -355,7 +354,7 @@ def pipeline(bench: Bench) -> Iterator[Line]:
         slow = slow or line
         line["speed-up"] = slow["ms"] / line["ms"]
         line["efficiency"] = alone["ms"] / (comm.size * line["ms"])
-        line["idle by formula"] = bubble_fraction(name, comm.size, micro, chunks)
+        line["bubble fraction"] = bubble_fraction(name, comm.size, micro, chunks)
         job = TrainingJob(bench.config, Mesh(1, comm.size), bench.batch, micro, 0, name, chunks,
                   dtype=bench.dtype)  # fmt: skip
         line["planned MB"] = estimate(job).bytes / 1e6
@@ -363,7 +362,7 @@ def pipeline(bench: Bench) -> Iterator[Line]:
 
 
 def zero(bench: Bench) -> Iterator[Line]:
-    """Yield peak memory of each stage of ZeRO, and what the plan says."""
+    """Yield the measured and planned peak memory of each stage of ZeRO."""
     comm = bench.comm
     for stage in range(4):
         name = f"ZeRO {stage}" if stage else "overlap"
@@ -378,7 +377,7 @@ def zero(bench: Bench) -> Iterator[Line]:
 
 
 def tensor(bench: Bench) -> Iterator[Line]:
-    """Yield one rank alone, and ranks that share each layer, with the plan's memory."""
+    """Yield one rank alone, and tensor parallel ranks, with the planned memory."""
     comm = bench.comm
     if comm.size == 1:
         return
@@ -411,23 +410,27 @@ def options() -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", default=PARTS, metavar="part", help=", ".join(PARTS))
     parser.add_argument("--model", choices=PRESETS, default="gpt2-124M")
     for name in ("layers", "heads", "width", "context", "vocab"):
-        parser.add_argument(f"--{name}", type=int, help="if not the model's")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: as the device")
+        parser.add_argument(f"--{name}", type=int, help="default: as --model")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), help="default: bfloat16 on GPUs"
+    )
     parser.add_argument("--batch", type=int, default=32, help="sequences of a rank or pipeline")
     parser.add_argument("--micro", type=int, default=8, help="micro-batches of a pipeline")
-    parser.add_argument("--steps", type=int, default=10, help="between two looks at the clock")
-    parser.add_argument("--windows", type=int, default=3, help="of which the median is taken")
-    parser.add_argument("--bucket", type=float, help="MB of gradients, if not by their number")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a timed window")
+    parser.add_argument(
+        "--windows", type=int, default=3, help="number of windows; the median counts"
+    )
+    parser.add_argument("--bucket", type=float, help="MB; default: by the number of gradients")
     parser.add_argument("--sizes", type=float, nargs="+", default=[25, 100, 500], help="MB")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    parser.add_argument("--no-pytorch", action="store_true", help="leave PyTorch out")
-    parser.add_argument("--compiled", action="store_true", help="let PyTorch compile its model")
+    parser.add_argument("--no-pytorch", action="store_true", help="skip PyTorch")
+    parser.add_argument("--compiled", action="store_true", help="compile PyTorch's model")
     parser.add_argument("--json", type=Path, help="file to write")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
-        parser.error(f"{unknown[0]} is no part, expected some of {', '.join(PARTS)}")
-    cut = "pipeline" in given.parts and launched_ranks() > 1
-    if cut and (given.micro < 1 or given.batch % given.micro):
+        parser.error(f"part: got {unknown[0]}, expected some of {', '.join(PARTS)}")
+    pipelined = "pipeline" in given.parts and launched_ranks() > 1
+    if pipelined and (given.micro < 1 or given.batch % given.micro):
         parser.error(f"--micro: got {given.micro}, expected a divisor of --batch, {given.batch}")
     return given
 

@@ -12,7 +12,7 @@ from tensorgrad import Tensor, ops
 from tensorgrad.dtypes import bfloat16, float32
 
 BYTES = 2**30
-# What is done, along which axis, and the length of the axes around it (0: as many as make 1 GB).
+# The reduction, its axis, and the shape (0: the length that makes 1 GB).
 LINES: tuple[tuple[str, int | None, tuple[int, ...]], ...] = (
     ("sum", None, (0,)),
     ("sum", -1, (0, 1024)),

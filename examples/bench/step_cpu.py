@@ -3,9 +3,9 @@
     python -m examples.bench.step_cpu            # 6 layers, C 384, T 256, B 8
     python -m examples.bench.step_cpu --profile  # and where tensorgrad's time goes
 
-A step is forward, backward, clipping by the global norm and AdamW. The two libraries take turns
-in processes of their own, so that both see the same machine and neither the other's threads; the
-table gives the medians. To compare on two cores of a larger machine:
+A step is forward, backward, clipping by the global norm and AdamW. The two libraries alternate,
+each in a new process, so that they share the machine's state but no threads; figures are medians.
+To compare on two cores of a larger machine:
 `OMP_NUM_THREADS=2 taskset -c 0,1 python -m examples.bench.step_cpu`.
 """
 
@@ -111,7 +111,7 @@ def median(rows: list[dict[str, float]]) -> dict[str, float]:
 STEPS = {"tensorgrad": tensorgrad_step, "PyTorch": torch_step}
 
 
-def turn(name: str, sizes: argparse.Namespace) -> list[dict[str, float]]:
+def time_steps(name: str, sizes: argparse.Namespace) -> list[dict[str, float]]:
     """Time some steps of one library in this process."""
     rng = np.random.default_rng(0)
     tokens, targets = rng.integers(0, sizes.vocab, (2, sizes.batch, sizes.context))
@@ -129,7 +129,7 @@ def main() -> None:
     """Print the table."""
     sizes = options()
     if sizes.only:
-        print(json.dumps(turn(sizes.only, sizes)))
+        print(json.dumps(time_steps(sizes.only, sizes)))
         return
     names = list(STEPS) if importlib.util.find_spec("torch") else ["tensorgrad"]
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in names}

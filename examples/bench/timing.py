@@ -1,4 +1,4 @@
-"""How long GPU work takes, without what the host needs to launch it; used by kernels.py.
+"""GPU time of calls without the host's launch time; used by kernels.py.
 
 Launches are queued behind a kernel that waits, so that they run back to back. CuPy and PyTorch
 share the default stream here, so one clock measures both.
@@ -29,12 +29,12 @@ extern "C" __global__ void wait(long long nanoseconds) {
 
 @dataclass
 class Job:
-    """One line of the table: work of which the amount is known, ours and others'.
+    """A line of the table: work of a known amount, by our implementation and by peers.
 
     Args:
-        name: what is computed.
-        size: on what.
-        amount: the least bytes that must move, or floating-point operations.
+        name: of the work.
+        size: of its operands.
+        amount: bytes that must at least move, or floating-point operations.
         unit: "GB/s" or "TFLOP/s".
         ours: our implementation.
         peers: name -> another implementation.
@@ -59,8 +59,8 @@ def milliseconds(call: Call) -> float:
 def compare(*calls: Call) -> list[float]:
     """Return the median GPU time of each call.
 
-    They take turns: under a load like this a GPU lowers its clocks after a while, by a sixth and
-    more, and what is measured first would look the faster.
+    They alternate: under such load a GPU lowers its clocks after a while, by a sixth and more,
+    which would favor the first call.
     """
     queues = [_queue(call) for call in calls]
     times: list[list[float]] = [[] for _ in calls]
@@ -71,7 +71,7 @@ def compare(*calls: Call) -> list[float]:
 
 
 def _queue(call: Call) -> Iterator[float]:
-    """Yield the mean time of some calls in a row, again and again."""
+    """Yield the mean time of some calls in a row, without end."""
     cupy = backend.cupy
     wait = cupy.RawKernel(_WAIT, "wait")
     for i in range(3):
@@ -99,7 +99,7 @@ def _queue(call: Call) -> Iterator[float]:
 
 
 def copy_ceiling() -> float:
-    """Return what a copy of 2 GB on the device moves, in GB/s read and written."""
+    """Return the rate of a copy of 2 GB on the device, in GB/s read and written."""
     cupy = backend.cupy
     source = cupy.random.default_rng(0).random(2**28, dtype="float32")
     target = cupy.empty_like(source)

@@ -19,7 +19,7 @@ def transformer_lm(config: TranslationConfig) -> Any:
     hidden = -(-8 * width // (3 * 64)) * 64 if config.hidden is None else config.hidden
     half = width // heads // 2
 
-    def turned(x: Any, cos: Any, sin: Any) -> Any:
+    def rotated(x: Any, cos: Any, sin: Any) -> Any:
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
 
@@ -38,7 +38,7 @@ def transformer_lm(config: TranslationConfig) -> Any:
             qkv = self.qkv(self.norm1(x)).view(batch, length, 3, heads, 2 * half)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             y = functional.scaled_dot_product_attention(
-                turned(q, cos, sin), turned(k, cos, sin), v,
+                rotated(q, cos, sin), rotated(k, cos, sin), v,
                 mask, of_weights if self.training else 0.0, mask is None,
             )  # fmt: skip
             x = x + self.dropout(self.proj(y.transpose(1, 2).reshape(x.shape)))

@@ -2,10 +2,10 @@
 
     python -m examples.bench.translation --data FOLDER --preset large --dtype bfloat16
 
-Takes the options of train_translation.py, with --resume FOLDER the settings of that run; no run is
-changed. The two take turns on the same batches of one epoch, which all have been seen once before,
-so that nothing is compiled in the time that counts. PyTorch has its fused AdamW and, for both
-bfloat16 dtypes, autocast. Tokens are counted without padding.
+Takes the options of train_translation.py; --resume FOLDER reads the settings of that run, but not
+its weights. The two alternate on the same batches of one epoch. Each first trains on all of them
+once, so that compilation is not timed. PyTorch uses its fused AdamW and, for both bfloat16 dtypes,
+autocast. Tokens are counted without padding.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def theirs(torch: Any, run: TranslationRun, device: str) -> TrainStep:
 
 
 def seconds(step: TrainStep, batches: Sequence[Any], device: str) -> float:
-    """Return how long some steps take, the GPU's work included."""
+    """Return the time of some steps, with the GPU's work."""
     began = time.perf_counter()
     for tokens, targets in batches:
         step(tokens, targets)
@@ -85,7 +85,7 @@ def seconds(step: TrainStep, batches: Sequence[Any], device: str) -> float:
 
 
 def spread(run: TranslationRun, count: int) -> list[PairBatch]:
-    """Return batches of an epoch in its order, which mixes lengths."""
+    """Return the first batches of an epoch, which have mixed lengths."""
     return [run.batches.batch(step) for step in range(min(count, run.batches.batches))]
 
 

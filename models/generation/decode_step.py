@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad import backend
+from tensorgrad import backend, nn
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, float32
 from tensorgrad.engine import mode
@@ -19,31 +19,13 @@ from tensorgrad.kernels.prepared import Launches
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.language_model import Cache, LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM
-from tensorgrad.nn import (
-    Dropout,
-    Embedding,
-    FeedForward,
-    KeyValueCache,
-    LayerNorm,
-    Linear,
-    ModuleList,
-    MultiHeadAttention,
-    RMSNorm,
-    RotaryEmbedding,
-    SwiGLU,
-    TransformerBlock,
-)
 from tensorgrad.ops.sampling import Sampling, State, extend
-
-__all__ = [
-    "DecodeStep",
-]
 
 # The layers that the launches reproduce. A model with a user's own layer, a layer shared among
 # ranks, or a replaced method is not supported.
 _LAYERS = (
-    Dropout, Embedding, FeedForward, LayerNorm, Linear, ModuleList, MultiHeadAttention, RMSNorm,
-    RotaryEmbedding, SwiGLU, TransformerBlock,
+    nn.Dropout, nn.Embedding, nn.FeedForward, nn.LayerNorm, nn.Linear, nn.ModuleList,
+    nn.MultiHeadAttention, nn.RMSNorm, nn.RotaryEmbedding, nn.SwiGLU, nn.TransformerBlock,
 )  # fmt: skip
 _METHODS = {"forward", "next_logits", "new_cache", "linear"}
 
@@ -64,7 +46,7 @@ class DecodeStep:
         self._state = state
         self._embedding = model.tokens.weight.data
         self._buffers: dict[tuple[str, int], Array] = {}
-        self._workspaces: dict[tuple[Any, ...], decode_cuda.Room] = {}
+        self._workspaces: dict[tuple[Any, ...], decode_cuda.AttentionWorkspace] = {}
         with self._embedding.device:
             self._prepare(model, cache, how)
 
@@ -80,8 +62,8 @@ class DecodeStep:
             return False
         embedding = model.tokens.weight.data
         return all(
-            isinstance(block, TransformerBlock)
-            and isinstance(block.feed_forward, (FeedForward, SwiGLU))
+            isinstance(block, nn.TransformerBlock)
+            and isinstance(block.feed_forward, (nn.FeedForward, nn.SwiGLU))
             and decode_cuda.supports(embedding, embedding.shape[1] // block.attention.heads)
             for block in model.blocks
         ) and all(
@@ -99,7 +81,7 @@ class DecodeStep:
         positions = model.positions.weight.data if isinstance(model, GPT2) else None
         decode_cuda.embed(self._add, x, self._embedding, positions, state.latest, state.lengths)
         for block, own in zip(model.blocks, cache, strict=True):
-            assert isinstance(block, TransformerBlock)  # see `supports`
+            assert isinstance(block, nn.TransformerBlock)  # see `supports`
             self._norm(normed, x, block.norm1)
             self._attend(x, normed, block.attention, own)
             self._norm(normed, x, block.norm2)
@@ -110,7 +92,7 @@ class DecodeStep:
         extend(state, logits, how, self._add)
 
     def _attend(
-        self, x: Array, normed: Array, layer: MultiHeadAttention, cache: KeyValueCache
+        self, x: Array, normed: Array, layer: nn.MultiHeadAttention, cache: nn.KeyValueCache
     ) -> None:
         """Add proj(attention(normed)) to x."""
         qkv = self._buffer("qkv", len(layer.qkv.weight.data))
@@ -118,7 +100,7 @@ class DecodeStep:
         keys, values = cache.arrays
         key = (qkv.shape, keys.shape, layer.window)
         if key not in self._workspaces:
-            self._workspaces[key] = decode_cuda.Room(qkv, keys, values, layer.window)
+            self._workspaces[key] = decode_cuda.AttentionWorkspace(qkv, keys, values, layer.window)
         rotary = layer.rotary
         self._linear(qkv, normed, layer.qkv)
         decode_cuda.attention(
@@ -132,7 +114,7 @@ class DecodeStep:
         """Add feed_forward(normed) to x."""
         hidden = len(layer.up.weight.data)
         up = self._buffer("up", hidden)
-        if isinstance(layer, SwiGLU):
+        if isinstance(layer, nn.SwiGLU):
             gate = self._buffer("gate", hidden)
             self._linear(gate, normed, layer.gate)
             self._linear(up, normed, layer.up, gate=gate)
@@ -141,11 +123,11 @@ class DecodeStep:
         self._linear(x, up, layer.down, residual=x)
 
     def _norm(self, y: Array, x: Array, layer: Any) -> None:
-        centre = isinstance(layer, LayerNorm)
+        centre = isinstance(layer, nn.LayerNorm)
         bias = layer.bias.data if centre and layer.bias is not None else None
         decode_cuda.norm(self._add, y, x, layer.weight.data, bias, layer.eps, centre)
 
-    def _linear(self, y: Array, x: Array, layer: Linear, **options: Any) -> None:
+    def _linear(self, y: Array, x: Array, layer: nn.Linear, **options: Any) -> None:
         bias = None if layer.bias is None else layer.bias.data
         decode_cuda.product(self._add, y, x, layer.weight.data, bias, **options)
 

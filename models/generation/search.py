@@ -22,12 +22,6 @@ from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "LARGEST_PENALTY",
-    "beam_search",
-    "greedy_search",
-]
-
 Tokens = np.ndarray[Any, Any]
 Prompts = Sequence[Sequence[int] | Tokens] | Tokens
 

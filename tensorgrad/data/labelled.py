@@ -13,10 +13,11 @@ import numpy as np
 
 from tensorgrad.checks import check_number, check_seed
 from tensorgrad.data.reviews import reviews
-from tensorgrad.data.text import PACKED, find_file, load_dataset, read_lines
+from tensorgrad.data.text import find_file, load_dataset, read_lines
 from tensorgrad.errors import ArgumentError, DataError
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
+_Row = tuple[str, Any, Any]  # its place in the source, for errors, its text and its label
 
 REVIEWS = (2000, 400)  # for training and validation
 TEXT_COLUMNS = ("sentence", "text")  # tried in this order where none is named
@@ -78,17 +79,18 @@ def read_labelled(
     source = os.fspath(source)
     if part not in _PARTS:
         raise ArgumentError(f"read_labelled: part is {part!r}, expected one of {list(_PARTS)}")
-    if source == "reviews":
-        return _made(part)
+    name, rows = source, _made_rows(part)
     if source.startswith("hf:"):
-        name, rows = _dataset_rows(source, part, text_column, label_column)
-    else:
-        path = _path(Path(source), part)
+        rows = _dataset_rows(source, part, text_column, label_column)
+    elif source != "reviews":
+        names = [f"{stem}.tsv" for stem in _PARTS[part]]
+        forms = "one with train.tsv and dev.tsv, 'hf:NAME' or 'reviews'"
+        path = find_file("read_labelled", Path(source), names, forms)
         name, rows = str(path), _file_rows(path, text_column, label_column)
     texts, labels = [], []
     for place, text, label in rows:
         if not isinstance(text, str):
-            raise DataError(f"read_labelled: {name}: {place} has {text!r}, expected a text")
+            raise DataError(f"read_labelled: {name}: {place} has {text!r:.80}, expected a text")
         texts.append(text.strip())
         labels.append(_class(label, classes, f"{name}: {place}", label_column))
     if not texts:
@@ -154,32 +156,13 @@ def sentences_of(texts: Sequence[str]) -> list[list[int]]:
     return owners
 
 
-def _made(part: str) -> LabelledTexts:
-    made = list(reviews(sum(REVIEWS)))
-    made = made[: REVIEWS[0]] if part == "train" else made[REVIEWS[0] :]
-    return LabelledTexts(
-        [text for text, _ in made], np.array([label for _, label in made], np.int32)
-    )
+def _made_rows(part: str) -> Iterator[_Row]:
+    for number, (text, label) in enumerate(reviews(sum(REVIEWS))):
+        if (number < REVIEWS[0]) == (part == "train"):
+            yield f"sentence {number}", text, label
 
 
-def _path(folder: Path, part: str) -> Path:
-    """Return the file of a part."""
-    if not folder.is_dir():
-        raise DataError(
-            f"read_labelled: source has {str(folder)!r}, which is not a folder; expected one with "
-            "train.tsv and dev.tsv, 'hf:NAME' or 'reviews'"
-        )
-    path = find_file(folder, [f"{stem}.tsv" for stem in _PARTS[part]])
-    if path is None:
-        names = [f"{stem}.tsv{packed}" for stem in _PARTS[part] for packed in PACKED]
-        raise DataError(f"read_labelled: {folder} has none of {', '.join(names)}; expected one")
-    return path
-
-
-def _file_rows(
-    path: Path, text_column: str | None, label_column: str
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the place, text and label of each line after the first."""
+def _file_rows(path: Path, text_column: str | None, label_column: str) -> Iterator[_Row]:
     lines = read_lines(path)
     first = next(lines, "")
     if not first:
@@ -206,7 +189,7 @@ def _columns(
     if text_column is None:
         text_column = next((one for one in TEXT_COLUMNS if one in others), None)
     if label_column not in columns or text_column not in others:
-        texts = "one of texts" if text_column is None else repr(text_column)
+        texts = "one of texts" if text_column is None else f"{text_column!r:.80}"
         raise DataError(
             f"read_labelled: {name} has the columns {list(columns)!r:.200}, expected "
             f"{label_column!r} and {texts}"
@@ -222,19 +205,16 @@ def _class(label: Any, classes: int, place: str, column: str) -> int:
         number = -1
     if not 0 <= number < classes or (isinstance(label, float) and label != number):
         expected = "0 or 1" if classes == 2 else f"0 to {classes - 1}"
-        raise DataError(f"read_labelled: {place} has {column} {label!r}, expected {expected}")
+        raise DataError(f"read_labelled: {place} has {column} {label!r:.80}, expected {expected}")
     return number
 
 
 def _dataset_rows(
     source: str, part: str, text_column: str | None, label_column: str
-) -> tuple[str, Iterator[tuple[str, Any, Any]]]:
+) -> Iterator[_Row]:
     data = load_dataset("read_labelled", source, part)
     columns = list(data.features)
     text, label = _columns(source, columns, text_column, label_column)
-    texts, labels = data[columns[text]], data[columns[label]]
-    rows = (
-        (f"row {row} of {part}", one, other)
-        for row, (one, other) in enumerate(zip(texts, labels, strict=True))
-    )
-    return source, rows
+    pairs = zip(data[columns[text]], data[columns[label]], strict=True)
+    for number, pair in enumerate(pairs):
+        yield f"row {number} of {part}", *pair

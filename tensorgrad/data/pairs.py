@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +79,13 @@ def read_pairs(
         raise ArgumentError(f"read_pairs: parts has {unknown[0]!r}, expected some of {[*_SPLITS]}")
     keys = source_key, target_key
     found: dict[str, list[Pair]] = {name: [] for name in _SPLITS}
-    whole: Any = _made(keys) if source == "phrases" else None
-    if source.startswith("hf:"):
-        whole = load_dataset("read_pairs", source, None)
+    read: Callable[[str], Iterable[Pair]] = partial(_file_pairs, Path(source), keys)
+    if source == "phrases":
+        read = _made(keys).__getitem__
+    elif source.startswith("hf:"):
+        read = partial(_dataset_pairs, source, load_dataset("read_pairs", source, None), keys)
     for part in parts:
-        if source == "phrases":
-            pairs = whole[part]
-        elif source.startswith("hf:"):
-            pairs = list(_dataset_pairs(source, whole, part, keys))
-        else:
-            pairs = list(_file_pairs(Path(source), part, keys))
+        pairs = list(read(part))
         if lowercase:
             pairs = [(a.lower(), b.lower()) for a, b in pairs]
         if part != "test":
@@ -147,21 +145,12 @@ def _made(keys: tuple[str, str]) -> Mapping[str, list[Pair]]:
     }
 
 
-def _file_pairs(folder: Path, part: str, keys: tuple[str, str]) -> Iterator[Pair]:
-    if not folder.is_dir():
-        raise DataError(
-            f"read_pairs: source has {str(folder)!r}, which is not a folder; expected one with "
-            f"train, valid and test files in {keys[0]} and {keys[1]}, 'hf:NAME' or 'phrases'"
-        )
-    paths = []
-    for key in keys:
-        names = [f"{stem}.{key}" for stem in _SPLITS[part]]
-        path = find_file(folder, names)
-        if path is None:
-            raise DataError(
-                f"read_pairs: {folder / names[0]} is missing, expected it, or with .gz or .xz"
-            )
-        paths.append(path)
+def _file_pairs(folder: Path, keys: tuple[str, str], part: str) -> Iterator[Pair]:
+    forms = f"one with train, valid and test files in {keys[0]} and {keys[1]}, 'hf:NAME' or"
+    paths = [
+        find_file("read_pairs", folder, [f"{s}.{key}" for s in _SPLITS[part]], f"{forms} 'phrases'")
+        for key in keys
+    ]
     columns = [list(read_lines(path)) for path in paths]
     if len(columns[0]) != len(columns[1]):
         raise DataError(
@@ -171,10 +160,12 @@ def _file_pairs(folder: Path, part: str, keys: tuple[str, str]) -> Iterator[Pair
     yield from zip(*columns, strict=True)
 
 
-def _dataset_pairs(source: str, whole: Any, part: str, keys: tuple[str, str]) -> Iterator[Pair]:
+def _dataset_pairs(source: str, whole: Any, keys: tuple[str, str], part: str) -> Iterator[Pair]:
     split = next((name for name in _SPLITS[part] if name in whole), None)
     if split is None:
-        raise DataError(f"read_pairs: {source} has the splits {list(whole)}, expected {part!r}")
+        raise DataError(
+            f"read_pairs: {source} has the splits {list(whole)!r:.200}, expected {part!r}"
+        )
     columns = list(whole[split].features)
     if "translation" in columns:
         rows: Iterator[Any] = iter(whole[split]["translation"])
@@ -182,14 +173,14 @@ def _dataset_pairs(source: str, whole: Any, part: str, keys: tuple[str, str]) ->
         rows = iter(whole[split])
     else:
         raise DataError(
-            f"read_pairs: {source} has the columns {columns}, expected {keys[0]!r} and "
+            f"read_pairs: {source} has the columns {columns!r:.200}, expected {keys[0]!r} and "
             f"{keys[1]!r}, or 'translation'"
         )
     for number, row in enumerate(rows):
         one, other = map(row.get, keys) if isinstance(row, Mapping) else (None, None)
         if not (isinstance(one, str) and isinstance(other, str)):
             raise DataError(
-                f"read_pairs: {source}: row {number} of {split} is {row!r}, expected texts under "
-                f"{keys[0]!r} and {keys[1]!r}"
+                f"read_pairs: {source}: row {number} of {split} is {row!r:.80}, expected "
+                f"texts under {keys[0]!r} and {keys[1]!r}"
             )
         yield one, other

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.files import replacing
 from tensorgrad.readers import VOCABULARY_BYTES, open_regular
 
 END_OF_TEXT = "<|endoftext|>"
@@ -121,6 +122,15 @@ def read_text(path: str | os.PathLike[str], limit: int = VOCABULARY_BYTES) -> st
     return "".join(parts)
 
 
+def write_text(op: str, path: str | os.PathLike[str], text: str) -> None:
+    """Write a UTF-8 file, or raise DataError and leave what was there unchanged."""
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise DataError(f"{op}: cannot write {path}: {error.strerror}") from error
+
+
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield the lines of a UTF-8 file, decompressed if it ends in .gz or .xz, without their ends.
 
@@ -143,10 +153,29 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
         yield rest.removesuffix("\r")
 
 
-def find_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """Return the first of some files that a folder has, plain or compressed."""
-    paths = (folder / f"{name}{packed}" for name in names for packed in PACKED)
-    return next((path for path in paths if path.is_file()), None)
+def find_file(op: str, folder: Path, names: Sequence[str], forms: str) -> Path:
+    """Return the first of some files that a folder has, plain or compressed.
+
+    Args:
+        op: the name of the caller, for errors.
+        folder: the source.
+        names: of the files, without .gz and .xz.
+        forms: what sources the caller reads, for errors.
+    Raises:
+        DataError: the folder or the file is missing.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            f"{op}: source has {str(folder)!r}, which is not a folder; expected {forms}"
+        )
+    files = [f"{name}{packed}" for name in names for packed in PACKED]
+    found = next((folder / file for file in files if (folder / file).is_file()), None)
+    if found is None:
+        raise DataError(
+            f"{op}: {folder / files[0]} is missing: the folder has none of {', '.join(files)}, "
+            "expected one"
+        )
+    return found
 
 
 def standard_input() -> TextIO:
@@ -353,7 +382,7 @@ def _text_column(name: str, data: Any, column: str | None) -> str:
         column = "text" if "text" in texts or len(texts) != 1 else texts[0]
     if column not in texts:
         raise DataError(
-            f"documents: {name!r} has the columns {list(data.features)}, of which {texts} are "
-            f"text; expected {column!r} (name one with column)"
+            f"documents: {name!r} has the columns {list(data.features)!r:.200}, of which "
+            f"{texts!r:.200} are text; expected {column!r} (name one with column)"
         )
     return column

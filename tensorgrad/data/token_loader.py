@@ -30,6 +30,9 @@ class TokenLoader:
     Every rank of a run makes a loader with the same arguments, except `rank`. Of n ranks, rank r
     gets rows r * B/n to (r + 1) * B/n of the batch that one process would get, so a run may resume
     at any step and on another number of ranks.
+
+    Attributes:
+        windows: in an epoch.
     """
 
     def __init__(
@@ -85,17 +88,12 @@ class TokenLoader:
         self._rank = rank
         self._ranks = ranks
         # With one window less than fits, the windows can be shifted by `context` or more.
-        self._windows = max(1, (array.size - 1) // context - 1)
-        self._offsets = array.size - self._windows * context
-
-    @property
-    def windows(self) -> int:
-        """The number of windows in an epoch."""
-        return self._windows
+        self.windows = max(1, (array.size - 1) // context - 1)
+        self._offsets = array.size - self.windows * context
 
     def epoch(self, step: int) -> float:
         """Return the number of epochs before `step`, a fraction included."""
-        return step * self._batch / self._windows
+        return step * self._batch / self.windows
 
     def batch(self, step: int) -> TokenBatch:
         """Return this rank's part of batch number `step`.
@@ -114,9 +112,9 @@ class TokenLoader:
             )
         rows = self._batch // self._ranks
         first = step * self._batch + self._rank * rows
-        epoch, position = np.divmod(np.arange(first, first + rows, dtype=np.uint64), self._windows)
+        epoch, position = np.divmod(np.arange(first, first + rows, dtype=np.uint64), self.windows)
         keys = _keys(self._seed, epoch)
-        window = _shuffle(position, self._windows, keys)
+        window = _shuffle(position, self.windows, keys)
         offset = keys[-1] % np.uint64(self._offsets)
         return self._read(offset + window * np.uint64(self._context))
 

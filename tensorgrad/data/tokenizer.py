@@ -15,9 +15,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tensorgrad.checks import check_integer
-from tensorgrad.data.text import END_OF_TEXT, read_text
+from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
-from tensorgrad.files import replacing
 from tensorgrad.readers import parse_json
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
@@ -217,11 +216,7 @@ class Tokenizer:
         Raises:
             DataError: the file cannot be written; an existing one is unchanged.
         """
-        try:
-            with replacing(path) as file:
-                file.write(self.to_json().encode())
-        except OSError as error:
-            raise DataError(f"Tokenizer.save: cannot write {path}: {error.strerror}") from error
+        write_text("Tokenizer.save", path, self.to_json())
 
     def to_json(self) -> str:
         """Return the content of the file that `save` writes; equal tokenizers give equal text."""
@@ -321,7 +316,7 @@ class Tokenizer:
             return bytes([_BYTE_OF[ord(character)] for character in token])
         except KeyError as error:
             raise DataError(
-                f"Tokenizer: {name} has the token {token!r}, "
+                f"Tokenizer: {name} has the token {token!r:.80}, "
                 "expected only the characters that stand for bytes"
             ) from error
 
@@ -397,40 +392,27 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
     normalizer = normalizer if isinstance(normalizer, dict) else {"type": normalizer}
     model = _part(state, "model", dict, name)
     added = _part(state, "added_tokens", list, name)
-    found = {
-        "model": model.get("type", "BPE"),  # old files lack it
-        "pre_tokenizer": words.get("type"),
-        "add_prefix_space": words.get("add_prefix_space"),
-        "use_regex": words.get("use_regex", True),
-        "normalizer": normalizer.get("type"),
-        "dropout": model.get("dropout"),
-        "ignore_merges": bool(model.get("ignore_merges")),
-        "continuing_subword_prefix": model.get("continuing_subword_prefix") or None,
-        "end_of_word_suffix": model.get("end_of_word_suffix") or None,
-        "special": all(_part(token, "special", bool, name) for token in added),
-    }
-    expected = {
-        "model": "BPE",
-        "pre_tokenizer": "ByteLevel",
-        "add_prefix_space": False,
-        "use_regex": True,
-        "normalizer": None,
-        "dropout": None,
-        "ignore_merges": False,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "special": True,
-    }
-    for key, value in expected.items():
-        if found[key] != value:
-            raise DataError(f"Tokenizer: {name} has {key} {found[key]!r:.80}, expected {value!r}")
+    for key, found, expected in (
+        ("model", model.get("type", "BPE"), "BPE"),  # old files lack it
+        ("pre_tokenizer", words.get("type"), "ByteLevel"),
+        ("add_prefix_space", words.get("add_prefix_space"), False),
+        ("use_regex", words.get("use_regex", True), True),
+        ("normalizer", normalizer.get("type"), None),
+        ("dropout", model.get("dropout"), None),
+        ("ignore_merges", bool(model.get("ignore_merges")), False),
+        ("continuing_subword_prefix", model.get("continuing_subword_prefix") or None, None),
+        ("end_of_word_suffix", model.get("end_of_word_suffix") or None, None),
+        ("special", all(_part(token, "special", bool, name) for token in added), True),
+    ):
+        if found != expected:
+            raise DataError(f"Tokenizer: {name} has {key} {found!r:.80}, expected {expected!r}")
 
 
 def _merges(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
     """Yield the merges of a BPE; older files have a pair as one text."""
     for pair in pairs:
         parts = pair.split(" ") if isinstance(pair, str) else pair
-        if not (isinstance(parts, list) and len(parts) == 2 and all(map(_is_text, parts))):
+        if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
             raise DataError(f"Tokenizer: {name} has the merge {pair!r:.80}, expected two tokens")
         yield parts[0], parts[1]
 
@@ -446,10 +428,6 @@ def _check_merges(
                 f"Tokenizer: {name} has the merge {(left, right)!r:.80}, expected tokens of the "
                 f"vocabulary: {lost!r:.80} is not one"
             )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _texts(name: str, texts: Iterable[str]) -> Iterator[str]:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.checks import check_integer
-from tensorgrad.data.text import read_lines, read_text
+from tensorgrad.data.text import read_lines, read_text, write_text
 from tensorgrad.errors import DataError
-from tensorgrad.files import replacing
 from tensorgrad.readers import parse_json
 
 # As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.
@@ -97,11 +96,7 @@ class WordVocabulary:
         Raises:
             DataError: the file cannot be written; an existing one is unchanged.
         """
-        try:
-            with replacing(path) as file:
-                file.write(self.to_json().encode())
-        except OSError as error:
-            raise DataError(f"WordVocabulary.save: cannot write {path}: {error}") from error
+        write_text("WordVocabulary.save", path, self.to_json())
 
     def to_json(self) -> str:
         """Return what `save` writes; equal vocabularies give equal text."""

@@ -160,7 +160,7 @@ def _nvcc(source: loader.Source, kernels: Sequence[str], target: str) -> tuple[s
     """Do as `_nvrtc`: a table of function pointers makes nvcc instantiate the kernels."""
     table = ", ".join(f"(const void*){kernel}" for kernel in kernels)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / source.name
+        path = Path(folder, Path(source.name).name)
         path.write_text(f"{source.text}\nconst void* kernels[] = {{{table}}};\n")
         code = target.replace("sm_", "compute_")
         command = ["nvcc", *source.options, f"-gencode=arch={code},code={target}", "--cubin"]

@@ -21,7 +21,8 @@ from tensorgrad.kernels.device import (
     shared_memory_per_block,
     shared_memory_per_multiprocessor,
 )
-from tensorgrad.kernels.loader import NULL, by_value, load, pointer
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import NULL, GradientScale, Targets, address, by_value, pointer
 
 _FILE = "cross_entropy.cu"
 _ALONE = 65536  # numbers that one block adds
@@ -83,17 +84,9 @@ class Scale(NamedTuple):
     divisor: Array | None = None  # a count of rows; 0 counts as 1
 
     def pack(self) -> Any:
-        """Return the kernels' struct Scale."""
-        dy, count = (0 if a is None else a.data.ptr for a in self)
+        """Return the struct GradientScale."""
         each = self.dy is not None and self.dy.size != 1
-        return by_value(np.array([(dy, count, each)], _SCALE))
-
-
-_SCALE = np.dtype([("dy", np.uintp), ("count", np.uintp), ("stride", np.int64)])
-_TARGETS = np.dtype(
-    [("ids", np.uintp), ("ignored", np.int64), ("ignores", np.int64), ("target", np.float64),
-     ("each", np.float64), ("z_loss", np.float64)]
-)  # fmt: skip
+        return by_value(GradientScale(address(self.dy), address(self.divisor), each))
 
 
 def flat_ids(targets: Array) -> Array:
@@ -227,11 +220,10 @@ def _group(
 
 
 def _targets(ids: Array, options: Options, classes: int = 1) -> Any:
-    """Return the kernels' struct Targets."""
+    """Return the struct Targets."""
     index, smoothing, z_loss = options
     ignored = (0 if index is None else index, index is not None)
-    fields = (ids.data.ptr, *ignored, 1 - smoothing, smoothing / classes, z_loss)
-    return by_value(np.array([fields], _TARGETS))
+    return by_value(Targets(ids.data.ptr, *ignored, 1 - smoothing, smoothing / classes, z_loss))
 
 
 def _block(rows: Array, most: int, batch: int) -> tuple[int]:

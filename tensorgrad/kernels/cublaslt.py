@@ -1,7 +1,7 @@
 """cuBLASLt through ctypes: products with an addition, a bias or GELU in the same kernel.
 
 CuPy's own calls to cuBLAS cannot be captured into a CUDA graph, round partial sums to 16 bits and
-know no epilogues. The library comes with CuPy's. Everything is in columns, as in Fortran.
+have no epilogues. The library comes with CuPy's. Matrices are in column-major order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_LEADING, _AUX_STEP, _BI
 )  # fmt: skip
 _BATCH, _STEP = 5, 6
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENT_A = 1, 3, 5
-_IN_PLACE_OR_WIDE = 1 | 2  # partial sums that are added up in another kernel stay in float32
+_IN_PLACE_OR_WIDE = 1 | 2  # split-K partial sums stay in float32
 _WORKSPACE = 32 * 1024 * 1024  # bytes, as NVIDIA advises for Hopper
-_DEFAULT, _WITH_BIAS, _BESIDE = 1, 4, 128
-EPILOGUES = {"": 0, "gelu": 32, "gelu, kept": 32 | _BESIDE, "slope of gelu": 64 | _BESIDE}
+_DEFAULT, _WITH_BIAS, _AUXILIARY = 1, 4, 128
+EPILOGUES = {
+    "": 0,
+    "gelu": 32,
+    "gelu, stored": 32 | _AUXILIARY,
+    "derivative of gelu": 64 | _AUXILIARY,
+}
 
 
 class Matrix(NamedTuple):
-    """A batch of matrices in columns: `leading` elements from one column to the next."""
+    """A batch of column-major matrices: `leading` elements from one column to the next."""
 
     dtype: Dtype
     rows: int
@@ -41,20 +46,20 @@ class Matrix(NamedTuple):
     step: int
 
 
-class Product(NamedTuple):
-    """d = a b + beta c, and what follows. Turned operands are transposed before the product."""
+class CublasProduct(NamedTuple):
+    """d = op(a) op(b) + beta c and its epilogue; op transposes or not."""
 
     a: Matrix
     b: Matrix
-    d: Matrix  # c lies as d does
-    turn_a: bool
-    turn_b: bool
+    d: Matrix  # c has the same layout
+    transpose_a: bool
+    transpose_b: bool
     alignment: int  # of all addresses: bytes, a power of two
     bias: Dtype | None  # one number a row
-    gelu: str  # of EPILOGUES: what is done with GELU, beside an array that lies as d does
+    gelu: str  # of EPILOGUES; an auxiliary array has the layout of d
 
 
-class _Choice(ctypes.Structure):
+class _Heuristic(ctypes.Structure):
     """What the library proposes for a product."""
 
     _fields_ = (
@@ -66,7 +71,7 @@ class _Choice(ctypes.Structure):
     )
 
 
-class Plan(NamedTuple):
+class CublasPlan(NamedTuple):
     """A product that is ready to run, on one device."""
 
     handle: c_void_p
@@ -82,21 +87,21 @@ class Plan(NamedTuple):
 
 
 def run(
-    plan: Plan, a: int, b: int, c: int, d: int, add: bool, bias: int = 0, beside: int = 0
+    plan: CublasPlan, a: int, b: int, c: int, d: int, add: bool, bias: int = 0, auxiliary: int = 0
 ) -> None:
     """Run a product on the current stream; operands and results are addresses."""
-    if bias or beside:
+    if bias or auxiliary:
         with plan.lock:
             if bias:
                 _set(plan.operation, _BIAS, c_void_p(bias))
-            if beside:
-                _set(plan.operation, _AUX, c_void_p(beside))
+            if auxiliary:
+                _set(plan.operation, _AUX, c_void_p(auxiliary))
             _multiply(plan, a, b, c, d, add)
     else:
         _multiply(plan, a, b, c, d, add)
 
 
-def _multiply(plan: Plan, a: int, b: int, c: int, d: int, add: bool) -> None:
+def _multiply(plan: CublasPlan, a: int, b: int, c: int, d: int, add: bool) -> None:
     """Call the library."""
     cuda, size = backend.cupy.cuda, plan.workspace
     memory = cuda.alloc(size) if size else None
@@ -109,8 +114,8 @@ def _multiply(plan: Plan, a: int, b: int, c: int, d: int, add: bool) -> None:
         _check(status, "cublasLtMatmul")
 
 
-def prepare(product: Product, device: int) -> Plan:
-    """Return the way that the library proposes on a device, which is the current one.
+def prepare(product: CublasProduct, device: int) -> CublasPlan:
+    """Return the algorithm that the library proposes on a device, which is the current one.
 
     Raises:
         KernelError: there is none.
@@ -121,13 +126,13 @@ def prepare(product: Product, device: int) -> Plan:
     compute = _COMPUTE_64F if double else _COMPUTE_32F
     scale = _TYPES[float64 if double else float32]
     _check(library.cublasLtMatmulDescCreate(byref(operation), compute, scale), "create")
-    _set(operation, _TRANSPOSE_A, c_int32(product.turn_a))
-    _set(operation, _TRANSPOSE_B, c_int32(product.turn_b))
+    _set(operation, _TRANSPOSE_A, c_int32(product.transpose_a))
+    _set(operation, _TRANSPOSE_B, c_int32(product.transpose_b))
     epilogue = EPILOGUES[product.gelu] | (_WITH_BIAS if product.bias else 0)
     _set(operation, _EPILOGUE, c_int32(epilogue or _DEFAULT))
     if product.bias:
         _set(operation, _BIAS_TYPE, c_int32(_TYPES[product.bias]))
-    if epilogue & _BESIDE:
+    if epilogue & _AUXILIARY:
         _set(operation, _AUX_LEADING, c_int64(product.d.leading))
         _set(operation, _AUX_STEP, c_int64(product.d.step))
     layouts = _layout(product.a), _layout(product.b), _layout(product.d)
@@ -138,9 +143,8 @@ def prepare(product: Product, device: int) -> Plan:
     ]
     wishes += [(_ALIGNMENT_A + i, c_int32(product.alignment)) for i in range(4)]  # a, b, c, d
     for name, value in wishes:
-        set_preference = library.cublasLtMatmulPreferenceSetAttribute
-        _check(set_preference(preference, name, byref(value), ctypes.sizeof(value)), "preference")
-    choice, found = _Choice(), c_int()
+        _set(preference, name, value, "cublasLtMatmulPreferenceSetAttribute")
+    choice, found = _Heuristic(), c_int()
     status = library.cublasLtMatmulAlgoGetHeuristic(
         handle, operation, *layouts, layouts[2], preference, 1, byref(choice), byref(found)
     )
@@ -148,7 +152,7 @@ def prepare(product: Product, device: int) -> Plan:
     if status or not found.value or choice.state:
         raise KernelError(f"matmul: cuBLASLt got {product}, expected a product that it can do")
     number = c_double if double else c_float
-    return Plan(
+    return CublasPlan(
         handle, operation, *layouts, choice.algorithm, choice.workspace,
         byref(number(1)), byref(number(0)), threading.Lock(),
     )  # fmt: skip
@@ -164,23 +168,16 @@ def _layout(matrix: Matrix) -> c_void_p:
         "cublasLtMatrixLayoutCreate",
     )
     for name, value in ((_BATCH, c_int32(matrix.batch)), (_STEP, c_int64(matrix.step))):
-        _check(
-            library.cublasLtMatrixLayoutSetAttribute(
-                layout, name, byref(value), ctypes.sizeof(value)
-            ),
-            "cublasLtMatrixLayoutSetAttribute",
-        )
+        _set(layout, name, value, "cublasLtMatrixLayoutSetAttribute")
     return layout
 
 
-def _set(operation: c_void_p, name: int, value: Any) -> None:
-    """Set an attribute of an operation."""
-    _check(
-        _library().cublasLtMatmulDescSetAttribute(
-            operation, name, byref(value), ctypes.sizeof(value)
-        ),
-        "cublasLtMatmulDescSetAttribute",
-    )
+def _set(
+    target: c_void_p, name: int, value: Any, function: str = "cublasLtMatmulDescSetAttribute"
+) -> None:
+    """Set an attribute of an operation, or of what another function is for."""
+    status = getattr(_library(), function)(target, name, byref(value), ctypes.sizeof(value))
+    _check(status, function)
 
 
 def _check(status: int, what: str) -> None:

@@ -1,7 +1,7 @@
-"""Launches of decode.cu and attention/decode.cu: at once, or prepared for a step of generation.
+"""The kernels of a decode step: launches decode.cu and attention/decode.cu, now or later.
 
-Each function writes its result into an array that is given. All that decides a launch is a shape
-or an address, so it can be repeated when what lies there has changed.
+Each function takes a `Launch` (see `prepared`) and the array to write to. A launch depends on
+shapes and addresses alone, so it can be repeated when the contents of the arrays have changed.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import bfloat16, c_name, float16, float32
 from tensorgrad.kernels.attention.options import ALL
-from tensorgrad.kernels.loader import NULL, load, pointer
+from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch
+from tensorgrad.kernels.rows import power_of_two
+from tensorgrad.kernels.structs import NULL, DecodeAttentionArguments, pointer
 
 _FILE, _ATTENTION = "decode.cu", "attention/decode.cu"
 _PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # as in the kernels
 _PROCESSORS = 132  # of an H200; results do not depend on the chip
-_STRIDES = [(name, "i8") for name in ("sequence", "head", "key")]
-_PROBLEM = np.dtype(
-    [("key_at", _STRIDES), ("value_at", _STRIDES)]
-    + [(name, "i4") for name in ("heads", "kv_heads", "width", "window", "interleaved")]
-    + [("scale", "f4")]
-)
-GELU = {"": 0, "tanh": 1, "none": 2}  # as in struct Finish
+GELU = {"": 0, "tanh": 1, "none": 2}  # as in struct DecodeEpilogue
 
 
 def supports(like: Array, width: int) -> bool:
@@ -35,8 +31,8 @@ def supports(like: Array, width: int) -> bool:
     return like.dtype in (float32, float16, bfloat16) and width <= 32 * _PART
 
 
-class Room:
-    """How blocks share attention, and what they leave for the one that joins them.
+class AttentionWorkspace:
+    """How attention is split among blocks (split-K), and buffers for their partial results.
 
     One serves all layers of a model.
 
@@ -51,9 +47,9 @@ class Room:
             array.data.ptr % 16 == 0 and all(s * array.itemsize % 16 == 0 for s in _strides(array))
             for array in (keys, values)
         )
-        self.lanes = 1 << max(0, -(-width // _PART) - 1).bit_length()  # that share a key
+        self.lanes = power_of_two(max(1, -(-width // _PART)))  # of a key
         self.plain = not self.aligned or qkv.itemsize > 2 or width > 128
-        # Query heads of a block, keys that it has under way, blocks that fill a multiprocessor.
+        # Query heads of a block, keys that it loads at a time, blocks that fill a multiprocessor.
         most, step, busy = (8, 128, 3) if width <= 64 else (8, 64, 2)
         if self.plain:
             most, step, busy = 4, _THREADS // self.lanes * _TOGETHER, 3
@@ -68,7 +64,7 @@ class Room:
 
 
 def _splits(pairs: int, most: int, blocks: int) -> int:
-    """Return into how few parts to cut pairs so that most of the time as many as can be run."""
+    """Return the least number of splits that keeps nearly as many blocks busy as any other."""
 
     def busy(splits: int) -> float:
         turns = pairs * splits / blocks
@@ -85,7 +81,7 @@ def attention(
     keys: Array,
     values: Array,
     lengths: Array,
-    room: Room,
+    workspace: AttentionWorkspace,
     window: int | None,
     angles: tuple[Array, Array] | None,
     interleaved: bool,
@@ -95,29 +91,28 @@ def attention(
     heads = qkv.shape[1] // width - 2 * kv_heads
     name = c_name(qkv.dtype)
     cosines, sines = (NULL, NULL) if angles is None else angles
-    sizes = heads, kv_heads, width, ALL if window is None else window, interleaved
-    scale = 1 / (math.sqrt(width) * math.log(2))
-    problem = np.array([(_strides(keys), _strides(values), *sizes, scale)], _PROBLEM)
-    arguments = (
-        y, keys, values, qkv, room.parts, room.sums, room.arrived, lengths, cosines, sines, problem
+    sizes = DecodeAttentionArguments(
+        _strides(keys), _strides(values), heads, kv_heads, width, ALL if window is None else window,
+        interleaved, 1 / (math.sqrt(width) * math.log(2)),
     )  # fmt: skip
-    grid = room.splits, room.across, batch
-    if room.plain:
-        plain = (*arguments, np.int32(room.lanes), np.int32(room.aligned))
-        kernel = load(_ATTENTION, f"decode_attention_plain<{name}>")
-        launch(kernel, grid, (_THREADS,), plain, 0)
-    else:
-        kernel = load(_ATTENTION, f"decode_attention<{name}, {-(-width // 64)}>")
-        launch(kernel, grid, (_THREADS,), arguments, 0)
+    arguments: tuple[Any, ...] = (
+        y, keys, values, qkv, workspace.parts, workspace.sums, workspace.arrived, lengths, cosines,
+        sines, sizes,
+    )  # fmt: skip
+    grid = workspace.splits, workspace.across, batch
+    kernel = f"decode_attention<{name}, {-(-width // 64)}>"
+    if workspace.plain:
+        kernel = f"decode_attention_plain<{name}>"
+        arguments = (*arguments, np.int32(workspace.lanes), np.int32(workspace.aligned))
+    launch(load(_ATTENTION, kernel), grid, (_THREADS,), arguments, 0)
 
 
 def embed(
-    launch: Launch, y: Array, table: Array, positions: Array | None, latest: Array, lengths: Array
+    launch: Launch, y: Array, weight: Array, positions: Array | None, latest: Array, lengths: Array
 ) -> None:
-    """Write the rows of the newest tokens, with those of their positions where these are given."""
+    """Write the embeddings of the latest tokens, plus those of their positions unless None."""
     rows, width = y.shape
-    shift = pointer(positions)
-    arguments = (y, table, shift, latest, lengths, np.int32(width))
+    arguments = (y, weight, pointer(positions), latest, lengths, np.int32(width))
     launch(load(_FILE, f"decode_embed<{c_name(y.dtype)}>"), (rows,), (256,), arguments, 0)
 
 
@@ -142,15 +137,16 @@ def product(
     gate: Array | None = None,
     residual: Array | None = None,
 ) -> None:
-    """Write finish(x W^T + bias) + residual, where finish may be GELU or times silu(gate).
+    """Write f(x W^T + bias) + residual, where f is GELU, a product with silu(gate), or nothing.
 
     Args:
-        launch: what to do with the launch.
-        y: (rows, columns), dtype of x, or float32, which then is not rounded. It may be residual.
-        x: (rows, width), contiguous, as is all else.
-        weight: (columns or more, width), dtype of x.
+        launch: see `prepared`.
+        y: (rows, columns), contiguous; dtype of x, or float32 for sums that are not rounded. It may
+            be the residual.
+        x: (rows, width), contiguous.
+        weight: (columns or more, width), contiguous, dtype of x.
         bias: (columns,), dtype of x.
-        gelu: of GELU.
+        gelu: a key of GELU.
         gate, residual: (rows, columns), dtype of x.
     """
     rows, width = x.shape

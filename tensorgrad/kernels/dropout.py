@@ -7,8 +7,9 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name
-from tensorgrad.kernels.loader import load, number, pointer
+from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.random import Key, keep_threshold
+from tensorgrad.kernels.structs import number, pointer
 
 
 def forward(

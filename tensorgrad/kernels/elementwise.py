@@ -19,13 +19,14 @@ from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.expression import Formula
-from tensorgrad.kernels.loader import FOLDER, inline, load_text, number
+from tensorgrad.kernels.loader import FOLDER, inline, load_text
+from tensorgrad.kernels.structs import number
 
 _SCALARS = frozenset((bool, int, float))
 _THREADS = 256
 
 
-class _Layout(NamedTuple):
+class _OperandLayout(NamedTuple):
     """What a kernel is made for: how the elements of its operands lie.
 
     Args:
@@ -74,7 +75,7 @@ def launch(
         vector, unaligned, kernel = formula.kernels[key]
     except KeyError:
         vector, unaligned = _vector(kinds)
-        layout = _Layout(
+        layout = _OperandLayout(
             vector, False, tuple([None if k is None else ("1",) for k in kinds[len(outs) + 1 :]])
         )
         kernel = _compile(formula, layout, kinds, len(outs))
@@ -104,7 +105,7 @@ def _vector(kinds: Sequence[Any]) -> tuple[int, int]:
 @lru_cache(maxsize=4096)
 def _plan(
     shape: Shape, laid: tuple[tuple[Shape, tuple[int, ...], int] | None, ...], vector: int
-) -> tuple[_Layout, tuple[Any, ...]]:
+) -> tuple[_OperandLayout, tuple[Any, ...]]:
     """Return the layout of arrays that differ, and lengths and strides for the kernel."""
     strides = [None if array is None else _broadcast_strides(shape, *array) for array in laid]
     given = [s for s in strides if s is not None]
@@ -150,7 +151,7 @@ def _plan(
         numbers += [
             np.int64(s) for s, name in zip(row, names[-1] or (), strict=True) if name == "s"
         ]
-    return _Layout(vector, wide, tuple(names)), tuple(numbers)
+    return _OperandLayout(vector, wide, tuple(names)), tuple(numbers)
 
 
 def _broadcast_strides(
@@ -162,7 +163,7 @@ def _broadcast_strides(
     return [0] * missing + steps
 
 
-def _compile(formula: Formula, layout: _Layout, kinds: Sequence[Any], outs: int) -> Any:
+def _compile(formula: Formula, layout: _OperandLayout, kinds: Sequence[Any], outs: int) -> Any:
     name = _kernel_name(f"{formula.name}_{kinds[0].name}")
     return load_text(name, source(formula, layout, kinds, outs, name))
 
@@ -177,12 +178,14 @@ def _preamble() -> str:
     return inline(FOLDER / "elementwise.cuh")
 
 
-def source(formula: Formula, layout: _Layout, kinds: Sequence[Any], outs: int, name: str) -> str:
+def source(
+    formula: Formula, layout: _OperandLayout, kinds: Sequence[Any], outs: int, name: str
+) -> str:
     """Return CUDA for a formula.
 
     Args:
         formula: what to compute.
-        layout: see `_Layout`.
+        layout: see `_OperandLayout`.
         kinds: the dtype to compute in, those of the results and of the operands (None: a number).
         outs: the number of results.
         name: of the kernel.

@@ -7,7 +7,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, int32, int64
-from tensorgrad.kernels.loader import load, pointer
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import pointer
 
 
 def forward(weight: Array, ids: Array, positions: Array | None) -> Array:

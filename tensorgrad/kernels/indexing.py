@@ -9,7 +9,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype, int32, int64, uint32
-from tensorgrad.kernels.loader import NULL, load
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import NULL
 
 _WINDOW = 32  # as in the kernels
 _SORT_THREADS = 1024  # too

@@ -28,15 +28,14 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels.device import capability, shared_memory_per_block
+from tensorgrad.kernels.structs import static_asserts
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ OPTIONS = ("-std=c++17", "-DNDEBUG")  # with assert on, ptxas serializes wgmma
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"\s*$')
 _DIRECTIVE = re.compile(r"^// (options|arch|where|instantiate): (.+(?:\n//  .+)*)", re.MULTILINE)
 
-NULL = np.uintp(0)
 Kernel = Any  # cupy.cuda.Function: kernel(grid, block, args, shared_mem=0)
 _kernels: dict[tuple[str, str, int], Kernel] = {}
 
@@ -101,43 +99,6 @@ def load_text(name: str, text: str) -> Kernel:
     return _function(source.name, name, _cached(source, name, _gpu_target()))
 
 
-def by_value(struct: np.ndarray[Any, Any] | np.generic) -> Any:
-    """Return a NumPy number, or the one element of an array, as an argument of many launches.
-
-    CuPy takes them as they are too, but converts them anew at each launch: for a struct of ten
-    fields that costs more than the launch.
-    """
-    return _by_value()(np.asarray(struct))
-
-
-def pointer(array: Any) -> Any:
-    """Return an array, or a null pointer for None, as an argument of a launch."""
-    return NULL if array is None else array
-
-
-def address(array: Any) -> int:
-    """Return where an array lies, or 0 for None, as a field of a struct."""
-    return 0 if array is None else int(array.data.ptr)
-
-
-@lru_cache(maxsize=4096)
-def number(dtype: str, value: float) -> Any:
-    """Return a number that is the same in many launches, as `by_value` does."""
-    return by_value(np.dtype(dtype).type(value))
-
-
-@cache
-def _by_value() -> Any:
-    """Return the class of such arguments, once CuPy is there."""
-
-    class ByValue(backend.cupy.cuda.function.CPointer):  # type: ignore[misc]  # CuPy has no types
-        def __init__(self, struct: np.ndarray[Any, Any]) -> None:
-            super().__init__(struct.ctypes.data)
-            self.struct = struct  # keeps the memory
-
-    return ByValue
-
-
 def compile_all(kernels: Iterable[tuple[str, str]]) -> None:
     """Make (file, kernel) pairs ready on the current GPU, compiling on all cores at once.
 
@@ -177,7 +138,7 @@ def inline(path: Path, seen: set[Path] | None = None) -> str:
             lines += [inline(FOLDER / match[1], seen), f'#line {number + 1} "{name}"']
         else:
             lines.append("" if line == "#pragma once" else line)  # which inlining has seen to
-    return "\n".join(lines)
+    return "\n".join([*lines, *static_asserts(name)])
 
 
 def _name(path: Path) -> str:

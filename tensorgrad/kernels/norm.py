@@ -13,8 +13,9 @@ from tensorgrad.accumulation import accumulated, kernel_sum
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.kernels.device import resident_blocks
-from tensorgrad.kernels.loader import load, number, pointer
-from tensorgrad.kernels.rows import Layout, aligned, held, looped
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.rows import RowLayout, aligned, held, looped
+from tensorgrad.kernels.structs import number, pointer
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _STAGES = 2  # as in the kernel
@@ -145,7 +146,7 @@ def _parameter(partials: Array, place: int, need: Any) -> Array | None:
 
 
 def _rows(
-    layout: Layout,
+    layout: RowLayout,
     dx: Array,
     dy: Array,
     dsum: Array | None,

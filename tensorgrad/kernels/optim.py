@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.backend import Array
-from tensorgrad.kernels.loader import by_value, load, pointer
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import by_value, pointer
 
 _THREADS = 256  # as the kernels' __launch_bounds__
 

@@ -1,7 +1,7 @@
-"""Launches that are prepared once and then repeated: what remains is the driver's own time.
+"""Launches that are prepared once and then repeated at the cost of the driver alone.
 
-A function that launches kernels takes a `Launch`: `now` to do it at once, or `Launches().add` to
-keep it for later.
+A function that launches kernels takes a `Launch`: `now` to launch at once, or `Launches().add` to
+keep the launch for later.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.kernels.loader import Kernel
+from tensorgrad.kernels.structs import Struct, by_value
 
 Sizes = tuple[int, ...]  # of a grid or a block, up to three
 Launch = Callable[[Kernel, Sizes, Sizes, Sequence[Any], int], None]
@@ -20,15 +21,16 @@ Launch = Callable[[Kernel, Sizes, Sizes, Sequence[Any], int], None]
 
 def now(kernel: Kernel, grid: Sizes, block: Sizes, arguments: Sequence[Any], shared: int) -> None:
     """Launch a kernel on the current stream."""
-    kernel(grid, block, tuple(arguments), shared)
+    values = [by_value(a) if isinstance(a, Struct) else a for a in arguments]
+    kernel(grid, block, tuple(values), shared)
 
 
 class Launches:
-    """Kernels with their arguments, in order. What they are to change lies on the GPU."""
+    """Kernels with their arguments, in order."""
 
     def __init__(self) -> None:
         self._prepared: list[tuple[Any, ...]] = []
-        self._kept: list[Any] = []  # the memory that addresses point to
+        self._kept: list[Any] = []  # keeps the memory of the addresses
         self._calls: list[tuple[Any, ...]] = []
         self._stream = -1
 
@@ -40,7 +42,7 @@ class Launches:
         Args:
             kernel: from `loader.load`.
             grid, block: 1 to 3 sizes.
-            arguments: arrays on the GPU, NumPy scalars, or NumPy arrays of one struct.
+            arguments: arrays on the GPU, NumPy scalars, or structs.
             shared: bytes of dynamic shared memory.
         """
         values = [_bytes_of(argument) for argument in arguments]
@@ -65,9 +67,10 @@ class Launches:
 
 
 def _bytes_of(argument: Any) -> bytes:
-    """Return what a kernel gets, filled up to a multiple of 8 bytes."""
-    if isinstance(argument, np.generic | np.ndarray):
-        value = argument.tobytes()
+    """Return the bytes of an argument, padded to a multiple of 8."""
+    if isinstance(argument, Struct):
+        value = bytes(argument)
     else:
-        value = np.uintp(argument.data.ptr).tobytes()
+        number = argument if isinstance(argument, np.generic) else np.uintp(argument.data.ptr)
+        value = number.tobytes()
     return value + bytes(-len(value) % 8)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.backend import Array
-from tensorgrad.kernels.loader import load, pointer
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import pointer
 
 
 class Key(NamedTuple):

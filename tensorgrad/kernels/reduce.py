@@ -15,7 +15,9 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
-from tensorgrad.kernels.loader import NULL, load, number
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.rows import power_of_two
+from tensorgrad.kernels.structs import NULL, number
 
 _THREADS = 256  # as the kernels' __launch_bounds__
 _BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
@@ -156,7 +158,7 @@ def _rows(
         )
         return
     if size <= _WARP_BYTES or (size <= _WARP_BYTES_MANY and rows >= _MANY_ROWS):
-        lanes = min(32, _power_of_two(-(-size // 32)))  # two accesses of 16 bytes for each lane
+        lanes = min(32, power_of_two(-(-size // 32)))  # two accesses of 16 bytes for each lane
         load("reduce.cu", f"reduce_rows_warp<{name}>")(
             (-(-rows * lanes // _THREADS),),
             (_THREADS,),
@@ -255,16 +257,11 @@ def _partials(op: str, x: Array, count: int) -> Array:
 @lru_cache(maxsize=4096)
 def _block_shape(outer: int, length: int, columns: int) -> tuple[int, int, int]:
     """Return threads along inner, down the axis and along outer: 256 where there is the work."""
-    along = _power_of_two(columns)
-    down = min(_THREADS // min(along, 32), _power_of_two(-(-length // 4)))
+    along = power_of_two(columns)
+    down = min(_THREADS // min(along, 32), power_of_two(-(-length // 4)))
     along = min(along, _THREADS // down)
     along = -(-columns // -(-columns // along))  # as many in each tile
-    return along, down, min(_THREADS // (along * down), _power_of_two(outer), 64)  # CUDA's limit
-
-
-def _power_of_two(n: int) -> int:
-    """Return the least power of two that is at least n."""
-    return 1 << (n - 1).bit_length()
+    return along, down, min(_THREADS // (along * down), power_of_two(outer), 64)  # CUDA's limit
 
 
 def _launch_rows(

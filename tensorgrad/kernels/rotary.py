@@ -7,7 +7,8 @@ import math
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
-from tensorgrad.kernels.loader import load, number
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import number
 
 _HEADS = 4  # that a thread turns, as in the kernel
 

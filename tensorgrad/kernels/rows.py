@@ -14,7 +14,7 @@ from tensorgrad.backend import Array
 VECTOR_BYTES = 16  # what one access of one thread moves
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """Threads for each row, rows for each block, and vectors that a thread holds of a row."""
 
     threads: int
@@ -41,7 +41,7 @@ def aligned(width: int, *arrays: Array | None) -> bool:
 
 def held(
     row_bytes: int, vectors: Sequence[int], lanes: int, threads: int, most: int
-) -> Layout | None:
+) -> RowLayout | None:
     """Return how rows of whole vectors are held in registers, or None if they are too long.
 
     Args:
@@ -55,18 +55,18 @@ def held(
     count = row_bytes // VECTOR_BYTES
     own = next((v for v in vectors if v * lanes >= count), vectors[-1])
     needed = -(-count // own)
-    needed = _power_of_two(needed) if needed <= 32 else -(-needed // 32) * 32
+    needed = power_of_two(needed) if needed <= 32 else -(-needed // 32) * 32
     if needed > most:
         return None
-    return Layout(needed, max(1, threads // needed), own)
+    return RowLayout(needed, max(1, threads // needed), own)
 
 
-def looped(width: int, threads: int = 512, per_thread: int = 8) -> Layout:
+def looped(width: int, threads: int = 512, per_thread: int = 8) -> RowLayout:
     """Return how rows of any width and alignment are gone through, in more than one pass."""
-    lanes = min(threads, _power_of_two(-(-width // per_thread)))
-    return Layout(lanes, max(1, threads // 2 // lanes), 1)
+    lanes = min(threads, power_of_two(-(-width // per_thread)))
+    return RowLayout(lanes, max(1, threads // 2 // lanes), 1)
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     """Return the least power of two that is at least n."""
     return 1 << (n - 1).bit_length()

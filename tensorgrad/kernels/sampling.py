@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tensorgrad.backend import Array
-from tensorgrad.kernels.loader import load, pointer
+from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.prepared import Launch
+from tensorgrad.kernels.structs import pointer
 
 _THREADS = 1024  # as in the kernel
 

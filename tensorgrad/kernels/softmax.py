@@ -13,8 +13,9 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype, float64
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
-from tensorgrad.kernels.loader import by_value, load
-from tensorgrad.kernels.rows import Layout, aligned, held
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.rows import RowLayout, aligned, held
+from tensorgrad.kernels.structs import ScoreArguments, address, by_value
 
 _SHORT = 2048  # elements of a row: 256 threads with 8 each
 _TILE_BYTES = 8192  # that a block shall copy of an array
@@ -59,7 +60,7 @@ def _rows(x: Array) -> Array:
     return x.copy() if x.data.ptr % 16 and x.ndim and x.shape[-1] > _SHORT else x
 
 
-def _held(most: int, *arrays: Array) -> Layout | None:
+def _held(most: int, *arrays: Array) -> RowLayout | None:
     """Return how rows are held in registers by at most so many threads; None if they are not."""
     first = arrays[0]
     width = first.shape[-1]
@@ -78,7 +79,7 @@ def _sizes(x: Array) -> tuple[Any, Any]:
 def _launch(
     name: str,
     flag: str,
-    layout: Layout | None,
+    layout: RowLayout | None,
     tiles: int,
     arrays: tuple[Any, ...],
     options: tuple[Any, ...],
@@ -132,14 +133,8 @@ def _launch_staged(
     kernel((blocks,), (threads,), (*arrays, np.int32(room), *options), shared)
 
 
-_SCORES = np.dtype(
-    [("scale", np.float64), ("mask", np.uintp), ("kind", np.int64), ("lengths", np.int64, 2),
-     ("strides", np.int64, 4), ("queries", np.int64)]
-)  # fmt: skip
-
-
 def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> tuple[Any, Array | None]:
-    """Return the kernels' struct Scores, and the mask that it points to."""
+    """Return the struct ScoreArguments, and the mask that it points to."""
     queries = x.shape[-2] if causal else 0
     if (causal or mask is not None) and x.size // max(1, x.shape[-1]) >= 1 << 32:
         raise ShapeError(f"softmax: x has shape {x.shape}, expected under 2^32 rows with a mask")
@@ -153,13 +148,15 @@ def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> tuple[A
         mask = backend.contiguous(mask)
         lengths, strides = _collapsed(mask)
     lengths, strides = [1] * (4 - len(lengths)) + lengths, [0] * (4 - len(strides)) + strides
-    fields = (scale, mask.data.ptr, _KINDS[kind], lengths[1:3], strides, queries)
-    return by_value(np.array([fields], _SCORES)), mask
+    scores = ScoreArguments(
+        scale, address(mask), _KINDS[kind], tuple(lengths[1:3]), tuple(strides), queries
+    )
+    return by_value(scores), mask
 
 
 @lru_cache
 def _unmasked(scale: float, queries: int) -> Any:
-    return by_value(np.array([(scale, 0, _KINDS["none"], (1, 1), (0,) * 4, queries)], _SCORES))
+    return by_value(ScoreArguments(scale, lengths=(1, 1), queries=queries))
 
 
 def _collapsed(mask: Array) -> tuple[list[int], list[int]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import KernelError
-from tensorgrad.kernels.loader import by_value
+from tensorgrad.kernels.structs import by_value
 
 TensorMap = Any  # 128 bytes, from `by_value`
 _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 3, 0

@@ -1,4 +1,4 @@
-"""Layers, and what they are built with."""
+"""Neural-network layers, and the base class to write them with."""
 
 from tensorgrad.nn import functional, init
 from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding

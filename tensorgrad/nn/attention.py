@@ -1,4 +1,4 @@
-"""Multi-head attention, rotary positions and the cache for generation."""
+"""Multi-head attention, rotary position embeddings and the key-value cache."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from tensorgrad.tensor import Tensor
 
 
 class RotaryEmbedding(Module):
-    """Turn pairs of elements by an angle that grows with the position.
+    """Rotate pairs of elements of queries and keys by angles proportional to the position.
 
-    Pair i of a head turns by position * base^(-2 i / D). The scores of attention then depend on
-    the distance between two steps alone. The angles are computed in float64, so their cosines are
-    exact to float32 whatever the dtype of the model, and there is no longest sequence.
+    angle of pair i = position * base^(-2 i / D)
+
+    Attention scores then depend only on the distance between two positions. Angles are computed
+    in float64 and rounded to float32 cosines in every dtype of the model; a sequence may have any
+    length.
 
     Args:
         width: D of a head, even.
-        base: sets the slowest angle; larger for longer sequences.
-        interleaved: pair neighbours (2 i, 2 i + 1), as in the paper; otherwise i and i + D / 2, as
-            in Hugging Face's LLaMA.
+        base: larger for longer sequences: the lowest frequency is about 1 / base.
+        interleaved: rotate pairs (2 i, 2 i + 1), as in the paper; otherwise (i, i + D / 2), as in
+            Hugging Face's LLaMA.
     Raises:
         ArgumentError: width is not even, or base is not a finite number above 0.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
@@ -49,18 +51,18 @@ class RotaryEmbedding(Module):
         self._table: tuple[tuple[Any, ...], Array, Array] | None = None
 
     def forward(self, x: Any, positions: Any = 0, heads: int | None = None) -> Tensor:
-        """Return x, turned.
+        """Return x with its pairs rotated, (B, T, H, D).
 
         Args:
-            x: (B, T, H, D).
-            positions: of the first step (an integer), or of each: integers, (T,) or (B, T).
-            heads: turn the first so many of the H; default: all.
+            x: (B, T, H, D), floats.
+            positions: integers: that of the first step, or all of them, (T,) or (B, T).
+            heads: rotate the first `heads` of the H heads only; default: all.
         """
         cos, sin = self._angles(x, positions)
         return ops.rotary(x, cos, sin, heads, self.interleaved)
 
     def table(self, steps: int, like: Array) -> tuple[Array, Array]:
-        """Return cosines and sines of the positions from 0 on, float32 (steps, D / 2)."""
+        """Return cosines and sines of positions 0 to steps - 1, float32 (steps, D / 2)."""
         key = (steps, self.base, backend.device_of(like))
         if self._table is None or self._table[0] != key:
             cos, sin = self._cos_sin(np.arange(steps), backend.namespace(like))
@@ -68,7 +70,7 @@ class RotaryEmbedding(Module):
         return self._table[1:]
 
     def _angles(self, x: Any, positions: Any) -> tuple[Array, Array]:
-        """Return cosines and sines, (..., T, 1, D / 2), on the device of x."""
+        """Return cosines and sines, float32 (..., T, 1, D / 2), on the device of x."""
         positions = positions.data if isinstance(positions, Tensor) else positions
         if np.ndim(positions):
             return self._cos_sin(positions, backend.namespace(x.data))
@@ -81,7 +83,7 @@ class RotaryEmbedding(Module):
         return self._last[1:]
 
     def _cos_sin(self, positions: Any, xp: Any) -> tuple[Array, Array]:
-        """Return cosines and sines, (*positions.shape, 1, D / 2), computed by NumPy or CuPy."""
+        """Return cosines and sines, (*positions.shape, 1, D / 2), by NumPy or CuPy."""
         frequencies = self.base ** (-2 * np.arange(self.width // 2) / self.width)
         angles = xp.asarray(positions, np.float64)[..., None, None] * xp.asarray(frequencies)
         return xp.cos(angles).astype(np.float32), xp.sin(angles).astype(np.float32)
@@ -92,20 +94,21 @@ class RotaryEmbedding(Module):
 
 
 class KeyValueCache:
-    """Keys and values of the steps so far, for generating one step after another.
+    """Keys and values of all previous steps, for generation (KV cache).
 
     Args:
         batch: B, the number of sequences.
         heads: the number of key and value heads.
-        steps: how many steps there is room for.
+        steps: the capacity: the largest number of steps.
         width: D of a head.
         dtype: of the keys and values.
         device: "cpu", "cuda" or "cuda:N".
 
     Attributes:
-        length: the number of steps held; set it back to forget the latest ones.
-        lengths: None, or (B,), int32, where the cache is: how many steps of each sequence are
-            held. Then a call adds one step to each, and whoever set it counts it up.
+        length: the number of steps stored; decrease it to drop the latest ones.
+        lengths: None, or the number of steps stored for each sequence, int32 (B,), on the device
+            of the cache. With it a call stores one step of each sequence, and the caller
+            increments it.
     """
 
     def __init__(
@@ -124,27 +127,27 @@ class KeyValueCache:
 
     @property
     def arrays(self) -> tuple[Array, Array]:
-        """The memory of keys and of values, (B, heads, steps, D)."""
+        """The buffers of keys and values, each (B, heads, steps, D)."""
         return self._keys, self._values
 
     @property
     def steps(self) -> int:
-        """How many steps there is room for."""
+        """The capacity in steps."""
         return self._keys.shape[2]  # type: ignore[no-any-return]  # an int
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add steps, (B, heads, T, D), and return views of all keys and all values so far.
+        """Append T steps, (B, heads, T, D); return views of all keys and values so far.
 
         Raises:
-            ShapeError: the steps do not fit beside those that are there, or in number.
-            GradError: gradients are enabled and the steps want one; use `no_grad()`.
+            ShapeError: k or v has another shape, or the capacity is exceeded.
+            GradError: gradients are enabled and k or v requires one; use `no_grad()`.
         """
         if mode.grad_enabled and (k.requires_grad or v.requires_grad):
             raise GradError("cache: the keys require a gradient; generate under no_grad()")
         first, last = self.length, self.length + k.shape[2]
-        room = (*self._keys.shape[:2], k.shape[2], self._keys.shape[3])
-        if k.shape != room or v.shape != room:
-            raise ShapeError(f"cache: k has shape {k.shape}, v {v.shape}, expected {room}")
+        expected = (*self._keys.shape[:2], k.shape[2], self._keys.shape[3])
+        if k.shape != expected or v.shape != expected:
+            raise ShapeError(f"cache: k has shape {k.shape}, v {v.shape}, expected {expected}")
         if last > self.steps:
             raise ShapeError(
                 f"cache: {first} steps are held and {k.shape[2]} come, expected at most "
@@ -156,17 +159,17 @@ class KeyValueCache:
         return Tensor(self._keys[:, :, :last]), Tensor(self._values[:, :, :last])
 
     def part(self, rows: slice) -> KeyValueCache:
-        """Return an empty cache that fills the memory of these sequences."""
+        """Return an empty cache over the buffers of some sequences."""
         part = object.__new__(KeyValueCache)
         part._keys, part._values = self._keys[rows], self._values[rows]
         part.length, part.lengths = 0, None
         return part
 
     def select(self, rows: Array) -> None:
-        """Keep these sequences, in this order; a sequence may come more than once.
+        """Replace the sequences by a selection of them, as beam search does.
 
         Args:
-            rows: integers from 0 to B - 1, where the cache is.
+            rows: integers from 0 to B - 1, in any order and with repeats, on the cache's device.
         """
         for name in ("_keys", "_values"):
             old = getattr(self, name)
@@ -176,19 +179,19 @@ class KeyValueCache:
 
 
 class MultiHeadAttention(Module):
-    """proj(attention(q, k, v)) with q, k, v from one linear layer of x.
+    """Compute proj(attention(q, k, v)), with q, k, v from one linear layer of x.
 
     Args:
         width: C, of x and of the result; a multiple of heads.
         heads: the number of query heads, H.
         kv_heads: the number of key and value heads; default H. It divides H (grouped-query
             attention).
-        bias: of both linear layers.
-        dropout: probability with which an attention weight is dropped in training.
-        causal: whether a step sees only itself and those before.
-        rotary: turns queries and keys by their positions.
-        window: how many steps a step sees, itself included, if causal; otherwise to either side.
-            Default: all.
+        bias: whether the linear layers have one.
+        dropout: probability of dropping an attention weight in training.
+        causal: whether a step attends only to itself and previous steps.
+        rotary: rotates queries and keys by their positions; default: no position embedding.
+        window: number of steps that a step attends to: up to and including itself if causal,
+            otherwise on each side. Default: all.
 
     Attributes:
         qkv: Linear(C, (H + 2 * kv_heads) * D): the queries of all heads, then keys, then values.
@@ -232,19 +235,19 @@ class MultiHeadAttention(Module):
         self.window = window
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return (B, T, C) for x of that shape.
+        """Return the attention of x, (B, T, C).
 
         Args:
             x: (B, T, C).
-            mask: who may attend to whom; see `ops.attention`. With a cache its last axis counts
-                all steps, those in the cache first.
-            cache: from `new_cache`: x continues the steps it holds, and is added to them.
+            mask: which steps each step attends to; see `ops.attention`. With a cache its last
+                axis covers the cached steps, then those of x.
+            cache: from `new_cache`; x continues its steps and is appended to it.
         """
         qkv: Tensor = self.qkv(x)
-        batch, length, width = qkv.shape  # of all heads that are here: queries, keys and values
+        batch, length, width = qkv.shape  # (B, T, (H + 2 kv_heads) D): queries, keys, values
         parts = self.heads + 2 * self.kv_heads
         if self.rotary is not None:
-            each = qkv.reshape(batch, length, parts, width // parts)
+            each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
             start: Any = 0 if cache is None else cache.length
             if cache is not None and cache.lengths is not None:
                 start = cache.lengths[:, None]
@@ -257,21 +260,22 @@ class MultiHeadAttention(Module):
             )  # fmt: skip
         elif cache.lengths is not None:
             keys, values = cache.arrays
-            newest = qkv.data[:, 0].astype(keys.dtype, copy=False)  # autocast may have another
+            # (B, (H + 2 kv_heads) D); under autocast its dtype may differ from the cache's
+            newest = qkv.data[:, 0].astype(keys.dtype, copy=False)
             y = Tensor(attend(newest, keys, values, cache.lengths, self.window)[:, None])
         else:
-            each = qkv.reshape(batch, length, parts, width // parts)
+            each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
             q, k, v = ops.split(
                 each.swapaxes(1, 2), [self.heads, self.heads + self.kv_heads], axis=1
-            )
-            k, v = cache.append(k, v)
+            )  # (B, H, T, D) and twice (B, kv_heads, T, D)
+            k, v = cache.append(k, v)  # (B, kv_heads, S, D), S the steps so far
             y = ops.attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
             y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
-        result: Tensor = self.proj(y)
+        result: Tensor = self.proj(y)  # y is (B, T, H D) in each case
         return result
 
     def new_cache(self, batch: int, steps: int) -> KeyValueCache:
-        """Return an empty cache for `batch` sequences of at most `steps` steps."""
+        """Return an empty cache for `batch` sequences of up to `steps` steps."""
         weight = self.qkv.weight
         width = weight.shape[0] // (self.heads + 2 * self.kv_heads)
         return KeyValueCache(batch, self.kv_heads, steps, width, weight.dtype, weight.device)

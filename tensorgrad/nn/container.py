@@ -1,4 +1,4 @@
-"""Modules that hold others in order."""
+"""Containers: a list of modules, and modules called in sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorgrad.nn.module import Module
 
 
 class ModuleList(Module):
-    """A list of modules, which are children named "0", "1" and so on.
+    """A list of modules; they are children with the names "0", "1" and so on.
 
     Args:
         modules: the first members.
@@ -65,7 +65,7 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Modules that are called one after another, each with the result of the one before.
+    """Modules called in order, each with the result of the previous one.
 
     Args:
         modules: in the order of the calls.
@@ -75,7 +75,7 @@ class Sequential(ModuleList):
         super().__init__(modules)
 
     def forward(self, x: Any) -> Any:
-        """Return what the last module makes of x."""
+        """Return the result of the last module."""
         for module in self:
             x = module(x)
         return x

@@ -22,15 +22,15 @@ class Dropout(Module):
 
     @property
     def drops(self) -> bool:
-        """Whether it does anything now."""
+        """Whether a call drops elements: in training, where p is above 0."""
         return self.training and self.p > 0
 
     def forward(self, x: Any) -> Tensor:
-        """Return the shape of x; x itself after `eval()` or where p is 0."""
+        """Return dropout(x), the shape of x; x itself after `eval()` or where p is 0."""
         return dropout(x, self.p, self.training)
 
     def add(self, x: Any, residual: Any) -> Tensor:
-        """Return residual + dropout(x), in one kernel."""
+        """Return residual + dropout(x), in one kernel; both have the shape of the result."""
         return dropout_add(x, residual, self.p, training=self.training)
 
     def extra_repr(self) -> str:

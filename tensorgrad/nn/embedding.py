@@ -14,11 +14,11 @@ from tensorgrad.tensor import Tensor
 
 
 class Embedding(Module):
-    """A table with one row for each id.
+    """Look up a vector for each id.
 
     Args:
         vocabulary: the number of ids.
-        width: the length of a row.
+        width: the length of a vector.
 
     Attributes:
         weight: (vocabulary, width), at first standard normal, as in PyTorch.
@@ -31,13 +31,13 @@ class Embedding(Module):
         init.normal_(self.weight)
 
     def forward(self, ids: Any, positions: Any = None, start: int = 0) -> Tensor:
-        """Return (*ids.shape, width) for integers in [0, vocabulary).
+        """Return the vectors of ids, (*ids.shape, width).
 
         Args:
-            ids: integers, any shape.
-            positions: a table (P, width) whose rows are added, from row `start` on, along the
-                last axis of ids; see `ops.embedding`.
-            start: the first row.
+            ids: integers in [0, vocabulary), any shape.
+            positions: position embedding to add, (P, width): row start + t to step t of the last
+                axis of ids; see `ops.embedding`.
+            start: position of the first step.
         """
         return ops.embedding(self.weight, ids, positions, start)
 

@@ -1,4 +1,4 @@
-"""The ops that layers are made of, under the name where PyTorch keeps them."""
+"""Functions of neural networks, under PyTorch's name for the module."""
 
 from tensorgrad.ops import (
     attention,

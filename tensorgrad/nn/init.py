@@ -1,4 +1,4 @@
-"""Filling parameters before training, in place. Names and formulas are PyTorch's.
+"""Initialization of parameters, in place, with PyTorch's names and formulas.
 
 All draw from `tensorgrad.random`, so its seed decides every value, on every device.
 """
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class _Place(threading.local):
-    """Where this thread fills tensors; None: where they are."""
+    """The device on which this thread initializes tensors; None: that of the tensor."""
 
     device: str | None = None
 
@@ -44,16 +44,16 @@ _place = _Place()
 
 @contextmanager
 def on(device: str) -> Iterator[None]:
-    """Fill tensors on a device in the `with` block, and leave them there.
+    """Initialize tensors on a device in the `with` block; they stay there.
 
         with nn.init.on("cuda"):
-            model = GPT2(config)  # takes a moment, and no memory of the host
-        model.to("cuda")  # what was not drawn: norms, say
+            model = GPT2(config)  # faster than drawing on the host and copying
+        model.to("cuda")  # moves the parameters that `init` does not fill, as those of norms
 
     Args:
         device: "cpu", "cuda" or "cuda:N".
     Raises:
-        DeviceError: there is no such device here.
+        DeviceError: the device does not exist.
     """
     index = backend.gpu_index(device)
     before, _place.device = _place.device, "cpu" if index is None else f"cuda:{index}"
@@ -113,7 +113,7 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Te
 
     Args:
         tensor: (out, in), or (out, in, ...) for a kernel.
-        a: slope of the leaky ReLU that follows; sqrt(5) gives the default of `Linear`.
+        a: derivative of the following leaky ReLU below 0; sqrt(5) is the default of `Linear`.
         mode: "fan_in" keeps the variance of the activations, "fan_out" that of the gradients.
     Source: He et al. 2015, arXiv:1502.01852, eq. 10 and 14.
     """
@@ -137,7 +137,7 @@ def _fill(tensor: Tensor, value: Any) -> Tensor:
 
 
 def _fans(name: str, tensor: Tensor) -> tuple[int, int]:
-    """Return how many inputs feed one output, and how many outputs one input feeds."""
+    """Return fan_in, the inputs of one output, and fan_out, the outputs of one input."""
     if tensor.ndim < 2:
         raise ShapeError(f"{name}: tensor has shape {tensor.shape}, expected (out, in, ...)")
     field = math.prod(tensor.shape[2:])

@@ -15,7 +15,7 @@ from tensorgrad.tensor import Tensor
 
 
 class Linear(Module):
-    """y = x W^T + b.
+    """Compute y = x W^T + b.
 
     Args:
         inputs: length of the last axis of x.
@@ -23,8 +23,8 @@ class Linear(Module):
         bias: whether to add b.
 
     Attributes:
-        weight: (outputs, inputs), at first uniform in +-1 / sqrt(inputs), as in PyTorch.
-        bias: (outputs,), at first the same; or None.
+        weight: W, (outputs, inputs), initialized uniformly in +-1 / sqrt(inputs), as in PyTorch.
+        bias: b, (outputs,), initialized likewise; or None.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
@@ -38,17 +38,17 @@ class Linear(Module):
             init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
-        """Return (..., outputs) for x (..., inputs), of the layer's dtype or a narrower one.
+        """Return y + residual, (..., outputs).
 
         Args:
-            x: (..., inputs).
-            residual: (..., outputs), added by the matrix product; or None.
+            x: (..., inputs), of the layer's dtype or a narrower one.
+            residual: (..., outputs), added in the same op; or None.
         """
         check_input(self, self.weight, x=x, residual=residual)
         return linear(x, self.weight, self.bias, residual=residual)
 
     def affine(self) -> tuple[Parameter, Parameter | None]:
-        """Return weight and bias: all that `forward` does, for ops that fuse the product."""
+        """Return weight and bias, for ops that fuse the product; see nn/module.py."""
         return self.weight, self.bias
 
     def extra_repr(self) -> str:

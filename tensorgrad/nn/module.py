@@ -1,13 +1,24 @@
 """Module: a layer or a model, made of parameters, buffers and other modules.
 
-There is no registration and no `__init__` to call: the parameters of a module are those of its
-attributes that are a `Parameter`, and its children those that are a `Module`, in the order in
-which they were first assigned; nothing else but None can be assigned over them. Names join the
-attributes with dots: "blocks.0.norm1.weight".
+A module needs no registration and no call of `super().__init__()`: attributes that are a
+`Parameter` are its parameters, attributes that are a `Module` its children, in the order of their
+first assignment. They can be replaced only by their kind or None. Names join attributes with dots:
+"blocks.0.norm1.weight".
 
-The layers of this package compute in the dtype of their parameters. They take narrower floats, and
-what autocast makes narrower, but raise for wider ones: float64 from NumPy would turn all that
-follows into float64. The functions of `tensorgrad.ops` promote as NumPy does.
+The layers of this package compute in the dtype of their parameters. They accept narrower floats,
+and those that autocast narrows, but raise for wider ones: float64 from NumPy would make all later
+activations float64. The functions of `tensorgrad.ops` promote as NumPy does.
+
+Fused ops: a layer of your own is called through `forward`, like any other. It can run as one kernel
+with the ops around it, as the layers of this package do, if it also offers
+
+    a norm     add(x, residual=None) -> (x + residual, forward(x + residual)), or (x, forward(x));
+               used by `add_norm` in norm.py
+    a linear   affine() -> (weight, bias or None), where forward(x) is x weight^T + bias;
+    layer      used by `FeedForward` and `SwiGLU`
+    a branch   forward(x, residual=None) -> forward(x) + residual; used by `add_branch`
+
+A subclass of such a layer is fused as its base is, unless it overrides `forward` alone.
 """
 
 from __future__ import annotations
@@ -35,13 +46,13 @@ _Named = TypeVar("_Named")
 
 
 class Parameter(Tensor):
-    """A tensor that training changes: a leaf of every graph, with `requires_grad` set.
+    """A tensor that an optimizer updates: a leaf of the graph that requires a gradient.
 
     Args:
-        data: an array or a tensor of floats; its memory is kept, not copied.
-        requires_grad: False for a parameter that training leaves as it is.
+        data: an array or a tensor of floats, which is not copied.
+        requires_grad: False freezes the parameter.
     Raises:
-        DtypeError: data is no array, or not of floats.
+        DtypeError: data is not an array, or not of floats.
     """
 
     __slots__ = ()
@@ -66,7 +77,7 @@ class Module:
                 return x * self.factor
 
     Attributes:
-        training: whether layers such as Dropout act as in training; see `train` and `eval`.
+        training: whether layers such as Dropout are in training mode; see `train` and `eval`.
     """
 
     training = True
@@ -75,10 +86,10 @@ class Module:
     if not TYPE_CHECKING:  # type checkers would let any attribute be set
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Set an attribute; a parameter, module or buffer stays one, or becomes None.
+            """Set an attribute; replace a parameter, module or buffer only by its kind or None.
 
             Raises:
-                DtypeError: something else would take its place, and training would lose it.
+                DtypeError: the value is of another kind, and training would no longer see it.
             """
             kind = None if value is None else self._kind_of(name)
             if kind is not None and not isinstance(value, kind):
@@ -94,11 +105,11 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield this module (named `prefix`) and all below it, each once, parents first."""
+        """Yield this module (named `prefix`) and its descendants, each once, parents first."""
         return _once(self._walk(prefix))
 
     def modules(self) -> Iterator[Module]:
-        """Yield this module and all below it, each once."""
+        """Yield this module and its descendants, each once, parents first."""
         return (module for _, module in self.named_modules())
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -111,22 +122,22 @@ class Module:
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every buffer once, with its name."""
-        return _once((name, buffer) for name, buffer, _ in self._all_buffers())
+        return _once(self._all_buffers())
 
     def buffers(self) -> Iterator[Tensor]:
         """Yield every buffer once."""
         return (buffer for _, buffer in self.named_buffers())
 
     def register_buffer(self, name: str, value: Tensor, persistent: bool = True) -> None:
-        """Set an attribute that is no parameter but moves with the module.
+        """Set an attribute that is not a parameter but moves with the module.
 
         Args:
             name: of the attribute.
             value: the tensor.
             persistent: whether it is part of `state_dict`.
         Raises:
-            ArgumentError: the name is taken, or none that an attribute may have.
-            DtypeError: the value is no tensor.
+            ArgumentError: the name is taken or not an identifier.
+            DtypeError: the value is not a tensor.
         """
         if not isinstance(value, Tensor):
             kind = type(value).__name__
@@ -139,10 +150,10 @@ class Module:
         setattr(self, name, value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all parameters and persistent buffers by name, outside any graph.
+        """Return all parameters and persistent buffers by name, detached from the graph.
 
-        The tensors share the module's memory. A parameter that several names share is there once,
-        under the first.
+        The tensors share the module's memory. A parameter with several names has one entry, under
+        the first.
         """
         return {names[0]: tensor.detach() for names, tensor in self._state()}
 
@@ -151,20 +162,20 @@ class Module:
     ) -> tuple[list[str], list[str]]:
         """Copy values into the parameters and persistent buffers, or change nothing.
 
-        Values are converted to the dtype and device of the module. A shared parameter may be
-        named by any of its names.
+        Values are converted to the dtype and device of the module. A shared parameter may have
+        any of its names.
 
         Args:
-            state: by name, as from `state_dict`.
-            strict: whether each name must be there, and no other.
+            state: tensors or arrays by name, as from `state_dict`.
+            strict: whether missing and unexpected names are errors.
 
         Returns:
-            The names that are missing in `state` and those that the module does not have.
+            The missing names, and those that the module does not have.
 
         Raises:
-            CheckpointError: names are missing or unexpected (when strict), or a value has another
-                shape or kind of dtype, or integers that the dtype does not hold; the message lists
-                up to 20 of each kind.
+            CheckpointError: names are missing or unexpected (when strict); or a value has another
+                shape or kind of dtype, or integers that the dtype cannot represent. The message
+                lists up to 20 names of each problem.
         """
         if not isinstance(state, Mapping):
             kind = type(state).__name__
@@ -197,34 +208,34 @@ class Module:
         return missing, unexpected
 
     def train(self, mode: bool = True) -> Self:
-        """Make all modules act as in training (or, if not `mode`, as in use); return self."""
+        """Set training mode, or evaluation mode if not `mode`, in all modules; return self."""
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Self:
-        """Make all modules act as in use: no dropout; return self."""
+        """Set evaluation mode, without dropout, in all modules; return self."""
         return self.train(False)
 
     def zero_grad(self) -> None:
-        """Fill the gradients that exist with zeros, in place, as optimizers hold views of them."""
+        """Set existing gradients to 0, in place: they are views of an optimizer's buffer."""
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad[...] = 0
 
     def to(self, device: DtypeLike | None = None, dtype: DtypeLike | None = None) -> Self:
-        """Move all parameters and buffers, and convert those that are floats; return self.
+        """Move all parameters and buffers, and convert those of floats; return self.
 
-        The `Parameter` objects stay the same, their arrays are new: do this before optimizers are
-        made. One argument may be either: `to("cuda")`, `to("bfloat16")`.
+        The `Parameter` objects stay the same but get new arrays: call it before building an
+        optimizer. A single argument may be a device or a dtype: `to("cuda")`, `to("bfloat16")`.
 
         Args:
             device: "cpu", "cuda" or "cuda:N".
             dtype: a float dtype.
 
         Raises:
-            DeviceError: there is no such device here.
-            DtypeError: dtype is no float.
+            DeviceError: the device does not exist.
+            DtypeError: dtype is not a float dtype.
         """
         if dtype is None and not _is_device(device):
             device, dtype = None, device
@@ -238,13 +249,13 @@ class Module:
         return self
 
     def apply(self, function: Callable[[Module], object]) -> Self:
-        """Call `function` on every module below this one and then on this one; return self."""
+        """Call `function` on every module, children before their parents; return self."""
         for module in reversed(list(self.modules())):
             function(module)
         return self
 
     def extra_repr(self) -> str:
-        """Return what `repr` shows between the brackets before the children."""
+        """Return the settings that `repr` shows in the brackets."""
         return ""
 
     def __repr__(self) -> str:
@@ -253,7 +264,7 @@ class Module:
         return f"{type(self).__name__}({self.extra_repr()}{inside})"
 
     def _kind_of(self, name: str) -> type | None:
-        """Return what an attribute has to stay: a parameter, a module, a buffer; None if free."""
+        """Return the class that an attribute must keep; None for any."""
         old = vars(self).get(name)
         for kind in (Parameter, Module):
             if isinstance(old, kind):
@@ -261,7 +272,7 @@ class Module:
         return Tensor if name in vars(self).get("_buffers", ()) else None
 
     def _members(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Yield the attributes of one kind; fail where some hide in a list."""
+        """Yield the attributes of one class; raise where a list or the like holds some."""
         for name, value in vars(self).items():
             if isinstance(value, kind):
                 yield name, value
@@ -272,7 +283,7 @@ class Module:
                 )
 
     def _walk(self, name: str, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Module]]:
-        """Yield every path to a module, except round in circles."""
+        """Yield every path to a module that visits none twice."""
         yield name, self
         for key, child in self._members(Module):
             if child is not self and child not in above:
@@ -283,24 +294,25 @@ class Module:
             for key, parameter in module._members(Parameter):
                 yield _join(name, key), parameter
 
-    def _all_buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
+    def _all_buffers(self, transient: bool = True) -> Iterator[tuple[str, Tensor]]:
         for name, module in self._walk(""):
             for key, persistent in vars(module).get("_buffers", {}).items():
-                if (buffer := vars(module).get(key)) is not None:  # deleted, or set to None
-                    yield _join(name, key), buffer, persistent
+                buffer = vars(module).get(key)  # None where it was deleted or set to None
+                if buffer is not None and (persistent or transient):
+                    yield _join(name, key), buffer
 
     def _state(self) -> list[tuple[list[str], Tensor]]:
         """Return the parameters and persistent buffers, each with all its names."""
         found: dict[int, tuple[list[str], Tensor]] = {}
-        kept = ((name, buffer) for name, buffer, persistent in self._all_buffers() if persistent)
-        for name, tensor in chain[tuple[str, Tensor]](self._all_parameters(), kept):
+        buffers = self._all_buffers(transient=False)
+        for name, tensor in chain[tuple[str, Tensor]](self._all_parameters(), buffers):
             found.setdefault(id(tensor), ([], tensor))[0].append(name)
         return list(found.values())
 
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Switch dropout and gradients off inside the `with` block; then each module is as before."""
+    """Disable dropout and gradients in the `with` block; restore each module's mode after it."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -312,12 +324,12 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
-    """Raise DtypeError for an input wider than the weights: it would widen all that follows."""
+    """Raise DtypeError for an input wider than the weight: it would widen later activations."""
     for name, x in inputs.items():
         dtype = getattr(x, "dtype", None)
         if dtype is weight.data.dtype or dtype is None or not is_float(dtype):
             continue
-        narrowed = mode.autocast is not None and dtype != float64  # products take it in 16 bits
+        narrowed = mode.autocast is not None and dtype != float64  # by the products
         if dtype.itemsize > weight.dtype.itemsize and not narrowed:
             raise DtypeError(
                 f"{type(layer).__name__}: {name} has dtype {dtype}, expected {weight.dtype} as the "
@@ -326,10 +338,10 @@ def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
 
 
 def offers(layer: Module, method: str) -> bool:
-    """Whether a layer has a method that fuses its forward with what is around it.
+    """Whether a layer has a method that stands for its `forward` in fused ops.
 
-    A norm has `add`, a linear layer `affine`. A subclass that overrides `forward` alone computes
-    something else, and offers none.
+    False for a subclass that overrides `forward` alone: the inherited method computes another
+    function.
     """
     return "forward" not in vars(layer) and _offers(type(layer), method)  # type: ignore[arg-type]
 
@@ -341,7 +353,7 @@ def _offers(kind: Any, method: str) -> bool:
 
 
 def add_branch(layer: Module, x: Any, residual: Any, dropout: Any = None) -> Tensor:
-    """Return residual + dropout(layer(x)), in one kernel where the layer can add the residual."""
+    """Return residual + dropout(layer(x)), fused where `forward` takes a `residual`."""
     y: Tensor
     if dropout is not None and dropout.drops:
         y = dropout.add(layer(x), residual)
@@ -360,7 +372,7 @@ def _takes_residual(forward: Callable[..., Any]) -> bool:
 
 
 def _holds_modules(value: Any) -> bool:
-    """Whether a list or the like has a module or a parameter in it, at any depth."""
+    """Whether a container holds a module or a parameter, at any depth."""
     inside = value.values() if isinstance(value, dict) else value
     return any(
         isinstance(one, (Module, Parameter))
@@ -413,7 +425,7 @@ def _equal(one: Array, other: Array) -> bool:
 
 
 def _listed(kind: str, names: list[str]) -> list[str]:
-    """Return one clause of an error message, or none where there is nothing to tell."""
+    """Return the clause of an error message that lists names; none without names."""
     if not names:
         return []
     more = len(names) - _MOST_NAMES

@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalization layers, and the fused residual addition and norm of a transformer block."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from tensorgrad.tensor import Tensor
 
 
 class LayerNorm(Module):
-    """Normalise the last axis to mean 0 and variance 1, then scale and shift.
+    """Normalize the last axis to mean 0 and variance 1, then scale and shift.
+
+    y = (x - mean) / sqrt(variance + eps) * weight + bias
 
     Args:
         width: length of the last axis.
-        eps: added to the variance; from 0.
-        bias: whether to shift.
+        eps: added to the variance; at least 0.
+        bias: whether to add a bias.
 
     Attributes:
-        weight: (width,), at first 1.
-        bias: (width,), at first 0; or None.
+        weight: (width,), initially 1.
+        bias: (width,), initially 0; or None.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True) -> None:
@@ -34,12 +36,12 @@ class LayerNorm(Module):
         self.eps = eps
 
     def forward(self, x: Any) -> Tensor:
-        """Return the shape of x, (..., width), of the layer's dtype or a narrower one."""
+        """Return y, the shape of x, for x (..., width), of the layer's dtype or a narrower one."""
         check_input(self, self.weight, x=x)
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
-        """Return x + residual and its normalisation, computed together; without one, x itself."""
+        """Return x + residual and its norm from one kernel; x and its norm without a residual."""
         check_input(self, self.weight, x=x, residual=residual)
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
@@ -52,12 +54,14 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """Divide the last axis by its root mean square, then scale.
 
+    y = x / sqrt(mean(x^2) + eps) * weight
+
     Args:
         width: length of the last axis.
-        eps: added to the mean square; from 0.
+        eps: added to the mean square; at least 0.
 
     Attributes:
-        weight: (width,), at first 1.
+        weight: (width,), initially 1.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -67,12 +71,12 @@ class RMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: Any) -> Tensor:
-        """Return the shape of x, (..., width), of the layer's dtype or a narrower one."""
+        """Return y, the shape of x, for x (..., width), of the layer's dtype or a narrower one."""
         check_input(self, self.weight, x=x)
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
-        """Return x + residual and its normalisation, computed together; without one, x itself."""
+        """Return x + residual and its norm from one kernel; x and its norm without a residual."""
         check_input(self, self.weight, x=x, residual=residual)
         return add_rms_norm(x, residual, self.weight, self.eps)
 
@@ -82,9 +86,9 @@ class RMSNorm(Module):
 
 
 def add_norm(x: Any, branch: Any, norm: Any, dropout: Dropout | None = None) -> tuple[Any, Tensor]:
-    """Return x + dropout(branch), and its norm, in one kernel where the norm has `add`.
+    """Return z = x + dropout(branch) and norm(z), in one kernel where the norm offers `add`.
 
-    Without a branch, x itself and its norm, the gradients of which one kernel adds up.
+    Without a branch z is x; one kernel then sums the two gradients of x.
     """
     if dropout is not None and dropout.drops:
         x, branch = dropout.add(branch, x), None

@@ -16,14 +16,14 @@ from tensorgrad.tensor import Tensor
 
 
 class FeedForward(Module):
-    """down(gelu(up(x))), as in GPT-2.
+    """Compute down(gelu(up(x))), as in GPT-2.
 
     Args:
         width: of x and of the result.
-        hidden: width in between; default 4 * width.
-        bias: of both linear layers.
-        approximate: which GELU, "tanh" (as in GPT-2) or "none" (exact).
-        dropout: probability, of what goes into `down`.
+        hidden: width of up(x); default 4 * width.
+        bias: whether the linear layers have one.
+        approximate: the form of GELU: "tanh" (as in GPT-2) or "none" (exact).
+        dropout: probability of dropping an input of `down`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FeedForward(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
-        """Return (..., width) for x of that shape; a residual is added."""
+        """Return the result + residual, (..., width), for x and residual of that shape."""
         up, down = self.up, self.down
         if offers(up, "affine") and offers(down, "affine") and not self.dropout.drops:
             check_input(self, up.weight, x=x)
@@ -51,14 +51,14 @@ class FeedForward(Module):
 
 
 class SwiGLU(Module):
-    """down(silu(gate(x)) * up(x)), as in LLaMA.
+    """Compute down(silu(gate(x)) * up(x)), as in LLaMA.
 
     Args:
         width: of x and of the result.
-        hidden: width in between; default 8/3 * width, rounded up to a multiple of 64, which makes
-            about as many parameters as `FeedForward`.
-        bias: of the three linear layers.
-        dropout: probability, of what goes into `down`.
+        hidden: width of up(x); default 8/3 * width, rounded up to a multiple of 64: about as many
+            parameters as `FeedForward` has.
+        bias: whether the linear layers have one.
+        dropout: probability of dropping an input of `down`.
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
     """
 
@@ -72,7 +72,7 @@ class SwiGLU(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
-        """Return (..., width) for x of that shape; a residual is added."""
+        """Return the result + residual, (..., width), for x and residual of that shape."""
         gate, up = self.gate, self.up
         if offers(gate, "affine") and offers(up, "affine"):
             check_input(self, gate.weight, x=x)
@@ -89,7 +89,9 @@ class SwiGLU(Module):
 
 
 class TransformerBlock(Module):
-    """x + attention(norm1(x)), then that + feed_forward(norm2(that)): pre-norm.
+    """Compute a pre-norm transformer block.
+
+    z = x + attention(norm1(x)), y = z + feed_forward(norm2(z))
 
     With the defaults it is the block of GPT-2; with `norm=RMSNorm, feed_forward=SwiGLU,
     bias=False` and a `rotary` that of LLaMA.
@@ -98,13 +100,13 @@ class TransformerBlock(Module):
         width: C, of x and of the result.
         heads: the number of query heads.
         kv_heads: the number of key and value heads; default: heads.
-        dropout: probability, of what either branch adds.
-        causal: whether a step sees only itself and those before.
-        bias: of the linear layers.
-        rotary: turns queries and keys by their positions; may be shared by all blocks.
-        norm: makes a normalisation layer from the width.
+        dropout: probability of dropping an output of the attention or the feed-forward layer.
+        causal: whether a step attends only to itself and previous steps.
+        bias: whether the linear layers have one.
+        rotary: rotates queries and keys by their positions; all blocks may share it.
+        norm: makes a normalization layer from the width.
         feed_forward: makes a feed-forward layer from the width; default: `FeedForward`.
-        attention_dropout: probability, of the attention weights; default: as `dropout`.
+        attention_dropout: probability of dropping an attention weight; default: `dropout`.
     Source: Xiong et al. 2020, arXiv:2002.04745, figure 1 (b).
     """
 
@@ -121,10 +123,11 @@ class TransformerBlock(Module):
         feed_forward: Callable[[int], Module] | None = None,
         attention_dropout: float | None = None,
     ) -> None:
-        of_weights = dropout if attention_dropout is None else attention_dropout
+        if attention_dropout is None:
+            attention_dropout = dropout
         self.norm1 = norm(width)
         self.attention = MultiHeadAttention(
-            width, heads, kv_heads, bias, of_weights, causal, rotary
+            width, heads, kv_heads, bias, attention_dropout, causal, rotary
         )
         self.norm2 = norm(width)
         self.feed_forward = (
@@ -133,7 +136,7 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return (B, T, C) for x of that shape; `mask` and `cache` go to the attention."""
+        """Return y, (B, T, C), for x of that shape; `mask` and `cache` as of the attention."""
         x, normed = add_norm(x, None, self.norm1)
         x, normed = add_norm(x, self.attention(normed, mask, cache), self.norm2, self.dropout)
         return add_branch(self.feed_forward, normed, x, self.dropout)

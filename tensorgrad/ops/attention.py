@@ -1,13 +1,12 @@
 """Scaled dot-product attention as one op. Tests: tests/ops/test_attention.py.
 
 Neither pass keeps the (Tq, Tk) matrix of weights: forward keeps its result and one number a row,
-the logarithm of the sum of exponentials, from which backward computes the weights again. Keys that
-a causal mask or a window hides from a whole block of queries cost nothing.
+the logsumexp of the scores, from which backward recomputes the weights. Keys that a causal mask or
+a window hides from a whole block of queries cost nothing.
 
-`attention_numpy.py` is the reference. On the GPU `_implementation` chooses: kernels for 16 bits and
-short sequences (`attention_short.py`), for 16 bits on Hopper (`attention_sm90.py`), for 16 bits on
-all chips of compute capability 8.0 and later (`attention_sm80.py`), and plain ones for the rest
-(`attention_simple.py`).
+`attention_numpy.py` is the reference. On the GPU `_implementation` chooses among the modules of
+kernels/attention/: `short` for 16 bits and short sequences, `sm90` for 16 bits on Hopper, `sm80`
+for 16 bits on compute capability 8.0 and later, and `simple` for the rest.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
-from tensorgrad.checks import check_integer, check_number, probability
+from tensorgrad.checks import broadcast, check_integer, check_number, check_shape, probability
 from tensorgrad.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
 from tensorgrad.kernels.attention import sm80 as attention_sm80
@@ -37,7 +36,7 @@ from tensorgrad.kernels.attention.options import (
     Sequences,
     empty_result,
 )
-from tensorgrad.operands import float_tensor, integer_array, tensor_of
+from tensorgrad.operands import float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
@@ -77,7 +76,7 @@ def attention(
     window: int | None = None,
     return_logsumexp: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return for each query the mean of the values, weighted by how its key fits.
+    """Return for each query the mean of the values, weighted by the softmax of its scores.
 
     y = softmax(scale * q k^T + mask) v
 
@@ -93,7 +92,7 @@ def attention(
             when k and v come from a cache that holds earlier steps too.
         window: how many keys a query attends to, itself included: query i, at position
             p = i + Tk - Tq, to p - window + 1, ..., p; without causal also to the window - 1
-            keys after. What lies outside costs no time. Default: all.
+            keys after. Keys outside cost no time. Default: all.
         scale: of the scores; default 1 / sqrt(D).
         dropout: probability with which a weight is set to 0; the others grow by
             1 / (1 - dropout). Applied whenever it is above 0.
@@ -122,15 +121,15 @@ def attention(
     batch, heads, _, width = q.shape
     if k.ndim != 4 or (k.shape[0], k.shape[3]) != (batch, width):
         raise ShapeError(f"{op}: k has shape {k.shape}, expected ({batch}, Hkv, Tk, {width})")
-    if v.shape != k.shape:
-        raise ShapeError(f"{op}: v has shape {v.shape}, expected {k.shape} like k")
+    check_shape(op, "v", v, k.shape, " like k")
     _check_heads(op, heads, k.shape[1])
     arrays = q.data, k.data, v.data
     options = _options(op, arrays, mask, causal, scale, dropout, window)
-    y, logsumexp = _forward(arrays, options)
-    result = record(op, y, (q, k, v), _backward, (*arrays, y, logsumexp, options, options.bias))
+    y, saved = _forward(arrays, options)
+    result = record(op, y, (q, k, v), _backward, saved)
     if not return_logsumexp:
         return result
+    logsumexp = saved[4]
     nothing = logsumexp >= np.finfo(logsumexp.dtype).max / 4
     logsumexp = backend.namespace(y).where(nothing, logsumexp.dtype.type(-np.inf), logsumexp)
     return result, Tensor(logsumexp)
@@ -149,7 +148,7 @@ def attention_packed(
     """Return the attention of a sequence to itself, from one projection of it.
 
     The last axis of qkv holds the queries of all heads, then their keys, then their values. They
-    are read where they lie, and their gradients are written into one array of the same layout.
+    are read in place, and their gradients are written into one array of the same layout.
 
     Args:
         qkv: (B, T, (heads + 2 * kv_heads) * D), any float dtype.
@@ -177,8 +176,7 @@ def attention_packed(
         )
     arrays = _unpack(qkv.data, heads, kv_heads)
     options = _options(op, arrays, mask, causal, scale, dropout, window)
-    y, logsumexp = _forward(arrays, options)
-    saved = (*arrays, y, logsumexp, options, options.bias)
+    y, saved = _forward(arrays, options)
     batch, length = qkv.shape[:2]
     y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
     return record(op, y, (qkv,), _backward_packed, saved)
@@ -230,10 +228,9 @@ def attention_varlen(
     heads, width = q.shape[1:]
     if k.ndim != 3 or k.shape[2] != width:
         raise ShapeError(f"{op}: k has shape {k.shape}, expected (total k, Hkv, {width})")
-    if v.shape != k.shape:
-        raise ShapeError(f"{op}: v has shape {v.shape}, expected {k.shape} like k")
+    check_shape(op, "v", v, k.shape, " like k")
     _check_heads(op, heads, k.shape[1])
-    arrays = tuple(a[None].swapaxes(1, 2) for a in (q.data, k.data, v.data))
+    arrays: Any = tuple(a[None].swapaxes(1, 2) for a in (q.data, k.data, v.data))
     found, longest = _starts(op, "starts", "max_length", starts, max_length, q)
     if k_starts is None:
         if k.shape[0] != q.shape[0]:
@@ -241,46 +238,39 @@ def attention_varlen(
         k_found, k_longest = found, longest
     else:
         k_found, k_longest = _starts(op, "k_starts", "max_k_length", k_starts, max_k_length, k)
-        if k_found.shape != found.shape:
-            raise ShapeError(
-                f"{op}: k_starts has shape {k_found.shape}, expected {found.shape} like starts"
-            )
+        check_shape(op, "k_starts", k_found, found.shape, " like starts")
     sequences = Sequences(found, k_found, (longest, k_longest))
     options = _options(op, arrays, None, causal, scale, dropout, window, sequences)
-    y, logsumexp = _forward(arrays, options)
-    saved = (*arrays, y, logsumexp, options)
+    y, saved = _forward(arrays, options)
     return record(op, y[0].swapaxes(0, 1), (q, k, v), _backward_varlen, saved)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    q, k, v, y, logsumexp, options, _ = saved
-    dtype = _gradient_dtype(q)
-    gradients = tuple(backend.empty(a.shape, dtype, like=a) for a in (q, k, v))
-    _write_gradients(dy, (q, k, v), y, logsumexp, options, gradients)
+    dtype = _gradient_dtype(saved[0])
+    gradients = [backend.empty(a.shape, dtype, like=a) for a in saved[:3]]
+    _write_gradients(dy, saved, gradients)
     return gradients
 
 
 def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    q, k, v, y, logsumexp, options, _ = saved
+    q, k = saved[:2]
     (batch, heads, length, width), kv_heads = q.shape, k.shape[1]
     shape = (batch, length, (heads + 2 * kv_heads) * width)
     dqkv = backend.empty(shape, _gradient_dtype(q), like=q)
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
-    _write_gradients(dy, (q, k, v), y, logsumexp, options, _unpack(dqkv, heads, kv_heads))
+    _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads))
     return (dqkv,)
 
 
 def _backward_varlen(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    *arrays, y, logsumexp, options = saved
-    q, k, v = arrays
-    dtype = _gradient_dtype(q)
-    gradients = tuple(empty_result(a, dtype) for a in (q, k, v))
-    _write_gradients(dy[None].swapaxes(1, 2), (q, k, v), y, logsumexp, options, gradients)
-    return tuple(gradient[0].swapaxes(0, 1) for gradient in gradients)
+    dtype = _gradient_dtype(saved[0])
+    gradients = [empty_result(a, dtype) for a in saved[:3]]
+    _write_gradients(dy[None].swapaxes(1, 2), saved, gradients)
+    return [gradient[0].swapaxes(0, 1) for gradient in gradients]
 
 
 def _implementation(arrays: Arrays, options: AttentionOptions) -> Any:
-    """Return the module whose forward and backward do these arrays."""
+    """Return the module whose forward and backward support these arrays and options."""
     if type(arrays[0]) is np.ndarray:
         return attention_numpy
     for kernels in (attention_short, attention_sm90, attention_sm80):
@@ -289,21 +279,22 @@ def _implementation(arrays: Arrays, options: AttentionOptions) -> Any:
     return attention_simple
 
 
-def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
-    """Return the result and the logarithm of each row's sum, huge where the row is empty."""
+def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Saved]:
+    """Return the result and what backward needs; the logsumexp of an empty row is huge."""
     q, k, _ = arrays
-    if not q.size or not k.size:
+    if q.size and k.size:
+        y, logsumexp = _implementation(arrays, options).forward(arrays, options)
+    else:
         y = empty_result(q, q.dtype)
         y[...] = 0
-        return y, backend.namespace(q).full(q.shape[:3], np.inf, compute_dtype(q.dtype))
-    y, logsumexp = _implementation(arrays, options).forward(arrays, options)
-    return y, logsumexp
+        logsumexp = backend.namespace(q).full(q.shape[:3], np.inf, compute_dtype(q.dtype))
+    return y, (*arrays, y, logsumexp, options, options.bias)
 
 
-def _write_gradients(
-    dy: Array, arrays: Arrays, y: Array, logsumexp: Array, options: AttentionOptions, gradients: Any
-) -> None:
-    if y.size and arrays[1].size:
+def _write_gradients(dy: Array, saved: Saved, gradients: Any) -> None:
+    q, k, v, y, logsumexp, options, _ = saved
+    if y.size and k.size:
+        arrays = q, k, v
         backward = _implementation(arrays, options).backward
         backward(dy, arrays, y, logsumexp, options, gradients)
     else:
@@ -380,7 +371,7 @@ def _options(
     window: int | None,
     sequences: Sequences | None = None,
 ) -> AttentionOptions:
-    """Return what forward and backward need to know beside q, k and v."""
+    """Return the checked options of one attention."""
     q, k, _ = arrays
     if not q.shape[3]:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
@@ -394,8 +385,7 @@ def _options(
         shape = (len(sequences.q_starts) - 1, q.shape[1], *sequences.longest)
     bias, adds = (None, False) if mask is None else _bias(op, mask, shape, q)
     before = ALL if window is None else min(window - 1, ALL)
-    key = random.next_key() if dropout else None
-    keep = None
+    key, keep = random.next_key() if dropout else None, None
     if key is not None and type(q) is np.ndarray:
         keep = np.empty(shape, np.bool_)
         fill_keep(keep, key, 1 - dropout)
@@ -413,20 +403,10 @@ def _options(
 
 
 def _bias(op: str, mask: Any, shape: Shape, q: Array) -> tuple[Array, bool]:
-    """Return what is added to the scores, broadcast without copying, and if it is not just 0."""
-    mask = tensor_of(op, "mask", mask)
-    if mask.requires_grad:
-        raise GradError(f"{op}: mask requires a gradient, expected one that does not")
-    backend.same_device(op, ("q", "mask"), (q, mask.data))
+    """Return the mask as a bias of this shape, not copied, and whether it is a float mask."""
+    mask = mask_operand(op, mask, "q", q)
     dtype = compute_dtype(q.dtype)
-    if mask.dtype == np.bool_:
-        xp = backend.namespace(q)
-        bias = xp.where(mask.data, dtype.type(0), dtype.type(-np.inf))
-    else:
-        bias = float_tensor(op, "mask", mask).data.astype(dtype, copy=False)
-    try:
-        return backend.namespace(q).broadcast_to(bias, shape), mask.dtype != np.bool_
-    except ValueError as error:
-        raise ShapeError(
-            f"{op}: mask has shape {mask.shape}, expected one that broadcasts to {shape}"
-        ) from error
+    if mask.dtype != np.bool_:
+        return broadcast(op, "mask", mask.astype(dtype, copy=False), shape), True
+    bias = backend.namespace(q).where(mask, dtype.type(0), dtype.type(-np.inf))
+    return broadcast(op, "mask", bias, shape), False

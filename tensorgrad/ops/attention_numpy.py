@@ -1,7 +1,7 @@
-"""The NumPy passes of attention: (Tq, Tk) exists a block of queries at a time, in the cache.
+"""Attention on NumPy: the (Tq, Tk) weights exist for one block of queries at a time, in cache.
 
-A block meets only the keys that one of its queries may see. Scores, weights and sums are float32
-for 16-bit inputs.
+A block reads only the keys that at least one of its queries attends to. Scores, weights and sums
+are float32 for 16-bit inputs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.dtypes import Dtype
 from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, empty_result
 
-_FEW = 16  # up to so many queries it does not pay to copy the keys into an order made for products
-_SHORT = 1 << 14  # weights of a sequence
+_FEW = 16  # queries; for fewer, copying the keys into C order costs more than it saves
+_SHORT = 1 << 14  # attention weights of a sequence
 _CAUSAL_ROWS = 64  # queries a block: fewer skip more of what is masked, more multiply faster
 
 
@@ -69,7 +69,7 @@ def backward(
 
 
 def _is_short(q: Array, k: Array, options: AttentionOptions) -> bool:
-    """Whether a sequence is less work than what it costs to take sequences one by one."""
+    """Whether sequences are so short that taking them one by one costs more than their work."""
     return (
         options.sequences is None and len(q) > 1 and q.shape[1] * q.shape[2] * k.shape[2] <= _SHORT
     )
@@ -86,7 +86,7 @@ def _options_of_heads(options: AttentionOptions) -> AttentionOptions:
 
 
 def _sequences(options: AttentionOptions) -> Iterator[tuple[slice, slice, AttentionOptions]]:
-    """Yield the places of the queries and keys of each sequence, and the options between them."""
+    """Yield the slices of queries and keys of each sequence, and its options."""
     if options.sequences is None:
         yield slice(None), slice(None), options
         return
@@ -156,8 +156,8 @@ def _backward(
             dkeys, dvalues = np.zeros_like(keys), np.zeros_like(keys)
             for rows, seen in blocks.queries:
                 place = b, heads, rows
-                # What is subtracted from each row rides along in the product, as one more column
-                # that meets the ones: weights = exp(q k - logsumexp), dscores = weights (dy v - c).
+                # The product also subtracts a number from each row: an extra column times ones.
+                # weights = exp(q k - logsumexp), dscores = weights (dy v - c)
                 queries = _beside(q[place], options.scale, -logsumexp[place], dtype)
                 weights = _product(queries, keys_one[:, :, seen])
                 blocks.mask(weights, options.bias, (*place, seen))
@@ -183,12 +183,11 @@ def _backward(
 
 
 class _Blocks:
-    """How the CPU cuts the work.
+    """The partition of the work among threads.
 
     Attributes:
-        units: what one thread does at a time: a sequence, some of its query heads, and the key
-            heads that these read.
-        queries: blocks of queries, each with the keys that at least one of them may see.
+        units: one thread's work: a sequence, some of its query heads, and their key heads.
+        queries: blocks of queries, each with the keys that at least one of them attends to.
     """
 
     def __init__(self, q_shape: Shape, k_shape: Shape, options: AttentionOptions) -> None:
@@ -222,12 +221,12 @@ class _Blocks:
         if bias is not None:
             scores += bias[place]
         count, dtype = scores.shape[1], scores.dtype
-        first = max(rows.start + self.high, seen.start)  # keys before are early enough for all
+        first = max(rows.start + self.high, seen.start)  # all queries attend to earlier keys
         if first < seen.stop:
             diagonal = rows.start + self.high - first
             later = scores[..., first - seen.start :]
             later += _forbidden(count, seen.stop - first, diagonal, dtype, True)
-        last = min(rows.stop - 1 + self.low, seen.stop)  # keys from here on are late enough
+        last = min(rows.stop - 1 + self.low, seen.stop)  # all queries attend to later keys
         if last > seen.start:
             diagonal = rows.start + self.low - 1 - seen.start
             earlier = scores[..., : last - seen.start]
@@ -249,7 +248,7 @@ def _beside(array: Array, scale: float, column: Any, dtype: Dtype) -> Array:
 
 
 def _stacked(array: Array, groups: int) -> Array:
-    """Return (heads, rows, n) as (groups, heads / groups * rows, n): what one key head meets."""
+    """Return (heads, rows, n) as (groups, heads / groups * rows, n), one group a key head."""
     heads, rows, width = array.shape
     return array.reshape(groups, heads // groups * rows, width)
 

@@ -1,4 +1,4 @@
-"""Making tensors: from values, and filled by rule. Tests: tests/ops/test_creation.py.
+"""Creating tensors: from values, zeros, ranges, one-hot rows. Tests: tests/ops/test_creation.py.
 
 What has no dtype of its own is float32 (Python floats, `zeros(3)`); Python ints are int64, bools
 bool, and arrays keep theirs. `device` is "cpu", "cuda" or "cuda:N".
@@ -7,14 +7,14 @@ bool, and arrays keep theirs. `device` is "cpu", "cuda" or "cuda:N".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.checks import check_integer, check_number, shape_of
+from tensorgrad.backend import Array, namespace_on
+from tensorgrad.checks import check_indices, check_integer, check_number, shape_of
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -26,7 +26,7 @@ from tensorgrad.dtypes import (
     int64,
     uint64,
 )
-from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import integer_array, tensor_of
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, to
@@ -67,7 +67,7 @@ def tensor(
         value: a number, nested lists of numbers, an array or a tensor.
         dtype: default: the value's own; of Python numbers float32, int64 or bool.
         device: default: where the value is; the CPU for numbers and lists.
-        requires_grad: whether backward shall compute its gradient.
+        requires_grad: whether backward computes its gradient.
 
     Raises:
         ShapeError: nested lists of unequal length.
@@ -107,11 +107,9 @@ def _array(op: str, value: Any, dtype: DtypeLike | None) -> Array:
             owns_dtype = owns_dtype or isinstance(leaf, np.generic)
         try:
             value = np.asarray(value, None if dtype is None else as_dtype(dtype))
-        except (ValueError, TypeError) as error:
-            if not isinstance(value, (list, tuple)) or "inhomogeneous" not in str(error):
-                raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
-            raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
-        except OverflowError as error:
+        except (ValueError, TypeError, OverflowError) as error:
+            if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
+                raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
             raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
         if dtype is None and value.dtype == float64 and not owns_dtype:
             value = value.astype(float32)
@@ -127,17 +125,12 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _build(device: str, make: Callable[[Any], Array]) -> Array:
-    """Return make(numpy) or, on the GPU, make(cupy)."""
-    return make(np if backend.gpu_index(device) is None else backend.cupy)
-
-
 def zeros(
     shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
 ) -> Tensor:
     """Return a tensor of zeros."""
-    lengths, dtype = shape_of("zeros", shape), as_dtype(dtype)
-    return Tensor(_build(device, lambda xp: xp.zeros(lengths, dtype)), requires_grad)
+    data = namespace_on(device).zeros(shape_of("zeros", shape), as_dtype(dtype))
+    return Tensor(data, requires_grad)
 
 
 def ones(
@@ -151,8 +144,8 @@ def empty(
     shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
 ) -> Tensor:
     """Return a tensor whose values are whatever the memory held."""
-    lengths, dtype = shape_of("empty", shape), as_dtype(dtype)
-    return Tensor(_build(device, lambda xp: xp.empty(lengths, dtype)), requires_grad)
+    data = namespace_on(device).empty(shape_of("empty", shape), as_dtype(dtype))
+    return Tensor(data, requires_grad)
 
 
 def full(
@@ -173,9 +166,8 @@ def full(
     if fill.shape != ():
         raise ShapeError(f"full: value has shape {fill.shape}, expected one number")
     target = fill.dtype if dtype is None else as_dtype(dtype)
-    wide = compute_dtype(target)
-    data = _build(device, lambda xp: xp.full(lengths, fill.item(), wide).astype(target, copy=False))
-    return Tensor(data, requires_grad)
+    data = namespace_on(device).full(lengths, fill.item(), compute_dtype(target))
+    return Tensor(data.astype(target, copy=False), requires_grad)
 
 
 def zeros_like(x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False) -> Tensor:
@@ -242,8 +234,8 @@ def arange(
     wide: Dtype = int64 if integers else float64
     if integers and any(not -(2**63) <= n < 2**63 for n in (start, stop, step)):
         wide = uint64 if target == uint64 and step > 0 else float64
-    data = _build(device, lambda xp: xp.arange(start, stop, step, wide).astype(target, copy=False))
-    return Tensor(data, requires_grad)
+    data = namespace_on(device).arange(start, stop, step, wide)
+    return Tensor(data.astype(target, copy=False), requires_grad)
 
 
 def linspace(
@@ -268,12 +260,9 @@ def linspace(
     target = as_dtype(dtype)
     first, last = (_number("linspace", n, v, float) for n, v in (("start", start), ("stop", stop)))
     _check_holds("linspace", target, (first, last) if num else ())
-
-    def make(xp: Any) -> Array:
-        y = xp.linspace(first, last, num, endpoint)
-        return (xp.floor(y) if target.kind in "iu" else y).astype(target)
-
-    return Tensor(_build(device, make), requires_grad)
+    xp = namespace_on(device)
+    y = xp.linspace(first, last, num, endpoint)
+    return Tensor((xp.floor(y) if target.kind in "iu" else y).astype(target), requires_grad)
 
 
 def _number(op: str, name: str, value: Any, kind: Any) -> Any:
@@ -307,7 +296,8 @@ def eye(
     """Return a matrix with ones on the k-th diagonal above the main one and zeros elsewhere."""
     lengths = shape_of("eye", (rows, rows if columns is None else columns))
     target = as_dtype(dtype)
-    data = _build(device, lambda xp: _below(xp, lengths, k) & ~_below(xp, lengths, k - 1))
+    xp = namespace_on(device)
+    data = _below(xp, lengths, k) & ~_below(xp, lengths, k - 1)
     return Tensor(data.astype(target), requires_grad)
 
 
@@ -345,7 +335,7 @@ def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
 
 
 def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tensor:
-    """Return for each index i a row of zeros with a one in place i.
+    """Return for each index i a row of zeros with a one at position i.
 
     Args:
         indices: integers from 0 to num_classes - 1, any shape.
@@ -356,16 +346,13 @@ def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tenso
         (*indices.shape, num_classes).
 
     Raises:
-        OutOfRangeError: an index has no place (on the GPU its row is all zeros instead).
-        DtypeError: the indices are no integers.
+        OutOfRangeError: an index is outside its range (on the GPU its row is all zeros instead).
+        DtypeError: the indices are not integers.
     """
-    places = integer_array("one_hot", "indices", indices)
+    indices = integer_array("one_hot", "indices", indices)
     check_integer("one_hot", "num_classes", num_classes, 0)
-    if backend.is_numpy(places):
-        outside = (places < 0) | (places >= num_classes)
-        if outside.any():
-            raise OutOfRangeError(
-                f"one_hot: indices has {places[outside][0]}, expected 0 to {num_classes - 1}"
-            )
-    classes = backend.namespace(places).arange(num_classes)
-    return Tensor((places[..., None] == classes).astype(as_dtype(dtype)))
+    if backend.is_numpy(indices):
+        outside = (indices < 0) | (indices >= num_classes)
+        check_indices("one_hot", "indices", indices, outside, f"0 to {num_classes - 1}")
+    classes = backend.namespace(indices).arange(num_classes)
+    return Tensor((indices[..., None] == classes).astype(as_dtype(dtype)))

@@ -1,8 +1,8 @@
 """Cross entropy of logits and integer targets. Kernels: kernels/cross_entropy.cu.
 
-Where a gradient will be wanted, forward writes it as well, for dy == 1: exponentials are computed
-once, and backward has little left to do. Statistics and losses are float32 for 16-bit logits.
-To go from features to the loss without ever holding all logits: linear_cross_entropy.py.
+Where a gradient is wanted, forward writes it as well, for dy == 1: so exponentials are computed
+once, and backward only scales. Statistics and losses are float32 for 16-bit logits.
+linear_cross_entropy.py goes from features to the loss without ever holding all logits.
 Tests: tests/ops/test_cross_entropy.py.
 """
 
@@ -17,10 +17,10 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import check_number, check_range
+from tensorgrad.checks import check_indices, check_integer, check_number, check_range, check_shape
 from tensorgrad.dtypes import Dtype, compute_dtype, float16
 from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
+from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import Options
 from tensorgrad.operands import float_tensor, integer_array
@@ -72,11 +72,7 @@ def cross_entropy(
     logits, targets = float_tensor(op, "logits", logits), integer_array(op, "targets", targets)
     if not logits.ndim or not logits.shape[-1]:
         raise ShapeError(f"{op}: logits have shape {logits.shape}, expected (..., V), V at least 1")
-    if targets.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"{op}: targets have shape {targets.shape}, expected {logits.shape[:-1]} "
-            "(logits without the last axis)"
-        )
+    check_shape(op, "targets", targets, logits.shape[:-1], " (logits without the last axis)")
     options = Options(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     backend.same_device(op, ("logits", "targets"), (logits.data, targets))
@@ -87,36 +83,34 @@ def cross_entropy(
     vocabulary = logits.shape[-1]
     counted = counted_targets(op, targets, ignore_index, vocabulary)
     rows = logits.data.reshape(-1, vocabulary)
-    share = 1.0
+    factor = 1.0
     if reduction == "mean":
-        share = 1 / max(int(counted.sum()), 1) if counted.size else math.nan
+        factor = 1 / max(int(counted.sum()), 1) if counted.size else math.nan
     later = defers(rows.dtype)
     losses = np.empty(len(rows), compute_dtype(rows.dtype))
     dlogits = np.empty(rows.shape, rows.dtype) if wanted else None
-    scale = np.asarray(1.0 if later else share, losses.dtype)
+    scale = np.asarray(1.0 if later else factor, losses.dtype)
     rows_numpy(losses, dlogits, rows, targets.reshape(-1), counted, options, scale)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
     else:
-        loss = losses.sum() * losses.dtype.type(share)
-    saved = (dlogits, share if later else 1.0, logits.shape)
+        loss = losses.sum() * losses.dtype.type(factor)
+    saved = (dlogits, factor if later else 1.0, logits.shape)
     return record(op, loss, (logits,), _backward, saved)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    dlogits, share, shape = saved
-    scale = dy.reshape(-1, 1) * dy.dtype.type(share)  # of each row, or of all
+    dlogits, factor, shape = saved
+    scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # of each row, or of all
     if scale.size == 1 and scale[0, 0] == 1:
         return (dlogits.reshape(shape),)
     return (rescaled(dlogits, scale).reshape(shape),)
 
 
 def check_options(op: str, options: Options, reduction: str) -> None:
-    """Raise ArgumentError unless there is such a loss."""
-    if options.ignore_index is not None and not isinstance(options.ignore_index, (int, np.integer)):
-        raise ArgumentError(
-            f"{op}: ignore_index is {options.ignore_index!r}, expected an integer or None"
-        )
+    """Raise ArgumentError unless the options are in range."""
+    if options.ignore_index is not None:
+        check_integer(op, "ignore_index", options.ignore_index)
     check_number(op, "label_smoothing", options.label_smoothing)
     check_range(op, "z_loss", options.z_loss)
     if not 0 <= options.label_smoothing <= 1:
@@ -126,23 +120,19 @@ def check_options(op: str, options: Options, reduction: str) -> None:
 
 
 def defers(dtype: Dtype) -> bool:
-    """Whether gradients get the factor of the mean in backward alone.
+    """Whether backward alone divides by the count of the mean.
 
-    In float16 they would vanish before dy, where the loss is scaled, can save them.
+    float16 gradients would underflow in forward, before dy brings the loss scale.
     """
     return dtype == float16
 
 
 def counted_targets(op: str, targets: Array, ignore_index: int | None, vocabulary: int) -> Array:
-    """Return which targets count, one after the other, once all of these are known to exist."""
+    """Return which targets count, flattened, once they are known to be in the vocabulary."""
     counted = targets == targets if ignore_index is None else targets != ignore_index
     outside = ((targets < 0) | (targets >= vocabulary)) & counted
-    if outside.any():
-        place = tuple(int(i) for i in np.argwhere(outside)[0])
-        raise OutOfRangeError(
-            f"{op}: targets{list(place) or ''} is {targets[place]}, expected 0 to "
-            f"{vocabulary - 1} (a vocabulary of {vocabulary})"
-        )
+    expected = f"0 to {vocabulary - 1} (a vocabulary of {vocabulary})"
+    check_indices(op, "targets", targets, outside, expected)
     return counted.reshape(-1)
 
 
@@ -170,13 +160,13 @@ def rows_numpy(
     classes = logits.shape[1] if classes is None else classes
     wide = losses.dtype
     target_part, each = 1 - options.label_smoothing, options.label_smoothing / classes
-    picked = np.where(counted, targets, 0).astype(np.intp, copy=False)
+    ids = np.where(counted, targets, 0).astype(np.intp, copy=False)
     scale = np.broadcast_to(scale, losses.shape)
     all_count = bool(counted.all())
 
     def run(piece: slice) -> None:
         rows = widened(logits[piece, :classes])
-        place = np.arange(len(rows)), picked[piece]
+        place = np.arange(len(rows)), ids[piece]
         if dlogits is not None and dlogits.dtype == wide:
             powers = dlogits[piece, :classes]
         else:
@@ -194,10 +184,10 @@ def rows_numpy(
         if dlogits is None:
             return
         own = scale[piece]
-        slope = own / total
+        scales = own / total
         if options.z_loss:
-            slope *= 1 + wide.type(2 * options.z_loss) * logsumexp
-        powers *= slope[:, None]
+            scales *= 1 + wide.type(2 * options.z_loss) * logsumexp
+        powers *= scales[:, None]
         if each:
             powers -= (own * wide.type(each))[:, None]
         powers[place] -= own * wide.type(target_part)

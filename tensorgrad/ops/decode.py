@@ -1,7 +1,7 @@
-"""One step of attention for sequences of different lengths. Kernels: kernels/attention/decode.cu.
+"""One decoding step of attention against a key-value cache. Kernel: kernels/attention/decode.cu.
 
-Arrays in, arrays out, no gradients: for generation. `lengths` lies where the cache does and is
-never read by the host on the GPU. Tests: tests/ops/test_decode.py.
+Takes and returns arrays, without gradients: for generation. `lengths` is on the device of the cache
+and is never read by the host on the GPU. Tests: tests/ops/test_decode.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_shape
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import decode as decode_cuda
 from tensorgrad.kernels.attention.options import ALL, AttentionOptions
@@ -35,7 +36,7 @@ def attend(
     angles: Angles | None = None,
     interleaved: bool = False,
 ) -> Array:
-    """Add one key and value to each sequence, and attend to all that it has now.
+    """Append one key and value to the cache of each sequence, and attend to all of its keys.
 
         keys[b, :, lengths[b]], values[b, :, lengths[b]] = the new ones
         y[b] = softmax(q[b] keys[b, :, : lengths[b] + 1]^T / sqrt(D)) values[b, :, : lengths[b] + 1]
@@ -44,9 +45,9 @@ def attend(
         qkv: (B, (H + 2 * Hkv) * D): for each sequence the queries of all heads, then the new keys,
             then the new values. H is a multiple of Hkv (grouped-query attention).
         keys, values: (B, Hkv, steps, D), dtype of qkv; changed. Views with strides may be given.
-        lengths: (B,), int32, from 0 to steps - 1: how many keys a sequence has.
+        lengths: (B,), int32, from 0 to steps - 1: the number of keys of each sequence.
         window: how many keys a query attends to, its own included. Default: all.
-        angles: of rotary positions, by which the queries and the new keys are turned first.
+        angles: of rotary positions, by which the queries and the new keys are rotated first.
         interleaved: see `ops.rotary`.
 
     Returns:
@@ -63,8 +64,7 @@ def attend(
     if keys.ndim != 4:
         raise ShapeError(f"{op}: keys have shape {keys.shape}, expected (B, Hkv, steps, D)")
     batch, kv_heads, _, width = keys.shape
-    if values.shape != keys.shape:
-        raise ShapeError(f"{op}: values have shape {values.shape}, expected {keys.shape} like keys")
+    check_shape(op, "values", values, keys.shape, " like keys")
     heads = qkv.shape[-1] // width - 2 * kv_heads if width else 0
     fits = qkv.shape == (batch, (heads + 2 * kv_heads) * width) and heads > 0 == heads % kv_heads
     if not fits:
@@ -72,8 +72,7 @@ def attend(
             f"{op}: qkv has shape {qkv.shape}, expected ({batch}, (H + {2 * kv_heads}) * {width}), "
             f"H a multiple of {kv_heads}"
         )
-    if lengths.shape != (batch,):
-        raise ShapeError(f"{op}: lengths have shape {lengths.shape}, expected ({batch},)")
+    check_shape(op, "lengths", lengths, (batch,))
     for name, array, dtype in (
         ("keys", keys, qkv.dtype), ("values", values, qkv.dtype), ("lengths", lengths, np.int32),
     ):  # fmt: skip
@@ -84,13 +83,18 @@ def attend(
         return y
     together = keys.strides[3] == values.strides[3] == keys.itemsize
     if not backend.is_numpy(qkv) and together and decode_cuda.supports(qkv, width):
-        room = decode_cuda.Room(qkv, keys, values, window)
+        workspace = decode_cuda.AttentionWorkspace(qkv, keys, values, window)
         qkv, lengths = backend.contiguous(qkv), backend.contiguous(lengths)
         if angles is not None:
             angles = backend.contiguous(angles[0]), backend.contiguous(angles[1])
-        decode_cuda.attention(now, y, qkv, keys, values, lengths, room, window, angles, interleaved)
+        decode_cuda.attention(
+            now, y, qkv, keys, values, lengths, workspace, window, angles, interleaved
+        )
         return y
-    each = _turned(qkv.reshape(batch, -1, width), heads + kv_heads, lengths, angles, interleaved)
+    each = qkv.reshape(batch, -1, width)
+    if angles is not None:
+        cos, sin = (Tensor(table[lengths][:, None]) for table in angles)
+        each = rotary(Tensor(each), cos, sin, heads + kv_heads, interleaved).data
     q, new_keys, new_values = (
         each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
     )  # fmt: skip
@@ -102,20 +106,10 @@ def attend(
     return y
 
 
-def _turned(
-    each: Array, heads: int, lengths: Array, angles: Angles | None, interleaved: bool
-) -> Array:
-    """Return (B, H + 2 Hkv, D) with the first heads turned by the angles of their positions."""
-    if angles is None:
-        return each
-    cos, sin = (Tensor(table[lengths][:, None]) for table in angles)
-    return rotary(Tensor(each), cos, sin, heads, interleaved).data
-
-
 def _forward_numpy(
     y: Array, q: Array, keys: Array, values: Array, lengths: Array, window: int | None
 ) -> None:
-    """Write (B, H, D); sequences of different lengths one after the other."""
+    """Write y, (B, H, D); one sequence at a time unless all have the same length."""
     before = ALL if window is None else window - 1
     options = AttentionOptions(1 / math.sqrt(q.shape[2]), before=before, after=0)
     alike = (lengths == lengths[0]).all()
@@ -129,11 +123,11 @@ def _forward_numpy(
 def _forward_masked(
     y: Array, q: Array, keys: Array, values: Array, lengths: Array, window: int | None
 ) -> None:
-    """Do as `_forward_numpy` on the GPU, where no kernel is for it, over all room there is."""
-    places = backend.cupy.arange(keys.shape[2])
-    seen: Any = places <= lengths[:, None]
+    """Write y, (B, H, D), on a GPU without a kernel for it, with a mask over the whole cache."""
+    steps = backend.cupy.arange(keys.shape[2])
+    seen: Any = steps <= lengths[:, None]
     if window is not None:
-        seen &= places > lengths[:, None] - window
-    # What memory holds beyond may be NaN, of which a weight of 0 makes NaN.
+        seen &= steps > lengths[:, None] - window
+    # Unused memory of the cache may hold NaN, and a weight of 0 times NaN is NaN.
     k, v = (where(seen[:, None, :, None], array, 0) for array in (keys, values))
     y[...] = attention(q[:, :, None], k, v, seen[:, None, None]).data[:, :, 0]

@@ -1,6 +1,6 @@
-"""Dropout, alone and with the residual add behind it. Kernel: kernels/dropout.cu.
+"""Dropout, alone and fused with a bias and a residual add. Kernel: kernels/dropout.cu.
 
-No mask is kept: backward draws the same bits again. Tests: tests/ops/test_dropout.py.
+No mask is saved: backward generates the same random bits again. Tests: tests/ops/test_dropout.py.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from tensorgrad import backend, philox, random
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
-from tensorgrad.checks import probability
+from tensorgrad.checks import check_shape, probability
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.dropout import forward as _forward_cuda
 from tensorgrad.kernels.random import Key
-from tensorgrad.operands import float_tensor
+from tensorgrad.operands import data_of, float_tensor
 from tensorgrad.ops.elementwise import add
 from tensorgrad.tensor import Tensor
 
 __all__ = ["dropout", "dropout_add"]
 
 
-class _Draw(NamedTuple):
-    """Which elements are spared: random bits and the probability; and the dtype of x."""
+class _KeepMask(NamedTuple):
+    """The key of the random bits, the keep probability, and the dtype of x."""
 
     key: Key
     keep: float
@@ -55,9 +55,9 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
     tensor = float_tensor("dropout", "x", x)
     if probability("dropout", "p", p) == 0 or not training:
         return tensor
-    draw = _Draw(random.next_key(), 1 - p, tensor.dtype)
-    y = _forward(tensor.data, draw, draw.dtype)
-    return record("dropout", y, (tensor,), _backward, (draw,))
+    mask = _KeepMask(random.next_key(), 1 - p, tensor.dtype)
+    y = _forward(tensor.data, mask, mask.dtype)
+    return record("dropout", y, (tensor,), _backward, (mask,))
 
 
 def dropout_add(
@@ -86,45 +86,44 @@ def dropout_add(
     """
     op = "dropout_add"
     x, residual = float_tensor(op, "x", x), float_tensor(op, "residual", residual)
-    inputs = [x, residual]
-    if residual.shape != x.shape:
-        raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {x.shape} like x")
+    check_shape(op, "residual", residual, x.shape, " like x")
+    backend.same_device(op, ("x", "residual"), (x.data, residual.data))
     if bias is not None:
-        inputs.append(float_tensor(op, "bias", bias))
-        if inputs[2].shape != x.shape[-1:] or not x.ndim:
-            raise ShapeError(
-                f"{op}: bias has shape {inputs[2].shape}, expected (C,) of x {x.shape}"
-            )
-    names = ("x", "residual", "bias")[: len(inputs)]
-    backend.same_device(op, names, [t.data for t in inputs])
+        bias = float_tensor(op, "bias", bias)
+        if bias.shape != x.shape[-1:] or not x.ndim:
+            raise ShapeError(f"{op}: bias has shape {bias.shape}, expected (C,) of x {x.shape}")
+        backend.same_device(op, ("x", "bias"), (x.data, bias.data))
     drops = probability(op, "p", p) > 0 and training
-    alike = all(t.dtype == x.dtype for t in inputs if t is not residual)
+    alike = bias is None or bias.dtype == x.dtype
     if not drops or not alike or residual.dtype not in (x.dtype, compute_dtype(x.dtype)):
-        shifted = x if bias is None else add(x, inputs[2])
+        shifted = x if bias is None else add(x, bias)
         return add(residual, dropout(shifted, p) if drops else shifted)
-    draw = _Draw(random.next_key(), 1 - p, x.dtype)
-    shift = None if bias is None else inputs[2].data
-    y = _forward(x.data, draw, residual.dtype, residual.data, shift)
-    return record(op, y, inputs, _add_backward, (draw,))
+    mask = _KeepMask(random.next_key(), 1 - p, x.dtype)
+    y = _forward(x.data, mask, residual.dtype, residual.data, data_of(bias))
+    return record(op, y, (x, residual, bias), _add_backward, (mask,))
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    (draw,) = saved
-    return (_forward(dy, draw, draw.dtype),)
+    (mask,) = saved
+    return (_forward(dy, mask, mask.dtype),)
 
 
 def _add_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    (draw,) = saved
-    dx = _forward(dy, draw, draw.dtype) if needs[0] or needs[-1] else None
-    return (dx, dy, dx)[: len(needs)]  # the walk sums the gradient of the bias
+    (mask,) = saved
+    dx = _forward(dy, mask, mask.dtype) if needs[0] or needs[2] else None
+    return dx, dy, dx  # the walk sums the gradient of the bias
 
 
 def _forward(
-    x: Array, draw: _Draw, dtype: Dtype, residual: Array | None = None, bias: Array | None = None
+    x: Array,
+    mask: _KeepMask,
+    dtype: Dtype,
+    residual: Array | None = None,
+    bias: Array | None = None,
 ) -> Array:
-    """Return residual + keep * scale * (x + bias), rounded to `dtype`, that of a residual, once."""
+    """Return residual + mask / keep * (x + bias), rounded to `dtype` once."""
     forward = _forward_numpy if type(x) is np.ndarray else _forward_cuda
-    return forward(x, draw.key, draw.keep, dtype, residual, bias)
+    return forward(x, mask.key, mask.keep, dtype, residual, bias)
 
 
 def _forward_numpy(

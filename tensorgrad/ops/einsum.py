@@ -1,8 +1,9 @@
-"""Products summed over named axes: einsum, tensordot, outer, dot. Tests: tests/ops/test_einsum.py.
+"""einsum, tensordot, outer and dot: products summed over labelled axes.
 
 Every axis of an operand has a label. `_contract` multiplies two arrays and sums over the labels
 that the result lacks, as one (batched) matrix product. The gradient of one operand is such a
 product too: of dy with the other operand, summed to the labels of the first.
+Tests: tests/ops/test_einsum.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rows of a table, picked by integers. Tests: tests/ops/test_embedding.py.
+"""Embedding lookup, alone and with a position embedding added. Kernel: kernels/embedding.cu.
 
-The gradient adds up the rows of dy that used the same id, in a fixed order: two runs give equal
-bits on either device. Kernels: kernels/embedding.cu, for the gradient kernels/indexing.cu.
+The gradient (kernels/indexing.cu) adds up the rows of dy that used the same id in a fixed order, so
+two runs give equal bits on either device. Tests: tests/ops/test_embedding.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
-from tensorgrad.checks import check_integer
+from tensorgrad.checks import check_indices, check_integer
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.embedding import forward as _forward_cuda
@@ -36,14 +36,14 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: int = 0) -> T
         ids: any shape, integers in [0, V). On the GPU the values are not inspected before the
             launch, which would wait for the device: an id outside gives a row of NaN and no
             gradient.
-        positions: (P, C), dtype of weight, a row for each place in the last axis of ids; or None.
-        start: the row of positions for the first place.
+        positions: (P, C), dtype of weight, the position embedding; None adds nothing.
+        start: the position of the first id along the last axis.
 
     Returns:
         (*ids.shape, C), dtype of weight.
 
     Raises:
-        OutOfRangeError: an id outside the vocabulary (on the CPU), or more places than positions.
+        OutOfRangeError: an id outside the vocabulary (on the CPU), or too few positions.
         ShapeError: weight is not (V, C), or positions does not fit.
         DtypeError: ids are not integers, weight is not a float, or positions has another dtype.
         DeviceError: the arguments are on different devices.
@@ -65,7 +65,7 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: int = 0) -> T
 
 
 def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) -> None:
-    """Raise unless each place in the last axis of ids has a row of positions."""
+    """Raise unless each id along the last axis has a row of positions."""
     op = "embedding"
     check_integer(op, "start", start)
     backend.same_device(op, ("weight", "positions"), (weight.data, positions.data))
@@ -78,7 +78,7 @@ def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) 
         raise DtypeError(f"{op}: positions has dtype {positions.dtype}, expected {weight.dtype}")
     if not 0 <= start <= positions.shape[0] - ids.shape[-1]:
         raise OutOfRangeError(
-            f"{op}: start is {start} and {ids.shape[-1]} places follow, expected at most "
+            f"{op}: start is {start} and {ids.shape[-1]} ids follow, expected at most "
             f"{positions.shape[0]} positions"
         )
 
@@ -94,7 +94,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def _add_back(shape: Shape, ids: Array, dy: Array) -> Array:
-    """Return the gradient of the table: each row of dy added to where it came from."""
+    """Return the gradient of the weight: each row of dy added to the row that its id names."""
     dweight = backend.namespace(dy).zeros(shape, compute_dtype(dy.dtype))
     if dy.size:
         add_rows(dweight, ids.reshape(-1), dy.reshape(ids.size, -1))
@@ -103,15 +103,10 @@ def _add_back(shape: Shape, ids: Array, dy: Array) -> Array:
 
 def check_ids(op: str, ids: Array, vocabulary: int) -> None:
     """Raise OutOfRangeError for an id outside the vocabulary; ids on a GPU are not read."""
-    if not backend.is_numpy(ids):
-        return
-    outside = (ids < 0) | (ids >= vocabulary)
-    if outside.any():
-        place = tuple(int(i) for i in np.argwhere(outside)[0])
-        raise OutOfRangeError(
-            f"{op}: ids{list(place) or ''} is {ids[place]}, expected 0 to {vocabulary - 1} "
-            f"(a vocabulary of {vocabulary})"
-        )
+    if backend.is_numpy(ids):
+        outside = (ids < 0) | (ids >= vocabulary)
+        expected = f"0 to {vocabulary - 1} (a vocabulary of {vocabulary})"
+        check_indices(op, "ids", ids, outside, expected)
 
 
 def _forward_numpy(weight: Array, ids: Array, positions: Array | None) -> Array:

@@ -1,11 +1,11 @@
-"""Picking elements: NumPy's indexing, take, and their gradients. Tests: tests/ops/test_indexing.py.
+"""NumPy's indexing, take, take_along_axis and assignment. Tests: tests/ops/test_indexing.py.
 
-The gradient of picking is adding back: dx starts at 0 and every element of dy is added where it
-was taken from, so an element that was picked twice gets the sum. Equal inputs give equal bits on
-both devices: on the GPU the places are sorted and summed in order, without atomics.
+The gradient is a scatter-add: dx starts at 0 and every element of dy is added where it was taken
+from, so an element that was taken twice gets the sum. Equal inputs give equal bits on both devices:
+on the GPU the indices are sorted and summed in order, without atomics.
 
-On the CPU an index outside its axis raises. On the GPU that would mean waiting for the device, so
-there it wraps around, as it does in CuPy.
+On the CPU an index outside its axis raises an error. On the GPU checking would wait for the device,
+so there the index wraps around, as in CuPy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.checks import array_of, axis_index
+from tensorgrad.checks import along, array_of, check_indices
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
@@ -77,20 +77,17 @@ def _view_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def _getitem_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, *parts = saved
     key = tuple(parts)
-    xp = namespace(dy)
     if not any(is_array(part) and part.dtype.kind in "iu" for part in key):
-        dx = xp.zeros(shape, dy.dtype)  # only masks: no element was picked twice
+        dx = namespace(dy).zeros(shape, dy.dtype)  # only masks: no element was taken twice
         dx[key] = dy
         return (dx,)
     if len(key) == 1:
         return (_add_back(shape, key[0], dy),)
-    size = int(np.prod(shape))
-    places = xp.arange(size).reshape(shape)[key]
-    return (_add_back((size,), places, dy).reshape(shape),)
+    return (_add_elements_back(shape, key, dy),)
 
 
 def assign(x: Tensor, key: Any, value: Any) -> None:
-    """Carry out x[key] = value, which no gradient flows through.
+    """Assign x[key] = value; no gradient flows through it.
 
     Args:
         x: a tensor outside any graph, or any tensor under `no_grad()`.
@@ -98,7 +95,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         value: a number, array or tensor that broadcasts to x[key] and is cast to its dtype.
 
     Raises:
-        GradError: x takes part in a graph, or the gradient of the value would be lost.
+        GradError: x is part of a graph, or the gradient of the value would be lost.
         DeviceError: the value is an array on another device.
         ArgumentError: the memory is read-only.
         ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast.
@@ -124,7 +121,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
 def assign_result(
     x: _AnyTensor, symbol: str, operation: Callable[[Any, Any], Tensor], other: Any
 ) -> _AnyTensor:
-    """Carry out an augmented assignment such as x += other, in the memory of x; return x.
+    """Compute an augmented assignment such as x += other in the memory of x; return x.
 
     As in NumPy: views of that memory see it, the result is computed from the old elements even
     where `other` overlaps them, and is then rounded to the dtype of x. No gradient flows through.
@@ -136,7 +133,7 @@ def assign_result(
         other: a number, array or tensor.
 
     Raises:
-        GradError: x takes part in a graph, or the gradient of `other` would be lost.
+        GradError: x is part of a graph, or the gradient of `other` would be lost.
         ArgumentError: the memory is read-only.
         ShapeError: the result has another shape than x.
         DtypeError: the result has another kind of dtype (floats in integers, integers in bool).
@@ -174,96 +171,90 @@ def _check_writeable(op: str, x: Tensor) -> None:
 
 
 def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
-    """Return the slices of x at `indices` along an axis; axis None picks from the flattened x.
+    """Return the slices of x at `indices` along an axis; axis None takes from the flattened x.
 
     Args:
         x: any shape and dtype.
         indices: integers of any shape; it replaces the axis in the result's shape.
-        axis: the axis to pick along.
+        axis: the axis to index.
 
     Raises:
         OutOfRangeError: an index lies outside the axis (not checked on the GPU).
-        DtypeError: the indices are no integers.
+        DtypeError: the indices are not integers.
     """
     x = tensor_of("take", "x", x)
     data = x.data
-    places = _index_array("take", indices, data)
-    if axis is None:
-        data, axis = data.reshape(-1), 0
-    axis = axis_index("take", axis, data.ndim)
+    rows = _index_array("take", indices, data)
+    data, axis = along("take", data, axis)
     try:
-        y = data.take(places, axis)
+        y = data.take(rows, axis)
     except IndexError:
-        _check_range("take", places, axis, data.shape[axis])
+        _check_range("take", rows, axis, data.shape[axis])
         raise
-    return record("take", y, (x,), _take_backward, (x.data.shape, data.shape, axis, places))
+    return record("take", y, (x,), _take_backward, (x.data.shape, data.shape, axis, rows))
 
 
 def _take_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    own, shape, axis, places = saved
+    own, shape, axis, rows = saved
     outer, inner = shape[:axis], shape[axis + 1 :]
-    dy = dy.reshape((int(np.prod(outer)), places.size, *inner)).swapaxes(0, 1)
-    dx = _add_back((shape[axis], *dy.shape[1:]), places.reshape(-1), dy)
+    dy = dy.reshape((int(np.prod(outer)), rows.size, *inner)).swapaxes(0, 1)
+    dx = _add_back((shape[axis], *dy.shape[1:]), rows.reshape(-1), dy)
     return (dx.swapaxes(0, 1).reshape(own),)
 
 
 def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
-    """Return x[..., indices[..., j, ...], ...]: for each line along the axis its own picks.
+    """Return x[..., indices[..., j, ...], ...]: each line along the axis has its own indices.
 
     Args:
         x: any shape and dtype.
         indices: integers; the number of axes of x; other axes broadcast against those of x.
-        axis: the axis to pick along; None picks from the flattened x with 1-D indices.
+        axis: the axis to index; None indexes the flattened x with 1-D indices.
 
     Raises:
         OutOfRangeError: an index lies outside the axis (not checked on the GPU).
         ShapeError: the indices do not fit the shape of x.
-        DtypeError: the indices are no integers.
+        DtypeError: the indices are not integers.
     """
     x = tensor_of("take_along_axis", "x", x)
     data = x.data
-    picks = _index_array("take_along_axis", indices, data)
-    if axis is None:
-        data, axis = data.reshape(-1), 0
-    if picks.ndim != data.ndim:
+    rows = _index_array("take_along_axis", indices, data)
+    data, axis = along("take_along_axis", data, axis)
+    if rows.ndim != data.ndim:
         raise ShapeError(
-            f"take_along_axis: indices has {picks.ndim} axes, expected {data.ndim} as x"
+            f"take_along_axis: indices has {rows.ndim} axes, expected {data.ndim} as x"
         )
-    axis = axis_index("take_along_axis", axis, data.ndim)
-    key = _lines(data.shape, picks, axis)
+    key = _lines(data.shape, rows, axis)
     try:
         y = data[key]
     except IndexError as error:
-        _check_range("take_along_axis", picks, axis, data.shape[axis])
+        _check_range("take_along_axis", rows, axis, data.shape[axis])
         raise ShapeError(
-            f"take_along_axis: indices has shape {picks.shape}, expected {data.shape} "
+            f"take_along_axis: indices has shape {rows.shape}, expected {data.shape} "
             f"but for axis {axis}"
         ) from error
     return record(
-        "take_along_axis", y, (x,), _along_backward, (x.data.shape, data.shape, axis, picks)
+        "take_along_axis", y, (x,), _along_backward, (x.data.shape, data.shape, axis, rows)
     )
 
 
 def _along_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    own, shape, axis, picks = saved
-    size = int(np.prod(shape))
-    places = namespace(dy).arange(size).reshape(shape)[_lines(shape, picks, axis)]
-    return (_add_back((size,), places, dy).reshape(own),)
+    own, shape, axis, rows = saved
+    return (_add_elements_back(shape, _lines(shape, rows, axis), dy).reshape(own),)
 
 
-def _lines(shape: Shape, picks: Array, axis: int) -> tuple[Array, ...]:
-    """Return the index arrays that pick along one axis and keep the place in all others."""
-    xp = namespace(picks)
+def _lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
+    """Return index arrays that take `rows` along one axis and leave all others as they are."""
+    xp = namespace(rows)
     key = [
         xp.arange(n).reshape([-1 if j == i else 1 for j in range(len(shape))])
         for i, n in enumerate(shape)
     ]
-    key[axis] = picks
+    key[axis] = rows
     return tuple(key)
 
 
 def add_rows(total: Array, rows: Array, values: Array) -> None:
-    """Carry out total[rows[i]] += values[i] for every i, in order, in the dtype of `total`.
+    """Add total[rows[i]] += values[i] for every i, in order, in the dtype of `total`.
 
     Args:
         total: (n, C), C-contiguous, float32 or float64.
@@ -277,8 +268,8 @@ def add_rows(total: Array, rows: Array, values: Array) -> None:
     values = values.astype(total.dtype, copy=False)
     width = total.shape[1]
     if width < _WIDE:
-        places = rows if width == 1 else rows[:, None] * width + np.arange(width)
-        np.add.at(total.reshape(-1), places.reshape(-1), values.reshape(-1))
+        elements = rows if width == 1 else rows[:, None] * width + np.arange(width)
+        np.add.at(total.reshape(-1), elements.reshape(-1), values.reshape(-1))
         return
     order = np.argsort(rows, kind="stable")
     rows = rows[order]
@@ -301,8 +292,15 @@ def _add_back(shape: Shape, rows: Array, dy: Array) -> Array:
     return dx
 
 
+def _add_elements_back(shape: Shape, key: tuple[Any, ...], dy: Array) -> Array:
+    """Return zeros of `shape` with dy added at [key], where an element may occur repeatedly."""
+    size = int(np.prod(shape))
+    elements = namespace(dy).arange(size).reshape(shape)[key]
+    return _add_back((size,), elements, dy).reshape(shape)
+
+
 def _plain_key(op: str, key: Any, like: Array) -> Any:
-    """Return an index whose sequences and tensors are arrays on the device of `like`."""
+    """Return an index with arrays on the device of `like` for its sequences and tensors."""
     if isinstance(key, tuple):
         return tuple([_plain_part(op, part, like) for part in key])
     return _plain_part(op, key, like)
@@ -348,15 +346,12 @@ def _index_array(op: str, indices: Any, like: Array) -> Array:
 def _check_range(op: str, indices: Array, axis: int, size: int) -> None:
     """Raise OutOfRangeError for the first index outside its axis."""
     outside = (indices < -size) | (indices >= size)
-    if outside.any():
-        raise OutOfRangeError(
-            f"{op}: indices has {indices[outside][0]}, expected {-size} to {size - 1} "
-            f"(axis {axis} has length {size})"
-        )
+    expected = f"{-size} to {size - 1} (axis {axis} has length {size})"
+    check_indices(op, "indices", indices, outside, expected)
 
 
 def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
-    """Return the error that says which part of the key does not fit which axis."""
+    """Return an error that names the part of the key and the axis that it does not fit."""
     parts = list(key) if isinstance(key, tuple) else [key]
     for part in parts:
         if is_array(part) and part.dtype.kind not in "iub":

@@ -1,7 +1,7 @@
-"""Linear layers: a matrix product and what follows it. Tests: tests/ops/test_linear.py.
+"""Linear layers: a matrix product with bias, residual and GELU. Tests: tests/ops/test_linear.py.
 
-On the GPU the kernel that has the sums of a product in registers adds bias and residual there, and
-takes GELU of them. A weight's gradient is added to a float32 gradient by the product itself.
+On the GPU bias, residual and GELU are the epilogue of the product: they are applied to its sums in
+registers. The product for a weight's gradient adds to the float32 gradient so far itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import no_grad, record
 from tensorgrad.backend import Array, contiguous, is_numpy, same_device
-from tensorgrad.checks import promoted
+from tensorgrad.checks import check_shape, promoted
 from tensorgrad.dtypes import Dtype, compute_dtype, float32
 from tensorgrad.engine import mode
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import add_sum_of_rows
-from tensorgrad.operands import float_operand, tensor_of
+from tensorgrad.operands import data_of, float_operand, tensor_of
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
@@ -57,7 +57,7 @@ def linear(
         ArgumentError: there is no such kernel here, or it does not do this product.
     """
     inputs = _operands("linear", x, weight, bias, residual)
-    a, w, added, beside = [_data(tensor) for tensor in inputs]
+    a, w, added, beside = [data_of(tensor) for tensor in inputs]
     dtype = promoted("linear", ("x", "weight"), (a, w))
     if beside is not None and beside.dtype is not dtype:
         dtype = promoted("linear", ("x", "weight", "residual"), (a, w, beside))
@@ -93,7 +93,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
         ArgumentError: another name for `approximate`.
     """
     inputs = _operands("linear_gelu", x, weight, bias)
-    a, w, added, _ = [_data(tensor) for tensor in inputs]
+    a, w, added, _ = [data_of(tensor) for tensor in inputs]
     if approximate != "tanh" or not _is_fused((a, w), (added,)):
         return gelu(linear(x, weight, bias), approximate)
     y, pre = _activated(flat(a), w, added, inputs)
@@ -116,7 +116,7 @@ def feed_forward(
     residual: Any = None,
     approximate: str = "tanh",
 ) -> Tensor:
-    """Return y = gelu(x U^T + b) D^T + c + residual: two linear layers and what is around them.
+    """Return y = gelu(x U^T + b) D^T + c + residual: the feed-forward block of a transformer.
 
     Args:
         x: (..., in), any float dtype.
@@ -138,7 +138,7 @@ def feed_forward(
     inputs = x, up, up_bias, down, down_bias, residual = _tensors(
         op, matrices, others, ("x", "up", "up_bias", "down", "down_bias", "residual")
     )
-    arrays = [_data(tensor) for tensor in inputs]
+    arrays = [data_of(tensor) for tensor in inputs]
     a, u, b, d, c, r = arrays
     fused = _is_fused((a, u, d) if r is None else (a, u, d, r), (b, c))
     if approximate != "tanh" or not fused or not _fit(*[_shape(array) for array in arrays]):
@@ -163,9 +163,9 @@ def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any = None) -> Tensor:
-    """Return y = swiglu(x G^T + b, x U^T + c): two linear layers, the first the second one's gate.
+    """Return y = swiglu(x G^T + b, x U^T + c): a linear layer with a gate.
 
-    Backward makes one gradient of x: the second product adds to the result of the first.
+    Backward computes one gradient of x: the second product adds to the result of the first.
 
     Args:
         x: (..., in), any float dtype.
@@ -186,10 +186,7 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
     inputs = x, gate, gate_bias, up, up_bias = _tensors(
         "gated_linear", matrices, biases, ("x", "gate", "gate_bias", "up", "up_bias")
     )
-    if gate.shape != up.shape:
-        raise ShapeError(
-            f"gated_linear: up has shape {up.shape}, expected {gate.shape} as gate has"
-        )
+    check_shape("gated_linear", "up", up, gate.shape, " as gate has")
     with no_grad():
         both = linear(x, gate, gate_bias), linear(x, up, up_bias)
     for each in both:
@@ -235,10 +232,6 @@ def _tensors(
     return [found.get(name) for name in order]
 
 
-def _data(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.data
-
-
 def _shape(array: Array | None) -> Any:
     return None if array is None else array.shape
 
@@ -260,15 +253,10 @@ def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> 
     given = {"x": x, "weight": weight}
     if bias is not None:
         given["bias"] = bias = tensor_of(op, "bias", bias)
-        if bias.data.shape != w.shape[:1]:
-            raise ShapeError(
-                f"{op}: bias has shape {bias.shape}, expected {w.shape[:1]} (out of weight)"
-            )
+        check_shape(op, "bias", bias.data, w.shape[:1], " (out of weight)")
     if residual is not None:
         given["residual"] = residual = tensor_of(op, "residual", residual)
-        shape = (*a.shape[:-1], w.shape[0])
-        if residual.data.shape != shape:
-            raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {shape}")
+        check_shape(op, "residual", residual.data, (*a.shape[:-1], w.shape[0]))
     for name, operand in given.items():
         if operand.data.dtype.kind != "f":  # bfloat16 has another kind
             float_operand(op, name, operand)
@@ -309,7 +297,7 @@ def _affine(
 def _activated(
     rows: Array, weight: Array, bias: Array | None, tensors: Sequence[Tensor | None]
 ) -> tuple[Array, Array | None]:
-    """Return gelu(x W^T + b) and, if any of the tensors needs a gradient, what it is taken of."""
+    """Return gelu(x W^T + b) and, if any of the tensors needs a gradient, x W^T + b."""
     y = backend.empty((len(rows), len(weight)), rows.dtype, like=rows)
     pre = None
     if mode.grad_enabled and any(t is not None and t.requires_grad for t in tensors):
@@ -320,7 +308,7 @@ def _activated(
 
 
 def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None]) -> bool:
-    """Whether a kernel can do what follows a product too: not empty, on the GPU, of 16 bits."""
+    """Whether kernels fuse the epilogue of these products: not empty, on the GPU, of 16 bits."""
     dtype = arrays[0].dtype
     if dtype.itemsize != 2 or is_numpy(arrays[0]):
         return False

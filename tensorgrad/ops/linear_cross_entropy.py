@@ -1,10 +1,10 @@
-"""A linear layer and the cross entropy of its result, without ever holding all logits.
+"""Fused linear layer and cross entropy, without ever holding all logits in memory.
 
-Rows are taken in chunks. The logits of a chunk become its losses, then, in the same memory, their
-own gradient, and from that the chunk's part of dx and dweight: everything that backward needs is
-made in forward, for dy == 1, with as many operations as the two ops one after the other have.
-Backward multiplies with dy. Where that comes too early (reduction "none": dy is one number a row)
-or too late (a retained graph comes back with another dy), backward computes the logits again.
+Rows are processed in chunks. The logits of a chunk become its losses, then, in the same memory,
+their own gradient, and from that the chunk's part of dx and dweight. So forward computes all that
+backward needs, for dy == 1, with as many operations as the two separate ops. Backward multiplies by
+dy. Where dy is one number a row (reduction "none"), or a retained graph runs backward again, it
+computes the logits again.
 
 With N rows of width C, a vocabulary V and chunks of n rows, 16 bits: n V * 2 bytes in place of
 2 N V * 2, and V C * 4 for dweight, which each chunk reads and writes once: chunks cost
@@ -24,13 +24,13 @@ from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy
-from tensorgrad.checks import check_integer, promoted
+from tensorgrad.checks import check_integer, check_shape, promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import Options, Scale
-from tensorgrad.operands import float_tensor, integer_array
+from tensorgrad.operands import data_of, float_tensor, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
 from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.tensor import Tensor
@@ -63,9 +63,9 @@ def linear_cross_entropy(
         targets: (...), as for `cross_entropy`.
         bias: (V,) or None.
         ignore_index, label_smoothing, reduction, z_loss: as for `cross_entropy`.
-        vocab_size: rows of `weight` that stand for a class; those after it are there for alignment
-            and take no part. None: all.
-        chunk: rows that are worked on at a time; None: as many as make 64 MB of logits on the CPU,
+        vocab_size: rows of `weight` that stand for a class; the rows after them are padding for
+            alignment and are ignored. None: all.
+        chunk: rows that are processed at a time; None: as many as make 64 MB of logits on the CPU,
             400 MB on a GPU.
 
     Returns:
@@ -84,13 +84,13 @@ def linear_cross_entropy(
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     targets = integer_array(op, "targets", targets)
-    inputs: tuple[Tensor, ...] = (x, weight)
+    backend.same_device(op, ("x", "weight", "targets"), (x.data, weight.data, targets))
+    classes = check_shapes(op, (x.data, weight.data), targets, vocab_size)
     if bias is not None:
-        inputs = (x, weight, float_tensor(op, "bias", bias))
-    arrays = [tensor.data for tensor in inputs]
-    backend.same_device(op, ("x", "weight", "bias")[: len(arrays)], arrays)
-    backend.same_device(op, ("x", "targets"), (x.data, targets))
-    classes = check_shapes(op, arrays, targets, vocab_size)
+        bias = float_tensor(op, "bias", bias)
+        backend.same_device(op, ("x", "bias"), (x.data, bias.data))
+        check_shape(op, "bias", bias, weight.shape[:1], " (V of weight)")
+    inputs, arrays = (x, weight, bias), (x.data, weight.data, data_of(bias))
     options = Options(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     dtype = promoted(op, ("x", "weight"), arrays[:2])
@@ -104,12 +104,12 @@ def linear_cross_entropy(
         if reduction == "mean":
             count = cross_entropy_cuda.count_targets(ids, options)
     count = count if reduction == "mean" else None
-    problem = _Problem(arrays, ids, counted, options, classes, chunk)
-    wants = [mode.grad_enabled and tensor.requires_grad for tensor in inputs]
+    loss_of = _ChunkedLoss(*arrays, ids, counted, options, classes, chunk)
+    wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
     early = reduction != "none" and any(wants)
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
     scale = Scale(None, None if defers(dtype) else count)
-    gradients = _run(problem, losses, wants if early else [], scale)
+    gradients = _run(loss_of, losses, wants if early else (False,) * 3, scale)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
     elif is_numpy(losses):
@@ -118,14 +118,16 @@ def linear_cross_entropy(
             loss = np.asarray(np.nan, losses.dtype)  # the mean of nothing
     else:
         loss = cross_entropy_cuda.total(losses, count)
-    saved = (*arrays, problem, count, [gradients] if early else [])
+    saved = (*arrays, loss_of, count, [gradients] if early else [])
     return record(op, loss, inputs, _backward, saved)
 
 
-class _Problem(NamedTuple):
-    """What is to be computed."""
+class _ChunkedLoss(NamedTuple):
+    """The operands and options of one loss."""
 
-    arrays: list[Array]  # x, weight and, if there is one, bias
+    x: Array
+    weight: Array
+    bias: Array | None
     ids: Array  # (N,)
     counted: Array | None  # (N,) on the CPU
     options: Options
@@ -134,7 +136,7 @@ class _Problem(NamedTuple):
 
 
 def rows_at_a_time(op: str, chunk: int | None, row_bytes: int, on_host: bool) -> int:
-    """Return the rows of a chunk: what was said, or as many as there is memory for logits."""
+    """Return the rows of a chunk: as given, or as many as fill the memory for logits."""
     if chunk is None:
         limit = _CPU_BYTES if on_host else _GPU_BYTES
         return max(1, limit // (row_bytes * _ROWS)) * _ROWS
@@ -149,22 +151,14 @@ def check_shapes(
     vocab_size: int | None,
     ranks: int | None = None,
 ) -> int:
-    """Return how many classes there are; `ranks` have as many rows each, if these are not all."""
-    x, weight = arrays[:2]
+    """Return the number of classes; with `ranks`, each rank has this many rows of the weight."""
+    x, weight = arrays
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight):
         shape = f"({'V' if ranks is None else 'n'}, {x.shape[-1] if x.ndim else 'C'})"
         raise ShapeError(
             f"{op}: weight has shape {weight.shape}, expected {shape} as x has shape {x.shape}"
         )
-    if targets.shape != x.shape[:-1]:
-        raise ShapeError(
-            f"{op}: targets have shape {targets.shape}, expected {x.shape[:-1]} "
-            "(x without the last axis)"
-        )
-    if len(arrays) == 3 and arrays[2].shape != weight.shape[:1]:
-        raise ShapeError(
-            f"{op}: bias has shape {arrays[2].shape}, expected {weight.shape[:1]} (V of weight)"
-        )
+    check_shape(op, "targets", targets, x.shape[:-1], " (x without the last axis)")
     rows = len(weight) * (1 if ranks is None else ranks)
     classes = rows if vocab_size is None else vocab_size
     check_integer(op, "vocab_size", classes)
@@ -175,13 +169,13 @@ def check_shapes(
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    *_, problem, count, early = saved
+    *_, loss_of, count, early = saved
     scale = Scale(backend.contiguous(dy).reshape(-1), count)
     if not early:
-        losses = backend.empty(problem.ids.shape, dy.dtype, like=problem.ids)
-        return _run(problem, losses, needs, scale)
+        losses = backend.empty(loss_of.ids.shape, dy.dtype, like=loss_of.ids)
+        return _run(loss_of, losses, needs, scale)
     gradients: list[Array | None] = early.pop()
-    if not defers(_dtype(problem)):
+    if not defers(_dtype(loss_of)):
         scale = Scale(scale.dy)
     for gradient in gradients:
         if gradient is None:
@@ -193,29 +187,23 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return gradients
 
 
-def _run(
-    problem: _Problem, losses: Array, wants: Sequence[bool], scale: Scale
-) -> list[Array | None]:
+def _run(loss_of: _ChunkedLoss, losses: Array, needs: Needs, scale: Scale) -> list[Array | None]:
     """Write the losses and return the gradients that are wanted, times `scale`."""
-    dtype, shape = _dtype(problem), problem.arrays[0].shape
+    dtype, shape = _dtype(loss_of), loss_of.x.shape
     wide = compute_dtype(dtype)
     working = wide if is_numpy(losses) else dtype  # 16 bits are converted once, not each chunk
-    x, weight = (array.astype(working, copy=False) for array in problem.arrays[:2])
-    x = flat(backend.contiguous(x))
-    bias = problem.arrays[2] if len(problem.arrays) == 3 else None
-    dx = dweight = dbias = None
-    if any(wants):
-        dx = backend.empty(x.shape, working, like=x) if wants[0] else None
-        dweight = backend.empty(weight.shape, wide, like=x) if wants[1] else None
-        if bias is not None and wants[2]:
-            dbias = backend.empty(bias.shape, wide, like=x)
-    for start in range(0, len(x), problem.chunk):
-        piece = slice(start, start + problem.chunk)
+    x = flat(backend.contiguous(loss_of.x.astype(working, copy=False)))
+    weight, bias = loss_of.weight.astype(working, copy=False), loss_of.bias
+    dx = backend.empty(x.shape, working, like=x) if needs[0] else None
+    dweight = backend.empty(weight.shape, wide, like=x) if needs[1] else None
+    dbias = backend.empty(bias.shape, wide, like=x) if bias is not None and needs[2] else None
+    for start in range(0, len(x), loss_of.chunk):
+        piece = slice(start, start + loss_of.chunk)
         logits = product(x[piece], weight.T, working if bias is None else wide)
         if bias is not None:
             logits += bias
             logits = logits.astype(working, copy=False)
-        _losses(problem, losses, logits if any(wants) else None, logits, piece, scale)
+        _losses(loss_of, losses, logits if any(needs) else None, logits, piece, scale)
         if dx is not None:
             product_into(dx[piece], logits, weight)
         if dweight is not None:
@@ -223,17 +211,16 @@ def _run(
         if dbias is not None:
             part = sum_array(logits, (0,), dtype=wide)
             dbias[...] = dbias + part if start else part
-        del logits  # so that the next chunk finds room where it lay
+        del logits  # so that the next chunk reuses its memory
     if not len(x):
         for gradient in (dweight, dbias):
             if gradient is not None:
                 gradient.fill(0)
-    found = [None if dx is None else dx.reshape(shape), dweight, dbias]
-    return found[: len(problem.arrays)]
+    return [None if dx is None else dx.reshape(shape), dweight, dbias]
 
 
 def _losses(
-    problem: _Problem,
+    loss_of: _ChunkedLoss,
     losses: Array,
     dlogits: Array | None,
     logits: Array,
@@ -241,10 +228,10 @@ def _losses(
     scale: Scale,
 ) -> None:
     """Write the losses of a chunk and, unless `dlogits` is None, the gradient of its logits."""
-    ids, options, classes = problem.ids[piece], problem.options, problem.classes
+    ids, options, classes = loss_of.ids[piece], loss_of.options, loss_of.classes
     if scale.dy is not None and scale.dy.size > 1:
         scale = Scale(scale.dy[piece], scale.divisor)
-    if problem.counted is None:
+    if loss_of.counted is None:
         peaks = backend.empty((2, len(ids)), losses.dtype, like=losses)
         cross_entropy_cuda.rows_forward(
             losses[piece], peaks, dlogits, logits, ids, options, scale, classes
@@ -252,7 +239,7 @@ def _losses(
         return
     factor = _factor(scale, losses.dtype)
     rows_numpy(
-        losses[piece], dlogits, logits, ids, problem.counted[piece], options, factor, classes
+        losses[piece], dlogits, logits, ids, loss_of.counted[piece], options, factor, classes
     )
 
 
@@ -264,6 +251,6 @@ def _factor(scale: Scale, dtype: Dtype) -> Array:
     return factor if scale.divisor is None else np.asarray(factor / scale.divisor, dtype)
 
 
-def _dtype(problem: _Problem) -> Dtype:
+def _dtype(loss_of: _ChunkedLoss) -> Dtype:
     """Return the dtype of the logits."""
-    return np.result_type(*[array.dtype for array in problem.arrays[:2]])
+    return np.result_type(loss_of.x.dtype, loss_of.weight.dtype)

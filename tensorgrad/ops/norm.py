@@ -1,7 +1,7 @@
-"""Normalisation over the last axis. Kernels: kernels/norm_*.cu. Tests: tests/ops/test_norm.py.
+"""Layer norm and RMS norm, with and without a residual add. Kernels: kernels/norm_*.cu.
 
-Statistics are float32 for 16-bit inputs, float64 for float64. What backward keeps is x and one
-or two numbers a row; the normalised rows are computed again.
+Statistics are float32 for 16-bit inputs, float64 for float64. Backward keeps x and one or two
+numbers a row, and computes the normalised rows again. Tests: tests/ops/test_norm.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import check_range, promoted
+from tensorgrad.checks import check_range, check_shape, promoted
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
 from tensorgrad.kernels.norm import forward as _forward_cuda
@@ -75,14 +75,14 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
 def add_layer_norm(
     x: Any, residual: Any = None, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """Add, then normalise: what a residual branch ends with and the next one begins with.
+    """Add, then normalise: the end of one residual branch and the beginning of the next.
 
     s = x + residual, y = layer_norm(s, weight, bias, eps), in one pass forward and one backward
 
     Args:
         x: (..., C), any float dtype.
-        residual: the shape of x, any float dtype. None adds nothing: s is x, to be used in place of
-            x where y is used too, so that the gradients of both are added up in that one pass.
+        residual: the shape of x, any float dtype. None adds nothing and s is x: use s in place of
+            x beside y, and the one backward pass adds up the gradients of both.
         weight: (C,), or None for 1.
         bias: (C,), or None for 0.
         eps: added to the variance; from 0.
@@ -125,72 +125,46 @@ def add_rms_norm(
 
 
 def _run(op: str, x: Any, weight: Any, bias: Any, eps: float, centre: bool) -> Tensor:
-    x = float_tensor(op, "x", x)
-    check_range(op, "eps", eps)
-    weight, bias = _parameters(op, {"x": x}, weight, bias)
-    y, total, mean, rstd = _forward(x.data, None, weight, bias, eps, centre)
-    return record(op, y, (x, weight, bias), _backward, (total, _data(weight), mean, rstd))
+    (x, _, *parameters), (_, y), saved = _normalise(op, x, None, weight, bias, eps, centre)
+    return record(op, y, (x, *parameters), _backward, saved)
 
 
 def _run_added(
     op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centre: bool
 ) -> tuple[Tensor, Tensor]:
-    x = float_tensor(op, "x", x)
-    check_range(op, "eps", eps)
-    if residual is None:
-        weight, bias = _parameters(op, {"x": x}, weight, bias)
-        first, second = x.data, None
-    else:
-        residual = float_tensor(op, "residual", residual)
-        weight, bias = _parameters(op, {"x": x, "residual": residual}, weight, bias)
-        first, second = _terms(op, x, residual)
-    y, total, mean, rstd = _forward(first, second, weight, bias, eps, centre)
-    saved = (total, _data(weight), mean, rstd)
-    added, normed = record(op, (total, y), (x, residual, weight, bias), _backward_added, saved)
+    inputs, outputs, saved = _normalise(op, x, residual, weight, bias, eps, centre)
+    added, normed = record(op, outputs, inputs, _backward_added, saved)
     return added, normed
 
 
-def _terms(op: str, x: Tensor, residual: Tensor) -> tuple[Array, Array]:
-    """Return what is added, in the dtype of the sum."""
-    if residual.shape != x.shape:
-        raise ShapeError(f"{op}: residual has shape {residual.shape}, expected {x.shape} like x")
-    dtype = promoted(op, ("x", "residual"), (x.data, residual.data))
-    return x.data.astype(dtype, copy=False), residual.data.astype(dtype, copy=False)
-
-
-def _parameters(
-    op: str, given: dict[str, Tensor], weight: Any, bias: Any
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return weight and bias, checked, None for one that was not given."""
-    x = given["x"]
+def _normalise(
+    op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centre: bool
+) -> tuple[tuple[Any, ...], tuple[Array, Array], Saved]:
+    """Return the operands as tensors, the sum and its normalised rows, and what backward needs."""
+    x = float_tensor(op, "x", x)
+    check_range(op, "eps", eps)
     if x.ndim == 0:
         raise ShapeError(f"{op}: x has shape (), expected (..., C)")
-    for name, value in (("weight", weight), ("bias", bias)):
+    given: dict[str, Tensor] = {"x": x}
+    for name, value, shape, why in (
+        ("residual", residual, x.shape, " like x"),
+        ("weight", weight, x.shape[-1:], " (last axis of x)"),
+        ("bias", bias, x.shape[-1:], " (last axis of x)"),
+    ):
         if value is not None:
-            given[name] = tensor = float_tensor(op, name, value)
-            if tensor.shape != x.shape[-1:]:
-                raise ShapeError(
-                    f"{op}: {name} has shape {tensor.shape}, expected {x.shape[-1:]} "
-                    "(last axis of x)"
-                )
-    backend.same_device(op, list(given), [t.data for t in given.values()])
-    return given.get("weight"), given.get("bias")
-
-
-def _data(parameter: Tensor | None) -> Array | None:
-    return None if parameter is None else parameter.data
-
-
-def _forward(
-    x: Array,
-    residual: Array | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centre: bool,
-) -> tuple[Array, Array, Array | None, Array]:
-    forward = _forward_numpy if type(x) is np.ndarray else _forward_cuda
-    return forward(x, residual, _data(weight), _data(bias), eps, centre)
+            given[name] = float_tensor(op, name, value)
+            check_shape(op, name, given[name].data, shape, why)
+    arrays: dict[str, Array] = {name: tensor.data for name, tensor in given.items()}
+    backend.same_device(op, list(arrays), list(arrays.values()))
+    if residual is not None:
+        dtype = promoted(op, ("x", "residual"), (arrays["x"], arrays["residual"]))
+        for name in ("x", "residual"):
+            arrays[name] = arrays[name].astype(dtype, copy=False)
+    order = ("x", "residual", "weight", "bias")
+    forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
+    first, second, scale, shift = [arrays.get(name) for name in order]
+    y, total, mean, rstd = forward(first, second, scale, shift, eps, centre)
+    return tuple([given.get(name) for name in order]), (total, y), (total, scale, mean, rstd)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) -> Gradients:
@@ -201,7 +175,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) 
 
 def _backward_added(dys: Sequence[Array | None], saved: Saved, needs: Needs) -> Gradients:
     dsum, dy = dys
-    if dy is None:  # nobody used the normalised rows
+    if dy is None:  # the normalised rows were not used
         return dsum, dsum, None, None
     wanted = (needs[0] or needs[1], needs[2], needs[3])
     dx, dweight, dbias = _backward(dy, saved, wanted, dsum)

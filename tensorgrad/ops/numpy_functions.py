@@ -1,10 +1,10 @@
-"""What NumPy's functions do with tensors: our operation of the same name, or an error.
+"""NumPy's functions on tensors: they call the op of the same name, or raise an error.
 
-`np.exp(t)`, `np.concatenate([t, u])` and `array + t` are ours, so gradients flow through them. Any
-other function of NumPy would have to convert the tensor to an array and drop its gradient: it
-raises, whether or not the tensor requires one, and so does an argument that ours lacks (`out`,
-`where`, `dtype`). What only looks at values (`np.shape`, `np.allclose`, printing, saving) and
-`np.testing` get them. `np.asarray(t)` and `t.numpy()` are the explicit ways to leave the graph.
+`np.exp(t)`, `np.concatenate([t, u])` and `array + t` call our ops, so gradients flow through them.
+Any other function of NumPy would convert the tensor to an array and drop its gradient: it raises an
+error, whether or not the tensor requires a gradient, and so does an argument that our op lacks
+(`out`, `where`, `dtype`). Functions that only read values (`np.shape`, `np.allclose`, printing,
+saving, `np.testing`) get them. `np.asarray(t)` and `t.numpy()` leave the graph explicitly.
 Tests: tests/test_numpy_functions.py.
 """
 

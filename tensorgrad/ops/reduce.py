@@ -1,9 +1,10 @@
-"""Reductions. Kernels: kernels/reduce.cu through reduce_cuda.py. Tests: tests/ops/test_reduce.py.
+"""Sums, means, extrema, norms and other reductions. Kernels: kernels/reduce.cu.
 
 Names and meanings are NumPy's. `axis` is None for all axes, an int or a tuple of ints; `keepdims`
 keeps the reduced axes with length 1. 16-bit floats accumulate in float32 and are rounded once.
 Sums and products of integers and bool are 64 bits wide, their means and other statistics float64.
 x may be a tensor or an array. Every function raises ArgumentError where x has no such axis.
+Tests: tests/ops/test_reduce.py.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
-from tensorgrad.arrays import keep_axes, sum_array, sum_dtype
+from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, widened
-from tensorgrad.checks import axis_index, axis_tuple, check_number
+from tensorgrad.checks import along, axis_index, axis_tuple, check_number
 from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
@@ -67,8 +68,8 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axes, count = saved
-    share = backend.namespace(dy).asarray(widened(dy) / (count or 1))  # 0-d results come as scalars
-    return (_spread(share, shape, axes),)
+    each = backend.namespace(dy).asarray(widened(dy) / (count or 1))  # 0-d results come as scalars
+    return (_spread(each, shape, axes),)
 
 
 def var(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
@@ -82,8 +83,7 @@ def var(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> T
     """
     x, axes = _operand("var", x, axis)
     array = _as_float(x.data)
-    y = _variance(array, axes, ddof, keepdims)
-    y = _cast(y, array.dtype)
+    y = cast(_variance(array, axes, ddof, keepdims), array.dtype)
     return record("var", y, (x,), _var_backward, (array, axes, ddof))
 
 
@@ -101,7 +101,7 @@ def std(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> T
     x, axes = _operand("std", x, axis)
     array = _as_float(x.data)
     wide = backend.namespace(array).sqrt(_variance(array, axes, ddof, keepdims))
-    y = _cast(wide, array.dtype)
+    y = cast(wide, array.dtype)
     return record("std", y, (x,), _std_backward, (array, wide, axes, ddof))
 
 
@@ -120,7 +120,7 @@ def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the maximum; NaN where there is one. Equal maxima share the gradient equally.
+    """Return the maximum; NaN if there is one. The gradient is split equally among equal maxima.
 
     Raises:
         ShapeError: there is nothing to take the maximum of.
@@ -129,7 +129,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the minimum; NaN where there is one. Equal minima share the gradient equally.
+    """Return the minimum; NaN if there is one. The gradient is split equally among equal minima.
 
     Raises:
         ShapeError: there is nothing to take the minimum of.
@@ -144,14 +144,14 @@ def _extremum(name: str, op: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
 
 
 TIES = Row("ties", "x best", "logical_or(x == best, is_nan(x))")
-SHARE = Row("share", "c dy count", "where(c, dy / count, 0)")
+EQUAL_PARTS = Row("equal_parts", "c dy count", "where(c, dy / count, 0)")
 
 
 def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, y, axes = saved
     ties = TIES(x, keep_axes(y, x.shape, axes)).data
     count = sum_array(ties, axes, keepdims=True).astype(compute_dtype(dy.dtype))
-    return (SHARE(ties, keep_axes(dy, x.shape, axes), count).data,)
+    return (EQUAL_PARTS(ties, keep_axes(dy, x.shape, axes), count).data,)
 
 
 def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -172,7 +172,7 @@ PROD_GRADIENT = Row(
 
 
 def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    """Multiply all factors but one: divide the product of what is not 0, and count the zeros."""
+    """Return the product of all other factors, from that of the nonzero ones and the zero count."""
     x, axes = saved
     x = widened(x)
     product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
@@ -225,7 +225,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     x, axes = _operand("logsumexp", x, axis)
     array = _as_float(x.data)
     wide = _reduce("LogSumExp", array, axes, keepdims, compute_dtype(array.dtype))
-    y = _cast(wide, array.dtype)
+    y = cast(wide, array.dtype)
     return record("logsumexp", y, (x,), _logsumexp_backward, (array, wide, axes))
 
 
@@ -250,7 +250,7 @@ def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> T
     x, axes = _operand("norm", x, axis)
     array = _as_float(x.data)
     wide = _reduce(_NORMS[ord], array, axes, keepdims, compute_dtype(array.dtype))
-    y = _cast(wide, array.dtype)
+    y = cast(wide, array.dtype)
     return record("norm", y, (x,), _norm_backward, (array, wide, axes, ord))
 
 
@@ -286,10 +286,9 @@ def cumsum(x: Any, axis: int | None = None) -> Tensor:
         The shape of x (one axis without `axis`); sums of integers in 64 bits.
     """
     x = tensor_of("cumsum", "x", x)
-    array = x.data.reshape(-1) if axis is None else x.data
-    along = 0 if axis is None else axis_index("cumsum", axis, array.ndim)
-    y = _cumsum_array(array, along)
-    return record("cumsum", y, (x,), _cumsum_backward, (x.data.shape, along))
+    array, axis = along("cumsum", x.data, axis)
+    y = _cumsum_array(array, axis)
+    return record("cumsum", y, (x,), _cumsum_backward, (x.data.shape, axis))
 
 
 def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -316,13 +315,13 @@ def _reduce(
     """Run an operation of reduce.cu, or its NumPy reference."""
     if type(x) is np.ndarray and x.size:
         y = _NUMPY[op](widened(x), axes, keepdims, parameter)
-        return _cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
+        return cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
     y = (reduce_cuda if x.size else _reduce_empty)(op, x, axes, dtype, parameter)
     return keep_axes(y, x.shape, axes) if keepdims else y
 
 
 def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype, parameter: float) -> Array:
-    """Return what an operation makes of an array without elements."""
+    """Return the result of an operation on an array without elements."""
     shape = tuple([n for axis, n in enumerate(x.shape) if axis not in axes])
     if math.prod(shape) and op not in _OF_NOTHING:
         raise ShapeError(f"{op.lower()}: x has shape {x.shape}, expected elements along {axes}")
@@ -358,16 +357,12 @@ def _cumsum_array(x: Array, axis: int) -> Array:
     dtype = sum_dtype(x.dtype)
     if type(x) is np.ndarray:
         y = np.cumsum(widened(x), axis)
-        return _cast(y, dtype)
+        return cast(y, dtype)
     return cumsum_cuda(x, axis, dtype)
 
 
 def _as_float(x: Array) -> Array:
     return x if is_float(x.dtype) else x.astype(float64)
-
-
-def _cast(x: Array, dtype: Dtype) -> Array:
-    return x if x.dtype is dtype or x.dtype == dtype else x.astype(dtype)
 
 
 def _count(shape: Shape, axes: Axes) -> int:
@@ -403,16 +398,9 @@ def _logsumexp_numpy(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
     return y if keepdims else y.squeeze(axes)
 
 
-def _norm_two_numpy(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
-    return np.sqrt((x * x).sum(axes, keepdims=keepdims))
-
-
-def _arg_numpy(function: Any) -> Any:
-    def run(x: Array, axes: Axes, keepdims: bool, _: float) -> Array:
-        axis = axes[0] if len(axes) == 1 else None
-        return function(x, axis, None, keepdims=keepdims)
-
-    return run
+def _single(axes: Axes) -> int | None:
+    """Return the only axis, or None for all."""
+    return axes[0] if len(axes) == 1 else None
 
 
 def _folded(function: Any) -> Any:
@@ -425,13 +413,13 @@ _NUMPY: dict[str, Any] = {
     "Prod": _folded(np.multiply),
     "Max": _folded(np.maximum),
     "Min": _folded(np.minimum),
-    "ArgMax": _arg_numpy(np.argmax),
-    "ArgMin": _arg_numpy(np.argmin),
+    "ArgMax": lambda x, axes, keepdims, _: np.argmax(x, _single(axes), keepdims=keepdims),
+    "ArgMin": lambda x, axes, keepdims, _: np.argmin(x, _single(axes), keepdims=keepdims),
     "Any": _folded(np.logical_or),
     "All": _folded(np.logical_and),
     "Var": _var_numpy,
     "LogSumExp": _logsumexp_numpy,
     "NormOne": lambda x, axes, keepdims, _: np.abs(x).sum(axes, keepdims=keepdims),
-    "NormTwo": _norm_two_numpy,
+    "NormTwo": lambda x, axes, keepdims, _: np.sqrt((x * x).sum(axes, keepdims=keepdims)),
     "NormMax": lambda x, axes, keepdims, _: np.abs(x).max(axes, keepdims=keepdims),
 }

@@ -1,6 +1,6 @@
-"""Turning pairs of elements: rotary positions. Kernel: kernels/rotary.cu.
+"""Rotary position embedding (RoPE): pairs of elements rotated by angles. Kernel: kernels/rotary.cu.
 
-A turn is undone by the opposite turn, so backward is forward with -sin.
+The inverse of a rotation is the one by the opposite angle, so backward is forward with -sin.
 Tests: tests/ops/test_rotary.py.
 """
 
@@ -14,7 +14,7 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import check_integer
+from tensorgrad.checks import broadcast, check_integer
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.operands import float_tensor
@@ -26,13 +26,13 @@ __all__ = ["rotary"]
 def rotary(
     x: Any, cos: Any, sin: Any, heads: int | None = None, interleaved: bool = False
 ) -> Tensor:
-    """Turn each pair (a, b) of the last axis: (a cos - b sin, b cos + a sin).
+    """Rotate each pair (a, b) of the last axis: (a cos - b sin, b cos + a sin).
 
     Args:
         x: (..., H, D), any float dtype, D even.
         cos: broadcastable to (..., H, D / 2), floats; one value a pair.
         sin: the shape of cos.
-        heads: turn the first so many of the H and copy the others; default: all.
+        heads: how many of the H are rotated, the first ones; the others are copied. Default: all.
         interleaved: pairs are neighbours (2 i, 2 i + 1); otherwise i and i + D / 2.
 
     Returns:
@@ -58,32 +58,32 @@ def rotary(
     if not 0 <= heads <= x.shape[-2]:
         raise ArgumentError(f"{op}: heads is {heads}, expected 0 to {x.shape[-2]}")
     pairs = (*x.shape[:-2], heads, x.shape[-1] // 2)
-    try:
-        cosines, sines = (backend.namespace(a).broadcast_to(a, pairs) for a in (cos.data, sin.data))
-    except ValueError as error:
-        raise ShapeError(
-            f"{op}: cos has shape {cos.shape}, sin {sin.shape}, expected what broadcasts to {pairs}"
-        ) from error
-    if type(x.data) is np.ndarray:
-        y = _turn_numpy(x.data, cosines, sines, 1, heads, interleaved)
-        return record(op, y, (x,), _backward, (cosines, sines, heads, interleaved))
-    if cos.shape == sin.shape:
-        cosines, sines = cos.data, sin.data
-    cosines, sines = (kernel.angles(a, x.data, heads) for a in (cosines, sines))
-    y = kernel.turn(x.data, cosines, sines, 1, heads, interleaved)
+    cosines = broadcast(op, "cos", cos.data, pairs)
+    sines = broadcast(op, "sin", sin.data, pairs)
+    if type(x.data) is not np.ndarray:
+        if cos.shape == sin.shape:
+            cosines, sines = cos.data, sin.data
+        cosines, sines = (kernel.angles(a, x.data, heads) for a in (cosines, sines))
+    y = _rotated(x.data, cosines, sines, 1, heads, interleaved)
     return record(op, y, (x,), _backward, (cosines, sines, heads, interleaved))
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     cos, sin, heads, interleaved = saved
-    turn = _turn_numpy if type(dy) is np.ndarray else kernel.turn
-    return (turn(dy, cos, sin, -1, heads, interleaved),)
+    return (_rotated(dy, cos, sin, -1, heads, interleaved),)
 
 
-def _turn_numpy(
+def _rotated(
     x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool
 ) -> Array:
-    """Return x with the first heads turned forwards (direction 1) or back (-1)."""
+    """Return x with the first heads rotated by the angles (direction 1) or back (-1)."""
+    rotated = _rotated_numpy if type(x) is np.ndarray else kernel.turn
+    return rotated(x, cos, sin, direction, heads, interleaved)
+
+
+def _rotated_numpy(
+    x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool
+) -> Array:
     y = backend.empty_like(x)
     y[..., heads:, :] = x[..., heads:, :]
     a, b = _pairs(x[..., :heads, :], interleaved)
@@ -100,7 +100,7 @@ def _turn_numpy(
 
 
 def _pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
-    """Return views of the first and of the second of each pair."""
+    """Return views of the first and the second element of each pair."""
     if interleaved:
         return x[..., ::2], x[..., 1::2]
     half = x.shape[-1] // 2

@@ -1,9 +1,9 @@
-"""The next token of each sequence, from its logits. Kernel: kernels/sampling.cu.
+"""Sampling of the next token from logits: temperature, top-k, top-p. Kernel: kernels/sampling.cu.
 
 Equal logits give equal tokens on both devices: the weights exp((logit - largest) / temperature)
-are whole numbers of 2^-40, made with operations that round alike everywhere, and sums of whole
-numbers do not depend on their order. What is drawn depends on the seed of a sequence and on how
-many tokens it has, not on the others of the batch. Tests: tests/ops/test_sampling.py.
+are integer multiples of 2^-40, computed with operations that round alike everywhere, and sums of
+integers do not depend on their order. The random number depends on the seed of a sequence and its
+number of tokens, not on the rest of the batch. Tests: tests/ops/test_sampling.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.checks import check_integer, check_number
+from tensorgrad.checks import check_integer, check_number, check_range
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.prepared import Launch, now
 from tensorgrad.kernels.random import Key
@@ -31,14 +31,14 @@ _LOG2_HIGH, _LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen.
+    """How the next token is chosen.
 
     Args:
         temperature: divides the logits; 0 takes the most likely token each time (greedy).
-        top_k: draw from the k most likely tokens only; of equals the one with the lowest number.
-        top_p: then, from the fewest tokens that together have this share of what is left.
-        repetition_penalty: before all this, the logit of a token that has occurred is divided by
-            it where it is above 0, and multiplied where it is below; 1 does nothing.
+        top_k: sample from the k most likely tokens only; among equal logits the lowest ids.
+        top_p: of these, sample from the fewest tokens whose probabilities add up to this fraction.
+        repetition_penalty: applied first: the logit of a token that has occurred is divided by it
+            where it is above 0, and multiplied where it is below; 1 does nothing.
     Raises:
         ArgumentError: a number is out of its range.
     Source: top-p: Holtzman et al. 2019, arXiv:1904.09751, section 3.1; penalty: Keskar et al.
@@ -51,31 +51,28 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("generate", "temperature", self.temperature)
-        check_number("generate", "repetition_penalty", self.repetition_penalty)
+        op, top_p, penalty = "generate", self.top_p, self.repetition_penalty
+        check_range(op, "temperature", self.temperature)
         if self.top_k is not None:
-            check_integer("generate", "top_k", self.top_k, 1)
-        if self.top_p is not None:
-            check_number("generate", "top_p", self.top_p)
-        wrong: tuple[str, Any, str] | None = None
-        if not 0 <= self.temperature < math.inf:
-            wrong = ("temperature", self.temperature, "a finite number from 0")
-        elif self.top_p is not None and not 0 < self.top_p <= 1:
-            wrong = ("top_p", self.top_p, "above 0 and at most 1")
-        elif not 0 < self.repetition_penalty < math.inf:
-            wrong = ("repetition_penalty", self.repetition_penalty, "a finite number above 0")
-        if wrong:
-            raise ArgumentError(f"generate: {wrong[0]} is {wrong[1]}, expected {wrong[2]}")
+            check_integer(op, "top_k", self.top_k, 1)
+        if top_p is not None:
+            check_number(op, "top_p", top_p)
+            if not 0 < top_p <= 1:
+                raise ArgumentError(f"{op}: top_p is {top_p}, expected above 0 and at most 1")
+        check_number(op, "repetition_penalty", penalty)
+        if not 0 < penalty < math.inf:
+            expected = "expected a finite number above 0"
+            raise ArgumentError(f"{op}: repetition_penalty is {penalty}, {expected}")
 
 
 @dataclass
 class State:
-    """Sequences that grow, on one device. A step changes the arrays and nothing else.
+    """The sequences of a batch during generation, on one device; a step changes the arrays only.
 
     Attributes:
-        tokens: (B, room), int64; counts[b] of sequence b are known.
+        tokens: (B, capacity), int64; the first counts[b] of sequence b are known.
         counts: (B,), int32.
-        lengths: (B,), int32: how many tokens the cache holds; counts - 1 unless some were dropped.
+        lengths: (B,), int32: number of tokens in the cache; counts - 1 unless some were dropped.
         latest: (B,), int64: the newest token of each.
         flags: (B,), uint8: STOPPED once a stop token came, BROKEN where logits were not finite.
         seeds: (B,), uint64.
@@ -101,15 +98,15 @@ def new_state(
     vocabulary: int | None,
     device: str,
 ) -> State:
-    """Return the state of prompts to which up to `more` tokens will be added.
+    """Return the state of prompts with capacity for `more` tokens each.
 
     Args:
         prompts: integers, one or more each.
-        more: 0 or more.
+        more: from 0.
         seeds: one for each prompt, 0 to 2^64 - 1.
         stops: tokens that end a sequence.
-        vocabulary: V, where it shall be known which tokens occurred.
-        device: where the arrays shall be.
+        vocabulary: V, to track which tokens occurred; None where no penalty needs it.
+        device: of the arrays.
     """
     counts = np.array([len(prompt) for prompt in prompts], np.int32)
     tokens = np.zeros((len(prompts), counts.max() + more), np.int64)
@@ -144,27 +141,27 @@ def extend(state: State, logits: Array, how: Sampling, launch: Launch = now) -> 
 
 
 def choose(logits: Array, word: int, how: Sampling, seen: Array | None = None) -> int:
-    """Return the token that a random word takes from logits, (V,) float32, on the CPU.
+    """Return the token that a random word selects by its logits, (V,) float32, on the CPU.
 
-    Tokens are ranked by falling logit, equal ones by their number. Of those that are left, in the
-    order of their numbers, the one is taken into whose weight floor(word * sum / 2^64) falls.
+    Tokens are ranked by descending logit, equal ones by id. Of those that top-k and top-p keep, in
+    the order of their ids, it is the one whose interval of weights holds floor(word * sum / 2^64).
     """
     logits = logits + np.float32(0)  # -0 becomes 0
     if seen is not None:
         penalty = np.float32(how.repetition_penalty)
-        punished = np.where(logits > 0, logits / penalty, logits * penalty)
-        logits = np.where(seen != 0, punished, logits)
+        penalized = np.where(logits > 0, logits / penalty, logits * penalty)
+        logits = np.where(seen != 0, penalized, logits)
     if how.temperature == 0 or not np.isfinite(logits.max()):
         return int(logits.argmax())
-    with np.errstate(over="ignore"):  # by a temperature close to 0: the weight is 0
+    with np.errstate(over="ignore"):  # a temperature near 0: the weight becomes 0
         weights = _weights((logits.astype(np.float64) - np.float64(logits.max())) / how.temperature)
     if how.top_k is not None or (how.top_p or 1) < 1:
         ranked = _ranked(logits)
         left = weights[ranked[: how.top_k]]
         if how.top_p is not None and how.top_p < 1:
             total = np.cumsum(left)
-            share = np.uint64(np.ceil(how.top_p * np.float64(total[-1])))
-            count = int(np.searchsorted(total, min(max(share, np.uint64(1)), total[-1]))) + 1
+            part = np.uint64(np.ceil(how.top_p * np.float64(total[-1])))
+            count = int(np.searchsorted(total, min(max(part, np.uint64(1)), total[-1]))) + 1
             left = left[:count]
         weights[ranked[len(left) :]] = 0
     total = np.cumsum(weights)
@@ -188,7 +185,7 @@ def _extend_numpy(state: State, logits: Array, how: Sampling) -> None:
 
 
 def _ranked(logits: Array) -> Array:
-    """Return the tokens by falling logit, equal ones by their number.
+    """Return the tokens by descending logit, equal ones by id.
 
     Sorting keys that hold both takes a third of the time of a stable argsort.
     """
@@ -202,7 +199,7 @@ def _ranked(logits: Array) -> Array:
 
 
 def _weights(x: Array) -> Array:
-    """Return exp(x) for x <= 0 as whole numbers of 2^-40, uint64."""
+    """Return exp(x) for x <= 0 as multiples of 2^-40, uint64."""
     x = np.where(x > -27.7, x, -100.0)
     n = np.rint(x * 1.4426950408889634)
     r = (x - n * _LOG2_HIGH) - n * _LOG2_LOW

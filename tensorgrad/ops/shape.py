@@ -1,7 +1,7 @@
-"""Ops that move, view or copy elements and compute nothing. Tests: tests/ops/test_shape.py.
+"""Reshape, transpose, concatenate, pad and other ops that move elements or view them.
 
-Names, argument forms and meanings are NumPy's. What is a view in NumPy is a view here. One body
-serves both array types.
+Names, argument forms and meanings are NumPy's. What is a view in NumPy is a view here. Each op has
+one implementation for both array types. Tests: tests/ops/test_shape.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record, stand_in
 from tensorgrad.backend import Array, namespace
-from tensorgrad.checks import array_of, axis_index, axis_tuple, promoted, shape_of
+from tensorgrad.checks import array_of, axis_index, axis_tuple, broadcast, promoted, shape_of
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of, tensors_of
@@ -68,11 +68,6 @@ def astype(x: Any, dtype: DtypeLike, copy: bool = True) -> Tensor:
     return stand_in(y, given) if is_float(target) else Tensor(y)
 
 
-def _pass_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    """Hand dy on: the walk gives it the shape of the input."""
-    return (dy,)
-
-
 def to(x: Any, device: str) -> Tensor:
     """Return x on "cpu", "cuda" or "cuda:N": x itself when it is there; the gradient flows back.
 
@@ -87,8 +82,7 @@ def to(x: Any, device: str) -> Tensor:
 
 
 def _to_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    (device,) = saved
-    return (backend.to_device(dy, device),)
+    return (backend.to_device(dy, *saved),)
 
 
 def reshape(x: Any, shape: int | Sequence[int]) -> Tensor:
@@ -114,8 +108,7 @@ def ravel(x: Any) -> Tensor:
 
 
 def _reshape_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    (shape,) = saved
-    return (dy.reshape(shape),)
+    return (dy.reshape(*saved),)
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
@@ -223,13 +216,13 @@ def broadcast_to(x: Any, shape: int | Sequence[int]) -> Tensor:
     """
     x = tensor_of("broadcast_to", "x", x)
     target = shape_of("broadcast_to", shape)
-    try:
-        y = namespace(x.data).broadcast_to(x.data, target)
-    except ValueError as error:
-        raise ShapeError(
-            f"broadcast_to: x has shape {x.shape}, expected one that broadcasts to {target}"
-        ) from error
-    return record("broadcast_to", y, (x,), _pass_backward, ())
+    y = broadcast("broadcast_to", "x", x.data, target)
+    return record("broadcast_to", y, (x,), _broadcast_backward, ())
+
+
+def _broadcast_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    """Return dy: the walk sums it to the shape of the input."""
+    return (dy,)
 
 
 def concatenate(tensors: Sequence[Any], axis: int | None = 0) -> Tensor:
@@ -388,13 +381,12 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Return a view with the order of elements reversed along an axis, several or all."""
     x = tensor_of("flip", "x", x)
     axes = axis_tuple("flip", axis, x.data.ndim)
-    key = tuple([slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)])
-    return record("flip", x.data[(*key, ...)], (x,), _flip_backward, (key,))
+    key = (*[slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)], ...)
+    return record("flip", x.data[key], (x,), _slice_backward, key)
 
 
-def _flip_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    (key,) = saved
-    return (dy[(*key, ...)],)
+def _slice_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (dy[saved],)
 
 
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
@@ -486,9 +478,4 @@ def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Ten
         ) from error
     y = y.astype(data.dtype, copy=False)
     y[inner] = data
-    return record("pad", y, (x,), _pad_backward, (inner,))
-
-
-def _pad_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    (inner,) = saved
-    return (dy[inner],)
+    return record("pad", y, (x,), _slice_backward, (*inner, ...))

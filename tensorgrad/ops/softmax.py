@@ -1,15 +1,13 @@
 """Softmax and its logarithm along an axis. Kernels: kernels/softmax.cu.
 
-Tests: tests/ops/test_softmax.py.
-
 Both subtract the maximum first, so that no exponential overflows. 16-bit floats are computed in
 float32 and rounded once. An axis whose values are all -inf gives NaN, as in PyTorch, but 0 under a
-mask.
+mask. Tests: tests/ops/test_softmax.py.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +15,11 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import axis_index, check_number
-from tensorgrad.dtypes import is_float
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.checks import axis_index, broadcast, check_number
+from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
-from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.operands import float_tensor, mask_operand
 from tensorgrad.tensor import Tensor
 
 __all__ = ["log_softmax", "softmax"]
@@ -44,7 +41,7 @@ def softmax(
         causal: x is (..., Tq, Tk) and query i sees the keys up to i + Tk - Tq.
 
     Returns:
-        The shape and dtype of x. Under a mask, what has nothing allowed is 0.
+        The shape and dtype of x; 0 where all of an axis is masked.
 
     Raises:
         DtypeError: x is not a float, or mask is neither bool nor float.
@@ -62,8 +59,9 @@ def softmax(
         raise ArgumentError(f"{op}: axis is {axis}, expected {x.ndim - 1} (the last) for causal")
     if scale is not None:
         check_number(op, "scale", scale)
-    rule = _Rule(1.0 if scale is None else float(scale), _mask(op, mask, x.data, axis), causal)
-    return _run(op, x, axis, rule, logarithm=False)
+    if mask is not None:
+        mask = _swapped(broadcast(op, "mask", mask_operand(op, mask, "x", x.data), x.shape), axis)
+    return _run(op, x, axis, 1.0 if scale is None else float(scale), mask, causal)
 
 
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
@@ -84,40 +82,22 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """
     x = float_tensor("log_softmax", "x", x)
     axis = axis_index("log_softmax", axis, x.ndim)
-    return _run("log_softmax", x, axis, _Rule(1.0, None, False), logarithm=True)
+    return _run("log_softmax", x, axis, logarithm=True)
 
 
-class _Rule(NamedTuple):
-    """What softmax is taken of; the mask is in the shape of x, with the axis moved last."""
-
-    scale: float
-    mask: Array | None
-    causal: bool
-
-
-def _mask(op: str, mask: Any, x: Array, axis: int) -> Array | None:
-    """Return the mask, checked, as a view in the shape of x with the axis moved last."""
-    if mask is None:
-        return None
-    mask = tensor_of(op, "mask", mask)
-    if mask.requires_grad:
-        raise GradError(f"{op}: mask requires a gradient, expected one that does not")
-    if mask.dtype != np.bool_ and not is_float(mask.dtype):
-        raise DtypeError(f"{op}: mask has dtype {mask.dtype}, expected bool or a float")
-    backend.same_device(op, ("x", "mask"), (x, mask.data))
-    try:
-        whole = backend.namespace(x).broadcast_to(mask.data, x.shape)
-    except ValueError as error:
-        raise ShapeError(
-            f"{op}: mask has shape {mask.shape}, expected one that broadcasts to {x.shape}"
-        ) from error
-    return _swapped(whole, axis)
-
-
-def _run(op: str, x: Tensor, axis: int, rule: _Rule, logarithm: bool) -> Tensor:
+def _run(
+    op: str,
+    x: Tensor,
+    axis: int,
+    scale: float = 1.0,
+    mask: Array | None = None,
+    causal: bool = False,
+    logarithm: bool = False,
+) -> Tensor:
+    """Return softmax or its logarithm; the mask has the shape of x with the axis moved last."""
     forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
-    y = _swapped(forward(_swapped(x.data, axis), *rule, logarithm), axis)
-    return record(op, y, (x,), _backward, (y, axis, rule.scale, logarithm))
+    y = _swapped(forward(_swapped(x.data, axis), scale, mask, causal, logarithm), axis)
+    return record(op, y, (x,), _backward, (y, axis, scale, logarithm))
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -128,7 +108,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def _swapped(x: Array, axis: int) -> Array:
-    """Return x with an axis and the last in each other's place: x itself where it is the last."""
+    """Return x with an axis and the last one exchanged: x itself where it is the last."""
     return x if axis == x.ndim - 1 else x.swapaxes(axis, -1)
 
 
@@ -147,7 +127,7 @@ def _forward_numpy(
         out = out_rows[piece]
         peak = rows[piece].max(-1, keepdims=True)
         if masked:
-            peak[peak == -np.inf] = 0  # nothing is allowed: all exponentials shall be 0
+            peak[peak == -np.inf] = 0  # all is masked: all exponentials become 0
         np.subtract(rows[piece], peak, out=out)
         if logarithm:
             out -= np.log(np.exp(out).sum(-1, keepdims=True))

@@ -1,7 +1,7 @@
-"""Order: sort, argsort, topk, searchsorted. Tests: tests/ops/test_sorting.py.
+"""Sorting: sort, argsort, topk, searchsorted. Tests: tests/ops/test_sorting.py.
 
 Equal elements keep their order, ascending and descending, and NaN counts as larger than any
-number; so both devices agree on every index. Sorted values are picked by index, and their
+number; so both devices agree on every index. Sorted values are taken by index, and their
 gradient goes back to where each came from.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tensorgrad.backend import Array, namespace, same_device, widened
-from tensorgrad.checks import axis_index, check_integer, promoted
+from tensorgrad.checks import along, axis_index, check_integer, promoted
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.indexing import take_along_axis
@@ -51,7 +51,7 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
     Args:
         x: any shape and dtype.
         k: how many, from 0 to the length of the axis.
-        axis: the axis to look along.
+        axis: the axis to search.
         largest: False for the smallest.
 
     Returns:
@@ -107,9 +107,7 @@ def searchsorted(
 
 def _order(op: str, array: Array, axis: int | None, descending: bool) -> Array:
     """Return the indices that sort stably along an axis."""
-    if axis is None:
-        array, axis = array.reshape(-1), 0
-    axis = axis_index(op, axis, array.ndim)
+    array, axis = along(op, array, axis)
     array = widened(array)  # 16-bit NaNs of ml_dtypes do not sort
     if not descending:
         return array.argsort(axis, kind="stable")

@@ -1,4 +1,4 @@
-"""Optimizers over flat buffers, clipping, schedules of the learning rate, loss scaling."""
+"""Optimizers over flat buffers, gradient clipping, learning-rate schedules and loss scaling."""
 
 from tensorgrad.optim import schedule
 from tensorgrad.optim.adamw import Adam, AdamW

@@ -23,11 +23,11 @@ class Adam(Optimizer):
     p = p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
     Args:
-        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        parameters: flat parameters, or pairs (name, tensor) to build them from.
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
-        eps: added to the root.
-        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+        eps: added to the square root of v.
+        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
 
     Raises:
         ArgumentError: an option is outside its range.
@@ -89,11 +89,11 @@ class AdamW(Adam):
     p = p * (1 - lr * weight_decay), then Adam's update without weight decay
 
     Args:
-        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        parameters: flat parameters, or pairs (name, tensor) to build them from.
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
-        eps: added to the root.
-        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+        eps: added to the square root of v.
+        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
 
     Raises:
         ArgumentError: an option is outside its range.

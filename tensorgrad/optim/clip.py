@@ -1,6 +1,6 @@
-"""The norm of all gradients together, and clipping by it. Tests: tests/optim/test_clip.py.
+"""The global gradient norm, and clipping by it. Tests: tests/optim/test_clip.py.
 
-Nothing here waits for a GPU: norms and factors stay 0-d arrays on the device of the gradient.
+Nothing here synchronizes with a GPU: norms and factors are 0-d arrays on the gradients' device.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.reduce import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
 
-_ROW = 4096  # elements whose squares are added in the dtype of the gradient, the rest in float64
-_ROWS = 16
-_LEAST = 1e-30  # a sum beside which squares that float32 rounds to 0 do not count
+_ROW = 4096  # elements whose squares are summed in the gradient's dtype; rows are in float64
+_ROWS = 16  # of a block
+_LEAST = 1e-30  # below it, squares that float32 rounds to 0 may matter
 
 ReduceNorm = Callable[[Array], None]
 
 
 def grad_norm(parameters: FlatParameters, reduce_norm: ReduceNorm | None = None) -> Array:
-    """Return the 2-norm of all gradients together.
+    """Return the global gradient norm.
 
-    norm = sqrt(sum of g^2 over every gradient g of every parameter)
+    norm = sqrt(sum of g^2 over all elements g of all gradients)
 
     Args:
-        parameters: where the gradients are.
-        reduce_norm: adds to the sum of the squares, in place, what other ranks alone have.
+        parameters: the parameters with their gradients.
+        reduce_norm: adds other ranks' squares to the sum of squares, in place.
 
     Returns:
         A 0-d float64 array on the device of the gradients.
@@ -49,16 +49,16 @@ def clip_grad_norm(
 
     grad = grad * min(1, max_norm / (norm + 1e-6))
 
-    Gradients whose norm is not finite stay as they are. `Optimizer.step(max_norm=...)` clips
-    without the extra pass over the gradients.
+    Gradients whose norm is not finite do not change. `Optimizer.step(max_norm=...)` clips without
+    an extra pass over the gradients.
 
     Args:
-        parameters: where the gradients are.
-        max_norm: the norm to clip to.
+        parameters: the parameters with their gradients.
+        max_norm: above 0.
         reduce_norm: as of `grad_norm`.
 
     Returns:
-        The norm before, a 0-d float64 array on the device of the gradients.
+        The norm before clipping, a 0-d float64 array on the device of the gradients.
 
     Raises:
         ArgumentError: `max_norm` is not positive.
@@ -71,7 +71,7 @@ def clip_grad_norm(
 
 
 def total_of_squares(parameters: FlatParameters, reduce_norm: ReduceNorm | None) -> Array:
-    """Return the sum of the squares of all gradients, as `sum_of_squares` does."""
+    """Return the sum of the squares of all gradients, a 0-d float64 array."""
     total = sum_of_squares(parameters.grads[0])
     for grad in parameters.grads[1:]:
         total += sum_of_squares(grad)
@@ -81,7 +81,7 @@ def total_of_squares(parameters: FlatParameters, reduce_norm: ReduceNorm | None)
 
 
 def sum_of_squares(array: Array) -> Array:
-    """Return the sum of the squares of a 1-D float array, the same bits in each run.
+    """Return the sum of the squares of a 1-D float array; equal bits in every run.
 
     Returns:
         A 0-d float64 array on the device of `array`; inf or NaN where an element is.
@@ -94,15 +94,15 @@ def sum_of_squares(array: Array) -> Array:
 
 
 def clip_factor(squares: Array, max_norm: float, scale: Array | None) -> tuple[Array, Array]:
-    """Return the norm of the gradients and what an optimizer shall multiply them with.
+    """Return the gradient norm, and the factor by which an optimizer multiplies the gradients.
 
     norm = sqrt(squares) / scale
     factor = min(1, max_norm / (norm + 1e-6)) / scale, or 0 where the norm is not finite
 
     Args:
         squares: sum of the squares of the scaled gradients, 0-d float64.
-        max_norm: the norm to clip to; inf does not clip.
-        scale: what the loss was multiplied with, 0-d float64; None for 1.
+        max_norm: above 0; inf does not clip.
+        scale: the loss scale, 0-d float64; None for 1.
 
     Returns:
         norm and factor, 0-d float64 arrays on the device of `squares`.
@@ -118,14 +118,14 @@ def clip_factor(squares: Array, max_norm: float, scale: Array | None) -> tuple[A
 
 
 def check_max_norm(op: str, max_norm: float) -> None:
-    """Raise ArgumentError unless the norm to clip to is positive."""
+    """Raise ArgumentError unless max_norm is above 0."""
     check_number(op, "max_norm", max_norm)
     if not max_norm > 0:
         raise ArgumentError(f"{op}: max_norm is {max_norm}, expected a number above 0")
 
 
 def _scale(grad: Array, factor: Array) -> None:
-    """Multiply by a factor on the same device, unless that is 0 or 1."""
+    """Multiply a gradient in place by a factor on its device, unless it is 0 or 1."""
     if not is_numpy(grad):
         _scale_kernel()(factor, grad)
     elif 0 < factor < 1:
@@ -138,7 +138,7 @@ def _scale(grad: Array, factor: Array) -> None:
 
 
 def _squares_numpy(array: Array) -> Array:
-    """Add the squares of short rows, which no thread shares, then the rows in order."""
+    """Sum the squares of each row in one thread, then the rows in order."""
     whole = array.size // _ROW
     sums = np.empty(whole + 1)
     rows = array[: whole * _ROW].reshape(whole, _ROW)
@@ -150,7 +150,7 @@ def _squares_numpy(array: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         backend.parallel_blocks(run, whole, _ROWS)
         sums[whole] = np.einsum("i,i->", rest, rest)
-        if not _LEAST < sums.sum() < math.inf:  # squares too large or small for float32 alone
+        if not _LEAST < sums.sum() < math.inf:  # float32 overflows or underflows
             sums[:whole] = np.einsum("ij,ij->i", rows, rows, dtype=float64)
             sums[whole] = np.einsum("i,i->", rest, rest, dtype=float64)
         return np.asarray(sums.sum())

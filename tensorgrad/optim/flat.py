@@ -5,11 +5,11 @@ Each `parameter.data` and `parameter.grad` becomes a view of its buffer:
     0                                     decayed                                         size
     | tokens.weight | ...qkv.weight | ... | blocks.0.norm1.weight | ...norm1.bias | ... |
 
-So an optimizer step is one pass over contiguous memory, the norm of all gradients one reduction,
-and what ranks exchange is a slice. The layout may be several such segments, one after the other:
-ranks that send gradients while backward still runs, or of which each has a part of everything,
-do so by segments. What an optimizer updates is a list of pieces of this layout; here the segments
-themselves, on a rank of several perhaps a part of each. Tests: tests/optim/test_flat.py.
+An optimizer step is then one pass over contiguous memory, the global gradient norm one reduction,
+and what ranks exchange a slice. The layout may have several such segments in a row: ranks reduce
+gradients during backward, and shard parameters, segment by segment. The optimizer updates a list of
+pieces of this layout: here the segments; with sharding this rank's part of each.
+Tests: tests/optim/test_flat.py.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NamedParameters = Iterable[tuple[str, Tensor]]
 
 
 class Slot(NamedTuple):
-    """Where one parameter lies in the flat buffers."""
+    """The place of one parameter in the flat buffers."""
 
     offset: int
     shape: Shape
 
     @property
     def piece(self) -> slice:
-        """The part of a flat buffer that belongs to the parameter."""
+        """The parameter's slice of a flat buffer."""
         return slice(self.offset, self.offset + math.prod(self.shape))
 
 
@@ -52,17 +52,17 @@ class Segment(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements it has, gaps included."""
+        """Number of elements, with gaps."""
         return self.end - self.begin
 
 
 class Piece(NamedTuple):
-    """What an optimizer updates at once: the elements of the layout from `begin` on.
+    """A contiguous part of the layout that an optimizer updates at once.
 
     Attributes:
-        begin: where it begins in the layout.
-        offset: where it begins in the optimizer's state buffers, which hold the pieces alone.
-        decayed: weight decay applies to so many elements, the first ones.
+        begin: its first element in the layout.
+        offset: its first element in the optimizer's state buffers, which hold only the pieces.
+        decayed: weight decay applies to its first `decayed` elements.
         data, grad: its parameters and gradients, 1-D.
     """
 
@@ -74,18 +74,18 @@ class Piece(NamedTuple):
 
     @property
     def state(self) -> slice:
-        """Its part of the optimizer's state buffers."""
+        """Its slice of the optimizer's state buffers."""
         return slice(self.offset, self.offset + self.data.size)
 
 
 class Owned(NamedTuple):
-    """A stretch of one parameter that this rank updates.
+    """The contiguous part of one parameter that this rank updates.
 
     Attributes:
         name: of the parameter.
-        values: which elements of the parameter, counted in C order.
-        state: the same in the optimizer's state buffers.
-        data: the elements.
+        values: its slice of the parameter's elements in C order.
+        state: its slice of the optimizer's state buffers.
+        data: its elements, 1-D.
     """
 
     name: str
@@ -95,40 +95,40 @@ class Owned(NamedTuple):
 
 
 def decays_matrices(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies as in GPT-2: to matrices, not to biases and gains."""
+    """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights."""
     return parameter.ndim >= 2
 
 
 class FlatParameters:
     """Parameters and gradients of a model as views of two 1-D buffers.
 
-    Parameters that require no gradient stay as they are. A parameter that occurs under two names
-    is taken once, under the first. Gradients are float32 (float64 for float64 parameters), so
-    gradients of 16-bit parameters accumulate without loss.
+    Frozen parameters are skipped. A parameter with two names is taken once, under the first.
+    Gradients are float32 (float64 for float64 parameters), so those of 16-bit parameters
+    accumulate in float32.
 
     Args:
         named_parameters: pairs (name, tensor), as `Module.named_parameters()` gives them; all of
             one float dtype and on one device.
-        decay: rule (name, tensor) -> whether weight decay applies; default: `decays_matrices`.
+        decay: (name, tensor) -> whether weight decay applies; default: `decays_matrices`.
         multiple: the length of every segment is a multiple of this and of 64; with 64 * ranks,
             equal shards are aligned.
-        groups: which segment each parameter (by name) belongs to, as any hashable value; default:
-            one segment. Segments are in the order of their first parameters.
+        groups: parameter name -> segment, any hashable value; default: one segment. Segments are
+            in the order of their first parameters.
 
     Attributes:
-        data: all parameters; the gaps between them are and stay 0.
-        grad: all gradients.
+        data: all parameters, 1-D; the gaps between them are always 0.
+        grad: all gradients, 1-D.
         parameters: name -> tensor, in the order of the arguments.
         slots: name -> Slot.
-        segments: what the layout consists of.
-        pieces: what the optimizer updates.
-        grads: the arrays whose elements are the gradients of the pieces, each once.
-        memory: the arrays in which the parameters lie.
+        segments: the segments of the layout.
+        pieces: the parts that the optimizer updates.
+        grads: the arrays that contain the gradients of the pieces, each once.
+        memory: the arrays that contain the parameters.
         dtype: of the parameters.
 
     Raises:
-        ArgumentError: no parameter, the same name for two, or two that share memory.
-        DtypeError, DeviceError: parameters of several dtypes or devices.
+        ArgumentError: there is no parameter, two have one name, or two share memory.
+        DtypeError, DeviceError: parameters have several dtypes or devices.
     """
 
     def __init__(
@@ -160,14 +160,10 @@ class FlatParameters:
             self._moved(number)
 
     def __getstate__(self) -> object:
-        """Refuse to be copied or pickled: the parameters would no more be views of the buffers.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise ArgumentError: in a copy the parameters would not be views of the buffers."""
         raise ArgumentError(
-            "FlatParameters: an optimizer was to be copied or pickled, which would part it from "
-            "its model; expected a new one of the copied model, and load_state_dict"
+            "FlatParameters: an optimizer cannot be copied or pickled, as it would lose its model; "
+            "expected a new optimizer for the copied model, and load_state_dict"
         )
 
     @property
@@ -177,11 +173,11 @@ class FlatParameters:
 
     @property
     def whole(self) -> bool:
-        """Whether the pieces are all there is."""
+        """Whether the pieces cover the layout: nothing is sharded."""
         return sum(int(piece.data.size) for piece in self.pieces) == self.size
 
     def owned(self) -> Iterator[Owned]:
-        """Yield which stretches of which parameters the pieces consist of, in their order."""
+        """Yield the part of each parameter in each piece, in the order of the layout."""
         for piece in self.pieces:
             for name, slot in self.slots.items():
                 begin = max(slot.offset, piece.begin)
@@ -205,11 +201,7 @@ class FlatParameters:
             grad.fill(0)
 
     def check(self, op: str) -> None:
-        """Make sure that the parameters still are the views that were made of them.
-
-        Raises:
-            ArgumentError: the data or grad of a parameter was replaced, or it was frozen.
-        """
+        """Raise ArgumentError where a parameter was frozen, or is not a view of the buffers."""
         for name, parameter, data, grad in self._parts:
             if parameter.data is not data:
                 raise ArgumentError(
@@ -229,7 +221,7 @@ class FlatParameters:
                 )
 
     def _allocate(self, like: Array) -> list[tuple[Array, Array]]:
-        """Make the buffers and pieces; return where the data and grad of each segment lie."""
+        """Allocate the buffers and pieces; return data and grad of each segment."""
         self.data = zeros(self.size, self.dtype, like)
         self.grad = zeros(self.size, compute_dtype(self.dtype), like)
         self.memory, self.grads = [self.data], [self.grad]
@@ -239,12 +231,12 @@ class FlatParameters:
         return [(piece.data, piece.grad) for piece in self.pieces]
 
     def _moved(self, number: int) -> None:
-        """Do what is to be done when the parameters of a segment have been moved."""
+        """Finish a segment whose parameters have been moved; sharded parameters override this."""
 
     def _move(
         self, segment: Segment, name: str, parameter: Tensor, data: Array, grad: Array
     ) -> None:
-        """Make the parameter and its gradient views of the arrays of its segment."""
+        """Make the parameter and its gradient views of its segment's buffers."""
         slot = self.slots[name]
         place = slice(slot.offset - segment.begin, slot.piece.stop - segment.begin)
         view, grad_view = (array[place].reshape(slot.shape) for array in (data, grad))
@@ -268,7 +260,7 @@ def _lay_out(
     multiple: int,
     groups: Callable[[str], Hashable],
 ) -> tuple[dict[str, Slot], list[Segment]]:
-    """Give each parameter its place, in each group first those that decay."""
+    """Give each parameter its slot; in each group those that decay come first."""
     members: dict[Hashable, list[str]] = {}
     for name in found:
         members.setdefault(groups(name), []).append(name)

@@ -1,8 +1,8 @@
-"""What all optimizers share: a step over flat buffers, its scalars, and its state by name.
+"""Optimizer: the base class, with the step over flat buffers and the state by parameter name.
 
-A step is one pass: every block of the buffers is scaled, decayed and updated while it is in the
-cache. What changes from step to step (learning rate, count, factor of the gradient) lives in a
-small array on the device, so that on the GPU nothing waits for the host.
+A step is one pass: each block of the buffers is scaled, decayed and updated while it is in the
+cache. The scalars that change from step to step (learning rate, step count, gradient factor) are in
+a small array on the device, so the GPU never waits for the host.
 Tests: tests/optim/test_optimizer.py.
 """
 
@@ -29,32 +29,33 @@ from tensorgrad.optim.flat import FlatParameters, NamedParameters, Piece, zeros
 if TYPE_CHECKING:
     from tensorgrad.optim.scaler import LossScaler
 
-# Places in `Optimizer.hyper`: what the user sets, then what the device derives from it. A factor
-# of 0 means that the step is skipped. kernels/optim.cu has the same list.
+# Indices of `Optimizer.hyper`: first what the host sets, then what the device derives from it. A
+# FACTOR of 0 skips the step. kernels/optim.cu has the same list.
 LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
 
 
 class Optimizer:
     """Base of SGD, Adam and AdamW.
 
-    A subclass names its state buffers and says how one block of them is updated.
+    A subclass names its state buffers and defines `_prepare_numpy`, `_update_numpy` and `_kernels`.
 
     Args:
-        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        parameters: flat parameters, or pairs (name, tensor) to build them from.
         lr: learning rate.
-        states: names of the state buffers. For 16-bit parameters there is also "master", a
-            float32 copy that the update is applied to; the parameters are that copy rounded.
+        weight_decay: for the parameters that `FlatParameters` selects.
+        states: names of the state buffers. 16-bit parameters add "master", a float32 copy that is
+            updated; the parameters are its rounded values.
 
     Attributes:
         flat: the parameters and their gradients.
-        state: name -> buffer, which holds `flat.pieces`, one after the other.
+        state: name -> buffer, with `flat.pieces` one after the other.
         hyper: the scalars of a step, float64, on the device of the parameters.
 
     Raises:
-        ArgumentError: `lr` is negative or not finite; see also FlatParameters.
+        ArgumentError: `lr` or `weight_decay` is negative or not finite; see also FlatParameters.
     """
 
-    _decoupled = False  # whether weight decay scales the parameters, or adds to the gradient
+    _decoupled = False  # weight decay scales the parameters; otherwise it adds to the gradient
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        """Set it, without waiting for the device."""
+        """Set the learning rate, without waiting for the device."""
         check_range(type(self).__name__, "lr", value)
         self._lr = float(value)
         self._set(LR, self._lr)
@@ -105,26 +106,26 @@ class Optimizer:
     ) -> Array | None:
         """Update the parameters by their gradients.
 
-        With `max_norm` or `scaler` the norm of all gradients is measured first. A step whose norm
-        is not finite is skipped: parameters, state and the count of steps stay as they are.
+        With `max_norm` or `scaler` the gradient norm is computed first. If it is not finite, the
+        step is skipped: parameters, state and step count do not change.
+
+        A step is atomic: Ctrl-C and other signals are handled after it, and memory is allocated
+        before anything changes.
 
         Args:
-            max_norm: scale the gradients in passing so that their norm is at most this; inf only
-                measures. The gradient buffer itself stays as it is.
-            scaler: what scaled the loss; the gradients are unscaled in passing, and the scaler
-                learns whether they were finite.
-            reduce_norm: adds to the sum of the squares of the gradients, a 0-d float64 array on
-                the device, in place, what other ranks alone have.
-
-        A step is applied whole or not at all: Ctrl-C and other signals are handled after it, and
-        memory that it needs is allocated before anything changes.
+            max_norm: clip the gradient norm to this during the update; the gradient buffer does
+                not change. inf only computes the norm.
+            scaler: the scaler of the loss; gradients are unscaled during the update, and the scale
+                is adapted.
+            reduce_norm: adds other ranks' squares to the sum of the squares of the gradients, a
+                0-d float64 array on the device, in place.
 
         Returns:
-            The norm before clipping, a 0-d float64 array on the device; None if not measured.
+            The norm before clipping, a 0-d float64 array on the device; None if not computed.
 
         Raises:
-            ArgumentError: `max_norm` is not positive, or a parameter was frozen, or its data or
-                grad is no longer the view of the flat buffer.
+            ArgumentError: `max_norm` is not above 0, or a parameter was frozen, or its data or
+                grad was replaced.
         """
         name = type(self).__name__
         self.flat.check(f"{name}.step")
@@ -153,16 +154,16 @@ class Optimizer:
         """Return the state by parameter name, for a checkpoint.
 
         Returns:
-            "<state>/<parameter>" -> array with the shape of the parameter, a view of the live
-            state; "step" (how many were not skipped) and "lr" as Python numbers.
+            "<state>/<parameter>" -> array with the shape of the parameter, a view of the state;
+            "step" (the number of steps not skipped) and "lr" as Python numbers.
 
         Raises:
-            ArgumentError: this rank has only a part of the state.
+            ArgumentError: the state is sharded.
         """
         if not self.flat.whole:
             raise ArgumentError(
-                f"{type(self).__name__}.state_dict: this rank has a part of the state, expected "
-                "all of it"
+                f"{type(self).__name__}.state_dict: the state is sharded, expected a whole one; "
+                "save a sharded checkpoint instead"
             )
         found: dict[str, Any] = self.numbers()
         for kind, buffer in self.state.items():
@@ -171,7 +172,7 @@ class Optimizer:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that `state_dict` gave; nothing changes when it does not fit.
+        """Load a state from `state_dict`; nothing changes on an error.
 
         Raises:
             CheckpointError: an entry is missing, unknown, or of another shape or dtype.
@@ -208,11 +209,11 @@ class Optimizer:
                 buffer[owned.state] = backend.asarray_like(values, buffer)
 
     def numbers(self) -> dict[str, Any]:
-        """Return the part of the state that is numbers: "step" and "lr", as in `state_dict`."""
+        """Return the numbers of the state: "step" and "lr", as in `state_dict`."""
         return {"step": int(self.hyper[STEPS]), "lr": self.lr}
 
     def load_numbers(self, state: Mapping[str, Any]) -> None:
-        """Take over what `numbers` gave; nothing changes when it does not fit.
+        """Load the result of `numbers`; nothing changes on an error.
 
         Raises:
             CheckpointError: a number is missing or outside its range.
@@ -236,7 +237,7 @@ class Optimizer:
     def _step_numpy(self) -> None:
         if self.hyper[FACTOR] == 0:
             return
-        workspaces = self._workspaces()  # before anything changes: memory may be used up
+        workspaces = self._workspaces()  # before anything changes: the allocation may fail
         self.hyper[STEPS] += 1
         self._prepare_numpy()
         for piece in self.flat.pieces:
@@ -248,7 +249,7 @@ class Optimizer:
                 backend.parallel_blocks(update, end - begin, backend.BLOCK)
 
     def _workspaces(self) -> list[Array]:
-        """Return for each thread that may update blocks two arrays as long as a block."""
+        """Return two arrays of the length of a block for each thread."""
         longest = max(piece.data.size for piece in self.flat.pieces)
         blocks = -(-longest // backend.BLOCK)
         shape = 2, min(longest, backend.BLOCK)
@@ -258,7 +259,7 @@ class Optimizer:
     def _update_block(
         self, workspaces: list[Array], piece: Piece, begin: int, decays: bool, block: slice
     ) -> None:
-        """Update a block of a piece, counted from `begin`; `decays` says whether p decays."""
+        """Update a block, counted from `begin` of a piece; `decays`: with weight decay."""
         part = slice(begin + block.start, begin + block.stop)
         workspace = workspaces.pop()
         t, u = workspace[:, : block.stop - block.start]
@@ -279,7 +280,7 @@ class Optimizer:
         workspaces.append(workspace)
 
     def _prepare_numpy(self) -> None:
-        """Derive the scalars of this step in `hyper`."""
+        """Derive the other scalars of this step in `hyper`."""
         raise NotImplementedError
 
     def _update_numpy(self, p: Array, g: Array, *states: Array, t: Array, u: Array) -> None:
@@ -290,12 +291,12 @@ class Optimizer:
         raise NotImplementedError
 
     def _kernels(self) -> tuple[str, tuple[float, ...], str, tuple[float, ...]]:
-        """Return two kernels of optim.cu, each with its scalars: for `hyper`, for the update."""
+        """Return the kernels of optim.cu that prepare `hyper` and update, each with its scalars."""
         raise NotImplementedError
 
 
 def _take_over(parameters: Array, master: Array, t: Array, u: Array) -> None:
-    """Copy 16-bit parameters that are not their rounded master copy: they were assigned to."""
+    """Copy the 16-bit parameters that were assigned to, and differ from the rounded master copy."""
     rounded = t.view(parameters.dtype)[: parameters.size]
     np.copyto(rounded, master, casting="unsafe")
     changed = u.view(bool)[: parameters.size]

@@ -17,25 +17,25 @@ from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.tensor import Tensor
 
 _SCALE, _STREAK = 0, 1
-_LEAST, _MOST = 2.0**-126, 2.0**127  # so that the scale stays a normal float32
+_LEAST, _MOST = 2.0**-126, 2.0**127  # the scale stays a normal float32
 
 
 class LossScaler:
-    """Keeps gradients in the range of float16 by multiplying the loss.
+    """Scale the loss dynamically, so that gradients stay in the range of float16.
 
-    After a step with gradients that are not finite, which is skipped, scale *= backoff. After
-    `interval` finite steps in a row, scale *= growth.
+    A step whose gradients are not finite is skipped, and scale *= backoff. After `interval` finite
+    steps in a row, scale *= growth.
 
         scaler.scale(loss).backward()
         optimizer.step(max_norm=1.0, scaler=scaler)
 
-    The scale lives on the device of the loss; nothing waits for it.
+    The scale is on the device of the loss, and the host never waits for it.
 
     Args:
-        scale: what to start with, 2^-126 to 2^127.
+        scale: the first scale, 2^-126 to 2^127.
         growth: at least 1.
         backoff: above 0, below 1.
-        interval: finite steps between two growths.
+        interval: finite steps before the scale grows, at least 1.
 
     Raises:
         ArgumentError: an option is outside its range.
@@ -64,21 +64,21 @@ class LossScaler:
         self._state: Array = np.array([scale, 0.0])
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss times the scale, in float32 at least."""
+        """Return loss * scale; a 16-bit loss becomes float32."""
         scale = self.scale_on(loss.data).astype(compute_dtype(loss.dtype))
         return ops.multiply(loss, Tensor(scale))
 
     def scale_on(self, like: Array) -> Array:
-        """Return the scale as a 0-d float64 array on the device of `like`, where it stays."""
+        """Move the scale to the device of `like`, and return it as a 0-d float64 array."""
         if is_numpy(self._state) != is_numpy(like):
             self._state = backend.to_device(self._state, backend.device_of(like))
         return self._state[_SCALE : _SCALE + 1].reshape(())
 
     def update(self, factor: Array) -> None:
-        """Adapt the scale to a step; `Optimizer.step` does so.
+        """Adapt the scale after a step; `Optimizer.step` calls this.
 
         Args:
-            factor: what the gradients were multiplied with, one element; 0 if not finite.
+            factor: the gradient factor of the step, one element; 0 if the norm was not finite.
         """
         if not is_numpy(factor):
             kernel = _update_kernel()
@@ -98,7 +98,7 @@ class LossScaler:
         return {"scale": scale, "streak": int(streak)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that `state_dict` gave; nothing changes when it does not fit.
+        """Load a state from `state_dict`; nothing changes on an error.
 
         Raises:
             CheckpointError: an entry is missing, unknown or outside its range.

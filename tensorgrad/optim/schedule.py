@@ -1,9 +1,9 @@
-"""Learning rates as functions of the step, counted from 0. Tests: tests/optim/test_schedule.py.
+"""Learning-rate schedules: functions of the step. Tests: tests/optim/test_schedule.py.
 
     optimizer.lr = schedule.cosine(step, lr=6e-4, steps=10_000, warmup=500)
 
-All warm up alike: lr * (step + 1) / warmup while step < warmup, so that the first step moves and
-step `warmup` has the full rate.
+Steps count from 0. All schedules begin with linear warmup, lr * (step + 1) / warmup while
+step < warmup, so the first step already changes the parameters.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tensorgrad.errors import ArgumentError
 
 
 def constant(step: int, lr: float, warmup: int = 0) -> float:
-    """Return `lr` after the warm-up.
+    """Return `lr`, after warmup.
 
     Args:
         step: from 0.
-        lr: learning rate after the warm-up.
-        warmup: steps of linear warm-up.
+        lr: learning rate after warmup.
+        warmup: number of warmup steps.
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -30,16 +30,16 @@ def constant(step: int, lr: float, warmup: int = 0) -> float:
 
 
 def linear(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0.0) -> float:
-    """Return a rate that falls on a line from `lr` at the end of the warm-up to `minimum`.
+    """Return a rate that falls linearly from `lr` at the end of warmup to `minimum`.
 
     lr + (minimum - lr) * min(1, (step - warmup) / (steps - warmup))
 
     Args:
         step: from 0.
         lr: the highest rate.
-        steps: where the rate reaches `minimum`, to stay there.
-        warmup: steps of linear warm-up.
-        minimum: the rate at the end.
+        steps: the step from which the rate is `minimum`; above `warmup`.
+        warmup: number of warmup steps.
+        minimum: the final rate.
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -51,16 +51,16 @@ def linear(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0
 
 
 def cosine(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0.0) -> float:
-    """Return a rate that falls on half a cosine from `lr` to `minimum`.
+    """Return a rate that falls along half a cosine from `lr` at the end of warmup to `minimum`.
 
     minimum + (lr - minimum) * (1 + cos(pi * min(1, (step - warmup) / (steps - warmup)))) / 2
 
     Args:
         step: from 0.
         lr: the highest rate.
-        steps: where the rate reaches `minimum`, to stay there.
-        warmup: steps of linear warm-up.
-        minimum: the rate at the end.
+        steps: the step from which the rate is `minimum`; above `warmup`.
+        warmup: number of warmup steps.
+        minimum: the final rate.
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -70,19 +70,19 @@ def cosine(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0
     _check("cosine", step, lr, warmup, steps, minimum)
     if step < warmup:
         return _warm(step, lr, warmup)
-    share = (1 + math.cos(math.pi * _progress(step, steps, warmup))) / 2
-    return minimum + (lr - minimum) * share
+    fraction = (1 + math.cos(math.pi * _progress(step, steps, warmup))) / 2
+    return minimum + (lr - minimum) * fraction
 
 
 def inverse_square_root(step: int, lr: float, warmup: int) -> float:
-    """Return a rate that falls with the root of the step after the warm-up.
+    """Return a rate that falls with the inverse square root of the step after warmup.
 
     lr * sqrt(warmup / (step + 1))
 
     Args:
         step: from 0.
-        lr: the highest rate, reached at the end of the warm-up.
-        warmup: steps of linear warm-up, at least 1: it sets the unit of time.
+        lr: the highest rate, reached at the end of warmup.
+        warmup: number of warmup steps, at least 1.
 
     Raises:
         ArgumentError: an argument is outside its range.

@@ -23,12 +23,12 @@ class SGD(Optimizer):
     p = p - lr * m, or with Nesterov's momentum p = p - lr * (g + momentum * m)
 
     Args:
-        parameters: flat parameters, or the pairs (name, tensor) to make them of.
+        parameters: flat parameters, or pairs (name, tensor) to build them from.
         lr: learning rate.
-        momentum: 0 keeps no state.
-        dampening: part of the gradient that does not enter the momentum.
-        nesterov: whether to look ahead; needs momentum and no dampening.
-        weight_decay: applies to the decayed part of the parameters; see FlatParameters.
+        momentum: in [0, inf); without it the optimizer has no state.
+        dampening: fraction of the gradient that is not added to the momentum.
+        nesterov: use Nesterov's momentum; needs momentum and no dampening.
+        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
 
     Raises:
         ArgumentError: an option is outside its range.

@@ -68,6 +68,17 @@ class Checkpoint:
             raise CheckpointError(f"load: {self.path} has no {name!r}, expected that of a run")
         return self.state[name]
 
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """Return an entry of the state.
+
+        Raises:
+            CheckpointError: the state has no such entry, or it is not a mapping.
+        """
+        found = self.entry(name)
+        if not isinstance(found, Mapping):
+            raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected a mapping")
+        return found
+
     def arrays(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return the arrays of NAME.safetensors.
 
@@ -258,7 +269,7 @@ def _read_state(path: Path) -> dict[str, Any]:
                 f"step is {step!r:.40} and files {files!r:.200}, expected names and whole numbers"
             )
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"load: {path / _STATE} is damaged: {error!r}") from error
+        raise DamagedError(f"load: {path / _STATE} is damaged: {error!r:.200}") from error
     return state
 
 

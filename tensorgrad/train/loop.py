@@ -184,12 +184,7 @@ class Trainer:
         for name, expected in self._belongs_to.items():
             check_same(checkpoint, name, expected)
         self._check_settings(checkpoint)
-        generator, metrics = checkpoint.entry("generator"), checkpoint.entry("metrics")
-        for name, found in (("generator", generator), ("metrics", metrics)):
-            if not isinstance(found, Mapping):
-                raise CheckpointError(
-                    f"load: {checkpoint.path}: {name} is {found!r:.80}, expected a mapping"
-                )
+        generator, metrics = checkpoint.mapping("generator"), checkpoint.mapping("metrics")
         try:
             with self._unchanged_by_errors():
                 random.set_state(generator)

@@ -21,7 +21,7 @@ import numpy as np
 
 from tensorgrad import random
 from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
@@ -180,11 +180,7 @@ class Ranks:
         """
         arrays = checkpoint.arrays("model")
         check_arrays(checkpoint, arrays, model.state_dict())
-        numbers = checkpoint.entry("optimizer")
-        if not isinstance(numbers, Mapping):
-            raise CheckpointError(
-                f"load: {checkpoint.path}: optimizer is {numbers!r:.80}, expected a mapping"
-            )
+        numbers = checkpoint.mapping("optimizer")
         optimizer.load_state_dict({**checkpoint.arrays("optimizer"), **numbers})
         model.load_state_dict(arrays)
 

@@ -37,6 +37,14 @@ def test_a_folder_gives_its_columns_by_name(folder: Path) -> None:
     assert (validation.texts, validation.labels.tolist()) == (['so "good"'], [1])
 
 
+def test_a_long_column_name_is_quoted_in_part(tmp_path: Path) -> None:
+    for others in ("", "\tother"):
+        (tmp_path / "train.tsv").write_text("x" * 9000 + others + "\n", encoding="utf-8")
+        with pytest.raises(DataError, match="has the columns") as caught:
+            read_labelled(tmp_path, "train")
+        assert len(str(caught.value)) < 600
+
+
 def test_the_text_column_is_found_or_named(folder: Path) -> None:
     path = folder / "train.tsv"
     path.write_text("title\ttext\tsentence\tlabel\na\tb\tc\t0\n")

@@ -392,9 +392,9 @@ def test_what_cublas_refuses_when_called_the_tiled_kernel_takes(
         used.append("tiled")
 
     kernels = {
-        "cublas": matmul_cuda.Kernel(lambda p: None, refused),
-        "tiled": matmul_cuda.Kernel(lambda p: None, tiled),
-        "wgmma": matmul_cuda.Kernel(lambda p: None, refused),
+        "cublas": matmul_cuda.Implementation(lambda p: None, refused),
+        "tiled": matmul_cuda.Implementation(lambda p: None, tiled),
+        "wgmma": matmul_cuda.Implementation(lambda p: None, refused),
     }
     monkeypatch.setattr(matmul_cuda, "KERNELS", kernels)
     monkeypatch.setattr(matmul_cuda, "_chosen", {})

@@ -14,13 +14,13 @@ from tensorgrad.kernels import loader
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.device import multiprocessors
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
-from tensorgrad.kernels.matmul.problem import Problem, problem
-from tensorgrad.kernels.matmul.sm90 import Plan
+from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
+from tensorgrad.kernels.matmul.sm90 import Tiling
 from tensorgrad.special import gelu_tanh, gelu_tanh_derivative
 from tests.opcheck import Ulps, assert_within
 
 LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
-LARGE, SMALL = Plan(256, 2, 0), Plan(128, 1, 0)
+LARGE, SMALL = Tiling(256, 2, 0), Tiling(128, 1, 0)
 SIZES = [(1, 8, 8), (8, 16, 8), (127, 64, 264), (129, 72, 128), (300, 200, 520), (513, 1000, 776)]
 
 hopper = pytest.mark.skipif(
@@ -58,24 +58,24 @@ def assert_close(got: Any, expected: Any, terms: int) -> None:
     assert_within(backend.to_numpy(got), expected, Ulps(2, "row"), terms=terms)
 
 
-def run(p: Problem, plan: Plan | None = None) -> Any:
+def run(p: MatmulProblem, tiling: Tiling | None = None) -> Any:
     """Return y, computed twice for equal bits."""
     assert matmul_sm90.refusal(p) is None
     before = p.y.copy()
-    matmul_sm90.multiply(p, plan)
+    matmul_sm90.multiply(p, tiling)
     first = p.y.copy()
     p.y[...] = before
-    matmul_sm90.multiply(p, plan)
+    matmul_sm90.multiply(p, tiling)
     assert first.tobytes() == p.y.tobytes()
     return p.y
 
 
 @pytest.mark.gpu
 @hopper
-@pytest.mark.parametrize("plan", [LARGE, SMALL, None], ids=str)
+@pytest.mark.parametrize("tiling", [LARGE, SMALL, None], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_layouts_and_sizes(dtype: str, layout: str, plan: Plan | None) -> None:
+def test_layouts_and_sizes(dtype: str, layout: str, tiling: Tiling | None) -> None:
     rng = np.random.default_rng()
     for rows, width, columns in SIZES:
         if layout[0] == "t":
@@ -84,10 +84,10 @@ def test_layouts_and_sizes(dtype: str, layout: str, plan: Plan | None) -> None:
         b, b_gpu = draw(rng, (width, columns), dtype, layout[1])
         for out in (dtype, "float32"):
             y, room = guarded((rows, columns), tensorgrad.dtypes.as_dtype(out))
-            assert_close(run(problem(a_gpu, b_gpu, y), plan), a @ b, width)
+            assert_close(run(problem(a_gpu, b_gpu, y), tiling), a @ b, width)
             assert int(backend.cupy.isnan(room.astype("float32")).sum()) == 128, "wrote outside"
         y[...] = 3
-        y = run(problem(a_gpu, b_gpu, y, add=True), plan)
+        y = run(problem(a_gpu, b_gpu, y, add=True), tiling)
         assert_close(y, a @ b + 3, width)
 
 
@@ -95,7 +95,7 @@ def test_layouts_and_sizes(dtype: str, layout: str, plan: Plan | None) -> None:
 @hopper
 @pytest.mark.parametrize("tiles", [(256, 2), (128, 1)])
 @pytest.mark.parametrize(("rows", "width", "columns"), [(264, 8200, 520), (768, 30000, 768)])
-def test_shares_of_long_sums(
+def test_stream_k_of_long_sums(
     tiles: tuple[int, int], rows: int, width: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nan(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
@@ -109,14 +109,16 @@ def test_shares_of_long_sums(
     clusters = multiprocessors(0) // tiles[1]
     count = -(-rows // (128 * tiles[1])) * -(-columns // tiles[0])
     least = -(-count * -(-width // 64) // clusters)
-    for share in (least, least + 3):
+    for split_steps in (least, least + 3):
         for dtype in ("float32", "bfloat16"):
             y = backend.cupy.full(expected.shape, np.nan, tensorgrad.dtypes.as_dtype(dtype))
             p = problem(a_gpu, b_gpu, y)
-            assert_close(run(p, Plan(*tiles, share)), expected, width)
+            assert_close(run(p, Tiling(*tiles, split_steps)), expected, width)
         y = backend.cupy.full(expected.shape, 2, "float32")
         assert_close(
-            run(problem(a_gpu, b_gpu, y, add=True), Plan(*tiles, share)), expected + 2, width
+            run(problem(a_gpu, b_gpu, y, add=True), Tiling(*tiles, split_steps)),
+            expected + 2,
+            width,
         )
 
 
@@ -136,9 +138,9 @@ def test_batches(layout: str) -> None:
 
 @pytest.mark.gpu
 @hopper
-@pytest.mark.parametrize("plan", [LARGE, SMALL], ids=str)
+@pytest.mark.parametrize("tiling", [LARGE, SMALL], ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_what_follows(dtype: str, plan: Plan) -> None:
+def test_what_follows(dtype: str, tiling: Tiling) -> None:
     rng = np.random.default_rng()
     for rows, width, columns in [(1, 8, 8), (129, 72, 264), (1000, 136, 776)]:
         x, x_gpu = draw(rng, (rows, width), dtype)
@@ -153,23 +155,25 @@ def test_what_follows(dtype: str, plan: Plan) -> None:
         for kind in (dtype, "float32"):
             bias, bias_gpu = draw(rng, (columns,), kind)
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu)
-            assert_close(run(p, plan), sums + bias, width)
+            assert_close(run(p, tiling), sums + bias, width)
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, residual=residual_gpu)
-            assert_close(run(p, plan), sums + bias + residual, width)
+            assert_close(run(p, tiling), sums + bias + residual, width)
             pre = new()
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, before_gelu=pre)
-            assert_close(run(p, plan), gelu_tanh(sums + bias), width)
+            assert_close(run(p, tiling), gelu_tanh(sums + bias), width)
             assert_close(pre, sums + bias, width)
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, gelu=True)
-            assert_close(run(p, plan), gelu_tanh(sums + bias), width)
+            assert_close(run(p, tiling), gelu_tanh(sums + bias), width)
             wide = backend.cupy.zeros((rows, columns), "float32")
-            assert_close(run(problem(x_gpu, w_gpu, wide, bias=bias_gpu), plan), sums + bias, width)
-        assert_close(run(problem(x_gpu, w_gpu, new(), residual=residual_gpu), plan),
+            assert_close(
+                run(problem(x_gpu, w_gpu, wide, bias=bias_gpu), tiling), sums + bias, width
+            )
+        assert_close(run(problem(x_gpu, w_gpu, new(), residual=residual_gpu), tiling),
                      sums + residual, width)  # fmt: skip
         v, v_gpu = draw(rng, (width, columns), dtype)
         pre, pre_gpu = residual * 2, residual_gpu * residual_gpu.dtype.type(2)
         p = problem(x_gpu, v_gpu, new(), gelu_of=pre_gpu)
-        assert_close(run(p, plan), x @ v * gelu_tanh_derivative(pre), width)
+        assert_close(run(p, tiling), x @ v * gelu_tanh_derivative(pre), width)
 
 
 @pytest.mark.gpu
@@ -203,7 +207,7 @@ def test_what_is_refused() -> None:
         "read": problem(odd, odd.T, y),
         "results": problem(half, half.T[:, :63], y[:, :63].copy()),
         "to add to": problem(half, half.T, y, add=True),
-        "slope": problem(half, half.T, y, gelu_of=y),
+        "derivative": problem(half, half.T, y, gelu_of=y),
     }
     for words, p in refused.items():
         with pytest.raises(ArgumentError, match=words):
@@ -211,11 +215,13 @@ def test_what_is_refused() -> None:
 
 
 def test_plans_keep_the_chip_busy() -> None:
-    assert matmul_sm90.plan_of(1, 32768, 768, 3072, 132, True) == LARGE
-    assert matmul_sm90.plan_of(1, 256, 768, 768, 132, False) == SMALL
-    share = matmul_sm90.plan_of(1, 768, 32768, 768, 132, True)
-    assert 0 < share.share < 32768 // 64
+    assert matmul_sm90.tiling_of(1, 32768, 768, 3072, 132, True) == LARGE
+    assert matmul_sm90.tiling_of(1, 256, 768, 768, 132, False) == SMALL
+    tiling = matmul_sm90.tiling_of(1, 768, 32768, 768, 132, True)
+    assert 0 < tiling.split_steps < 32768 // 64
     for rows, terms, columns in [(768, 32768, 768), (1600, 16384, 1600), (8, 100000, 8)]:
-        plan = matmul_sm90.plan_of(1, rows, terms, columns, 132, True)
-        tiles = -(-rows // (128 * plan.cluster)) * -(-columns // plan.columns)
-        assert plan.share == 0 or plan.share * (132 // plan.cluster) >= tiles * -(-terms // 64)
+        tiling = matmul_sm90.tiling_of(1, rows, terms, columns, 132, True)
+        tiles = -(-rows // (128 * tiling.cluster)) * -(-columns // tiling.columns)
+        assert tiling.split_steps == 0 or tiling.split_steps * (132 // tiling.cluster) >= tiles * -(
+            -terms // 64
+        )

@@ -20,7 +20,7 @@ from tensorgrad.dtypes import (
 )
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as kernel_check
-from tensorgrad.kernels.elementwise import _kernel_name, _Layout, _plan, source
+from tensorgrad.kernels.elementwise import _kernel_name, _OperandLayout, _plan, source
 from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.kernels.loader import OPTIONS, Source
 from tensorgrad.ops.elementwise import POWER, WHERE
@@ -36,16 +36,16 @@ def several(name: str, parameters: str, *texts: str) -> Formula:
     return Formula(name, list(table), expressions, places)
 
 
-DERIVATIVES = several(
-    "derivatives", "x", "silu_derivative(x)", "gelu_tanh_derivative(x)",
-    "round_down(x)", "round_up(x)", "round_nearest(x)", "square(x)",
+SLOPES = several(
+    "slopes", "x", "silu_derivative(x)", "gelu_tanh_derivative(x)",
+    "floor_of(x)", "ceil_of(x)", "rint_of(x)", "square(x)",
 )  # fmt: skip
 LOGIC = several(
     "logic", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)"
 )
 BITS = several(
     "bits", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)",
-    "left_shift(a, b)", "right_shift(a, b)", "round_down(a)", "round_up(a)", "round_nearest(a)",
+    "left_shift(a, b)", "right_shift(a, b)", "floor_of(a)", "ceil_of(a)", "rint_of(a)",
     "square(a)", "power(a, b)",
 )  # fmt: skip
 
@@ -68,33 +68,35 @@ KERNELS: dict[str, Any] = {
     "fused": (FUSED._formula, BROADCAST, [float64, float32, bfloat16, bfloat16, int64], 1),
     "halves": (
         GELU_ERF._gradients_of((True,)).formula,
-        _Layout(8, False, (("1",), ("1",))), [float32, float16, float16, float16], 1,
+        _OperandLayout(8, False, (("1",), ("1",))), [float32, float16, float16, float16], 1,
     ),
     "half_condition": (
         WHERE._formula,
-        _Layout(8, False, (("1",),) * 3), [float32, bfloat16, bfloat16, bfloat16, bfloat16], 1,
+        _OperandLayout(8, False, (("1",),) * 3),
+        [float32, bfloat16, bfloat16, bfloat16, bfloat16], 1,
     ),
     "numbers": (
         WHERE._formula,
-        _Layout(4, True, (("1",), ("s",), None)), [float64, float64, bool_, float64, None], 1,
+        _OperandLayout(4, True, (("1",), ("s",), None)),
+        [float64, float64, bool_, float64, None], 1,
     ),
     **{
-        f"slopes_{dtype}": (DERIVATIVES, _Layout(4, False, (("1",),)), [compute_dtype(dtype),
-                            *[dtype] * (len(DERIVATIVES.results) + 1)], len(DERIVATIVES.results))
+        f"slopes_{dtype}": (SLOPES, _OperandLayout(4, False, (("1",),)), [compute_dtype(dtype),
+                            *[dtype] * (len(SLOPES.results) + 1)], len(SLOPES.results))
         for dtype in (bfloat16, float32, float64)
     },
     **{
-        f"bits_{dtype}": (formula, _Layout(1, False, (("1",), ("1",))), [dtype,
+        f"bits_{dtype}": (formula, _OperandLayout(1, False, (("1",), ("1",))), [dtype,
                           *[dtype] * (len(formula.results) + 2)], len(formula.results))
         for formula, dtype in ((LOGIC, bool_), (BITS, int8), (BITS, int64), (BITS, uint64))
     },
     "masked": (
         MASKED._formula,
-        _Layout(1, False, (("1",), ("1",))), [float64, float64, float16, int64], 1,
+        _OperandLayout(1, False, (("1",), ("1",))), [float64, float64, float16, int64], 1,
     ),
     "two": (
         POWER._gradients_of((True, True)).formula,
-        _Layout(4, False, (("1",),) * 4), [float32] * 7, 2,
+        _OperandLayout(4, False, (("1",),) * 4), [float32] * 7, 2,
     ),
 }  # fmt: skip
 

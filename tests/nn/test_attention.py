@@ -145,7 +145,7 @@ def test_settings_of_rotary_positions_that_do_not_fit() -> None:
         (4.0, 10.0, "width is 4.0, expected an integer"),
         (3, 10.0, "width is 3, expected an even number"),
         (4, "x", "base is 'x', expected a number"),
-        (4, -1.0, "base is -1.0, expected a number from 0"),
+        (4, -1.0, "base is -1.0, expected a finite number from 0"),
         (4, 0, "base is 0, expected a number above 0"),
     ):
         with pytest.raises(ArgumentError, match=f"RotaryEmbedding: {message}"):

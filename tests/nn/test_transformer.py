@@ -140,7 +140,7 @@ def test_every_parameter_gets_a_gradient() -> None:
         block(tensor(2, 5, 32)).backward(tensor(2, 5, 32).data)
         for name, parameter in block.named_parameters():
             assert parameter.grad is not None, name
-            if name != "attention.qkv.bias":  # the keys' share of it changes no weight
+            if name != "attention.qkv.bias":  # the part for the keys changes no attention weight
                 assert np.abs(parameter.grad).max() > 0, name
 
 

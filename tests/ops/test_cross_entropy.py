@@ -189,7 +189,7 @@ def test_the_padding_value_of_another_data_set_is_named() -> None:
 
 def test_arguments_that_do_not_fit() -> None:
     logits, targets = Tensor(np.zeros((2, 3))), np.array([0, 1])
-    with pytest.raises(ShapeError, match=r"targets have shape \(3,\), expected \(2,\)"):
+    with pytest.raises(ShapeError, match=r"targets has shape \(3,\), expected \(2,\)"):
         ops.cross_entropy(logits, np.zeros(3, "int64"))
     with pytest.raises(ShapeError, match=r"logits have shape \(2, 0\), expected \(..., V\)"):
         ops.cross_entropy(Tensor(np.zeros((2, 0))), targets)
@@ -201,9 +201,9 @@ def test_arguments_that_do_not_fit() -> None:
         wrong: dict[str, Any] = {name: "a"}
         with pytest.raises(ArgumentError, match=f"cross_entropy: {name} is 'a', expected a number"):
             ops.cross_entropy(logits, targets, **wrong)
-    with pytest.raises(ArgumentError, match=r"ignore_index is 1\.5, expected an integer or None"):
+    with pytest.raises(ArgumentError, match=r"ignore_index is 1\.5, expected an integer"):
         ops.cross_entropy(logits, targets, ignore_index=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"z_loss is -0\.1, expected a number from 0"):
+    with pytest.raises(ArgumentError, match=r"z_loss is -0\.1, expected a finite number from 0"):
         ops.cross_entropy(logits, targets, z_loss=-0.1)
     with pytest.raises(ArgumentError, match="reduction is 'max', expected one of"):
         ops.cross_entropy(logits, targets, reduction="max")

@@ -177,10 +177,10 @@ def test_heads_too_wide_for_the_kernel_are_done_all_the_same() -> None:
     ("name", "change", "error", "message"),
     [
         ("keys", lambda a: a[0], ShapeError, r"keys have shape \(2, 40, 64\)"),
-        ("values", lambda a: a[:, :1], ShapeError, "values have shape .* like keys"),
+        ("values", lambda a: a[:, :1], ShapeError, "values has shape .* like keys"),
         ("qkv", lambda a: a[:, :-1], ShapeError, r"qkv has shape \(3, 511\), expected \(3, \(H"),
         ("qkv", lambda a: a[:, : 7 * 64], ShapeError, "H a multiple of 2"),
-        ("lengths", lambda a: a[:2], ShapeError, r"lengths have shape \(2,\), expected \(3,\)"),
+        ("lengths", lambda a: a[:2], ShapeError, r"lengths has shape \(2,\), expected \(3,\)"),
         ("lengths", lambda a: a.astype("int64"), DtypeError, "dtype int64, expected int32"),
         ("values", lambda a: a.astype("float16"), DtypeError, "float16, expected float32"),
     ],

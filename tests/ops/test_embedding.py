@@ -99,7 +99,7 @@ def test_positions_that_do_not_fit() -> None:
         ops.embedding(weight, ids, Tensor(np.ones((3, 4))))
     with pytest.raises(DtypeError, match="positions has dtype float32, expected float64"):
         ops.embedding(weight, ids, Tensor(np.ones((3, 2), "float32")))
-    with pytest.raises(OutOfRangeError, match="start is 2 and 3 places follow, expected at most 4"):
+    with pytest.raises(OutOfRangeError, match="start is 2 and 3 ids follow, expected at most 4"):
         ops.embedding(weight, ids, Tensor(np.ones((4, 2))), 2)
 
 

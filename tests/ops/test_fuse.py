@@ -350,7 +350,7 @@ def test_arguments_and_results_that_do_not_fit() -> None:
         fuse(lambda x, *, by: x * by[0][0])(x, by=([2.0],))
     with pytest.raises(DtypeError, match="multiply: a has dtype float64, b has dtype <U1"):
         gated(x, np.array(["x"]))
-    with pytest.raises(DtypeError, match="up is no tensor, array or number"):
+    with pytest.raises(DtypeError, match="up is not a tensor, array or number"):
         gated(x, "up")
     with pytest.raises(ArgumentError, match="double is a Tensor given by keyword"):
         mixed(x, x, double=x)

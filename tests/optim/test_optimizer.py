@@ -165,7 +165,7 @@ def test_16_bit_parameters_are_the_rounded_master(make: Make, dtype: Any, device
     assert toy.same_bits([master.astype(dtype)], [optimizer.flat.data])
     exact = run(make, 3, np.float32, device)
     off = np.abs(master - backend.to_numpy(exact.flat.data)) > 0.05
-    assert off.mean() < 1e-3  # Adam turns a tiny change of a tiny gradient into a whole step
+    assert off.mean() < 1e-3  # Adam makes a whole step of a tiny change of a tiny gradient
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -321,7 +321,7 @@ def test_wrong_options_are_named(make_wrong: Make, message: str) -> None:
 def test_ctrl_c_in_a_step_waits_until_all_of_it_is_done(
     make: Make, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a loop of the user's own, who then goes on."""
+    """In a user's own loop, which then continues."""
     monkeypatch.setattr(backend, "BLOCK", 1000)
     monkeypatch.setattr(backend, "threads", lambda: 1)
     scalers = LossScaler(4.0, interval=2), LossScaler(4.0, interval=2)
@@ -381,7 +381,7 @@ def test_ctrl_c_between_the_kernels_of_a_step_waits(
 def test_a_step_allocates_nothing_once_it_changes_arrays(
     make: Make, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it cannot fail halfway where memory is used up."""
+    """So it cannot fail halfway for lack of memory."""
     monkeypatch.setattr(backend, "threads", lambda: 1)
     optimizer = run(make, 1, dtype)
     workspaces, largest = optimizer._workspaces, list[int]()

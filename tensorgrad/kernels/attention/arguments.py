@@ -1,4 +1,4 @@
-"""Arguments of attention's kernels: the structs of attention/arguments.cuh."""
+"""Arguments of the attention kernels that take every options; see attention/arguments.cuh."""
 
 from __future__ import annotations
 
@@ -13,35 +13,43 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions
-from tensorgrad.kernels.loader import NULL, by_value, load, pointer
-
-_STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "row")])
-_PROBLEM = np.dtype(
-    [
-        (name, "i4")
-        for name in ("heads", "kv_heads", "queries", "keys", "width", "before", "after",
-                     "sequences", "aligned", "by_head")
-    ]
-    + [(name, "f4") for name in ("slope", "inverse", "spared")]
-    + [("padding", "i4"), ("scale", "f8"), ("kept", "f8")]
-    + [(name, _STRIDES) for name in ("q", "k", "v", "y", "dq", "dk", "dv", "sums")]
-    + [("bias", "i8", (4,))]
-)  # fmt: skip
-_DROPOUT = np.dtype(
-    [(name, "u8") for name in ("seed", "draw", "stream", "offset")] + [("threshold", "i8")]
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import (
+    NULL,
+    AttentionArguments,
+    AttentionDropout,
+    Strides,
+    address,
+    by_value,
+    pointer,
 )
 
 
 def readable(array: Array) -> Array:
-    """Return the array with the elements of its last axis beside each other."""
-    beside = array.shape[3] == 1 or array.strides[3] == array.itemsize
-    return array if beside else backend.contiguous(array)
+    """Return the array, copied unless the elements of its last axis are contiguous."""
+    contiguous = array.shape[3] == 1 or array.strides[3] == array.itemsize
+    return array if contiguous else backend.contiguous(array)
 
 
-def problem(
+def option_arguments(
     arrays: Arrays, y: Array, options: AttentionOptions, gradients: Sequence[Array] = ()
-) -> Any:
-    """Return the struct Problem; y is the result or its gradient."""
+) -> tuple[Any, ...]:
+    """Return the bias, the starts of sequences in q and in k, the sizes, and dropout.
+
+    Args:
+        arrays: q, k, v.
+        y: the result or, in backward, its gradient.
+        options: of the attention.
+        gradients: dq, dk, dv, in backward.
+    """
+    starts = (NULL, NULL)
+    if options.sequences is not None:
+        starts = options.sequences.q_starts, options.sequences.k_starts
+    return pointer(options.bias), *starts, _sizes(arrays, y, options, gradients), _dropout(options)
+
+
+def _sizes(arrays: Arrays, y: Array, options: AttentionOptions, gradients: Sequence[Array]) -> Any:
+    """Return the struct AttentionArguments."""
     q, k, v = arrays
     batch, heads, queries, width = q.shape
     keys, sums = k.shape[2], (heads * queries, queries, 1)
@@ -49,7 +57,7 @@ def problem(
         batch, sums = len(options.sequences.q_starts) - 1, (0, queries, 1)
         queries, keys = options.sequences.longest
     everything = (q, k, v, y, *gradients)
-    even = width * q.itemsize % 16 == 0 and all(map(_aligned, everything))
+    even = width * q.itemsize % 16 == 0 and all(map(_aligned_rows, everything))
     strides = [_strides(array) for array in everything] + [(0, 0, 0)] * (3 - len(gradients))
     bias = (0,) * 4
     if options.bias is not None:
@@ -62,56 +70,63 @@ def problem(
     )
     return _struct(
         heads, k.shape[1], queries, keys, width, options.before, options.after, batch, even,
-        by_head, *factors, 0, options.scale, 1 - options.dropout, *strides, sums, bias,
+        by_head, *factors, options.scale, 1 - options.dropout, *strides, sums, bias,
     )  # fmt: skip
 
 
-def rest(options: AttentionOptions) -> tuple[Any, Any, Any]:
-    """Return the bias and the starts of the sequences, null where there are none."""
-    bias = pointer(options.bias)
-    if options.sequences is None:
-        return bias, NULL, NULL
-    return bias, options.sequences.q_starts, options.sequences.k_starts
+@lru_cache(maxsize=1024)
+def _struct(*fields: Any) -> Any:
+    return by_value(AttentionArguments(*fields))
 
 
-def dropout(options: AttentionOptions) -> Any:
-    """Return the struct Dropout."""
+def _dropout(options: AttentionOptions) -> Any:
+    """Return the struct AttentionDropout."""
     if options.key is None:
         return _no_dropout()
     seed, draw, stream, offset = options.key
-    pointer = 0 if offset is None else offset.data.ptr
     threshold = round((1 - options.dropout) * 2**16)  # as fill_keep rounds it
-    return by_value(np.array([(seed, draw, stream, pointer, threshold)], _DROPOUT))
+    return by_value(AttentionDropout(seed, draw, stream, address(offset), threshold))
+
+
+@cache
+def _no_dropout() -> Any:
+    return by_value(AttentionDropout(threshold=-1))
 
 
 def blocks(rows: Array, size: int, options: AttentionOptions, keys: bool = False) -> int:
-    """Return how many blocks of so many queries, or keys, all heads of all sequences have."""
+    """Return the number of blocks of `size` queries, or keys, of all heads of all sequences."""
     batch, heads, length, _ = rows.shape
     if options.sequences is not None:
         batch, length = len(options.sequences.q_starts) - 1, options.sequences.longest[keys]
     return int(-(-length // size) * batch * heads)
 
 
-def sums(dy: Array, y: Array, logsumexp: Array) -> Array:
-    """Return what backward needs of each query, (B, H, Tq, 2)."""
+def row_sums(dy: Array, y: Array, logsumexp: Array) -> Array:
+    """Return the statistics that backward needs of each query, (B, H, Tq, 2)."""
     batch, heads, queries, width = y.shape
     result = backend.empty((*logsumexp.shape, 2), compute_dtype(y.dtype), like=y)
-    aligned = width * y.itemsize % 16 == 0 and _aligned(y) and _aligned(dy)
+    vectors = width * y.itemsize % 16 == 0 and _aligned_rows(y) and _aligned_rows(dy)
     load("attention/simple.cu", f"attention_backward_rows<{c_name(y.dtype)}>")(
         (-(-batch * heads * queries // 32),),
         (256,),
-        (result, y, dy, logsumexp, _struct_strides(_strides(y)), _struct_strides(_strides(dy)),
-         *map(np.int32, (batch, heads, queries, width, aligned))),
+        (result, y, dy, logsumexp, strides_argument(_strides(y)), strides_argument(_strides(dy)),
+         *map(np.int32, (batch, heads, queries, width, vectors))),
     )  # fmt: skip
     return result
 
 
+@lru_cache(maxsize=1024)
+def strides_argument(strides: tuple[int, ...]) -> Any:
+    """Return the struct Strides of (batch, head, row), in elements."""
+    return by_value(Strides(*strides))
+
+
 def aligned(array: Array) -> bool:
-    """Whether rows start at multiples of 16 bytes and their elements are beside each other."""
-    return array.strides[3] == array.itemsize and _aligned(array)
+    """Whether rows start at multiples of 16 bytes and are contiguous."""
+    return array.strides[3] == array.itemsize and _aligned_rows(array)
 
 
-def _aligned(array: Array) -> bool:
+def _aligned_rows(array: Array) -> bool:
     """Whether all rows start at multiples of 16 bytes."""
     return array.data.ptr % 16 == 0 and not any(
         stride * array.itemsize % 16 for stride in _strides(array)
@@ -119,24 +134,9 @@ def _aligned(array: Array) -> bool:
 
 
 def _strides(array: Array) -> tuple[int, ...]:
-    """Return the strides of (B, H, T) in elements; 0 where there is but one index."""
+    """Return the strides of (B, H, T) in elements; 0 for an axis of length 1."""
     size = array.itemsize
     return tuple(
         stride // size if length > 1 else 0
         for length, stride in zip(array.shape[:3], array.strides[:3], strict=True)
     )
-
-
-@lru_cache(maxsize=1024)
-def _struct(*fields: Any) -> Any:
-    return by_value(np.array([fields], _PROBLEM))
-
-
-@lru_cache(maxsize=1024)
-def _struct_strides(strides: tuple[int, ...]) -> Any:
-    return by_value(np.array([strides], _STRIDES))
-
-
-@cache
-def _no_dropout() -> Any:
-    return by_value(np.array([(0, 0, 0, 0, -1)], _DROPOUT))

@@ -1,19 +1,17 @@
-"""Launches of kernels/attention/short.cu: 16 bits, at most 64 queries and keys, heads up to 64.
+"""Attention of short sequences: 16 bits, at most 64 queries and keys, heads up to 64 wide.
 
-Each head of each sequence is a block of its own. Other kernels have tiles for long sequences, which
-these would leave empty for the most part.
+Launches attention/short.cu with a block for each head of each sequence. Tiles for long sequences
+would be mostly empty here.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-import numpy as np
-
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, float32
-from tensorgrad.kernels.attention.arguments import aligned, dropout, problem, rest
+from tensorgrad.kernels.attention.arguments import aligned, option_arguments
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import Kernel, load
@@ -23,7 +21,7 @@ _LONGEST, _WIDEST = 64, 64
 
 
 def supports(arrays: Arrays, options: AttentionOptions) -> bool:
-    """Whether the kernels support this GPU, these arrays and these options."""
+    """Whether the kernels are for this GPU, for these arrays and this options."""
     q, k, _ = arrays
     heads, queries, width = q.shape[1:]
     return (
@@ -41,17 +39,15 @@ def supports(arrays: Arrays, options: AttentionOptions) -> bool:
 
 def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
-    q, k, v = arrays
+    q, k, _ = arrays
+    batch, heads, queries, width = q.shape
     y = empty_result(q, q.dtype)
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
     kernel, threads, _ = _kernel(
-        "attention_short", q.dtype, max(q.shape[2], k.shape[2]), q.shape[3], q.device.id
+        "attention_short", q.dtype, max(queries, k.shape[2]), width, q.device.id
     )
-    kernel(
-        (q.shape[0] * q.shape[1],),
-        (threads,),
-        (y, logsumexp, q, k, v, rest(options)[0], problem(arrays, y, options), dropout(options)),
-    )
+    bias, _, _, sizes, dropout = option_arguments(arrays, y, options)
+    kernel((batch * heads,), (threads,), (y, logsumexp, *arrays, bias, sizes, dropout))
     return y, logsumexp
 
 
@@ -64,21 +60,17 @@ def backward(
     gradients: Arrays,
 ) -> None:
     """Write the gradients, of the dtype of q; y is not needed."""
-    q, k, v = arrays
+    q, k, _ = arrays
+    batch, heads, queries, width = q.shape
     dy = dy.astype(q.dtype, copy=False)
     if not aligned(dy):
         dy = backend.contiguous(dy)
-    length = max(q.shape[2], k.shape[2])
     kernel, threads, shared = _kernel(
-        "attention_short_backward", q.dtype, length, q.shape[3], q.device.id
+        "attention_short_backward", q.dtype, max(queries, k.shape[2]), width, q.device.id
     )
-    kernel(
-        (q.shape[0] * q.shape[1],),
-        (threads,),
-        (*gradients, q, k, v, dy, logsumexp, rest(options)[0],
-         problem(arrays, dy, options, gradients), dropout(options)),
-        shared,
-    )  # fmt: skip
+    bias, _, _, sizes, dropout = option_arguments(arrays, dy, options, gradients)
+    last = (logsumexp, bias, sizes, dropout)
+    kernel((batch * heads,), (threads,), (*gradients, *arrays, dy, *last), shared)
 
 
 @lru_cache(maxsize=1024)
@@ -89,4 +81,4 @@ def _kernel(
     rows, columns = (32 if n <= 32 else 64 for n in (length, width))
     tiles = 4 * rows * (columns + 8) + 2 * rows * (rows + 8)
     kernel = load(_FILE, f"{name}<{c_name(dtype)}, {columns}, {rows}>")
-    return kernel, 2 * rows, np.dtype(dtype).itemsize * tiles
+    return kernel, 2 * rows, dtype.itemsize * tiles

@@ -1,6 +1,7 @@
-"""Launches of kernels/attention/simple.cu: all options, any width, float32 and float64.
+"""Attention by tiles without tensor cores: all options, any width, in float32 or float64.
 
-16-bit arrays, where no other kernels are for them, go through copies in float32.
+Launches attention/simple.cu. 16-bit arrays, where no other kernels are for them, go through copies
+in float32.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 from tensorgrad import backend
 from tensorgrad.backend import Array, widened
 from tensorgrad.dtypes import c_name
-from tensorgrad.kernels.attention.arguments import blocks, dropout, problem, readable, rest, sums
+from tensorgrad.kernels.attention.arguments import blocks, option_arguments, readable, row_sums
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
 from tensorgrad.kernels.loader import load
 
 _FILE = "attention/simple.cu"
-_THREADS, _ROWS, _PIECE = 256, 64, 64
+_THREADS, _ROWS, _PIECE = 256, 64, 64  # a block, and its rows and columns of the result
 
 
 def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
@@ -25,7 +26,7 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     load(_FILE, f"attention_forward<{c_name(q.dtype)}>")(
         (blocks(q, _ROWS, options), -(-q.shape[3] // _PIECE)),
         (_THREADS,),
-        (y, logsumexp, q, k, v, *rest(options), problem((q, k, v), y, options), dropout(options)),
+        (y, logsumexp, q, k, v, *option_arguments((q, k, v), y, options)),
     )
     return y.astype(dtype, copy=False), logsumexp
 
@@ -40,21 +41,19 @@ def backward(
 ) -> None:
     """Write the gradients."""
     q, k, v, dy = (widened(readable(array)) for array in (*arrays, dy))
-    of_queries = sums(dy, widened(y), logsumexp)
+    sums = row_sums(dy, widened(y), logsumexp)
     own = [g if g.dtype == q.dtype else empty_result(g, q.dtype) for g in gradients]
     dq, dk, dv = own
-    told = (*rest(options), problem((q, k, v), dy, options, own), dropout(options))
-    pieces, kernel = -(-q.shape[3] // _PIECE), f"attention_backward<{c_name(q.dtype)}"
-    load(_FILE, f"{kernel}, true>")(
-        (blocks(k, _ROWS, options, keys=True), pieces),
-        (_THREADS,),
-        (dk, dv, of_queries, k, v, q, dy, *told),
-    )
-    load(_FILE, f"{kernel}, false>")(
-        (blocks(q, _ROWS, options), pieces),
-        (_THREADS,),
-        (dq, dq, of_queries, q, dy, k, v, *told),
-    )
+    last = option_arguments((q, k, v), dy, options, own)
+    for of_keys, results, rows, columns in (
+        (True, (dk, dv), (k, v), (q, dy)),
+        (False, (dq, dq), (q, dy), (k, v)),
+    ):
+        load(_FILE, f"attention_backward<{c_name(q.dtype)}, {str(of_keys).lower()}>")(
+            (blocks(rows[0], _ROWS, options, of_keys), -(-q.shape[3] // _PIECE)),
+            (_THREADS,),
+            (*results, sums, *rows, *columns, *last),
+        )
     for gradient, computed in zip(gradients, own, strict=True):
         if gradient is not computed:
             gradient[...] = computed

@@ -1,7 +1,8 @@
-"""Matrix products on the GPU: which kernel does them.
+"""Matrix products on the GPU: the choice of the kernel.
 
-A kernel is two functions: `refusal(problem)` says what the kernel needs and the problem has not, or
-None, and `multiply(problem)` computes y, which has elements. `KERNELS` lists them.
+`KERNELS` lists the implementations. Each has two functions: `refusal(problem)` returns what it
+would need to do a product that it cannot do, or None, and `multiply(problem)` computes y, which has
+elements.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels.matmul import cublas as matmul_cublas
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul import tiled as matmul_tiled
-from tensorgrad.kernels.matmul.problem import Problem, problem
+from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.kernels.tuned import tuned
 
-Multiply = Callable[[Problem], None]
+Multiply = Callable[[MatmulProblem], None]
 
 
-class Kernel(NamedTuple):
+class Implementation(NamedTuple):
     """One way to multiply.
 
     `planned(problem)`, where there is one, returns `multiply` for problems of that signature.
     """
 
-    refusal: Callable[[Problem], str | None]
+    refusal: Callable[[MatmulProblem], str | None]
     multiply: Multiply
-    planned: Callable[[Problem], Multiply] | None = None
+    planned: Callable[[MatmulProblem], Multiply] | None = None
 
 
 KERNELS = {
-    "cublas": Kernel(matmul_cublas.refusal, matmul_cublas.multiply, matmul_cublas.planned),
-    "tiled": Kernel(matmul_tiled.refusal, matmul_tiled.multiply),
-    "tf32": Kernel(matmul_tiled.refusal_tf32, matmul_tiled.multiply_tf32),
-    "wgmma": Kernel(matmul_sm90.refusal, matmul_sm90.multiply),
+    "cublas": Implementation(matmul_cublas.refusal, matmul_cublas.multiply, matmul_cublas.planned),
+    "tiled": Implementation(matmul_tiled.refusal, matmul_tiled.multiply),
+    "tf32": Implementation(matmul_tiled.refusal_tf32, matmul_tiled.multiply_tf32),
+    "wgmma": Implementation(matmul_sm90.refusal, matmul_sm90.multiply),
 }
 DEFAULT = "cublas"  # where tuned.json has no entry
 _MOST_CHOSEN = 4096
@@ -83,7 +84,7 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
     return y if stored == dtype else y.astype(dtype)
 
 
-def run(p: Problem, kernel: str | None = None) -> None:
+def run(p: MatmulProblem, kernel: str | None = None) -> None:
     """Compute y.
 
     Raises:
@@ -104,8 +105,8 @@ def run(p: Problem, kernel: str | None = None) -> None:
         multiply(p)
 
 
-def _choose(signature: tuple[Any, ...], p: Problem) -> None:
-    """Compute y by the kernel that was the fastest, and keep to it."""
+def _choose(signature: tuple[Any, ...], p: MatmulProblem) -> None:
+    """Compute y by the fastest kernel, and remember it for the signature."""
     chosen = _fastest(p)
     multiply = chosen.multiply if chosen.planned is None else chosen.planned(p)
     try:
@@ -114,17 +115,21 @@ def _choose(signature: tuple[Any, ...], p: Problem) -> None:
     except KernelError as error:
         if chosen is not KERNELS[DEFAULT]:
             raise
-        # Some of what the library proposes it refuses when called, before it has done anything.
+        # cuBLASLt refuses some of its own proposals when called, before it has done anything.
         _log.info("matmul: the tiled kernel takes what cuBLASLt refused: %s", error)
         multiply = _willing("tiled", p).multiply
         multiply(p)
-    if len(_chosen) == _MOST_CHOSEN:  # as where each batch has a length of its own
+    if len(_chosen) == _MOST_CHOSEN:  # where each batch has another length
         _chosen.clear()
     _chosen[signature] = multiply
 
 
-def _willing(kernel: str, p: Problem) -> Kernel:
-    """Return the kernel of that name, if it does this product."""
+def _willing(kernel: str, p: MatmulProblem) -> Implementation:
+    """Return the kernel of that name.
+
+    Raises:
+        ArgumentError: it does not do this product.
+    """
     reason = KERNELS[kernel].refusal(p)
     if reason is not None:
         raise ArgumentError(f"matmul: kernel is {kernel!r}, which needs {reason}")
@@ -144,8 +149,8 @@ def case(dtype: Dtype, layout: str, rows: int, width: int, columns: int, gelu: b
     return f"{dtype} {layout} {sizes}{' gelu' if gelu else ''}"
 
 
-def _fastest(p: Problem) -> Kernel:
-    """Return the kernel that was the fastest for such products, of those that do this one."""
+def _fastest(p: MatmulProblem) -> Implementation:
+    """Return the fastest kernel, as measured, of those that do this product."""
     found = DEFAULT
     if matmul_sm90.is_fast(p):
         return KERNELS["wgmma"]

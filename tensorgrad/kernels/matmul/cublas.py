@@ -1,6 +1,6 @@
 """Matrix products by cuBLASLt.
 
-It counts in columns: it takes our rows for the transpose, so it is asked for y^T = b^T a^T.
+Its matrices are in column-major order, in which ours are transposed: it computes y^T = b^T a^T.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, float64
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import cublaslt
-from tensorgrad.kernels.matmul.problem import Operand, Problem
+from tensorgrad.kernels.matmul.problem import MatmulProblem, Operand
+from tensorgrad.kernels.structs import address
 
 Steps = tuple[int, int, int]  # from one matrix to the next, row to row and column to column
 
 
-def refusal(p: Problem) -> str | None:
-    """Say what of the problem cuBLASLt cannot do."""
+def refusal(p: MatmulProblem) -> str | None:
+    """Return what cuBLASLt would need to do this product, or None."""
     gelu = _gelu(p)
     if p.y.dtype == float64 and (p.bias is not None or gelu):
         return "another dtype than float64 for a bias or GELU"
     if p.residual is not None and (p.add or gelu):
-        return "a residual alone, not one that is added after GELU or beside y itself"
-    if p.gelu_of is not None and (gelu != "slope of gelu" or p.add or p.bias is not None):
-        return "the slope of GELU alone"
+        return "a residual alone, not one that is added after GELU or together with y"
+    if p.gelu_of is not None and (gelu != "derivative of gelu" or p.add or p.bias is not None):
+        return "the derivative of GELU alone"
     if gelu and p.columns == 1:  # proposed by the library, refused by its call
         return "more than one column for GELU"
     if p.y.size and p.width and isinstance(_plan_of(p)[0], str):
@@ -33,16 +34,16 @@ def refusal(p: Problem) -> str | None:
     return None
 
 
-def _gelu(p: Problem) -> str:
-    """Return what is done with GELU, as cublaslt.EPILOGUES names it."""
+def _gelu(p: MatmulProblem) -> str:
+    """Return the epilogue with GELU, as cublaslt.EPILOGUES names it."""
     if p.before_gelu is not None:
-        return "gelu, kept"
-    return "gelu" if p.gelu else "" if p.gelu_of is None else "slope of gelu"
+        return "gelu, stored"
+    return "gelu" if p.gelu else "" if p.gelu_of is None else "derivative of gelu"
 
 
-def multiply(p: Problem) -> None:
+def multiply(p: MatmulProblem) -> None:
     """Compute y, which has elements."""
-    if not p.width:  # one term that is 0: what follows the product happens all the same
+    if not p.width:  # one term that is 0, for the epilogue
         zeros = backend.cupy.zeros(max(p.rows, p.columns), p.a.array.dtype)
         p = p._replace(width=1, a=Operand(zeros, 0, 1, 1), b=Operand(zeros, 0, p.columns, 1))
     plan, in_place = _plan_of(p)
@@ -54,7 +55,7 @@ def multiply(p: Problem) -> None:
     _run(plan, p)
 
 
-def planned(p: Problem) -> Callable[[Problem], None]:
+def planned(p: MatmulProblem) -> Callable[[MatmulProblem], None]:
     """Return `multiply` for problems of this signature."""
     if not (p.width and p.y.size):
         return multiply
@@ -62,49 +63,49 @@ def planned(p: Problem) -> Callable[[Problem], None]:
     return multiply if isinstance(plan, str) or not in_place else partial(_run, plan)
 
 
-def _run(plan: cublaslt.Plan, p: Problem) -> None:
-    to, bias, residual = p.y.data.ptr, p.bias, p.residual
-    beside = p.gelu_of if p.before_gelu is None else p.before_gelu
+def _run(plan: cublaslt.CublasPlan, p: MatmulProblem) -> None:
+    y, bias, residual = p.y.data.ptr, p.bias, p.residual
+    auxiliary = p.gelu_of if p.before_gelu is None else p.before_gelu
     cublaslt.run(
         plan, p.b.array.data.ptr, p.a.array.data.ptr,
-        to if residual is None else residual.data.ptr, to,
+        y if residual is None else residual.data.ptr, y,
         p.add or residual is not None,
-        0 if bias is None else bias.data.ptr, 0 if beside is None else beside.data.ptr,
+        address(bias), address(auxiliary),
     )  # fmt: skip
 
 
-def _plan_of(p: Problem) -> tuple[cublaslt.Plan | str, bool]:
-    """Return how to multiply or what is wrong, and whether the operands are read in place."""
+def _plan_of(p: MatmulProblem) -> tuple[cublaslt.CublasPlan | str, bool]:
+    """Return the plan or an error, and whether the operands are read in place."""
     a, b = p.a, p.b
-    places = p.y.data.ptr | 256
+    addresses = p.y.data.ptr | 256
     for array in (p.bias, p.before_gelu, p.residual, p.gelu_of):
         if array is not None:
-            places |= array.data.ptr
+            addresses |= array.data.ptr
     steps = []
     for operand, rows, columns in ((a, p.rows, p.width), (b, p.width, p.columns)):
         if _layout(*operand[1:], rows, columns) is None:
             steps.append(_copied(operand, rows, columns))
         else:
             steps.append(operand[1:])
-            places |= operand.array.data.ptr
+            addresses |= operand.array.data.ptr
     plan = _plan(
         p.batch, p.rows, p.width, p.columns, *steps, a.array.dtype, p.y.dtype,
-        places & -places, None if p.bias is None else p.bias.dtype, _gelu(p),
+        addresses & -addresses, None if p.bias is None else p.bias.dtype, _gelu(p),
         backend.cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
     return plan, steps == [a[1:], b[1:]]
 
 
-@cache  # what the library keeps for a plan is some hundred bytes
+@cache  # a plan takes some hundred bytes
 def _plan(
     batch: int, rows: int, width: int, columns: int, a: Steps, b: Steps, dtype: Dtype,
     y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: str, device: int,
-) -> cublaslt.Plan | str:  # fmt: skip
+) -> cublaslt.CublasPlan | str:  # fmt: skip
     """See `_plan_of`."""
     a_layout, b_layout = _layout(*a, rows, width), _layout(*b, width, columns)
     assert a_layout is not None, "copied"
     assert b_layout is not None, "copied"
-    product = cublaslt.Product(
+    product = cublaslt.CublasProduct(
         _matrix(dtype, batch, width, columns, b[0], *b_layout),
         _matrix(dtype, batch, rows, width, a[0], *a_layout),
         _matrix(y_dtype, batch, rows, columns, rows * columns, False, columns),
@@ -117,11 +118,12 @@ def _plan(
 
 
 def _matrix(
-    dtype: Dtype, batch: int, rows: int, columns: int, step: int, turned: bool, leading: int
+    dtype: Dtype, batch: int, rows: int, columns: int, step: int, transposed: bool, leading: int
 ) -> cublaslt.Matrix:
-    """Describe (rows, columns) in our order as the transpose in columns."""
-    tall, broad = (rows, columns) if turned else (columns, rows)
-    return cublaslt.Matrix(dtype, tall, broad, leading, batch, step)
+    """Describe row-major matrices as their transposes in column-major order."""
+    if not transposed:
+        rows, columns = columns, rows
+    return cublaslt.Matrix(dtype, rows, columns, leading, batch, step)
 
 
 def _layout(step: int, row: int, column: int, rows: int, columns: int) -> tuple[bool, int] | None:

@@ -1,4 +1,4 @@
-"""What a kernel for matrix products is asked to do: sizes, layouts, what follows the product."""
+"""A matrix product and its epilogue, as every implementation takes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorgrad.backend import Array, Shape
 
 
 class Operand(NamedTuple):
-    """A batch of matrices in memory, with the distance in elements from one to the next."""
+    """A batch of matrices in memory; strides in elements."""
 
     array: Array  # keeps the memory; its dtype is that of the matrices
     batch: int
@@ -18,12 +18,12 @@ class Operand(NamedTuple):
     column: int
 
 
-class Problem(NamedTuple):
+class MatmulProblem(NamedTuple):
     """y[i] = a[i] b[i] for a batch of matrices; the sum over `width` terms is in float32.
 
-    Of what follows the product, in this order: add to what y (float32) holds, add a bias for each
-    column, keep that in `before_gelu` and take GELU (tanh) of it, or multiply it with the slope of
-    GELU at `gelu_of`, add a residual.
+    The epilogue, in this order: add y (float32), add a bias to each column, then either store the
+    sum in `before_gelu` and take its GELU (tanh) or multiply it with the derivative of GELU at
+    `gelu_of`, add a residual.
     """
 
     batch: int
@@ -37,33 +37,33 @@ class Problem(NamedTuple):
     bias: Array | None = None  # (columns,), C order, of the dtype of a or float32
     before_gelu: Array | None = None  # as y; given, it asks for GELU
     residual: Array | None = None  # as y
-    gelu: bool = False  # take GELU although what it is taken of is not kept
+    gelu: bool = False  # take GELU without storing its input
     gelu_of: Array | None = None  # as y
 
     def signature(self) -> tuple[Any, ...]:
-        """Return all that decides which kernel is fit and fast: equal where only addresses differ.
+        """Return a key for the choice of the kernel, which differs in no address.
 
-        Of addresses it has what they are multiples of, up to 256 bytes.
+        It has the alignment of addresses, up to 256 bytes.
         """
         a, b, y, bias = self.a, self.b, self.y, self.bias
-        places = a.array.data.ptr | b.array.data.ptr | y.data.ptr | 256
-        beside = [
-            None if array is None else (place := array.data.ptr | 256) & -place
+        addresses = a.array.data.ptr | b.array.data.ptr | y.data.ptr | 256
+        alignments = [
+            None if array is None else (address := array.data.ptr | 256) & -address
             for array in (bias, self.before_gelu, self.residual, self.gelu_of)
         ]
         return (
             self.batch, self.rows, self.width, self.columns, a[1:], b[1:], a.array.dtype, y.dtype,
-            places & -places, *beside, self.add, self.gelu,
+            addresses & -addresses, *alignments, self.add, self.gelu,
             None if bias is None else bias.dtype,
             backend.cupy.cuda.runtime.getDevice(),
         )  # fmt: skip
 
 
-def problem(a: Array, b: Array, y: Array, **rest: Any) -> Problem:
+def problem(a: Array, b: Array, y: Array, **epilogue: Any) -> MatmulProblem:
     """Describe y = a b for arrays of two or more axes whose leading axes broadcast to y's."""
     *batch, rows, columns = y.shape
     left, right = _operand(a, tuple(batch)), _operand(b, tuple(batch))
-    return Problem(math.prod(batch), rows, a.shape[-1], columns, left, right, y, **rest)
+    return MatmulProblem(math.prod(batch), rows, a.shape[-1], columns, left, right, y, **epilogue)
 
 
 def _operand(array: Array, batch: Shape) -> Operand:
@@ -76,7 +76,7 @@ def _operand(array: Array, batch: Shape) -> Operand:
     if array.shape[:-2] != batch:
         array = backend.cupy.broadcast_to(array, (*batch, *array.shape[-2:]))
     step = 0
-    reach = 1  # matrices that the axes seen so far take together
+    reach = 1  # matrices in the axes seen so far
     for length, stride in zip(reversed(batch), reversed(array.strides[:-2]), strict=True):
         if length == 1:
             continue
@@ -85,6 +85,6 @@ def _operand(array: Array, batch: Shape) -> Operand:
         elif stride != step * reach:  # no single step leads from each to the next
             return _operand(backend.contiguous(array), batch)
         reach *= length
-    if step < 0:  # not every kernel goes back
+    if step < 0:  # not every kernel takes negative strides
         return _operand(backend.contiguous(array), batch)
     return Operand(array, step // item, row, column)

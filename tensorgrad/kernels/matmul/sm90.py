@@ -1,6 +1,8 @@
-"""Matrix products of 16 bits on Hopper: launches of kernels/matmul/sm90.cu.
+"""Matrix products of 16 bits on Hopper, by wgmma and TMA: launches matmul/sm90.cu.
 
-Operands are read where they lie, along the terms of the sums or across. Nothing is copied.
+Operands are read in place, with the terms of the sums along rows or along columns. Tiles are
+computed whole or, where they would leave multiprocessors idle, by stream-K: each cluster takes an
+equal number of steps over K, and a second kernel adds the partial sums of a tile.
 """
 
 from __future__ import annotations
@@ -8,15 +10,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tensorgrad import backend
 from tensorgrad.backend import Shape
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.device import capability, multiprocessors
-from tensorgrad.kernels.loader import NULL, Kernel, address, by_value, load
-from tensorgrad.kernels.matmul.problem import Problem
+from tensorgrad.kernels.loader import Kernel, load
+from tensorgrad.kernels.matmul.problem import MatmulProblem
+from tensorgrad.kernels.structs import NULL, MatmulSm90Arguments, address, by_value, number
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 
 Steps = tuple[int, int, int]  # in elements, to the next matrix, row and column
@@ -24,72 +25,65 @@ Steps = tuple[int, int, int]  # in elements, to the next matrix, row and column
 _FILE = "matmul/sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _THREADS = 384
-_BAND = 8  # rows of tiles, in clusters, that are worked on before the next
-_ROWS, _STEP = 128, 64  # of a block's tile, and the terms of each sum that are brought at a time
-_PRODUCT = np.dtype(
-    [(name, "u8") for name in ("bias", "residual", "pre")]
-    + [
-        (name, "i4")
-        for name in ("rows", "columns", "terms", "matrices", "a_step", "b_step",
-                     "band", "share", "wide_bias", "add")
-    ]
-)  # fmt: skip
+_BAND = 8  # rows of tiles, in clusters, before the next column of them
+_ROWS, _STEP = 128, 64  # rows of a block's tile, and terms of a step over K
 
 
-class Plan(NamedTuple):
+class Tiling(NamedTuple):
     """Columns of a tile, blocks of 128 rows in a cluster, and the steps over K of each cluster.
 
-    The last is 0 where each tile is computed by one cluster.
+    The last is 0 where each cluster computes whole tiles.
     """
 
     columns: int
     cluster: int
-    share: int
+    split_steps: int
 
 
-def refusal(p: Problem) -> str | None:
-    """Say what the kernels need and the problem has not."""
-    places = p.y.data.ptr | p.a.array.data.ptr | p.b.array.data.ptr
+def refusal(p: MatmulProblem) -> str | None:
+    """Return what the kernels would need to do this product, or None."""
+    addresses = p.y.data.ptr | p.a.array.data.ptr | p.b.array.data.ptr
     for array in (p.residual, p.before_gelu, p.gelu_of):
         if array is not None:
-            places |= array.data.ptr
+            addresses |= array.data.ptr
     return _refusal(
-        p.rows, p.width, p.columns, p.a[1:], p.b[1:], p.a.array.dtype, p.y.dtype, places & 15,
-        None if p.bias is None else p.bias.data.ptr & 7, _ending(p), p.residual is not None, p.add,
-        p.y.device.id,
+        p.rows, p.width, p.columns, p.a[1:], p.b[1:], p.a.array.dtype, p.y.dtype, addresses & 15,
+        None if p.bias is None else p.bias.data.ptr & 7, _epilogue(p), p.residual is not None,
+        p.add, p.y.device.id,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
 def _refusal(
     rows: int, terms: int, columns: int, a: Steps, b: Steps, dtype: Dtype, y_dtype: Dtype,
-    misplaced: int, bias_misplaced: int | None, ending: str, residual: bool, add: bool, device: int,
+    misplaced: int, bias_misplaced: int | None, epilogue: str, residual: bool, add: bool,
+    device: int,
 ) -> str | None:  # fmt: skip
     if dtype not in (float16, bfloat16) or capability(device) != 90:
         return "float16 or bfloat16 on a GPU of compute capability 9.0"
     layout = _layout(rows, terms, columns, a, b)
     if misplaced or layout is None or terms == 0:
-        return "operands that the copy engine reads in place, with rows of a multiple of 16 bytes"
+        return "operands that TMA reads in place, with rows of a multiple of 16 bytes"
     if columns * y_dtype.itemsize % 16:
         return "results with rows of a multiple of 16 bytes"
     if bias_misplaced:
         return "a bias that begins at a multiple of 8 bytes"
-    if add if y_dtype == dtype else ending != "NARROW" or residual:
+    if add if y_dtype == dtype else epilogue != "NARROW" or residual:
         return "a result of 16 bits, or of float32 to add to"
-    if ending == "GELU" and (layout != (False, False) or residual):
+    if epilogue == "GELU" and (layout != (False, False) or residual):
         return "the layout of a linear layer for GELU, and no residual"
-    if ending == "GELU_BACKWARD" and (
+    if epilogue == "GELU_BACKWARD" and (
         layout != (False, True) or bias_misplaced is not None or residual
     ):
-        return "the layout of a linear layer for the slope of GELU, and nothing else to add"
+        return "the layout of a linear layer for the derivative of GELU, and nothing else to add"
     return None
 
 
-def is_fast(p: Problem) -> bool:
+def is_fast(p: MatmulProblem) -> bool:
     """Whether the kernels are, as far as was measured, about as fast as cuBLASLt or faster.
 
-    They are where tiles of 256 columns leave little of the chip without work, but for GELU whose
-    argument is not kept, and for its slope after short sums.
+    They are where tiles of 256 columns occupy most of the GPU, except for GELU whose input is not
+    stored, and for its derivative after short sums.
     """
     if p.batch > 1 or p.width < 256 or p.y.itemsize * p.rows * p.columns < 1 << 22:
         return False
@@ -100,141 +94,130 @@ def is_fast(p: Problem) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_busy(batch: int, rows: int, terms: int, columns: int, processors: int) -> bool:
-    width, cluster, _ = plan_of(batch, rows, terms, columns, processors, False)
+    width, cluster, _ = tiling_of(batch, rows, terms, columns, processors, False)
     clusters = processors // cluster
     tiles = -(-rows // (_ROWS * cluster)) * -(-columns // width)
     busy = rows * columns / (_ROWS * cluster * width)
     return width == 256 and busy / (-(-tiles // clusters) * clusters) >= 0.85
 
 
-def _ending(p: Problem) -> str:
-    """Return the name of what is done with the sums, as the kernels' enum Ending has it."""
+def _epilogue(p: MatmulProblem) -> str:
+    """Return the epilogue, as the kernels' enum Epilogue names it."""
     if p.gelu_of is not None:
         return "GELU_BACKWARD"
     return "GELU" if p.gelu or p.before_gelu is not None else "NARROW"
 
 
-def _sizes(p: Problem) -> tuple[int, int, int, int]:
+def _sizes(p: MatmulProblem) -> tuple[int, int, int, int]:
     return p.batch, p.rows, p.width, p.columns
 
 
-def multiply(p: Problem, plan: Plan | None = None) -> None:
-    """Compute y, which has elements; `plan` is for measurements."""
-    y, device, ending = p.y, p.y.device.id, _ending(p)
+def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
+    """Compute y, which has elements; `tiling` is for measurements."""
+    y, device, epilogue = p.y, p.y.device.id, _epilogue(p)
     wide = y.dtype == float32
-    if plan is None:
-        bare = p.bias is None and p.residual is None and ending == "NARROW" and p.batch == 1
-        plan = plan_of(*_sizes(p), multiprocessors(device), bare)
+    if tiling is None:
+        bare = p.bias is None and p.residual is None and epilogue == "NARROW" and p.batch == 1
+        tiling = tiling_of(*_sizes(p), multiprocessors(device), bare)
     a, b = p.a, p.b
     pre = p.gelu_of if p.before_gelu is None else p.before_gelu
     operands = (a[1:], b[1:], a.array.data.ptr, b.array.data.ptr, a.array.dtype)
-    if not plan.share:
+    if not tiling.split_steps:
         bias = p.bias
         kernel, grid, arguments = _launch(
-            *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else ending, address(bias),
+            *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else epilogue, address(bias),
             bias is not None and bias.dtype == float32, address(p.residual), address(pre), p.add,
-            plan, device,
+            tiling, device,
         )  # fmt: skip
         kernel(grid, (_THREADS,), (*arguments, counter(y)), _SHARED)
         return
-    parts = backend.empty((_parts(p.width, plan), p.rows, p.columns), float32, like=y)
+    parts = backend.empty((_parts(p.width, tiling), p.rows, p.columns), float32, like=y)
     kernel, grid, arguments = _launch(
-        *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, False, plan, device
+        *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, False, tiling, device
     )
     kernel(grid, (_THREADS,), (*arguments, NULL), _SHARED)
-    problem = arguments[-1].struct.copy()
-    problem["add"] = p.add
+    sizes = MatmulSm90Arguments.from_buffer_copy(arguments[-1].value)
+    sizes.add = p.add
     load(_FILE, f"matmul_sum<{c_name(y.dtype)}>")(
         (-(-y.size // 1024),),
         (256,),
-        (y, parts, np.int32(_ROWS * plan.cluster), np.int32(plan.columns), by_value(problem)),
-    )
+        (y, parts, number("i4", _ROWS * tiling.cluster), number("i4", tiling.columns),
+         by_value(sizes)),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
 def _launch(
     batch: int, rows: int, terms: int, columns: int, a: Steps, b: Steps, a_pointer: int,
-    b_pointer: int, dtype: Dtype, y: int, ending: str, bias: int, wide_bias: bool, residual: int,
-    pre: int, add: bool, plan: Plan, device: int,
+    b_pointer: int, dtype: Dtype, y: int, epilogue: str, bias: int, wide_bias: bool, residual: int,
+    pre: int, add: bool, tiling: Tiling, device: int,
 ) -> tuple[Kernel, tuple[int], tuple[Any, ...]]:  # fmt: skip
     """Return the kernel, its grid and its arguments, which recur from step to step."""
     layout = _layout(rows, terms, columns, a, b)
     assert layout is not None, "refused"
-    width, cluster, share = plan
+    width, cluster, split_steps = tiling
     tile_rows = -(-rows // (_ROWS * cluster))
     tiles = tile_rows * -(-columns // width) * batch
     clusters = multiprocessors(device) // cluster
-    grid = (clusters if share else min(tiles, clusters)) * cluster
+    grid = (clusters if split_steps else min(tiles, clusters)) * cluster
     flags = ", ".join("true" if across else "false" for across in layout)
-    kernel = load(_FILE, f"matmul<{c_name(dtype)}, {ending}, {width}, {cluster}, {flags}>")
-    item = 4 if ending == "WIDE" else 2
-    result = (_parts(terms, plan) if share else 1, batch, rows, columns)
-    beside = pre or residual or y
+    kernel = load(_FILE, f"matmul<{c_name(dtype)}, {epilogue}, {width}, {cluster}, {flags}>")
+    item = 4 if epilogue == "WIDE" else 2
+    result = (_parts(terms, tiling) if split_steps else 1, batch, rows, columns)
     maps = (
         _result_map(y, item, result),
-        _result_map(beside, item, result),
+        _result_map(pre or residual or y, item, result),
         _operand_map(a_pointer, a, batch, rows, terms, layout[0]),
-        _operand_map(b_pointer, _turned(b), batch, columns, terms, layout[1]),
+        _operand_map(b_pointer, _transposed(b), batch, columns, terms, layout[1]),
     )
-    band = tile_rows if share else _BAND
-    steps = int(a[0] > 0), int(b[0] > 0)
-    problem = (
-        bias,
-        residual,
-        pre,
-        rows,
-        columns,
-        terms,
-        batch,
-        *steps,
-        band,
-        share,
-        wide_bias,
-        add,
-    )
-    return kernel, (grid,), (*maps, by_value(np.array([problem], _PRODUCT)))
+    sizes = MatmulSm90Arguments(
+        bias, residual, pre, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
+        tile_rows if split_steps else _BAND, split_steps, wide_bias, add,
+    )  # fmt: skip
+    return kernel, (grid,), (*maps, by_value(sizes))
 
 
 @lru_cache(maxsize=4096)
-def plan_of(
-    batch: int, rows: int, terms: int, columns: int, processors: int, sharing: bool
-) -> Plan:
-    """Return what should take the fewest clocks, by what was measured of each part.
+def tiling_of(
+    batch: int, rows: int, terms: int, columns: int, processors: int, stream_k: bool
+) -> Tiling:
+    """Return the tiling with the fewest clocks, as a model of measurements estimates them.
 
-    A step of 64 terms takes a block 1,300 clocks with 256 columns and 750 with 128, a tile as much
-    again as the second number. The parts of shared sums are written, and read by a second kernel.
+    A step of 64 terms takes a block 1,300 clocks with 256 columns and 750 with 128; a tile takes
+    1,500 or 1,000 more. Stream-K writes partial sums, which a second kernel reads.
     """
     steps = -(-terms // _STEP)
-    plans = {}
+    clocks = {}
     for width, cluster, step, tile in ((256, 2, 1300, 1500), (128, 1, 750, 1000)):
         tiles = -(-rows // (_ROWS * cluster)) * -(-columns // width) * batch
         clusters = processors // cluster
-        plans[Plan(width, cluster, 0)] = -(-tiles // clusters) * (steps * step + tile)
-        share = -(-tiles * steps // clusters)
-        if sharing and 4 <= share < steps:
-            parts = (steps / share + 1) * rows * columns
-            plans[Plan(width, cluster, share)] = share * step + 2 * tile + 15000 + int(parts // 250)
-    return min(plans, key=lambda plan: plans[plan])
+        clocks[Tiling(width, cluster, 0)] = -(-tiles // clusters) * (steps * step + tile)
+        split = -(-tiles * steps // clusters)
+        if stream_k and 4 <= split < steps:
+            parts = (steps / split + 1) * rows * columns
+            total = split * step + 2 * tile + 15000 + int(parts // 250)
+            clocks[Tiling(width, cluster, split)] = total
+    return min(clocks, key=lambda tiling: clocks[tiling])
 
 
-def _parts(terms: int, plan: Plan) -> int:
-    """Return how many parts of each sum there may be."""
-    return -(-terms // _STEP) // plan.share + 2
+def _parts(terms: int, tiling: Tiling) -> int:
+    """Return the most partial sums that a tile may have."""
+    return -(-terms // _STEP) // tiling.split_steps + 2
 
 
-def _turned(steps: Steps) -> Steps:
-    """Return the steps of b as of an operand whose rows are the columns of the product."""
+def _transposed(steps: Steps) -> Steps:
+    """Return the steps of b as of an operand whose rows are the columns of y."""
     return steps[0], steps[2], steps[1]
 
 
 def _layout(rows: int, terms: int, columns: int, a: Steps, b: Steps) -> tuple[bool, bool] | None:
-    """Return whether memory goes across the terms in a and in b, where the kernels read them."""
-    left, right = _across(a, rows, terms), _across(_turned(b), columns, terms)
+    """Return whether a and b are contiguous across the terms; None if TMA cannot read them."""
+    left, right = _across(a, rows, terms), _across(_transposed(b), columns, terms)
     return None if left is None or right is None or left > right else (left, right)
 
 
 def _across(steps: Steps, length: int, terms: int) -> bool | None:
-    """Return whether memory goes across the terms rather than along them, or None if neither."""
+    """Return whether memory is contiguous across the terms (else along them); None if neither."""
     batch, row, column = steps
     if batch % 8:
         return None
@@ -248,7 +231,7 @@ def _across(steps: Steps, length: int, terms: int) -> bool | None:
 def _operand_map(
     pointer: int, steps: Steps, batch: int, length: int, terms: int, across: bool
 ) -> TensorMap:
-    """Return the map for copies of 128 rows of 64 terms, or of 64 terms of 64 rows."""
+    """Return the tensor map for boxes of 128 rows of 64 terms, or of 64 terms of 64 rows."""
     distance, row, column = steps
     if across:
         shape, far, box = (terms, length), column, (64, 64)
@@ -259,7 +242,7 @@ def _operand_map(
 
 
 def _result_map(pointer: int, item: int, shape: Shape) -> TensorMap:
-    """Return the map for copies of 16 rows of 128 bytes to (parts, batch, rows, columns)."""
+    """Return the tensor map for boxes of 16 rows of 128 bytes of (parts, batch, rows, columns)."""
     _, batch, rows, columns = shape
     strides = (batch * rows * columns * item, rows * columns * item, columns * item, item)
     return map_memory(pointer, item, shape, strides, (1, 1, 16, 128 // item))

@@ -1,35 +1,37 @@
-"""Launches of kernels/matmul/tiled.cu and kernels/matmul/sm80.cu."""
+"""Matrix products by shared-memory tiles (tiled.cu) and by mma.sync on tensor cores (sm80.cu).
+
+The size of a tile depends on whether tiles of the larger size occupy every multiprocessor.
+"""
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
 
 from tensorgrad.dtypes import c_name, float32, float64
 from tensorgrad.kernels.device import capability, multiprocessors, shared_memory_per_block
-from tensorgrad.kernels.loader import address, by_value, load
-from tensorgrad.kernels.matmul.problem import Operand, Problem
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.matmul.problem import MatmulProblem, Operand
+from tensorgrad.kernels.structs import MatmulArguments, address, by_value
 
-_STRUCT = struct.Struct("QqqqQqqqQQQQQ10i")  # Problem of kernels/matmul/arguments.cuh
 _TILE_STAGES, _TILE_TERMS = 3, 16
 _MMA_LINE, _MMA_STAGES = 128, 4
 _EPILOGUE = 8  # elements of a row that a thread finishes together
 
 
-def refusal(p: Problem) -> str | None:
-    """Say what of the problem the kernels cannot do."""
+def refusal(p: MatmulProblem) -> str | None:
+    """Return what the kernels would need to do this product, or None."""
     found = capability(p.y.device.id)
     return None if found >= 80 else f"sm_80 or later (this GPU is sm_{found})"
 
 
-def refusal_tf32(p: Problem) -> str | None:
-    """Say what of the problem cannot be rounded to TF32."""
+def refusal_tf32(p: MatmulProblem) -> str | None:
+    """Return what TF32 would need to do this product, or None."""
     return refusal(p) if p.a.array.dtype == float32 else "float32 operands"
 
 
-def multiply(p: Problem) -> None:
+def multiply(p: MatmulProblem) -> None:
     """Compute y, which has elements; float32 and float64 in full precision."""
     if p.a.array.dtype.itemsize == 2:
         multiply_tf32(p)
@@ -48,7 +50,7 @@ def multiply(p: Problem) -> None:
     )
 
 
-def multiply_tf32(p: Problem) -> None:
+def multiply_tf32(p: MatmulProblem) -> None:
     """Compute y, which has elements, on tensor cores; float32 operands are rounded to TF32."""
     warps, size = (4, 64) if _tiles(p, 128, 256) >= multiprocessors(p.y.device.id) else (2, 32)
     a, b, packed = _pack(p)
@@ -63,8 +65,8 @@ def multiply_tf32(p: Problem) -> None:
     )
 
 
-def _tiles(p: Problem, rows: int, columns: int) -> int:
-    """Return how many tiles cover y."""
+def _tiles(p: MatmulProblem, rows: int, columns: int) -> int:
+    """Return the number of tiles that cover y."""
     return p.batch * -(-p.rows // rows) * -(-p.columns // columns)
 
 
@@ -73,17 +75,15 @@ def _flag(condition: bool) -> str:
     return "true" if condition else "false"
 
 
-def _pack(p: Problem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
-    """Return how to read either operand, and the struct Problem."""
+def _pack(p: MatmulProblem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
+    """Return how to read a and b (see `_reading`), and the struct MatmulArguments."""
     a, b = p.a, p.b
     a_reading = _reading(a, a.row, a.column, p.rows, p.width)
     b_reading = _reading(b, b.column, b.row, p.columns, p.width)
-    beside = (p.y, p.bias, p.before_gelu, p.residual, p.gelu_of)
-    aligned = all(x is None or x.data.ptr % (_EPILOGUE * x.itemsize) == 0 for x in beside)
-    packed = _STRUCT.pack(
-        a.array.data.ptr, a.batch, a.row, a.column,
-        b.array.data.ptr, b.batch, b.row, b.column,
-        *map(address, beside),
+    results = (p.y, p.bias, p.before_gelu, p.residual, p.gelu_of)
+    aligned = all(x is None or x.data.ptr % (_EPILOGUE * x.itemsize) == 0 for x in results)
+    packed = MatmulArguments(
+        (a.array.data.ptr, *a[1:]), (b.array.data.ptr, *b[1:]), *map(address, results),
         p.rows, p.width, p.columns, a_reading[1], b_reading[1],
         aligned and p.columns % _EPILOGUE == 0,
         p.y.dtype == float32,
@@ -91,15 +91,15 @@ def _pack(p: Problem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
         p.add,
         p.gelu or p.before_gelu is not None,
     )  # fmt: skip
-    return a_reading, b_reading, by_value(np.frombuffer(packed, np.uint8))
+    return a_reading, b_reading, by_value(packed)
 
 
 def _reading(
     operand: Operand, step: int, term_step: int, length: int, width: int
 ) -> tuple[bool, bool]:
-    """Return whether to read along the terms, and whether that is aligned pieces of 16 bytes.
+    """Return whether to read along the terms, and whether in aligned vectors of 16 bytes.
 
-    The operand is seen as `length` lines of `width` terms.
+    The operand has `length` lines of `width` terms.
     """
     piece = 16 // operand.array.itemsize
     aligned = operand.array.data.ptr % 16 == 0 and operand.batch % piece == 0

@@ -20,12 +20,13 @@ _CANDIDATES = ("cublas", "tiled", "wgmma")  # those of equal accuracy
 def cases(lengths: dict[str, int] | None = None) -> Iterator[Case]:
     """Yield a case for each dtype, layout and class of sizes."""
     sizes = _LENGTHS if lengths is None else lengths
-    room = max(sizes.values()) ** 2
     for dtype in (bfloat16, float16, float32):
-        normal = backend.cupy.random.standard_normal(room, dtype=float32).astype(dtype)
-        follows = (False, True) if dtype.itemsize == 2 else (False,)
+        normal = backend.cupy.random.standard_normal(
+            max(sizes.values()) ** 2, dtype=float32
+        ).astype(dtype)
+        gelus = (False, True) if dtype.itemsize == 2 else (False,)
         for layout, classes, gelu in product(
-            ("nn", "nt", "tn", "tt"), product(sizes, repeat=3), follows
+            ("nn", "nt", "tn", "tt"), product(sizes, repeat=3), gelus
         ):
             rows, width, columns = (sizes[name] for name in classes)
             a = _matrix(normal, rows, width, layout[0])

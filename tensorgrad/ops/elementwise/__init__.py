@@ -6,7 +6,7 @@ operand (see `row.py`). An op with more to say has a function of its own below i
 Operands broadcast as in NumPy; the result has the dtype that NumPy promotes to; 16-bit floats
 are computed in float32 and rounded once. `x`, `a`, `b` may be tensors, arrays or Python numbers.
 Gradients at kinks: abs and sign give 0 at 0, clip passes the gradient at its bounds, maximum and
-minimum share it equally where the operands are equal and give it to both beside NaN. Ops without a
+minimum split it equally where the operands are equal and pass it to both beside NaN. Ops without a
 gradient (comparisons, rounding, sign, bits) return tensors that no gradient flows through.
 Tests: tests/ops/test_elementwise.py.
 """

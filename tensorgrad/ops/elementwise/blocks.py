@@ -1,4 +1,4 @@
-"""Elementwise functions on NumPy: block by block, on all cores."""
+"""Elementwise functions on NumPy, block by block on all cores."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def evaluate(
 
     Args:
         function: takes blocks of the arrays, returns one result for each dtype.
-        arrays: that broadcast; Python numbers among them are handed on.
-        dtypes: of the results, which are rounded to them once.
+        arrays: arrays that broadcast, and Python numbers.
+        dtypes: of the results, each rounded once.
         block: elements at a time, so that temporaries stay in cache.
     """
     shape = np.broadcast_shapes(*[a.shape for a in arrays if type(a) not in _SCALARS])
@@ -60,9 +60,9 @@ def evaluate(
 def _merged(
     shape: Shape, arrays: Sequence[Any]
 ) -> tuple[list[Any], list[bool], tuple[int, ...]] | None:
-    """Return the arrays with leading axes made one, which of them have it, and the full shape.
+    """Return the arrays with their leading axes merged, which of them have these, and the shape.
 
-    None where an array has some of the axes that the others have, or is not contiguous.
+    None where an array has only some of the leading axes, or is not contiguous.
     """
     inner = 0
     cut = []

@@ -1,8 +1,8 @@
 """`fuse`: a Python function of elementwise ops as one kernel forward and one backward.
 
-The function runs once on symbols (see `trace.py`), which write down the expressions of the rows
-that it calls; the gradients follow from those of the rows by the chain rule, as expressions of the
-same arguments. Together they are one more row of the elementwise table.
+The function runs once on symbols (see `trace.py`), which record the expressions of the rows that it
+calls; the gradients follow from those of the rows by the chain rule, as expressions of the same
+arguments. Together they form one more row of the elementwise table.
 Tests: tests/ops/test_fuse.py.
 """
 
@@ -41,25 +41,25 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     f may use arithmetic, comparisons, `where`, `clip`, all other functions of ops/elementwise/,
     casts to float types, Python control flow over its keyword arguments, and other fused
-    functions; gradients stop at `detach` and inside `no_grad`. All is computed in
-    float32 (float64 where an argument is that) and only the result is rounded: 16-bit arguments
-    give more accurate results than unfused ops do, which round at each step, and integers beside
-    floats are computed with as floats.
+    functions; gradients stop at `detach` and inside `no_grad`. Everything is computed in float32
+    (float64 where an argument is float64) and only the result is rounded: 16-bit arguments give
+    more accurate results than unfused ops, which round at each step. Integers beside floats are
+    converted to floats.
 
     Args:
         f: takes tensors, arrays or Python numbers by position, which broadcast, and constants by
-            keyword. Returns one tensor. It must give the same for the same dtypes and constants:
-            it runs once for each. Arguments that the result does not depend on take no part.
+            keyword. Returns one tensor. It must compute the same for the same dtypes and constants:
+            it runs once for each. Arguments that the result does not depend on are ignored.
 
     Returns:
         A function with the arguments of f.
 
     Raises:
         ArgumentError: f is not a function.
-        ArgumentError: when called, f uses something else than elementwise ops, or arrays that are
-            none of its arguments, or asks whether an element is true.
-        DtypeError: when called, an argument is no tensor, array or number, f returns something
-            else than one tensor, or casts to integers.
+        ArgumentError: when called, f uses other ops than elementwise ones, or arrays that are not
+            its arguments, or tests whether an element is true.
+        DtypeError: when called, an argument is not a tensor, array or number, f returns something
+            other than one tensor, or casts to integers.
     """
     check_function("fuse", f, "give it the function first: fuse(f)(x)")
     rows: dict[Any, tuple[Row, list[int]]] = {}
@@ -73,7 +73,7 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if kind is Symbol:
                 return f(*operands, **constants)  # inside another fused function
             kinds.append(kind if kind in _SCALARS else getattr(value, "dtype", None))
-        key = (*kinds, *[(name, _told_apart(value)) for name, value in constants.items()])
+        key = (*kinds, *[(name, _constant_key(value)) for name, value in constants.items()])
         try:
             row, used = rows[key]
         except (KeyError, TypeError):
@@ -91,7 +91,7 @@ def _row(
     names = _names(f, len(kinds))
     for name, kind in zip(names, kinds, strict=True):
         if kind is None:
-            raise DtypeError(f"{trace.name}: {name} is no tensor, array or number; "
+            raise DtypeError(f"{trace.name}: {name} is not a tensor, array or number; "
                              "expected one, or a constant given by keyword")  # fmt: skip
     for name, value in constants.items():
         if isinstance(value, Tensor) or not _is_hashable(value):
@@ -108,7 +108,7 @@ def _row(
         got = type(result).__name__ if y is None else got
         raise DtypeError(f"fuse: {trace.name} returned a {got}, expected one tensor")
     compute = trace.compute_dtype()
-    mentioned = trace.expressions.names([y.place])  # what f ignores shall not widen the result
+    mentioned = trace.expressions.names([y.place])  # ignored arguments must not widen the result
     used = [i for i, parameter in enumerate(parameters) if parameter in mentioned]
     formula = Formula(trace.name, [parameters[i] for i in used], trace.expressions, [y.place])
     gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
@@ -134,11 +134,11 @@ def _is_hashable(constant: Any) -> bool:
     return True
 
 
-def _told_apart(constant: Any) -> Any:
-    """Return the key of a constant: one for each of 2, 2.0 and True, 0.0 and -0.0."""
+def _constant_key(constant: Any) -> Any:
+    """Return the key of a constant, which tells apart 2, 2.0 and True, and 0.0 and -0.0."""
     if isinstance(constant, tuple | frozenset):
         kind = tuple if isinstance(constant, tuple) else frozenset
-        return type(constant), kind(map(_told_apart, constant))
+        return type(constant), kind(map(_constant_key, constant))
     return type(constant), str(constant) if isinstance(constant, float | np.floating) else constant
 
 

@@ -1,12 +1,11 @@
-"""Elementwise ops as rows of a table. Device functions: kernels/elementwise.cuh.
-
-A row holds an op's value and its gradients as expressions, each written once:
+"""Elementwise ops as rows of a table: value and gradients, each one expression.
 
     MULTIPLY = Row("multiply", "a b", "a * b", "dy * b", "dy * a")
 
-The expressions are Python: NumPy evaluates them block by block on all cores, and `row_cuda` turns
-them into one kernel for the value and one for all gradients. What backward needs is what the
-gradient expressions name, and only that is saved. `fuse` makes rows of whole functions.
+The expressions are Python: NumPy evaluates them block by block on all cores, and
+kernels/elementwise.py compiles one CUDA kernel for the value and one for all gradients (device
+functions: kernels/elementwise.cuh). Backward saves only what the gradient expressions name. `fuse`
+turns whole functions into rows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tensorgrad.ops.elementwise.trace import Symbol
 from tensorgrad.tensor import Tensor
 
 _NDARRAY = np.ndarray
-_FUSED_BLOCK = BLOCK // 2  # elements that more temporaries are made of
+_FUSED_BLOCK = BLOCK // 2  # elements; fused expressions have more temporaries
 _SCALARS = frozenset((bool, int, float))
 
 
@@ -39,10 +38,10 @@ class _Gradients(NamedTuple):
     """How to compute the gradients of some of the operands."""
 
     whole: Callable[..., tuple[Any, ...]]  # returns one for each operand, None where not wanted
-    formula: Formula  # of those that take computing, equal ones once
+    formula: Formula  # the distinct gradients that are not dy itself
     function: Callable[..., tuple[Any, ...]]  # the same on NumPy
-    places: tuple[int | None, ...]  # for each operand: which of these; -1 is dy, None not wanted
-    sources: tuple[int | None, ...]  # for each of these: the saved operand that alone takes it
+    places: tuple[int | None, ...]  # for each operand: its index in these; -1 is dy, None unwanted
+    sources: tuple[int | None, ...]  # for each of these: the saved operand, if only one takes it
 
 
 class Row:
@@ -63,7 +62,6 @@ class Row:
         table = {n: expressions.name(n) for n in (*names, "y", "dy")}
         self.text, self.gradients = value, gradients
         self._set(
-            name,
             names,
             Formula(name, names, expressions, [expressions.parse(value, table)]),
             [expressions.parse(g, table) if g else None for g in gradients],
@@ -73,45 +71,38 @@ class Row:
     @classmethod
     def composed(
         cls,
-        operands: Sequence[str],
+        operands: list[str],
         value: Formula,
         gradients: Sequence[int | None],
         dtype: Dtype,
         compute: Dtype,
         mixed: bool,
     ) -> Row:
-        """Return the row of a formula.
+        """Return the row of a formula with results of `dtype`, computed in `compute`.
 
         Args:
             operands: names for errors; those of the formula may differ.
             value: the formula.
             gradients: one per operand, expressions of dy and the formula's parameters, or None.
-            dtype: of the value.
-            compute: what a kernel computes in.
+            dtype, compute: of the value, and of the kernels.
             mixed: whether some operands are arrays of another dtype, to be converted on the CPU.
         """
         row = cls.__new__(cls)
-        row._set(value.name, list(operands), value, gradients, dtype, compute)
-        row._small = -1  # its dtype may be another than the one NumPy arrives at
+        row._set(operands, value, gradients)
+        row._dtype, row._compute = dtype, compute
+        row._small = -1  # NumPy's own promotion may give another dtype
         row._widened = compute if mixed else None
         row._block = _FUSED_BLOCK
         return row
 
-    def _set(
-        self,
-        name: str,
-        operands: list[str],
-        value: Formula,
-        gradients: Sequence[int | None],
-        dtype: Dtype | None = None,
-        compute: Dtype | None = None,
-    ) -> None:
-        expressions = value.expressions
+    def _set(self, operands: list[str], value: Formula, gradients: Sequence[int | None]) -> None:
+        name, expressions = value.name, value.expressions
         self.name = name
         self.operands = operands
         self._formula = value
         self._value = value.value()
-        self._dtype, self._compute = dtype, compute
+        self._dtype: Dtype | None = None
+        self._compute: Dtype | None = None
         self._widened: Dtype | None = None  # what NumPy computes in, where operands are converted
         self._wanted = gradients
         named = expressions.names([g for g in gradients if g is not None])
@@ -151,7 +142,7 @@ class Row:
                 return Tensor(y)
             if not backend.is_array(y):
                 y = np.asarray(y)  # 0-d results come as scalars
-            elif type(first) is _NDARRAY:  # CuPy answered for NumPy's operand
+            elif type(first) is _NDARRAY:  # CuPy took over the operation on NumPy's operand
                 self._explain(arrays, TypeError("operands are on two devices"))
         if not self._differentiable:
             return Tensor(y)
@@ -232,12 +223,7 @@ class Row:
             if array.shape != given[0].shape:
                 alike = False
             if type(array) is _NDARRAY:
-                names = [
-                    n for n, a in zip(self.operands, arrays, strict=True) if type(a) not in _SCALARS
-                ]
-                backend.same_device(
-                    self.name, names, [a for a in arrays if type(a) not in _SCALARS]
-                )
+                self._explain(arrays, TypeError("operands are on two devices"))
         try:
             dtype, compute = self._types[tuple(kinds)]
         except KeyError:
@@ -251,13 +237,13 @@ class Row:
         except OverflowError:
             if dtype != bool_:
                 raise
-            # Compared with numbers that the integers do not reach: infinities are as far.
+            # Integers compared with a number beyond their range: infinity compares alike.
             far = [math.copysign(math.inf, a) if type(a) is int else a for a in arrays]
             launch(self._formula, far, [y], float64)
         return y
 
     def _explain(self, arrays: list[Any], error: Exception) -> None:
-        """Raise what names the operands when their shapes or dtypes do not fit."""
+        """Raise an error that names the operands where their devices, shapes or dtypes differ."""
         if isinstance(error, TensorgradError):
             return
         named = [
@@ -334,7 +320,7 @@ def _describe(op: Any, name: str, returns: str) -> None:
 
 
 class _Constant:
-    """An operand that is no tensor: a Python number, a NumPy scalar or an array."""
+    """An operand that is not a tensor: a Python number, a NumPy scalar or an array."""
 
     __slots__ = ("data",)
     requires_grad = False
@@ -348,7 +334,7 @@ def _constant(op: str, operand: Any) -> Any:
     if type(operand) in _SCALARS:
         return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
-        if operand.dtype.kind in "cO":  # NumPy would go on
+        if operand.dtype.kind in "cO":  # NumPy would compute with complex numbers and objects
             raise DtypeError(f"{op}: got an array of {operand.dtype}, expected real numbers")
         if isinstance(operand, np.ndarray):
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
@@ -357,7 +343,7 @@ def _constant(op: str, operand: Any) -> Any:
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
-    """Return what to compute with, as a kernel does: no integer wraps around beside floats."""
+    """Return the operands in the compute dtype: no integer wraps around beside floats."""
     return [
         a if type(a) in _SCALARS or a.dtype in (compute, np.bool_) else a.astype(compute)
         for a in arrays
@@ -373,7 +359,7 @@ def _kind(array: Any) -> Any:
 def _result_dtype(function: Callable[..., Array], conditions: int, *kinds: Any) -> Dtype:
     """Return the dtype that NumPy promotes to; a 16-bit float where all float operands are.
 
-    The first operands may be conditions, which have no part in it.
+    The first operands may be conditions, which do not take part in promotion.
     """
     examples = [kind(1) if kind in _SCALARS else np.ones(1, compute_dtype(kind)) for kind in kinds]
     with np.errstate(all="ignore"):
@@ -396,5 +382,5 @@ def _compute_type(dtype: Dtype, arrays: list[Any]) -> Dtype:
     kinds = [a.dtype for a in arrays if type(a) not in _SCALARS]
     numbers = [type(a)(1) for a in arrays if type(a) in _SCALARS]
     if int in map(type, numbers) and all(k.kind in "iu" and k.itemsize < 8 for k in kinds):
-        return int64  # which has numbers that their dtype has not, such as -1 beside uint8
+        return int64  # it holds numbers that their dtype lacks, such as -1 beside uint8
     return compute_dtype(np.result_type(*kinds, *numbers))

@@ -1,7 +1,7 @@
-"""Symbols: what a function computes with while `fuse` looks at it.
+"""Tracing for `fuse`: symbols take the place of arrays while a function runs once.
 
-A symbol takes the place of an array in a tensor. A row of the elementwise table that meets one
-writes down its expression; everything else asks the symbol for something that it does not have.
+A row of the elementwise table that gets a symbol records its expression. Any other op asks the
+symbol for an attribute that it lacks, which raises an error that names the op.
 """
 
 from __future__ import annotations
@@ -21,31 +21,28 @@ from tensorgrad.tensor import Tensor
 _SCALARS = frozenset((bool, int, float))
 _ALLOWED = "elementwise ops: arithmetic, comparisons, where, clip, activations, casts to floats"
 
-_BITWISE = {  # what they are of bool
+_BITWISE = {  # their meaning for bool
     "bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
     "invert": "logical_not", "left_shift": "", "right_shift": "",
 }  # fmt: skip
-_NUMBERS = {"b": bool, "i": int, "f": float}  # what Python numbers make is one, too
+_NUMBERS = {"b": bool, "i": int, "f": float}  # a result of Python numbers is one itself
 
 
 class _Step(NamedTuple):
-    """A row that was met, or a cast (no gradients)."""
+    """One recorded row, or a cast (no gradients)."""
 
     y: Symbol
     operands: dict[str, Symbol]
     gradients: dict[str, str]  # of the operands
-    names: dict[str, int]  # what the gradients speak of
+    names: dict[str, int]  # the expressions that the gradients name
 
 
 class Trace:
-    """What one function of symbols has done so far.
-
-    Args:
-        f: the function, for errors.
+    """The recorded steps of one function of symbols; f is the function, for errors.
 
     Attributes:
         expressions: all expressions.
-        kinds: dtypes and types of Python numbers that were met.
+        kinds: the dtypes, and types of Python numbers, that the function used.
     """
 
     def __init__(self, f: Callable[..., Any]) -> None:
@@ -62,7 +59,7 @@ class Trace:
     def run(
         self, f: Callable[..., Tensor], symbols: Sequence[Symbol], constants: dict[str, Any]
     ) -> Tensor:
-        """Call the function; its derivative is written down under `no_grad` too, for later."""
+        """Call the function; record its derivative under `no_grad` too, for later calls."""
         before, mode.grad_enabled = mode.grad_enabled, True
         try:
             return f(*[Tensor(s) for s in symbols], **constants)
@@ -152,7 +149,7 @@ class Trace:
                 )
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise for something that symbols do not have, naming the op that asked for it."""
+        """Raise ArgumentError for an attribute that symbols lack, naming the op that uses it."""
         frames, frame = [], sys._getframe(2)
         while frame is not None and frame.f_code is not Trace.run.__code__:
             frames.append(frame)
@@ -186,7 +183,7 @@ def _is_array(operand: Any) -> bool:
 
 
 class Symbol:
-    """A value that is not there yet.
+    """A value that is computed later.
 
     Attributes:
         trace: the trace that it belongs to.
@@ -195,7 +192,7 @@ class Symbol:
     """
 
     __slots__ = ("dtype", "place", "trace")
-    __array_ufunc__ = None  # so that NumPy's operators give up
+    __array_ufunc__ = None  # makes NumPy's operators raise an error
 
     def __init__(self, trace: Trace, place: int, dtype: Any) -> None:
         self.trace = trace
