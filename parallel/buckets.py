@@ -55,7 +55,7 @@ def assign_buckets(
     bucket, filled = 0, 0.0
     found: dict[str, int] = {}
     during = [name for name in parameters if name not in at_end]
-    for _, names in groupby(reversed(during), _module):
+    for _, names in groupby(reversed(during), lambda name: name.rpartition(".")[0] or name):
         own = list(names)
         size = sum(map(gradient_bytes, own))
         if filled and filled + size > megabytes * 1e6:
@@ -69,11 +69,6 @@ def leading_embeddings(model: Module, parameters: Mapping[str, Tensor]) -> list[
     """Return the embeddings that the parameters begin with: their gradients are ready last."""
     tables = {id(each.weight) for each in model.modules() if isinstance(each, Embedding)}
     return list(takewhile(lambda name: id(parameters[name]) in tables, parameters))
-
-
-def _module(name: str) -> str:
-    """Return the name of a parameter's module."""
-    return name.rpartition(".")[0] or name
 
 
 class Buckets:

@@ -79,14 +79,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise CheckpointError(f"merge: {path} has no checkpoint, expected one or more")
 
 
-def _check_out(out: Path) -> None:
-    """Raise CheckpointError if the file cannot be written, before reading much."""
-    try:
-        check_writable(out.parent)
-    except OSError as error:
-        raise CheckpointError(f"merge: cannot write {out}: {error}") from error
-
-
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
@@ -96,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
     parser.add_argument("out", type=Path, help="the safetensors file to write")
     given = parser.parse_args(arguments)
-    _check_out(given.out)
+    try:
+        check_writable(given.out.parent)  # before much is read
+    except OSError as error:
+        raise CheckpointError(f"merge: cannot write {given.out}: {error}") from error
     checkpoint = open_checkpoint(given.checkpoint)
     count = merge(checkpoint, given.out)
     print(printable(f"{given.out}: {count} arrays of {checkpoint.path}"))

@@ -72,11 +72,8 @@ def sequential(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Act
         ArgumentError: a size is out of its range.
     """
     _check("sequential", stages, micro, stage, chunks)
-    return [
-        action
-        for number in range(micro)
-        for action in (Action("forward", number, stage), Action("backward", number, stage))
-    ]
+    units = [(number, stage) for number in range(micro)]
+    return _alternate(0, units, units)
 
 
 def gpipe(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:

@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -319,24 +318,16 @@ class _JoinedGradients:
                 places[name] = -(-length // ALIGNMENT) * ALIGNMENT
                 length = places[name] + math.prod(flat.slots[name].shape)
         self._parts: list[tuple[int, Array]] = []  # start in the array, and gradients
-        slots = sorted(flat.slots.items(), key=lambda item: item[1].offset)
-        for piece in flat.pieces:
-            stop = piece.begin + int(piece.grad.size)
-            inside = [
-                (
-                    slot.offset - places[name] if name in places else None,
-                    max(slot.offset, piece.begin),
-                    min(slot.piece.stop, stop),
-                )
-                for name, slot in slots
-                if slot.offset < stop and piece.begin < slot.piece.stop
-            ]
-            for apart, run in groupby(inside, itemgetter(0)):
-                if apart is not None:
-                    bounds = [each[1:] for each in run]
-                    first, last = bounds[0][0], bounds[-1][1]
+        apart = {name: flat.slots[name].offset - place for name, place in places.items()}
+        ordered = sorted(flat.slots, key=lambda name: flat.slots[name].offset)
+        for distance, run in groupby(ordered, apart.get):
+            slots = [flat.slots[name].piece for name in run]
+            for piece in flat.pieces:
+                first = max(slots[0].start, piece.begin)
+                last = min(slots[-1].stop, piece.begin + int(piece.grad.size))
+                if distance is not None and first < last:
                     grad = piece.grad[first - piece.begin : last - piece.begin]
-                    self._parts.append((first - apart, grad))
+                    self._parts.append((first - distance, grad))
         like = flat.pieces[0].grad
         self._joined: Array | None = None
         if [int(grad.size) for _, grad in self._parts] != [length]:

@@ -56,7 +56,7 @@ class Zero(DataParallel):
             raise ArgumentError(f"Zero: stage is {stage}, expected 1, 2 or 3")
         self.stage = stage
         self._sharded: ShardedParameters | None = None
-        self._units: Units | None = None
+        self._units: Units  # in stages 2 and 3
         self._others: list[Array] = []
 
     save = ShardedRanks.save
@@ -110,9 +110,8 @@ class Zero(DataParallel):
         if self.stage == 1:
             super().reduce_gradients()
             return
-        flat, units = self._prepared()
-        assert units is not None
-        units.end_backward()
+        flat = self._prepared()
+        self._units.end_backward()
         for number in range(len(flat.segments)):
             if number not in flat.units:
                 self._scatter(number).wait()
@@ -127,7 +126,7 @@ class Zero(DataParallel):
 
     def after_step(self) -> None:
         """Gather updated parameters; of blocks in stage 3 only the first, for the next forward."""
-        flat, units = self._prepared()
+        flat = self._prepared()
         handles = [
             self._comm.all_gather(piece.data, whole, wait=False)
             for number, (piece, (whole, _)) in enumerate(
@@ -135,8 +134,8 @@ class Zero(DataParallel):
             )
             if self.stage < 3 or number not in flat.units
         ]
-        if units is not None:
-            units.invalidate()
+        if self.stage > 1:
+            self._units.invalidate()
         for handle in handles:
             handle.wait()
 
@@ -147,30 +146,28 @@ class Zero(DataParallel):
         """
         if self.stage < 3:
             return super().add_losses(loss, batches)
-        _, units = self._prepared()
-        assert units is not None
+        self._prepared()
         batches = list(batches)
         mine = [float(len(batches) * (rank == self.rank)) for rank in range(self.ranks)]
         counts = self.sum(mine)
         result = super().add_losses(loss, batches)
         for _ in range(int(max(counts)) - len(batches)):
-            units.gather_all()
+            self._units.gather_all()
         return result
 
     @contextmanager
     def _each_backward(self) -> Iterator[None]:
         yield
-        _, units = self._prepared()
-        assert units is not None
-        units.end_backward()
+        self._prepared()
+        self._units.end_backward()
 
-    def _prepared(self) -> tuple[ShardedParameters, Units | None]:
+    def _prepared(self) -> ShardedParameters:
         if self._sharded is None:
             raise ArgumentError("Zero: prepare() was not called, expected it before training")
-        return self._sharded, self._units
+        return self._sharded
 
     def _scatter(self, number: int) -> Handle:
         """Start reduce-scattering the gradients of a segment."""
-        flat, _ = self._prepared()
+        flat = self._prepared()
         whole = flat.storage[number][1]
         return self._comm.reduce_scatter(whole, flat.part(whole), "mean", wait=False)

@@ -1,7 +1,7 @@
-"""GPT-2 in PyTorch under DistributedDataParallel: the peer of parallel.py.
+"""GPT-2 in PyTorch with DistributedDataParallel, for comparison in parallel.py.
 
-bf16 by autocast, scaled_dot_product_attention (on GPUs cuDNN's), fused AdamW, clipping by the
-global norm, gradients as views of the buckets; with `compiled` through torch.compile. The ranks are
+It uses bf16 autocast, scaled_dot_product_attention (cuDNN's on GPUs), fused AdamW, clipping by the
+global norm, gradients as views of the buckets and, with `compiled`, torch.compile. The ranks are
 those of `comm`.
 """
 

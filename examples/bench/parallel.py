@@ -61,6 +61,9 @@ from tensorgrad.train.ranks import OneProcess, Ranks
 
 _WINDOW, _MOST_CALLS = 0.05, 1000  # seconds of a timed window of all-reduces, and its calls
 
+# The field of GPT2Config that each option sets.
+_SIZES = {name: name for name in ("layers", "heads", "width", "context")} | {"vocab": "vocab_size"}
+
 Line = dict[str, Any]
 Step = Callable[[], object]
 
@@ -409,8 +412,8 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", default=PARTS, metavar="part", help=", ".join(PARTS))
     parser.add_argument("--model", choices=PRESETS, default="gpt2-124M")
-    for name in ("layers", "heads", "width", "context", "vocab"):
-        parser.add_argument(f"--{name}", type=int, help="default: as --model")
+    for name, size in _SIZES.items():
+        parser.add_argument(f"--{name}", type=int, dest=size, help="default: as --model")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), help="default: bfloat16 on GPUs"
     )
@@ -439,14 +442,9 @@ def main() -> None:
     """Measure the parts named on the command line; rank 0 prints."""
     given, comm = options(), world()
     device = comm.select_device(given.device)
-    names = {"layers": "layers", "heads": "heads", "width": "width", "context": "context"}
-    names["vocab"] = "vocab_size"
-    said = {ours: getattr(given, name) for name, ours in names.items()}
-    config = replace(
-        PRESETS[given.model],
-        vocab_multiple=128,
-        **{name: value for name, value in said.items() if value is not None},
-    )
+    sizes = {name: getattr(given, name) for name in _SIZES.values()}
+    changed = {name: value for name, value in sizes.items() if value is not None}
+    config = replace(PRESETS[given.model], vocab_multiple=128, **changed)
     dtype = given.dtype or ("float32" if device == "cpu" else "bfloat16")
     torch = None
     if importlib.util.find_spec("torch") and not given.no_pytorch:

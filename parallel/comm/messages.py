@@ -52,7 +52,7 @@ class _Task:
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self.done = False
 
     def advance(self) -> None:
@@ -61,11 +61,7 @@ class _Task:
         except StopIteration:
             self.done = True
         except Exception as error:  # raised where this transfer is finished
-            self.done, self._error = True, error
-
-    def result(self) -> None:
-        if self._error is not None:
-            raise self._error
+            self.done, self.error = True, error
 
 
 class ProgressEngine:
@@ -94,7 +90,8 @@ class ProgressEngine:
 
         def finish() -> None:
             self.wait_for(lambda: task.done, meets)
-            task.result()
+            if task.error is not None:
+                raise task.error
 
         return finish
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from tensorgrad.command import command
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import PRESETS, GPT2Config
+from tensorgrad.models.gpt2 import PRESETS
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning.estimate import (
     DTYPES,
@@ -282,8 +282,10 @@ def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> E
         given.latency * 1e-6,
         given.gpus_per_host,
     )
+    sizes = {name: getattr(given, name) for name in _SIZES.values()}
+    changed = {name: value for name, value in sizes.items() if value is not None}
     job = TrainingJob(
-        _config(given),
+        replace(PRESETS[given.model], vocab_multiple=given.vocab_multiple, **changed),
         Mesh() if given.fit else Mesh(given.dp, given.pp, given.tp),
         given.batch,
         1 if given.fit else _usual_micro(given),
@@ -299,12 +301,6 @@ def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> E
     if memory is None:
         raise ArgumentError("plan: --fit needs --memory, the memory of a GPU, such as 80GiB")
     return fit(job, memory, speeds, given.max_gpus, given.zero, reserved, bucket)
-
-
-def _config(given: argparse.Namespace) -> GPT2Config:
-    sizes = {name: getattr(given, name) for name in _SIZES.values()}
-    changed = {name: value for name, value in sizes.items() if value is not None}
-    return replace(PRESETS[given.model], vocab_multiple=given.vocab_multiple, **changed)
 
 
 def _usual_micro(given: argparse.Namespace) -> int:
