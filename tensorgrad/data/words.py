@@ -75,7 +75,7 @@ class WordVocabulary:
             DataError: the file is missing or not such a file.
         """
         found = parse_json(read_text(path), os.fspath(path))
-        version, words = found.get("format"), found.get("words")
+        version, words = found.get("format"), found.get("words", ())
         texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
         if version != _FORMAT or not texts:
             raise DataError(
