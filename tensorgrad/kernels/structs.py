@@ -220,17 +220,13 @@ class GradientScale(Struct):
 
 
 def static_asserts(source: str) -> list[str]:
-    """Return lines of C++ that fail to compile where a struct of a source is declared otherwise."""
-    lines = []
-    for struct in Struct.__subclasses__():
-        if source not in struct.sources:
-            continue
-        name = struct.cuda_name or struct.__name__
-        expected = {f"sizeof({name})": ctypes.sizeof(struct)}
-        for field, *_ in struct._fields_:
-            expected[f"__builtin_offsetof({name}, {field})"] = getattr(struct, field).offset
-        lines += [
-            f'static_assert({what} == {size}, "structs.py declares another {name}");'
-            for what, size in expected.items()
-        ]
-    return lines
+    """Return lines of C++ that fail to compile where a struct of a source has another size.
+
+    NVRTC has no offsetof: tests/kernels/test_structs.py compares the order of the fields.
+    """
+    found = [struct for struct in Struct.__subclasses__() if source in struct.sources]
+    return [
+        f"static_assert(sizeof({struct.cuda_name or struct.__name__}) == {ctypes.sizeof(struct)}, "
+        f'"structs.py declares another {struct.__name__}");'
+        for struct in found
+    ]

@@ -72,7 +72,7 @@ def test_the_sources_have_the_fields_in_this_order(struct: type[Struct]) -> None
 def test_sources_end_with_the_assertions() -> None:
     text = loader.read(loader.FOLDER / "cross_entropy.cu").text
     assert 'static_assert(sizeof(GradientScale<float>) == 24, "structs.py' in text
-    assert "static_assert(__builtin_offsetof(Targets, z_loss) == 40, " in text
+    assert 'static_assert(sizeof(Targets) == 48, "structs.py' in text
     assert not static_asserts("norm.cuh")
 
 
@@ -84,7 +84,7 @@ def compilers() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("fields", ["int first; long long second;", "long long second; int first;"])
+@pytest.mark.parametrize("fields", ["int first; long long second;", "int second; int first;"])
 @pytest.mark.parametrize("compiler", compilers())
 def test_a_declaration_that_differs_does_not_compile(
     compiler: Any, fields: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -103,6 +103,6 @@ def test_a_declaration_that_differs_does_not_compile(
     monkeypatch.setattr(structs.Struct, "__subclasses__", lambda: [Example])
     source = loader.read(tmp_path / "folder/example.cu")
     errors = check._report(compiler, source, source.kernels, "sm_80").errors
-    assert bool(errors) == fields.startswith("long")
+    assert bool(errors) == fields.startswith("int second")
     if errors:
         assert "structs.py declares another Example" in errors[0]
