@@ -15,6 +15,8 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
 from tensorgrad.tensor import Tensor
 
+__all__ = ["GPT2", "PRESETS", "GPT2Config"]
+
 
 @dataclass(frozen=True)
 class GPT2Config:

@@ -24,6 +24,8 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.readers import read_json
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 
+__all__ = ["load_huggingface", "save_huggingface"]
+
 # Theirs, ours, the shape of their weight, whether it is transposed. `#`: the number of the block.
 _MODULES = (
     ("wte", "tokens", "V C", False),

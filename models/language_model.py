@@ -13,6 +13,8 @@ from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
+__all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize"]
+
 Cache = list[nn.KeyValueCache]  # one per block
 
 

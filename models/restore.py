@@ -15,6 +15,8 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.nn import Module
 
+__all__ = ["Config", "config_of", "restore"]
+
 
 class Config(Protocol):
     """The sizes of a model: a dataclass that knows the number of parameters."""

@@ -23,6 +23,16 @@ from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import integer_array
 from tensorgrad.tensor import Tensor
 
+__all__ = [
+    "Classifier",
+    "ClassifierConfig",
+    "MeanClassifier",
+    "MeanConfig",
+    "TransformerClassifier",
+    "TransformerConfig",
+    "class_probabilities",
+]
+
 
 @dataclass(frozen=True)
 class ClassifierConfig:

@@ -15,6 +15,8 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
 from tensorgrad.tensor import Tensor
 
+__all__ = ["TransformerLM", "TransformerLMConfig"]
+
 
 @dataclass(frozen=True)
 class TransformerLMConfig:

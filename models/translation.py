@@ -26,6 +26,8 @@ from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.operands import integer_array
 from tensorgrad.tensor import Tensor
 
+__all__ = ["TranslationConfig", "TranslationModel", "generate", "prefix_mask"]
+
 
 @dataclass(frozen=True)
 class TranslationConfig(TransformerLMConfig):

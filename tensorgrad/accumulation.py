@@ -1,6 +1,6 @@
 """Gradients that backward functions may add to.
 
-A backward function is told of each input whether its gradient is wanted: False, True, or an `Into`,
+For each input, a backward function gets whether the gradient is wanted: False, True, or an `Into`,
 which is true as well and holds the gradient so far. A function that can add to it at no extra cost,
 as a matrix product can, does so and returns None; any other returns its gradient as usual.
 """

@@ -70,7 +70,7 @@ def sum_array(
 
 
 def sum_to_shape(dy: Array, shape: Shape) -> Array:
-    """Return the gradient of broadcasting `shape` to the shape of dy: the sum over what it added.
+    """Return the gradient of broadcasting `shape` to the shape of dy: its sum over the added axes.
 
     16-bit types are summed in float32 and stay float32.
     """

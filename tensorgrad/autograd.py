@@ -49,11 +49,11 @@ def record(
         inputs: the tensors that it depends on; None for an optional one that was not given.
         backward: `backward(dy, saved, needs)` returns one gradient (or None) per input. `dy` has
             the shape and dtype of the output and must not be modified; of several outputs it is a
-            list, with None for one that nothing depends on. A need is False where no gradient is
-            wanted, else True or the gradient so far, to which the function may add instead of
-            returning an array (see accumulation.py). Where the op broadcast an input, the gradient
-            may come in the broadcast shape: the walk sums it down. Where it has another float dtype
-            than the input, the walk casts it.
+            list, of these or wider float dtypes, with None for one that nothing depends on. A need
+            is False where no gradient is wanted, else True or the gradient so far, to which the
+            function may add instead of returning an array (see accumulation.py). Where the op
+            broadcast an input, the gradient may come in the broadcast shape: the walk sums it
+            down. Where it has another float dtype than the input, the walk casts it.
         saved: what backward needs, most of all arrays; freed as the walk passes.
 
     Returns:

@@ -313,7 +313,7 @@ def _openblas_functions() -> tuple[Any, Any]:
     extension = importlib.util.find_spec("numpy._core._multiarray_umath")
     if extension is None or extension.origin is None:
         return None, None
-    library = ctypes.CDLL(extension.origin)  # loaded already; finds what it is linked to as well
+    library = ctypes.CDLL(extension.origin)  # loaded already; searches its dependencies too
     for name in ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_",
                  "openblas_{}_num_threads"):  # fmt: skip
         try:

@@ -102,7 +102,7 @@ def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") ->
     """Return (nested lists of) numbers as an array; an array as it is.
 
     Raises:
-        ShapeError: lists differ in length; it says what was expected.
+        ShapeError: lists differ in length; the message ends with `expected`.
     """
     if backend.is_array(value) and not isinstance(value, np.ndarray):
         return value

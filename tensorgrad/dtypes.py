@@ -16,6 +16,7 @@ __all__ = [
     "ALL",
     "FLOATS",
     "INTEGERS",
+    "SCALARS",
     "Dtype",
     "DtypeLike",
     "as_dtype",
@@ -54,6 +55,7 @@ uint16 = np.dtype("uint16")
 uint8 = np.dtype("uint8")
 bool_ = np.dtype("bool")
 
+SCALARS = frozenset((bool, int, float))  # the types of Python's numbers
 FLOATS = (float64, float32, float16, bfloat16)
 INTEGERS = (int64, int32, int16, int8, uint64, uint32, uint16, uint8)
 ALL = (*FLOATS, *INTEGERS, bool_)

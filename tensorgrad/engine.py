@@ -320,7 +320,7 @@ def _walk(
                 sums.pop(target, None)
                 if private:
                     private.pop(target, None)
-                if dx is not None and type(target) in _RECORDED:
+                if dx is not None and type(target) is Node:
                     dx = cast(dx, target.dtype)
             if type(target) is Node or type(target) is Output:
                 ready.append((target, dx))
@@ -381,21 +381,22 @@ def _check_saved(node: Node) -> None:
 
 
 def _fit(dx: Array, target: Edge, more: bool) -> Array:
-    """Return a gradient in the shape of its input and, but for leaves, in its dtype.
+    """Return a gradient in the shape of its input and, for a node, in its dtype.
 
-    A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too. Where
-    more follow, their sum is cast.
+    A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too; an
+    output keeps it for the node that adds up what its outputs get. Where more follow, their sum is
+    cast.
     """
     if isinstance(dx, np.generic):
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
     if dx.shape != target.shape:
         dx = sum_to_shape(dx, target.shape)
-    return cast(dx, target.dtype) if type(target) in _RECORDED and not more else dx
+    return cast(dx, target.dtype) if type(target) is Node and not more else dx
 
 
 def _sum(a: Array, b: Array, target: Edge) -> Array:
     """Return the sum of two contributions, rounded once to the dtype of an op's result."""
-    narrow = type(target) in _RECORDED
+    narrow = type(target) is Node
     return added(a, b, target.dtype if narrow else np.result_type(a, b, target.dtype))
 
 

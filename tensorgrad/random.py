@@ -107,7 +107,7 @@ class Generator:
             self._seed, self._draw, self._stream = found
 
     def next_key(self) -> Key:
-        """Take a draw number for an op that makes its random numbers itself (see `philox`).
+        """Take a draw number for an op that generates its own random numbers (see `philox`).
 
         Each call gets another one, in whichever thread.
         """

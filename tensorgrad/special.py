@@ -109,7 +109,7 @@ def normal_pdf(x: Values) -> Values:
 
 def sigmoid(x: Values) -> Values:
     """Return 1 / (1 + exp(-x))."""
-    with np.errstate(over="ignore"):  # 1 / inf is what is left of it
+    with np.errstate(over="ignore"):  # 1 / inf is the limit
         t = np.exp(x * -1.0)  # -x of unsigned integers would wrap around
     t += 1
     y: Values = 1 / t

@@ -458,6 +458,21 @@ def test_an_op_may_have_several_outputs() -> None:
     assert (a.grad, b.grad) == (15.0, 3.0)
 
 
+def test_gradients_of_outputs_are_not_rounded_before_they_are_added_up() -> None:
+    seen: list[Any] = []
+
+    def backward(dys: Any, saved: Any, needs: Any) -> Any:
+        seen.extend(dys)
+        return (dys[0],)
+
+    x = Tensor(np.ones(2, "float16"), requires_grad=True)
+    y, _ = record("two", (x.data * 1, x.data * 2), (x,), backward, ())
+    third = np.full(2, 1 / 3, "float32")
+    record("wide", y.data * 1, (y,), lambda dy, saved, needs: (third,), ()).sum().backward()
+    assert (seen[0].dtype, seen[1]) == (np.float32, None)
+    assert seen[0][0] == third[0]
+
+
 def test_an_output_that_nothing_depends_on_has_no_gradient() -> None:
     a, b = leaf(2.0), leaf(3.0)
     _, minus = sum_and_difference(a, b)

@@ -3,10 +3,4 @@
 from tensorgrad.models.generation.sampling import generate, generate_batch, stream
 from tensorgrad.models.generation.search import beam_search, greedy_search
 
-__all__ = [
-    "beam_search",
-    "generate",
-    "generate_batch",
-    "greedy_search",
-    "stream",
-]
+__all__ = ["beam_search", "generate", "generate_batch", "greedy_search", "stream"]

@@ -21,6 +21,8 @@ from tensorgrad.models.language_model import Cache, LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.ops.sampling import Sampling, State, extend
 
+__all__ = ["DecodeStep"]
+
 # The layers that the launches reproduce. A model with a user's own layer, a layer shared among
 # ranks, or a replaced method is not supported.
 _LAYERS = (

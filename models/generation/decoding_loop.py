@@ -20,6 +20,8 @@ from tensorgrad.nn import evaluating
 from tensorgrad.ops.sampling import Sampling, State, extend
 from tensorgrad.tensor import Tensor
 
+__all__ = ["Decoder", "Recomputer"]
+
 _PREFILL = 1 << 16  # tokens of a forward pass
 
 

@@ -15,6 +15,8 @@ from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.language_model import LanguageModel, check_tokens, checked_prompts
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
+__all__ = ["generate", "generate_batch", "stream"]
+
 Tokens = np.ndarray[Any, Any]
 _MOST_TOKENS = 2**31 - 1  # of a sequence: the device counts them in 32 bits
 _CHECK_EVERY = 16  # steps between checks whether all sequences have ended

@@ -22,6 +22,8 @@ from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 
+__all__ = ["LARGEST_PENALTY", "beam_search", "greedy_search"]
+
 Tokens = np.ndarray[Any, Any]
 Prompts = Sequence[Sequence[int] | Tokens] | Tokens
 
@@ -232,10 +234,8 @@ class _Search:
         return max(self.ended, key=lambda each: each[0])[1]
 
     def _end(self, score: float, tokens: Any, length: int) -> None:
-        self.ended.append((score / self._penalty(length), tokens.tolist()))
-
-    def _penalty(self, length: int) -> float:
-        return float(((5 + length) / 6) ** self.length_penalty)
+        penalty = float(((5 + length) / 6) ** self.length_penalty)
+        self.ended.append((score / penalty, tokens.tolist()))
 
 
 def _best(logits: Array, scores: Any, count: int) -> tuple[Any, Any, Any]:

@@ -74,11 +74,8 @@ class WordVocabulary:
         Raises:
             DataError: the file is missing or not such a file.
         """
-        try:
-            found = parse_json(read_text(path), os.fspath(path))
-            version, words = found["format"], found["words"]
-        except KeyError as error:
-            raise DataError(f"WordVocabulary.load: {path} lacks {error}") from error
+        found = parse_json(read_text(path), os.fspath(path))
+        version, words = found.get("format"), found.get("words", ())
         texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
         if version != _FORMAT or not texts:
             raise DataError(

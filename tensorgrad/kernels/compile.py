@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--arch", nargs="+", action="extend", default=[], help="such as sm_80 sm_90a"
     )
     parser.add_argument(
-        "--without", metavar="TYPE", help="leave out kernels of this C++ type, such as __half"
+        "--without", metavar="TYPE", help="skip kernels of this C++ type, such as __half"
     )
     parser.add_argument(
         "--quiet", action="store_true", help="print only errors and one summary line"
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _chosen(files: Sequence[str], archs: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the files and architectures that are meant; `--arch` takes in files that follow it."""
+    """Return the files and architectures; `--arch` may have taken files that follow it."""
     names = [*files, *(name for name in archs if name.endswith(".cu"))]
     archs = [name for name in archs if not name.endswith(".cu")] or ["sm_80", "sm_90a"]
     for arch in archs:
@@ -108,7 +108,7 @@ def check(paths: Sequence[Path], archs: Sequence[str], without: str | None = Non
     Args:
         paths: of .cu files.
         archs: such as "sm_90a".
-        without: a C++ type; instantiations that name it are left out.
+        without: a C++ type; instantiations that name it are skipped.
     Raises:
         KernelError: there is neither NVRTC nor nvcc, or no kernel names the type.
     """
@@ -126,7 +126,7 @@ def check(paths: Sequence[Path], archs: Sequence[str], without: str | None = Non
             tasks += [
                 (source, kernels[i : i + _BATCH], target) for i in range(0, len(kernels), _BATCH)
             ]
-    # Files of few kernels have long ones; the many short ones fill the end, so that no core waits.
+    # The kernels of files with few take long; short ones last keep all cores busy.
     tasks.sort(key=lambda task: len(task[0].kernels))
     with ThreadPoolExecutor(backend.threads()) as pool:
         reports = list(pool.map(lambda task: _report(compiler, *task), tasks))

@@ -1,8 +1,8 @@
-"""The count by which blocks of a kernel take tiles as they go.
+"""The tile counter of persistent kernels.
 
-A block that has done its tile takes the next one of all: those that start late, because a kernel of
-NCCL keeps their multiprocessor, or have long tiles, take fewer. Each tile that is worked on counts
-once with atomicInc(counter, tiles - 1), so that the count ends where it began, at 0.
+A block takes the next tile when it is done with one, so that blocks which start late, because a
+kernel of NCCL occupies their multiprocessor, or have long tiles, take fewer. Each tile counts once
+with atomicInc(counter, tiles - 1), so that the counter ends at 0, where it began.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _UINT32 = np.dtype(np.uint32)
 
 
 def counter(like: Array) -> Array:
-    """Return an unsigned int, 0, for a kernel on the current stream that leaves it so.
+    """Return a counter, 0, for a kernel on the current stream that leaves it at 0.
 
-    Kernels on one stream follow each other and share it. What is captured into a CUDA graph may run
-    on another stream, and has its own.
+    Kernels on one stream share it, as they run one after the other. A kernel that is captured into
+    a CUDA graph may run on another stream, and has its own.
 
     Args:
         like: an array on the GPU where the kernel will run.

@@ -1,9 +1,8 @@
-"""Launches of kernels/cross_entropy.cu.
+"""Cross-entropy of logits: launches cross_entropy.cu.
 
-Where a gradient will be wanted, forward computes it as well, for the case that the loss is what
-`backward` starts from (dy == 1): the logits are then read once instead of twice. Backward is
-launched all the same, and computes the gradient again if dy is another number, which only the
-device knows.
+If a gradient will be needed, forward computes it as well, as if the loss were what `backward`
+starts from (dy == 1): the logits are then read once instead of twice. Backward computes the
+gradient again if dy, which only the device knows, is another number.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from tensorgrad.kernels.device import (
     shared_memory_per_multiprocessor,
 )
 from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.kernels.structs import NULL, GradientScale, Targets, address, by_value, pointer
 
 _FILE = "cross_entropy.cu"
-_ALONE = 65536  # numbers that one block adds
+_ALONE = 65536  # the most numbers that one block adds
 
 
 class Options(NamedTuple):
@@ -52,7 +52,7 @@ def forward(
     dlogits = backend.empty_like(rows) if ahead else None
     rows_forward(losses, peaks, dlogits, rows, ids, options, Scale(None, count))
     loss = losses.reshape(targets.shape) if reduction == "none" else total(losses, count)
-    # A retained graph may come back with another dy: then dlogits is as computed for the last.
+    # With a retained graph dlogits holds the gradient of the last backward, not of dy == 1.
     prepared = [ahead]
     return loss, (rows, ids, peaks, count, dlogits, prepared, options, logits.shape)
 
@@ -110,9 +110,9 @@ def total(losses: Array, count: Array | None) -> Array:
     """Return the sum of the losses, divided by a count that is not None: NaN of no losses."""
     kernel = load(_FILE, f"cross_entropy_total<{c_name(losses.dtype)}>")
     if len(losses) > _ALONE:
-        share = -(-len(losses) // 128)
+        chunk = -(-len(losses) // 128)
         sums = backend.empty((128,), losses.dtype, like=losses)
-        kernel((128,), (1024,), (sums, losses, NULL, np.int64(len(losses)), np.int64(share)))
+        kernel((128,), (1024,), (sums, losses, NULL, np.int64(len(losses)), np.int64(chunk)))
         losses = sums
     loss = backend.empty((), losses.dtype, like=losses)
     if count is not None and not len(losses):
@@ -124,29 +124,24 @@ def total(losses: Array, count: Array | None) -> Array:
 
 
 def rows_forward(
-    losses: Array,
-    peaks: Array,
-    dlogits: Array | None,
-    logits: Array,
-    ids: Array,
-    options: Options,
-    scale: Scale,
-    classes: int | None = None,
-) -> None:
+    losses: Array, peaks: Array, dlogits: Array | None, logits: Array, ids: Array,
+    options: Options, scale: Scale, classes: int | None = None,
+) -> None:  # fmt: skip
     """Write the loss of each row and, unless `dlogits` is None, the gradient.
 
-    The kernel is chosen by where a row finds room; no result depends on the grid.
+    Short rows are held in registers, longer ones in shared memory where they fit; the others are
+    read twice. No result depends on the grid.
 
     Args:
         losses: (N,).
-        peaks: (2, N), what `backward` reads: of each row the largest logit, and the sum of
-            exponentials of what the others are below it; not written for rows that are short.
+        peaks: (2, N), for `backward`: the maximum of each row, and the sum of exp(logit - maximum);
+            not written for short rows.
         dlogits: (N, width), may be `logits`.
         logits: (N, width), C order, at a 16-byte boundary.
         ids: from `flat_ids`.
         options: of the loss.
         scale: of the gradient.
-        classes: the first columns, which count; None: all.
+        classes: the number of columns that count, the first ones; None: all.
     """
     height, width = logits.shape
     classes = width if classes is None else classes
@@ -155,30 +150,28 @@ def rows_forward(
     if _held(logits):
         _group(losses, dlogits, logits, ids, options, scale, classes)
         return
-    dtype = c_name(logits.dtype)
-    wanted, device = _targets(ids, options, classes), logits.device.id
+    dtype, device = c_name(logits.dtype), logits.device.id
+    inputs = (logits, _targets(ids, options, classes), scale.pack())
     row_bytes = classes * logits.itemsize // 16 * 16
     staged = dlogits is not None and logits.dtype != float64
-    if staged and row_bytes <= shared_memory_per_block(device) - 2048:  # beside the kernel's own
+    if staged and row_bytes <= shared_memory_per_block(device) - 2048:  # the kernel's static one
         blocks = min(24, shared_memory_per_multiprocessor(device) // (row_bytes + 1536))
         load(_FILE, f"cross_entropy_staged<{dtype}>")(
             (min(height, blocks * multiprocessors(device)),),
             (1024 if blocks == 1 else 768 // blocks // 32 * 32,),
-            (losses, peaks, dlogits, logits, wanted, scale.pack(), np.int64(height),
-             np.int32(width), np.int32(classes)),
+            (losses, peaks, dlogits, *inputs, np.int64(height), np.int32(width), np.int32(classes)),
             row_bytes,
-        )  # fmt: skip
+        )
         return
     load(_FILE, f"cross_entropy_forward<{dtype}>")(
         (height,),
         _block(logits, 512, 4),
-        (losses, peaks, pointer(dlogits), logits, wanted, scale.pack(), np.int32(width),
-         np.int32(classes)),
-    )  # fmt: skip
+        (losses, peaks, pointer(dlogits), *inputs, np.int32(width), np.int32(classes)),
+    )
 
 
 def rescale(values: Array, scale: Scale) -> None:
-    """Multiply in place with one number; nothing moves where that is 1."""
+    """Multiply in place with one number; memory is not touched where that is 1."""
     if values.size:
         load(_FILE, f"cross_entropy_rescale<{c_name(values.dtype)}>")(
             (min(2048, -(-values.nbytes // 4096)),),
@@ -188,7 +181,7 @@ def rescale(values: Array, scale: Scale) -> None:
 
 
 def _held(logits: Array) -> int:
-    """Return how many logits a thread holds where 32 threads hold a row, else 0."""
+    """Return the logits that a thread holds of a short row, 0 for rows that are not short."""
     width = logits.shape[1]
     if width * logits.itemsize % 16 == 0 and logits.dtype != float64 and 32 < width <= 1024:
         return 32
@@ -196,20 +189,15 @@ def _held(logits: Array) -> int:
 
 
 def _group(
-    losses: Array | None,
-    dlogits: Array | None,
-    logits: Array,
-    ids: Array,
-    options: Options,
-    scale: Scale,
-    classes: int,
-    prepared: bool = False,
-) -> None:
+    losses: Array | None, dlogits: Array | None, logits: Array, ids: Array, options: Options,
+    scale: Scale, classes: int, prepared: bool = False,
+) -> None:  # fmt: skip
+    """Write losses and gradients of short rows, each held by at most 32 threads."""
     height, width = logits.shape
     if not height:
         return
     own = _held(logits)
-    lanes = 1 << (-(-width // own) - 1).bit_length()
+    lanes = power_of_two(-(-width // own))
     groups = 256 // lanes
     load(_FILE, f"cross_entropy_group<{c_name(logits.dtype)}, {own}>")(
         (min(-(-height // groups), 4 * multiprocessors(logits.device.id)),),
@@ -227,7 +215,7 @@ def _targets(ids: Array, options: Options, classes: int = 1) -> Any:
 
 
 def _block(rows: Array, most: int, batch: int) -> tuple[int]:
-    """Return threads for one row: as few as leave the number of their batches of vectors least."""
+    """Return the least threads for one row with the least number of batches of vectors a thread."""
     vectors = -(-rows.shape[1] * rows.itemsize // 16)
     batches = -(-vectors // (most * batch))
     return (max(32, -(-vectors // (32 * batch * batches)) * 32),)

@@ -1,4 +1,4 @@
-"""What a GPU has, read from the driver once.
+"""Properties of a GPU, read from the driver once.
 
 Args:
     device: the number of the GPU, as in "cuda:0".

@@ -1,4 +1,4 @@
-"""Launch of kernels/dropout.cu."""
+"""Dropout with a bias before and a residual after it: launches dropout.cu."""
 
 from __future__ import annotations
 

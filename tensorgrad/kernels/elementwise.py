@@ -1,9 +1,9 @@
-"""Elementwise kernels, written from formulas: one for any number of results.
+"""Elementwise kernels, generated from formulas, with any number of results.
 
-Each thread computes a vector of neighbouring elements. Arrays of the results' shape,
-and those that repeat along some axes, are read 16 bytes at a time where their layout allows it;
-others element by element. Axes that lie behind each other in every array are merged first, so a
-bias that is added to (B, T, C) is one with two axes, and plain arrays have one.
+Each thread computes a vector of adjacent elements. Arrays of the shape of the results, and those
+that are broadcast to it, are read 16 bytes at a time where their layout allows it; others element
+by element. Axes that are contiguous in every array are merged first: (B, T, C) plus a bias (C,) has
+two axes, arrays of one layout have one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _THREADS = 256
 
 
 class _OperandLayout(NamedTuple):
-    """What a kernel is made for: how the elements of its operands lie.
+    """The layouts of its operands that a kernel is compiled for.
 
     Args:
         vector: elements that a thread takes at once.
         wide: whether the elements are counted in 64 bits.
-        strides: for each operand and axis: "0" where it repeats, "1" where its elements are
-            neighbours (in the last axis), "s" for any stride. ("1",) is an array like the
-            results, whatever their axes; None a number.
+        strides: for each operand and axis: "0" where it is broadcast, "1" where the last axis is
+            contiguous, "s" for any stride. ("1",) is an array with the layout of the results,
+            whatever their axes; None a number.
     """
 
     vector: int
@@ -115,14 +115,13 @@ def _plan(
         if shape[axis] == 1:
             continue
         now = [s[axis] for s in given]
-        if lengths and all(m[-1] == s * shape[axis] for m, s in zip(merged, now, strict=True)):
-            lengths[-1] *= shape[axis]
-            for m, s in zip(merged, now, strict=True):
-                m[-1] = s
-        else:
-            lengths.append(shape[axis])
-            for m, s in zip(merged, now, strict=True):
-                m.append(s)
+        if not lengths or any(m[-1] != s * shape[axis] for m, s in zip(merged, now, strict=True)):
+            lengths.append(1)
+            for m in merged:
+                m.append(0)
+        lengths[-1] *= shape[axis]
+        for m, s in zip(merged, now, strict=True):
+            m[-1] = s
     if not lengths:
         lengths, merged = [1], [[0] for _ in given]
     if lengths[-1] % vector or any(
@@ -132,9 +131,8 @@ def _plan(
     size = int(np.prod(lengths, dtype=object))
     wide = size >= 2**32
     count = np.uint64 if wide else np.uint32
-    numbers: list[Any] = [count(size), *[count(n) for n in lengths[1:-1]]]
-    if len(lengths) > 1:
-        numbers.append(count(lengths[-1] // vector))
+    inner = [*lengths[1:-1], lengths[-1] // vector] if len(lengths) > 1 else []
+    numbers: list[Any] = [count(n) for n in (size, *inner)]
     dense = [int(np.prod(lengths[axis + 1 :], dtype=object)) for axis in range(len(lengths))]
     rows = iter(merged)
     names: list[tuple[str, ...] | None] = []

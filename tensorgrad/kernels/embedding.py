@@ -1,4 +1,4 @@
-"""Launch of kernels/embedding.cu."""
+"""Embeddings of tokens and positions: launches embedding.cu, by vectors where they fit."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """Expressions of named values, once as Python and once as CUDA.
 
-An expression is a number: its place in an `Expressions`, which holds equal ones once. So a
-common subexpression, wherever it came from, is one place, and is evaluated once.
+An expression is an index into an `Expressions`, which holds equal ones once, so that a common
+subexpression is evaluated once.
 """
 
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,53 +15,22 @@ import numpy as np
 from tensorgrad import special
 
 # Names that expressions may call; kernels/elementwise.cuh defines the same ones.
+_NUMPY = (
+    "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tanh", "power", "square", "maximum",
+    "minimum", "absolute", "sign", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "int64",
+    "float32", "float64", "inf", "nan",
+)  # fmt: skip
+_SPECIAL = (
+    "erf", "sigmoid", "silu_derivative", "softplus", "gelu_tanh", "gelu_tanh_derivative",
+    "normal_cdf", "normal_pdf", "where", "number",
+)  # fmt: skip
 FUNCTIONS: dict[str, Any] = {
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "sqrt": np.sqrt,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
-    "erf": special.erf,
-    "sigmoid": special.sigmoid,
-    "silu_derivative": special.silu_derivative,
-    "softplus": special.softplus,
-    "gelu_tanh": special.gelu_tanh,
-    "gelu_tanh_derivative": special.gelu_tanh_derivative,
-    "normal_cdf": special.normal_cdf,
-    "normal_pdf": special.normal_pdf,
-    "power": np.power,
-    "square": np.square,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "absolute": np.absolute,
-    "sign": np.sign,
-    "round_down": np.floor,
-    "round_up": np.ceil,
-    "round_nearest": special.rint,
-    "is_nan": np.isnan,
-    "is_inf": np.isinf,
-    "is_finite": np.isfinite,
-    "where": special.where,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_xor": np.logical_xor,
-    "logical_not": np.logical_not,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-    "invert": np.invert,
-    "left_shift": np.left_shift,
-    "right_shift": np.right_shift,
-    "int64": np.int64,
-    "number": special.number,
-    "float32": np.float32,
-    "float64": np.float64,
-    "inf": math.inf,
-    "nan": math.nan,
-}
+    **{name: getattr(np, name) for name in _NUMPY},
+    **{name: getattr(special, name) for name in _SPECIAL},
+    "round_down": np.floor, "round_up": np.ceil, "round_nearest": special.rint,
+    "is_nan": np.isnan, "is_inf": np.isinf, "is_finite": np.isfinite,
+}  # fmt: skip
 _BINARY: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
@@ -139,11 +107,8 @@ class Expressions:
         named: list[tuple[str, str]] = []
         for place in needed:
             kind, *operands = self._nodes[place]
-            if kind == "name":
-                texts[place] = operands[0]
-                continue
-            if kind == "constant":
-                texts[place] = number(operands[1])
+            if kind in ("name", "constant"):
+                texts[place] = operands[0] if kind == "name" else number(operands[1])
                 continue
             parts = [texts[p] for p in operands]
             if kind == "negative":
@@ -184,7 +149,7 @@ class Formula:
         results: what the function returns; None stands for itself.
 
     Attributes:
-        kernels: what `row_cuda` has compiled.
+        kernels: what `elementwise` has compiled.
     """
 
     __slots__ = ("expressions", "kernels", "name", "parameters", "results")

@@ -1,4 +1,8 @@
-"""Launches of kernels/indexing.cu."""
+"""Additions to rows by index: launches indexing.cu.
+
+A radix sort orders the indices, so that the rows of one index are added in order, by windows of 32
+of them. A second kernel joins the sums of an index that spans windows.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import NULL
 
 _WINDOW = 32  # as in the kernels
-_SORT_THREADS = 1024  # too
-_SORT_BLOCKS = 128  # at most: each reads the counts of all
+_SORT_THREADS = 1024  # as in the kernels
+_SORT_BLOCKS = 128  # at most, as each reads the counts of all
 _DIGIT_BITS = 8
-_WIDEST = 65535 * 32  # columns: a launch has at most 65535 blocks of them, some as wide as a warp
+_WIDEST = 65535 * 32  # columns of a launch: at most 65535 blocks, some as wide as a warp
 
 
 def add_rows_cuda(total: Array, rows: Array, values: Array) -> None:
-    """Carry out total[rows[i]] += values[i] for every i, the sums of a row in order.
+    """Compute total[rows[i]] += values[i] for every i, in order.
 
     Args:
         total: (n, C), C-contiguous, float32 or float64.

@@ -1,9 +1,9 @@
-"""From a template in a .cu file to a function on the current GPU.
+"""Compile a template of a .cu file to a function on the current GPU.
 
 A kernel is named by its file and one instantiation of a template, `load("reduce.cu",
 "reduce_rows_warp<Sum<float>>")`. It is compiled alone, on first use, by NVRTC; the machine code
-is kept on disk, the loaded function in memory. Comments at the start of a line tell all
-there is to know about how a file is compiled:
+is kept on disk, the loaded function in memory. Comments at the start of a line say how a file is
+compiled:
 
     // options: -fmad=false                  further compiler options
     // arch: sm_90a                          the only GPU that the file is for; any GPU without it
@@ -25,8 +25,7 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -99,27 +98,13 @@ def load_text(name: str, text: str) -> Kernel:
     return _function(source.name, name, _cached(source, name, _gpu_target()))
 
 
-def compile_all(kernels: Iterable[tuple[str, str]]) -> None:
-    """Make (file, kernel) pairs ready on the current GPU, compiling on all cores at once.
-
-    Raises:
-        KernelError: as `load`.
-    """
-    pairs = list(kernels)
-    target = _gpu_target()
-    with ThreadPoolExecutor(backend.threads()) as pool:  # NVRTC releases the GIL and is parallel
-        binaries = list(pool.map(lambda pair: _binary(pair[0], pair[1], target), pairs))
-    for (file, kernel), binary in zip(pairs, binaries, strict=True):
-        _load(file, kernel, binary)
-
-
 def inline(path: Path, seen: set[Path] | None = None) -> str:
     """Return the text of `path` with every quoted #include replaced by that file, once each.
 
     Includes are relative to this folder.
 
-    The text is then all that the disk cache needs as its key, and #line keeps the compiler's
-    messages about the files that a human edits.
+    The text is then a complete key of the disk cache, and #line lets the compiler's messages name
+    the files that a human edits.
     """
     seen = set() if seen is None else seen
     if path in seen:
@@ -137,12 +122,12 @@ def inline(path: Path, seen: set[Path] | None = None) -> str:
         if match := _INCLUDE.match(line):
             lines += [inline(FOLDER / match[1], seen), f'#line {number + 1} "{name}"']
         else:
-            lines.append("" if line == "#pragma once" else line)  # which inlining has seen to
+            lines.append("" if line == "#pragma once" else line)  # inlining has done that
     return "\n".join([*lines, *static_asserts(name)])
 
 
 def _name(path: Path) -> str:
-    """Return a file's place in this folder, as `load` and #include take it."""
+    """Return the path of a file in this folder, as `load` and #include take it."""
     return path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else path.name
 
 

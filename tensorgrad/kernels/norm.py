@@ -1,4 +1,8 @@
-"""Launches of kernels/norm_forward.cu and kernels/norm_backward.cu."""
+"""Layer norm and RMS norm: launches norm_forward.cu and norm_backward.cu.
+
+Rows that consist of aligned vectors and are short enough are held in registers; any others are
+read in a loop, more than once.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.kernels.device import resident_blocks
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.rows import RowLayout, aligned, held, looped
+from tensorgrad.kernels.rows import aligned, held, looped
 from tensorgrad.kernels.structs import number, pointer
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _STAGES = 2  # as in the kernel
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
-_BLOCKS = 264  # that share the rows in backward; each leaves one partial row of dweight and dbias
-_COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias are summed by themselves
+_BLOCKS = 264  # at most in backward; each writes one partial row of dweight and dbias
+_COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias have a kernel of their own
 
 
 def forward(
@@ -32,9 +36,9 @@ def forward(
     eps: float,
     centre: bool,
 ) -> tuple[Array, Array, Array | None, Array]:
-    """Return y, x + residual, and for each row the mean (None without `centre`) and 1 / deviation.
+    """Return y, x + residual (x without one), and the mean and 1 / deviation of each row.
 
-    Without a residual, x itself stands for the sum. All arrays but y are contiguous.
+    Without `centre`, rms_norm, there is no mean.
     """
     x = backend.contiguous(x)
     total = x
@@ -73,11 +77,9 @@ def forward(
 def _held_rows(
     dtype: Dtype, rows: int, width: int, eps: float, adds: bool, wide: bool, device: int
 ) -> tuple[Any, ...] | None:
-    """Return how rows are normalised that registers hold: the same from step to step.
+    """Return kernel, grid, block, numbers and bytes of shared memory for rows held in registers.
 
-    Returns:
-        Kernel, grid, block, what follows the arrays, and bytes of shared memory; None for rows
-        that are too long.
+    None for rows that are too long. Cached: the launch is the same from step to step.
     """
     layout = held(width * dtype.itemsize, (1, 3, 4), lanes=32, threads=128, most=512)
     if layout is None:
@@ -102,11 +104,8 @@ def backward(
     rstd: Array,
     needs: Sequence[Any],
 ) -> tuple[Array | None, ...]:
-    """Return dx, dweight and dbias, None where not needed; the latter two in the compute type.
-
-    `dsum` is added to dx.
-    """
-    dy, x = backend.contiguous(dy), backend.contiguous(x)
+    """Return dx + dsum, and dweight and dbias in the compute type; None where not needed."""
+    dy, x = backend.contiguous(dy.astype(x.dtype, copy=False)), backend.contiguous(x)
     if dsum is not None:
         dsum = backend.contiguous(dsum.astype(x.dtype, copy=False))
     rows, width = rstd.size, x.shape[-1]
@@ -115,22 +114,33 @@ def backward(
         zeros = backend.cupy.zeros((width,), rstd.dtype)
         return dx, zeros, zeros
     weight = _computable(weight, x)
-    layout = None
+    arrays = (dy, pointer(dsum), x, *_given(weight, x), pointer(mean), rstd)
+    sizes = (number("i8", rows), number("i4", width))
+    types = c_name(x.dtype)
+    layout, partials = None, None
     if dx is not None and aligned(width, x, dy, dsum, dx, weight):
         layout = held(width * x.itemsize, (1, 2), lanes=512, threads=512, most=512)
-    if layout is not None:
-        partials = _rows(layout, dx, dy, dsum, x, weight, mean, rstd, any(needs[1:]))
+    if layout is not None:  # all gradients in one pass
+        blocks = min(_BLOCKS, *layout.grid(rows))
+        if any(needs[1:]):
+            partials = backend.empty((blocks, 2, width), rstd.dtype, like=x)
+        shared = _STAGES * layout.vectors * 2 * 16 * layout.threads * layout.groups
+        kernel = load(_BACKWARD, f"norm_backward_rows<{types}, {layout.vectors}>")
+        kernel((blocks,), layout.block, (dx, pointer(partials), *arrays, *sizes), shared)
     else:
         if dx is not None:
-            _loop(dx, dy, dsum, x, weight, mean, rstd)
-        partials = _columns(dy, x, mean, rstd) if any(needs[1:]) else None
+            loop = looped(width)
+            kernel = load(_BACKWARD, f"norm_backward_loop<{types}>")
+            kernel(loop.grid(rows), loop.block, (dx, *arrays, *sizes))
+        if any(needs[1:]):
+            partials = _columns(dy, x, mean, rstd)
     if partials is None:
         return dx, None, None
     return dx, _parameter(partials, 0, needs[1]), _parameter(partials, 1, needs[2])
 
 
-def _parameter(partials: Array, place: int, need: Any) -> Array | None:
-    """Return the sums of dweight's partial rows (place 0) or dbias's (1); None once added."""
+def _parameter(partials: Array, index: int, need: Any) -> Array | None:
+    """Return the sums of dweight's partial rows (index 0) or dbias's (1); None once added."""
     if not need:
         return None
     count, _, width = partials.shape
@@ -139,58 +149,14 @@ def _parameter(partials: Array, place: int, need: Any) -> Array | None:
     load(_BACKWARD, f"norm_backward_parameters<{c_name(out.dtype)}>")(
         (-(-width // 32),),
         (32, 32),
-        (out, partials, number("i4", place * width), number("i4", width), number("i4", count),
+        (out, partials, number("i4", index * width), number("i4", width), number("i4", count),
          number("i4", 2 * width), number("?", total is not None)),
     )  # fmt: skip
     return accumulated(out, need) if total is None else None
 
 
-def _rows(
-    layout: RowLayout,
-    dx: Array,
-    dy: Array,
-    dsum: Array | None,
-    x: Array,
-    weight: Array | None,
-    mean: Array | None,
-    rstd: Array,
-    parameters: bool,
-) -> Array | None:
-    """Compute dx; return the partial rows of dweight and dbias when they are wanted."""
-    rows, width = rstd.size, x.shape[-1]
-    blocks = min(_BLOCKS, *layout.grid(rows))
-    partials = backend.empty((blocks, 2, width), rstd.dtype, like=x) if parameters else None
-    shared = _STAGES * layout.vectors * 2 * 16 * layout.threads * layout.groups
-    load(_BACKWARD, f"norm_backward_rows<{c_name(x.dtype)}, {layout.vectors}>")(
-        (blocks,),
-        layout.block,
-        (dx, pointer(partials), dy, pointer(dsum), x, *_given(weight, x), pointer(mean), rstd,
-         number("i8", rows), number("i4", width)),
-        shared,
-    )  # fmt: skip
-    return partials
-
-
-def _loop(
-    dx: Array,
-    dy: Array,
-    dsum: Array | None,
-    x: Array,
-    weight: Array | None,
-    mean: Array | None,
-    rstd: Array,
-) -> None:
-    rows, width = rstd.size, x.shape[-1]
-    layout = looped(width)
-    load(_BACKWARD, f"norm_backward_loop<{c_name(x.dtype)}>")(
-        layout.grid(rows),
-        layout.block,
-        (dx, dy, pointer(dsum), x, *_given(weight, x), pointer(mean), rstd, np.int64(rows),
-         np.int32(width)),
-    )  # fmt: skip
-
-
 def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
+    """Return partial rows of dweight and dbias, each of a chunk of the rows."""
     rows, width = rstd.size, x.shape[-1]
     chunk = -(-rows // _COLUMN_CHUNKS)
     chunks = -(-rows // chunk)
@@ -204,7 +170,7 @@ def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
 
 
 def _computable(array: Array | None, x: Array) -> Array | None:
-    """Return weight or bias, contiguous, in the dtype of x or the one it is computed in."""
+    """Return weight or bias, contiguous, in the dtype of x or its compute type."""
     if array is None:
         return None
     if array.dtype != x.dtype:
@@ -213,6 +179,6 @@ def _computable(array: Array | None, x: Array) -> Array | None:
 
 
 def _given(parameter: Array | None, x: Array) -> tuple[Any, Any]:
-    """Return the pointer, and whether it points to the type that x is computed in."""
+    """Return the pointer, and whether it points to the compute type of x."""
     wide = parameter is not None and parameter.dtype != x.dtype
     return pointer(parameter), number("?", wide)

@@ -1,4 +1,4 @@
-"""Launches of kernels/optim.cu: one thread for the scalars, then all elements."""
+"""Steps of optimizers: launches optim.cu, one thread for the scalars, then all elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THREADS = 256  # as the kernels' __launch_bounds__
 
 
 class Update:
-    """A step of an optimizer; its arguments are kept while nothing that decides them changes."""
+    """A step of an optimizer, whose arguments are cached until an address or option changes."""
 
     def __init__(self) -> None:
         self._key: Any = None
@@ -43,14 +43,17 @@ class Update:
             scalars: of `step`.
         """
         arrays = [array for piece in pieces for array in (piece.data, piece.grad)]
-        places = [array.data.ptr for array in (*arrays, *state.values())]
-        key = (prepare, options, step, scalars, *places)
+        addresses = [array.data.ptr for array in (*arrays, *state.values())]
+        key = (prepare, options, step, scalars, *addresses)
         if key != self._key:
             self._key = key
             self._launches = [
                 self._arguments(piece, state, hyper, scalars) for piece in pieces if piece.data.size
             ]
-        begin, kernel = load("optim.cu", prepare), load("optim.cu", step)  # both, or nothing runs
+        begin, kernel = (
+            load("optim.cu", prepare),
+            load("optim.cu", step),
+        )  # load both before either runs
         begin((1,), (1,), (hyper, *map(np.float64, options)))
         for launch in self._launches:
             kernel(*launch)

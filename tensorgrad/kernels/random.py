@@ -1,4 +1,4 @@
-"""Launches of kernels/random.cu."""
+"""Random numbers by counter-based Philox: launches random.cu."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorgrad.kernels.structs import pointer
 
 
 class Key(NamedTuple):
-    """What one array of random numbers depends on, beside its shape.
+    """The counter of Philox: with the shape, it decides an array of random numbers.
 
     `offset`, an array with one uint64 on the GPU or None, is added to the draw number inside the
     kernels: a captured launch draws new numbers at each replay when it is counted up between them.
@@ -30,10 +30,10 @@ def keep_threshold(probability: float) -> int:
 
 
 def advance(offset: Array, draws: int) -> None:
-    """Count up the part of the draw number that lives on the device (see `Key`).
+    """Add to the part of the draw number that is on the device (see `Key`).
 
-    Launched at the end of a captured step that takes so many draws, it makes each replay draw what
-    the next step would have drawn.
+    At the end of a captured step of `draws` draws, it lets each replay draw what the next step
+    would have drawn.
     """
     load("random.cu", "advance_draw")((1,), (1,), (offset, np.uint64(draws)))
 

@@ -1,7 +1,9 @@
-"""Launches of kernels/reduce.cu.
+"""Reductions and running sums: launches reduce.cu.
 
 An array is seen as (outer, length, inner), its middle axis the one to reduce. The launch geometry
 depends on the shape and the dtype alone, never on the GPU, so that equal inputs give equal bits.
+Rows are reduced by a thread, a warp or a block, as their size and number decide; columns by blocks
+that read whole vectors of them. Long axes are cut into chunks, whose results a second launch joins.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from tensorgrad.kernels.structs import NULL, number
 
 _THREADS = 256  # as the kernels' __launch_bounds__
 _BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
-_TILE_ROWS = 128  # of which a thread each reduces one
-_TILE_BYTES = 256  # that a row may have for that
+_TILE_ROWS = 128  # of a block in which each thread reduces one row
+_TILE_BYTES = 256  # at most, of such a row
 _WARP_BYTES = 2048  # rows up to this size are always reduced by a warp
 _WARP_BYTES_MANY = 16384  # and up to this one where the rows are many
 _MANY_ROWS = 1024
-_CHUNK_BYTES = 16384  # the least that a block shall read of a row
-_CHUNK_ROWS = 16  # the least that a thread shall read down a column
+_CHUNK_BYTES = 16384  # the least that a block reads of a long row
+_CHUNK_ROWS = 16  # the least that a thread reads down a long column
 _FOLDED_ROWS = 128  # the least for which rows are joined so that vectors fit
 _ADD = 1.0  # the parameter of a sum that is added to what is there
 
@@ -51,13 +53,10 @@ def reduce_cuda(
     x, outer, length, inner = _three_axes(_operand(op, x), axes)
     y = backend.empty(shape, _result_dtype(op, x.dtype, dtype), like=x)
     if y.size:
-        types = c_name(x.dtype)
-        if op == "Sum" and y.dtype != x.dtype:
-            types = f"{types}, {c_name(y.dtype)}"
         if inner == 1:
-            _rows(op, types, y, x, outer, length, parameter)
+            _rows(op, y, x, outer, length, parameter)
         else:
-            _columns(op, types, y, x, outer, length, inner, parameter)
+            _columns(op, y, x, outer, length, inner, parameter)
     return y if y.dtype == dtype else y.astype(dtype)
 
 
@@ -72,10 +71,7 @@ def add_sum_of_rows(total: Array, x: Array) -> None:
     if inner == 1:
         backend.add_into(total, reduce_cuda("Sum", x, (0,), total.dtype))
         return
-    types = (
-        c_name(x.dtype) if total.dtype == x.dtype else f"{c_name(x.dtype)}, {c_name(total.dtype)}"
-    )
-    _columns("Sum", types, total, backend.contiguous(x), 1, length, inner, _ADD)
+    _columns("Sum", total, backend.contiguous(x), 1, length, inner, _ADD)
 
 
 def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:
@@ -86,8 +82,7 @@ def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:
     if y.size:
         length = x.shape[-1]
         rows = x.size // length
-        types = c_name(x.dtype) if y.dtype == x.dtype else f"{c_name(x.dtype)}, {c_name(y.dtype)}"
-        op = f"Sum<{types}>"
+        op = _operation("Sum", x, y)
         chunk, splits = _split(rows, length, _CHUNK_BYTES // x.itemsize)
         totals: Any = NULL
         if splits > 1:
@@ -98,6 +93,13 @@ def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:
         _launch_scan(op, y, x, totals, rows, length, chunk, splits)
     y = y if y.dtype == dtype else y.astype(dtype)
     return move(y, -1, axis)
+
+
+def _operation(op: str, x: Array, y: Array) -> str:
+    """Return the C++ type of an operation on the dtypes of x and y."""
+    if op == "Sum" and y.dtype != x.dtype:
+        return f"Sum<{c_name(x.dtype)}, {c_name(y.dtype)}>"
+    return f"{op}<{c_name(x.dtype)}>"
 
 
 def _operand(op: str, x: Array) -> Array:
@@ -143,12 +145,10 @@ def _three_axes(x: Array, axes: tuple[int, ...]) -> tuple[Array, int, int, int]:
     return backend.contiguous(x), outer, length, inner
 
 
-def _rows(
-    op: str, types: str, y: Array, x: Array, rows: int, length: int, parameter: float
-) -> None:
+def _rows(op: str, y: Array, x: Array, rows: int, length: int, parameter: float) -> None:
     """Reduce (rows, length) over its last axis."""
     size = length * x.itemsize
-    name = f"{op}<{types}>"
+    name = _operation(op, x, y)
     if size <= _TILE_BYTES and size % 16 and x.data.ptr % 16 == 0:
         load("reduce.cu", f"reduce_rows_tile<{name}>")(
             (-(-rows // _TILE_ROWS),),
@@ -185,11 +185,11 @@ class _Pass(NamedTuple):
 
 
 def _columns(
-    op: str, types: str, y: Array, x: Array, outer: int, length: int, inner: int, parameter: float
+    op: str, y: Array, x: Array, outer: int, length: int, inner: int, parameter: float
 ) -> None:
     """Reduce (outer, length, inner) over its middle axis."""
-    places = x.data.ptr % 16
-    passes, count = _passes(op, types, x.itemsize, places, outer, length, inner, parameter)
+    name, misaligned = _operation(op, x, y), x.data.ptr % 16
+    passes, count = _passes(name, x.itemsize, misaligned, outer, length, inner, parameter)
     *before, last = passes
     for each in before:
         partials = _partials(op, x, count)
@@ -200,15 +200,13 @@ def _columns(
 
 @lru_cache(maxsize=4096)
 def _passes(
-    op: str, types: str, itemsize: int, places: int, outer: int, length: int, inner: int,
-    parameter: float,
-) -> tuple[list[_Pass], int]:  # fmt: skip
-    """Return the launches, the same from step to step, and how many partial results there are."""
-    name = f"{op}<{types}>"
+    name: str, itemsize: int, misaligned: int, outer: int, length: int, inner: int, parameter: float
+) -> tuple[list[_Pass], int]:
+    """Return the launches and the number of partial results. Cached from step to step."""
     width = min(8, 16 // itemsize)
     fold = width // math.gcd(inner, width)  # rows that end where a vector does
-    if places % (width * itemsize) or (
-        fold > 1 and (length % fold or length < _FOLDED_ROWS or op in ("ArgMax", "ArgMin"))
+    if misaligned % (width * itemsize) or (
+        fold > 1 and (length % fold or length < _FOLDED_ROWS or name.startswith("Arg"))
     ):
         width = fold = 1
     length, inner = length // fold, inner * fold
@@ -225,7 +223,7 @@ def _passes(
 
 
 def _pass(name: str, width: int, view: Shape, chunk: int, splits: int, parameter: float) -> _Pass:
-    """Return the launch that reduces the middle axis of a view in so many chunks."""
+    """Return the launch that reduces the middle axis of a view in `splits` chunks."""
     outer, length, inner = view
     block = _block_shape(outer, length, inner // width)
     tiles = -(-inner // (width * block[0]))
@@ -238,7 +236,7 @@ def _pass(name: str, width: int, view: Shape, chunk: int, splits: int, parameter
 
 
 def _split(units: int, length: int, least: int) -> tuple[int, int]:
-    """Return (chunk, splits): how the reduced axis is cut so that there are enough blocks."""
+    """Return the length and number of chunks of the reduced axis, for enough blocks."""
     splits = max(1, min(_BLOCKS // units, length // least))
     chunk = -(-length // splits)
     if splits > 1:
@@ -256,7 +254,7 @@ def _partials(op: str, x: Array, count: int) -> Array:
 
 @lru_cache(maxsize=4096)
 def _block_shape(outer: int, length: int, columns: int) -> tuple[int, int, int]:
-    """Return threads along inner, down the axis and along outer: 256 where there is the work."""
+    """Return threads along inner, down the axis and along outer: 256 where there is work."""
     along = power_of_two(columns)
     down = min(_THREADS // min(along, 32), power_of_two(-(-length // 4)))
     along = min(along, _THREADS // down)

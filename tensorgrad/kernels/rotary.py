@@ -1,4 +1,4 @@
-"""Launch of kernels/rotary.cu."""
+"""Rotary position embedding: launches rotary.cu, by vectors of 16 bytes where they fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorgrad.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import number
 
-_HEADS = 4  # that a thread turns, as in the kernel
+_HEADS = 4  # of a thread, as in the kernel
 
 
 def angles(cos: Array, x: Array, heads: int) -> Array:
@@ -28,7 +28,7 @@ def angles(cos: Array, x: Array, heads: int) -> Array:
 
 
 def turn(x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool) -> Array:
-    """Return x with the first heads turned forwards (direction 1) or back (-1) by `angles`."""
+    """Return x with the first heads rotated by `angles`, or back with direction -1."""
     x = backend.contiguous(x)
     y = backend.empty_like(x)
     if not x.size:

@@ -1,6 +1,6 @@
-"""How rows are shared among threads. Device code: kernels/rows.cuh.
+"""How rows are divided among threads. Device code: kernels/rows.cuh.
 
-All depends on the shape, the dtype and the alignment alone, never on the GPU, so that equal
+A layout depends on the shape, the dtype and the alignment alone, never on the GPU, so that equal
 inputs give equal bits.
 """
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from tensorgrad.backend import Array
 
-VECTOR_BYTES = 16  # what one access of one thread moves
+VECTOR_BYTES = 16  # of one access of one thread
 
 
 class RowLayout(NamedTuple):
-    """Threads for each row, rows for each block, and vectors that a thread holds of a row."""
+    """Threads of a row, rows of a block, and vectors of a row that a thread holds."""
 
     threads: int
     groups: int
@@ -46,11 +46,11 @@ def held(
 
     Args:
         row_bytes: a multiple of 16.
-        vectors: how many a thread may hold, ascending: the first with which `lanes` threads hold
-            a row is taken, else the last.
-        lanes: threads that a row shall have.
-        threads: that a block shall have.
-        most: threads that a row may have.
+        vectors: numbers that a thread may hold, ascending. The first with which `lanes` threads
+            hold a row is taken, else the last.
+        lanes: threads of a row, if it is long enough.
+        threads: of a block.
+        most: threads of a row.
     """
     count = row_bytes // VECTOR_BYTES
     own = next((v for v in vectors if v * lanes >= count), vectors[-1])
@@ -62,7 +62,7 @@ def held(
 
 
 def looped(width: int, threads: int = 512, per_thread: int = 8) -> RowLayout:
-    """Return how rows of any width and alignment are gone through, in more than one pass."""
+    """Return the layout for rows of any width and alignment, read in more than one pass."""
     lanes = min(threads, power_of_two(-(-width // per_thread)))
     return RowLayout(lanes, max(1, threads // 2 // lanes), 1)
 

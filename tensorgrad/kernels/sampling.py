@@ -1,4 +1,4 @@
-"""Launch of kernels/sampling.cu."""
+"""The next token of each sequence: launches sampling.cu, a block a sequence."""
 
 from __future__ import annotations
 

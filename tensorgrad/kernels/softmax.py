@@ -1,4 +1,8 @@
-"""Launches of kernels/softmax.cu."""
+"""softmax and log_softmax: launches softmax.cu.
+
+Rows of aligned vectors that registers hold have a group of threads each; other short rows share
+a tile of shared memory, and long ones are staged in it, as much of them as fits.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ from tensorgrad.dtypes import c_name, compute_dtype, float64
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.rows import RowLayout, aligned, held
+from tensorgrad.kernels.rows import RowLayout, aligned, held, power_of_two
 from tensorgrad.kernels.structs import ScoreArguments, address, by_value
 
+Arguments = tuple[Any, ...]
 _SHORT = 2048  # elements of a row: 256 threads with 8 each
-_TILE_BYTES = 8192  # that a block shall copy of an array
+_TILE_BYTES = 8192  # of an array that a block copies, about
 _KINDS = {"none": 0, "bool": 1, "own": 2, "wide": 3}  # of masks, as in kernels/scores.cuh
 
 
@@ -32,7 +37,7 @@ def forward(x: Array, scale: float, mask: Array | None, causal: bool, logarithm:
         causal: as in `softmax`.
         logarithm: whether log_softmax is wanted.
     """
-    scores, mask = _scores(x, scale, mask, causal)  # a mask that was made for it lives till the end
+    scores, mask = _scores(x, scale, mask, causal)  # a converted mask lives till the end
     x = _rows(x)
     y = backend.empty_like(x)
     if not x.size:
@@ -55,19 +60,19 @@ def backward(dy: Array, y: Array, scale: float, logarithm: bool) -> Array:
 
 
 def _rows(x: Array) -> Array:
-    """Return x contiguous, a long one from a 16-byte boundary on."""
+    """Return x contiguous and, where its rows are long, aligned to 16 bytes."""
     x = backend.contiguous(x)
     return x.copy() if x.data.ptr % 16 and x.ndim and x.shape[-1] > _SHORT else x
 
 
 def _held(most: int, *arrays: Array) -> RowLayout | None:
-    """Return how rows are held in registers by at most so many threads; None if they are not."""
+    """Return how at most `most` threads hold a row in registers, or None."""
     first = arrays[0]
     width = first.shape[-1]
     if first.dtype == float64 or not aligned(width, *arrays):
         return None
     size = width * first.itemsize
-    vectors = 4 if size > 48 else 2 if size > 16 else 1  # several loads under way for each thread
+    vectors = 4 if size > 48 else 2 if size > 16 else 1  # loads in flight of a thread
     return held(size, (vectors,), lanes=32, threads=64, most=most)
 
 
@@ -77,14 +82,10 @@ def _sizes(x: Array) -> tuple[Any, Any]:
 
 
 def _launch(
-    name: str,
-    flag: str,
-    layout: RowLayout | None,
-    tiles: int,
-    arrays: tuple[Any, ...],
-    options: tuple[Any, ...],
-) -> None:
-    """Choose the kernel, with a template argument more; `tiles` of the arrays are read."""
+    name: str, flag: str, layout: RowLayout | None, reads: int, arrays: Arguments,
+    options: Arguments,
+) -> None:  # fmt: skip
+    """Choose and launch a kernel that reads `reads` arrays; `flag` ends its template arguments."""
     y = arrays[0]
     types = c_name(y.dtype)
     if layout is not None:
@@ -92,19 +93,17 @@ def _launch(
         kernel(layout.grid(y.size // y.shape[-1]), layout.block, (*arrays, *options))
     elif y.shape[-1] <= _SHORT:
         kernel = load("softmax.cu", f"softmax_{name}_short<{types}{flag}>")
-        _launch_short(kernel, tiles, arrays, options)
+        _launch_short(kernel, reads, arrays, options)
     else:
         kernel = load("softmax.cu", f"softmax_{name}_staged<{types}{flag}>")
-        _launch_staged(kernel, tiles, arrays, options)
+        _launch_staged(kernel, reads, arrays, options)
 
 
-def _launch_short(
-    kernel: Any, tiles: int, arrays: tuple[Any, ...], options: tuple[Any, ...]
-) -> None:
-    """Give a row as few lanes as can hold it, and a block 256 threads and some rows for each."""
+def _launch_short(kernel: Any, reads: int, arrays: Arguments, options: Arguments) -> None:
+    """Launch blocks of 256 threads, each for a tile of rows, with the fewest lanes for a row."""
     y = arrays[0]
     width = y.shape[-1]
-    lanes = 1 << (-(-width // 8) - 1).bit_length()
+    lanes = power_of_two(-(-width // 8))
     groups = 256 // lanes
     rounds = max(1, _TILE_BYTES // (groups * width * y.itemsize))
     whole = 16 // math.gcd(16, width * y.itemsize)  # rows that end at a 16-byte boundary
@@ -113,24 +112,23 @@ def _launch_short(
         (-(-y.size // (width * deep)),),
         (lanes, groups),
         (*arrays, np.int32(deep), *options),
-        tiles * -(-deep * width * y.itemsize // 16) * 16,
+        reads * -(-deep * width * y.itemsize // 16) * 16,
     )
 
 
-def _launch_staged(
-    kernel: Any, tiles: int, arrays: tuple[Any, ...], options: tuple[Any, ...]
-) -> None:
-    """Give blocks as much shared memory as holds a row of each array, or all; fill the GPU."""
+def _launch_staged(kernel: Any, reads: int, arrays: Arguments, options: Arguments) -> None:
+    """Launch a persistent grid with shared memory for a row of each array, or all there is."""
     y = arrays[0]
     width = y.shape[-1]
-    limit = shared_memory_per_block(y.device.id) - 2048  # beside the kernel's own
+    limit = shared_memory_per_block(y.device.id) - 2048  # the kernel's static one
     vectors = width * y.itemsize // 16
-    room = min(vectors, limit // (16 * tiles))
-    shared = room * 16 * tiles
-    most = 768 if 2 * shared > limit and y.itemsize < 8 else 384  # two blocks if they find room
+    staged = min(vectors, limit // (16 * reads))
+    shared = staged * 16 * reads
+    # Two blocks a multiprocessor if they fit.
+    most = 768 if 2 * shared > limit and y.itemsize < 8 else 384
     threads = min(most, -(-vectors // 128) * 32)
     blocks = min(y.size // width, resident_blocks(kernel, threads, shared, y.device.id))
-    kernel((blocks,), (threads,), (*arrays, np.int32(room), *options), shared)
+    kernel((blocks,), (threads,), (*arrays, np.int32(staged), *options), shared)
 
 
 def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> tuple[Any, Array | None]:
@@ -168,10 +166,9 @@ def _collapsed(mask: Array) -> tuple[list[int], list[int]]:
         stride //= mask.itemsize
         if length == 1:
             continue
-        if lengths and strides[-1] == length * stride:
-            lengths[-1] *= length
-            strides[-1] = stride
-        else:
-            lengths.append(length)
-            strides.append(stride)
+        if not (lengths and strides[-1] == length * stride):
+            lengths.append(1)
+            strides.append(0)
+        lengths[-1] *= length
+        strides[-1] = stride
     return [*lengths, axes[-1][0]], [*strides, axes[-1][1] // mask.itemsize]

@@ -1,4 +1,4 @@
-"""What a launch takes besides arrays: structs, numbers and pointers.
+"""Arguments of launches that are not arrays: structs, numbers and pointers.
 
 Each struct that crosses from Python to CUDA is declared once here, with the names and types of the
 C++ one. The loader appends `static_asserts` to the sources that define it, so that a kernel whose
@@ -52,19 +52,19 @@ def _by_value() -> Any:
     class ByValue(backend.cupy.cuda.function.CPointer):  # type: ignore[misc]  # CuPy has no types
         def __init__(self, value: Any) -> None:
             if isinstance(value, Struct):
-                place = ctypes.addressof(value)
+                memory = ctypes.addressof(value)
             else:
                 value = np.asarray(value)
-                place = value.ctypes.data
-            super().__init__(place)
+                memory = value.ctypes.data
+            super().__init__(memory)
             self.value = value  # keeps the memory
 
     return ByValue
 
 
-def _fields(c_type: Any, *names: str) -> Fields:
+def _fields(c_type: Any, names: str) -> Fields:
     """Return fields of one type."""
-    return tuple((name, c_type) for name in names)
+    return tuple((name, c_type) for name in names.split())
 
 
 class Struct(ctypes.Structure):
@@ -83,7 +83,7 @@ class Strides(Struct):
     """In elements; the elements of the last axis are contiguous."""
 
     sources = ("attention/arguments.cuh", "attention/backward_sm90.cu")
-    _fields_ = _fields(c_int64, "batch", "head", "row")
+    _fields_ = _fields(c_int64, "batch head row")
 
 
 class AttentionArguments(Struct):
@@ -91,11 +91,11 @@ class AttentionArguments(Struct):
 
     sources = ("attention/arguments.cuh",)
     _fields_ = (
-        *_fields(c_int, "heads", "kv_heads", "queries", "keys", "width", "window_left"),
-        *_fields(c_int, "window_right", "sequences", "aligned", "by_head"),
-        *_fields(c_float, "scale_log2", "inverse_scale", "inverse_keep"),
-        *_fields(c_double, "scale", "keep_probability"),
-        *_fields(Strides, "q", "k", "v", "y", "dq", "dk", "dv", "sums"),
+        *_fields(c_int, "heads kv_heads queries keys width window_left window_right sequences"),
+        *_fields(c_int, "aligned by_head"),
+        *_fields(c_float, "scale_log2 inverse_scale inverse_keep"),
+        *_fields(c_double, "scale keep_probability"),
+        *_fields(Strides, "q k v y dq dk dv sums"),
         ("bias", c_int64 * 4),
     )
 
@@ -105,7 +105,7 @@ class AttentionDropout(Struct):
 
     sources = ("attention/arguments.cuh",)
     _fields_ = (
-        *_fields(c_uint64, "seed", "draw", "stream"),
+        *_fields(c_uint64, "seed draw stream"),
         ("offset", c_void_p),
         ("threshold", c_int64),
     )
@@ -116,8 +116,8 @@ class AttentionSm90Arguments(Struct):
 
     sources = ("attention/sm90.cuh",)
     _fields_ = (
-        *_fields(c_int, "heads", "kv_heads", "queries", "keys", "width", "window_left"),
-        *_fields(c_int, "window_right", "together", "heads_total"),
+        *_fields(c_int, "heads kv_heads queries keys width window_left"),
+        *_fields(c_int, "window_right together heads_total"),
         ("scale", c_float),
     )
 
@@ -128,11 +128,11 @@ class AttentionSm90Extras(Struct):
     sources = ("attention/sm90.cuh",)
     _fields_ = (
         ("bias", c_void_p),
-        *_fields(c_int64, "bias_batch", "bias_head", "bias_query", "bias_key"),
-        *_fields(c_void_p, "query_starts", "key_starts"),
-        *_fields(c_uint64, "seed", "draw", "stream"),
+        *_fields(c_int64, "bias_batch bias_head bias_query bias_key"),
+        *_fields(c_void_p, "query_starts key_starts"),
+        *_fields(c_uint64, "seed draw stream"),
         ("offset", c_void_p),
-        *_fields(c_int, "length", "columns"),
+        *_fields(c_int, "length columns"),
         ("threshold", c_uint32),
         ("inverse_keep", c_float),
     )
@@ -142,7 +142,7 @@ class CacheStrides(Struct):
     """Of cached keys or values, in elements."""
 
     sources = ("attention/decode.cu",)
-    _fields_ = _fields(c_int64, "sequence", "head", "key")
+    _fields_ = _fields(c_int64, "sequence head key")
 
 
 class DecodeAttentionArguments(Struct):
@@ -150,8 +150,8 @@ class DecodeAttentionArguments(Struct):
 
     sources = ("attention/decode.cu",)
     _fields_ = (
-        *_fields(CacheStrides, "key_at", "value_at"),
-        *_fields(c_int, "heads", "kv_heads", "width", "window", "interleaved"),
+        *_fields(CacheStrides, "key_at value_at"),
+        *_fields(c_int, "heads kv_heads width window interleaved"),
         ("scale", c_float),
     )
 
@@ -160,7 +160,7 @@ class MatmulOperand(Struct):
     """Matrices in memory and their strides in elements."""
 
     sources = ("matmul/arguments.cuh",)
-    _fields_ = (("data", c_void_p), *_fields(c_int64, "batch", "row", "column"))
+    _fields_ = (("data", c_void_p), *_fields(c_int64, "batch row column"))
 
 
 class MatmulArguments(Struct):
@@ -168,10 +168,10 @@ class MatmulArguments(Struct):
 
     sources = ("matmul/arguments.cuh",)
     _fields_ = (
-        *_fields(MatmulOperand, "a", "b"),
-        *_fields(c_void_p, "y", "bias", "before_gelu", "residual", "gelu_of"),
-        *_fields(c_int, "rows", "width", "columns", "a_vectors", "b_vectors", "y_vectors"),
-        *_fields(c_int, "wide", "bias_wide", "add", "gelu"),
+        *_fields(MatmulOperand, "a b"),
+        *_fields(c_void_p, "y bias before_gelu residual gelu_of"),
+        *_fields(c_int, "rows width columns a_vectors b_vectors y_vectors"),
+        *_fields(c_int, "wide bias_wide add gelu"),
     )
 
 
@@ -180,9 +180,9 @@ class MatmulSm90Arguments(Struct):
 
     sources = ("matmul/sm90.cuh",)
     _fields_ = (
-        *_fields(c_uint64, "bias", "residual", "pre"),
-        *_fields(c_int, "rows", "columns", "terms", "matrices", "a_step", "b_step"),
-        *_fields(c_int, "band", "split_steps", "wide_bias", "add"),
+        *_fields(c_uint64, "bias residual pre"),
+        *_fields(c_int, "rows columns terms matrices a_step b_step"),
+        *_fields(c_int, "band split_steps wide_bias add"),
     )
 
 
@@ -206,8 +206,8 @@ class Targets(Struct):
     sources = ("cross_entropy.cu",)
     _fields_ = (
         ("ids", c_void_p),
-        *_fields(c_int64, "ignored", "ignores"),
-        *_fields(c_double, "target", "each", "z_loss"),
+        *_fields(c_int64, "ignored ignores"),
+        *_fields(c_double, "target each z_loss"),
     )
 
 
@@ -216,7 +216,7 @@ class GradientScale(Struct):
 
     sources = ("cross_entropy.cu",)
     cuda_name = "GradientScale<float>"
-    _fields_ = (*_fields(c_void_p, "dy", "count"), ("stride", c_int64))
+    _fields_ = (*_fields(c_void_p, "dy count"), ("stride", c_int64))
 
 
 def static_asserts(source: str) -> list[str]:
@@ -226,11 +226,11 @@ def static_asserts(source: str) -> list[str]:
         if source not in struct.sources:
             continue
         name = struct.cuda_name or struct.__name__
-        places = {f"sizeof({name})": ctypes.sizeof(struct)}
+        expected = {f"sizeof({name})": ctypes.sizeof(struct)}
         for field, *_ in struct._fields_:
-            places[f"__builtin_offsetof({name}, {field})"] = getattr(struct, field).offset
+            expected[f"__builtin_offsetof({name}, {field})"] = getattr(struct, field).offset
         lines += [
             f'static_assert({what} == {size}, "structs.py declares another {name}");'
-            for what, size in places.items()
+            for what, size in expected.items()
         ]
     return lines

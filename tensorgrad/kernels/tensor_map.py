@@ -1,4 +1,7 @@
-"""Tensor maps: how Hopper's copy engine is told the layout of an array. See hopper.cuh."""
+"""Tensor maps: the layout of an array as TMA, Hopper's tensor memory accelerator, takes it.
+
+Device code: hopper.cuh.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _TYPES = {2: 1, 4: 7}  # by bytes: any 16 bits, float32
 
 
 def tensor_map(array: Array, box: Shape) -> TensorMap:
-    """Return the map of a 16-bit or float32 GPU array for copies of boxes of rows of 128 bytes.
+    """Return the map of a 16-bit or float32 GPU array for boxes with rows of 128 bytes.
 
     Args:
         array: any number of axes up to 5, as `fits` says.
@@ -31,7 +34,7 @@ def tensor_map(array: Array, box: Shape) -> TensorMap:
 
 
 def fits(array: Array) -> bool:
-    """Whether the copy engine can read the array where it lies: rows and strides of 16 bytes."""
+    """Whether TMA can read the array in place: address, rows and strides of 16 bytes."""
     return (
         array.data.ptr % 16 == 0
         and array.strides[-1] == array.itemsize
@@ -45,11 +48,11 @@ def fits(array: Array) -> bool:
 @lru_cache(maxsize=4096)
 def map_memory(pointer: int, itemsize: int, shape: Shape, strides: Shape, box: Shape) -> TensorMap:
     """Return the map of memory; `strides` in bytes, the last one being that of an element."""
-    room = np.empty(192, np.uint8)  # of which 128, from a multiple of 64 on
-    start = -room.ctypes.data % 64
-    encoded = room[start : start + 128]
+    buffer = np.empty(192, np.uint8)  # of which 128, from a multiple of 64 on
+    start = -buffer.ctypes.data % 64
+    encoded = buffer[start : start + 128]
     rank = len(shape)
-    # A step along an axis of length 1 is never taken, so any that is allowed will do.
+    # An axis of length 1 needs a stride that is allowed, whatever it is.
     steps = [step if length > 1 else 16 for length, step in zip(shape, strides, strict=True)]
     error = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(encoded.ctypes.data),
@@ -68,7 +71,7 @@ def map_memory(pointer: int, itemsize: int, shape: Shape, strides: Shape, box: S
     if error:
         raise KernelError(
             f"tensor_map: got CUDA error {error} for shape {shape}, strides {strides} and box "
-            f"{box}, expected a layout that the copy engine can read"
+            f"{box}, expected a layout that TMA can read"
         )
     return by_value(encoded)
 

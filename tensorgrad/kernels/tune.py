@@ -30,7 +30,7 @@ _LEAST, _MOST, _ENOUGH = 3, 20, 5.0  # such times; milliseconds
 
 
 class Answer(NamedTuple):
-    """What a case took with each candidate, in milliseconds, and which one is to be used."""
+    """The time of each candidate of a case in milliseconds, and the one to use."""
 
     choice: str
     name: str
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tensorgrad.kernels.tune", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("only", nargs="*", help="begin of the cases to measure; all by default")
+    parser.add_argument("only", nargs="*", help="prefixes of the cases to measure (default: all)")
     parser.add_argument("--write", action="store_true", help="keep the result in tuned.json")
     parser.add_argument("--file", type=Path, default=PATH, help="instead of tuned.json")
     options = parser.parse_args(arguments)
@@ -76,7 +76,7 @@ def answer_all(
 
 
 def measure(run: Callable[[], object]) -> float:
-    """Return the median time on the GPU in milliseconds, without what the host needs to launch."""
+    """Return the median time on the GPU in milliseconds, without the overhead of launches."""
     cuda = backend.cupy.cuda
     times: list[float] = []
     cuda.Device().synchronize()  # operands are there
@@ -106,25 +106,24 @@ def _stream() -> Any:
 
 def merge(rows: Rows, gpu: str, answers: Sequence[Answer]) -> Rows:
     """Return the rows with these answers in place; a default needs no row."""
-    new = {name: {c: dict(r) for c, r in choices.items()} for name, choices in rows.items()}
+    flat = _flat(rows)
     for answer in answers:
-        row = new.setdefault(gpu, {}).setdefault(answer.choice, {})
-        row.pop(answer.name, None)
+        flat.pop((gpu, answer.choice, answer.name), None)
         if answer.best != answer.default:
-            row[answer.name] = answer.best
-    for choices in new.values():
-        for choice in [choice for choice, row in choices.items() if not row]:
-            del choices[choice]
-    return {name: choices for name, choices in new.items() if choices}
+            flat[gpu, answer.choice, answer.name] = answer.best
+    new: Rows = {}
+    for (where, choice, case), name in flat.items():
+        new.setdefault(where, {}).setdefault(choice, {})[case] = name
+    return new
 
 
 def changes(old: Rows, new: Rows) -> list[str]:
     """Return a line for each row that differs."""
     before, after = _flat(old), _flat(new)
     return [
-        f"{' '.join(place)}: {before.get(place, 'default')} -> {after.get(place, 'default')}"
-        for place in sorted({*before, *after})
-        if before.get(place) != after.get(place)
+        f"{' '.join(row)}: {before.get(row, 'default')} -> {after.get(row, 'default')}"
+        for row in sorted({*before, *after})
+        if before.get(row) != after.get(row)
     ]
 
 

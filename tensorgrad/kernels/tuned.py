@@ -2,9 +2,9 @@
 
     {"sm_90": {"matmul": {"bfloat16 nt lll": "wgmma"}}}
 
-reads: on GPUs of this architecture, of the kernels for "matmul" (the choice) the fastest one in
-this case was "wgmma". What the file does not list takes the default that its user names. The file
-is written by `python -m tensorgrad.kernels.tune --write` and read once a process.
+means that on GPUs of this architecture, in this case of the choice "matmul", the kernel "wgmma" was
+the fastest. A case that the file does not list takes the default of the caller. The file is written
+by `python -m tensorgrad.kernels.tune --write` and read once a process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def tuned(choice: str, case: str, default: str) -> str:
 
 def architecture() -> str:
     """Return the name of the current GPU's architecture, such as "sm_90"."""
-    return _architecture(backend.cupy.cuda.runtime.getDevice())
+    return f"sm_{capability(backend.cupy.cuda.runtime.getDevice())}"
 
 
 def read(path: Path) -> Rows:
@@ -88,8 +88,3 @@ def _nested(value: object, depth: int) -> bool:
 @cache
 def _read(path: Path) -> Rows:
     return read(path)
-
-
-@cache
-def _architecture(device: int) -> str:
-    return f"sm_{capability(device)}"

@@ -85,11 +85,11 @@ def attention(
         k: (B, Hkv, Tk, D), dtype of q. H is a multiple of Hkv: query head h reads key head
             h // (H / Hkv) (grouped-query attention).
         v: (B, Hkv, Tk, D), dtype of q.
-        mask: broadcastable to (B, H, Tq, Tk); bool, True where a query may attend, or float,
-            added to the scores. A query that may attend to nothing (False or -inf everywhere)
-            gives zeros and no gradient.
-        causal: query i attends to the keys up to i + Tk - Tq: the last query sees all keys, as
-            when k and v come from a cache that holds earlier steps too.
+        mask: broadcastable to (B, H, Tq, Tk); bool, True where a query attends, or float, added
+            to the scores. A query without any key (False or -inf everywhere) gives zeros and no
+            gradient.
+        causal: query i attends to the keys up to i + Tk - Tq: the last query attends to all keys,
+            as when k and v come from a cache that holds earlier steps too.
         window: how many keys a query attends to, itself included: query i, at position
             p = i + Tk - Tq, to p - window + 1, ..., p; without causal also to the window - 1
             keys after. Keys outside cost no time. Default: all.
@@ -101,8 +101,8 @@ def attention(
 
     Returns:
         (B, H, Tq, D), dtype of q, in the memory order of (B, Tq, H, D). With return_logsumexp a
-        pair: that, and (B, H, Tq), float32 (float64 for float64), -inf where a query may attend
-        to nothing; no gradient flows through it.
+        pair: that, and (B, H, Tq), float32 (float64 for float64), -inf for a query without
+        any key; no gradient flows through it.
 
     Raises:
         ShapeError: the shapes do not fit as above.
@@ -130,8 +130,8 @@ def attention(
     if not return_logsumexp:
         return result
     logsumexp = saved[4]
-    nothing = logsumexp >= np.finfo(logsumexp.dtype).max / 4
-    logsumexp = backend.namespace(y).where(nothing, logsumexp.dtype.type(-np.inf), logsumexp)
+    empty = logsumexp >= np.finfo(logsumexp.dtype).max / 4
+    logsumexp = backend.namespace(y).where(empty, logsumexp.dtype.type(-np.inf), logsumexp)
     return result, Tensor(logsumexp)
 
 
@@ -195,7 +195,7 @@ def attention_varlen(
     dropout: float = 0.0,
     window: int | None = None,
 ) -> Tensor:
-    """Return the attention within each of several sequences that lie one after the other.
+    """Return the attention within each of several sequences, packed one after the other.
 
     No padding is stored or computed: sequence s is rows starts[s], ..., starts[s + 1] - 1.
 
@@ -208,7 +208,7 @@ def attention_varlen(
             checked.
         k_starts: the same for k and v; default: starts.
         max_length: at least the length of the longest sequence. Where starts is on the GPU and
-            this is missing, the program waits for the GPU to read it.
+            this is missing, the host waits for the GPU to read it.
         max_k_length: the same for k and v; default with k_starts None: max_length.
         causal, scale, dropout, window: as in `attention`, in each sequence. Weight (s, h, i, j) is
             dropped where `attention` drops it for padded sequences of the greatest lengths.

@@ -21,7 +21,7 @@ from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, 
 
 _FEW = 16  # queries; for fewer, copying the keys into C order costs more than it saves
 _SHORT = 1 << 14  # attention weights of a sequence
-_CAUSAL_ROWS = 64  # queries a block: fewer skip more of what is masked, more multiply faster
+_CAUSAL_ROWS = 64  # queries a block: fewer skip more masked keys, more multiply faster
 
 
 def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
@@ -123,9 +123,9 @@ def _forward(arrays: Arrays, options: AttentionOptions, y: Array, logsumexp: Arr
                     weights -= largest[..., None]
                 np.exp(weights, out=weights)
                 total = np.vecdot(weights, ones[seen])
-                nothing = total == 0  # no key to attend to
-                total[nothing] = 1
-                largest[nothing] = np.finfo(dtype).max / 4  # so that backward finds weights of 0
+                empty = total == 0  # no key to attend to
+                total[empty] = 1
+                largest[empty] = np.finfo(dtype).max / 4  # makes the weights 0 in backward
                 logsumexp[b, heads, rows] = np.log(total) + largest
                 if options.keep is not None:
                     weights *= options.keep[b, heads, rows, seen]
@@ -204,7 +204,7 @@ class _Blocks:
             for first in range(0, groups, together)
             if (last := min(first + together, groups))
         ]
-        # Query i sees the keys from i + low up to, but not including, i + high.
+        # Query i attends to the keys from i + low up to, but not including, i + high.
         self.low, self.high = tk - tq - options.before, tk - tq + options.after + 1
         self.queries = []
         for first in range(0, tq, max(1, count)):

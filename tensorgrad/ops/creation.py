@@ -1,6 +1,6 @@
 """Creating tensors: from values, zeros, ranges, one-hot rows. Tests: tests/ops/test_creation.py.
 
-What has no dtype of its own is float32 (Python floats, `zeros(3)`); Python ints are int64, bools
+Without a dtype, Python floats and `zeros(3)` are float32; Python ints are int64, bools
 bool, and arrays keep theirs. `device` is "cpu", "cuda" or "cuda:N".
 """
 
@@ -93,7 +93,7 @@ def asarray(value: Any, dtype: DtypeLike | None = None, device: str | None = Non
 
 
 def _array(op: str, value: Any, dtype: DtypeLike | None) -> Array:
-    """Return the value as an array; what has no dtype of its own gets the library's default."""
+    """Return the value as an array; values without a dtype get the library's default."""
     if isinstance(value, np.ndarray):
         value = np.asarray(value)
     elif not backend.is_array(value):

@@ -48,7 +48,7 @@ def cross_entropy(
         logits: (..., V), any float dtype. (The classes are the last axis, not the second.)
         targets: (...), integers in [0, V). On the GPU the values are not inspected before the
             launch, which would wait for the device: a target outside makes its loss NaN.
-        ignore_index: examples with this target count for nothing; None: every example counts.
+        ignore_index: examples with this target are ignored; None: no example is.
         label_smoothing: in [0, 1].
         reduction: "mean" over the examples that count, "sum", or "none": one loss an example.
             The mean of examples that are all ignored is 0 with gradient 0 (PyTorch: NaN), so that

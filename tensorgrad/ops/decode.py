@@ -46,7 +46,7 @@ def attend(
             then the new values. H is a multiple of Hkv (grouped-query attention).
         keys, values: (B, Hkv, steps, D), dtype of qkv; changed. Views with strides may be given.
         lengths: (B,), int32, from 0 to steps - 1: the number of keys of each sequence.
-        window: how many keys a query attends to, its own included. Default: all.
+        window: the number of keys that a query attends to, its own included. Default: all.
         angles: of rotary positions, by which the queries and the new keys are rotated first.
         interleaved: see `ops.rotary`.
 

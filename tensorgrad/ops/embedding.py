@@ -14,7 +14,7 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape
+from tensorgrad.backend import Array
 from tensorgrad.checks import check_indices, check_integer
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
@@ -85,20 +85,16 @@ def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     ids, start, shape, positions_shape = saved
-    dweight = _add_back(shape, ids, dy) if needs[0] else None
+    dweight = None
+    if needs[0]:
+        dweight = backend.namespace(dy).zeros(shape, compute_dtype(dy.dtype))
+        if dy.size:
+            add_rows(dweight, ids.reshape(-1), dy.reshape(ids.size, -1))
     if not needs[1]:
         return dweight, None
     drows = sum_array(dy, tuple(range(dy.ndim - 2)), dtype=compute_dtype(dy.dtype))
     place = slice(start, start + ids.shape[-1])
     return dweight, accumulated_view(drows, needs[1], positions_shape, place)
-
-
-def _add_back(shape: Shape, ids: Array, dy: Array) -> Array:
-    """Return the gradient of the weight: each row of dy added to the row that its id names."""
-    dweight = backend.namespace(dy).zeros(shape, compute_dtype(dy.dtype))
-    if dy.size:
-        add_rows(dweight, ids.reshape(-1), dy.reshape(ids.size, -1))
-    return dweight
 
 
 def check_ids(op: str, ids: Array, vocabulary: int) -> None:

@@ -53,8 +53,8 @@ def linear(
 
     Raises:
         ShapeError: weight is not (out, in), bias not (out,) or residual not (..., out).
-        DtypeError: an operand holds no floats.
-        ArgumentError: there is no such kernel here, or it does not do this product.
+        DtypeError: an operand is not a float.
+        ArgumentError: there is no such kernel here, or it does not support this product.
     """
     inputs = _operands("linear", x, weight, bias, residual)
     a, w, added, beside = [data_of(tensor) for tensor in inputs]
@@ -89,7 +89,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
 
     Raises:
         ShapeError: weight is not (out, in) or bias not (out,).
-        DtypeError: an operand holds no floats.
+        DtypeError: an operand is not a float.
         ArgumentError: another name for `approximate`.
     """
     inputs = _operands("linear_gelu", x, weight, bias)
@@ -141,7 +141,8 @@ def feed_forward(
     arrays = [data_of(tensor) for tensor in inputs]
     a, u, b, d, c, r = arrays
     fused = _is_fused((a, u, d) if r is None else (a, u, d, r), (b, c))
-    if approximate != "tanh" or not fused or not _fit(*[_shape(array) for array in arrays]):
+    shapes = [getattr(array, "shape", None) for array in arrays]
+    if approximate != "tanh" or not fused or not _fit(*shapes):
         hidden = linear_gelu(x, up, up_bias, approximate)
         return linear(hidden, down, down_bias, residual=residual)
     h, pre = _activated(flat(a), u, b, inputs)
@@ -230,10 +231,6 @@ def _tensors(
         found |= zip(matrices, cast_operands(*found.values()), strict=True)
     found |= {name: tensor_of(op, name, v) for name, v in others.items() if v is not None}
     return [found.get(name) for name in order]
-
-
-def _shape(array: Array | None) -> Any:
-    return None if array is None else array.shape
 
 
 _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")

@@ -115,7 +115,7 @@ def linear_cross_entropy(
     elif is_numpy(losses):
         loss = losses.sum() if count is None else losses.sum() / count
         if count is not None and not losses.size:
-            loss = np.asarray(np.nan, losses.dtype)  # the mean of nothing
+            loss = np.asarray(np.nan, losses.dtype)  # the mean of no losses
     else:
         loss = cross_entropy_cuda.total(losses, count)
     saved = (*arrays, loss_of, count, [gradients] if early else [])

@@ -47,7 +47,7 @@ def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
     Raises:
         ShapeError: an operand has no axes, K differs, or the leading axes do not broadcast.
         DtypeError: NumPy has no common dtype for them.
-        ArgumentError: there is no such kernel here, or it does not do this product.
+        ArgumentError: there is no such kernel here, or it does not support this product.
     """
     a, b = tensor_of("matmul", "a", a), tensor_of("matmul", "b", b)
     if mode.autocast is not None:

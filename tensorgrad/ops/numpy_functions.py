@@ -48,7 +48,7 @@ _KEYWORDS = {
     "full_like": {"fill_value": "value"},
 }
 
-# What returns nothing that a gradient could flow to: it gets the array, or its values on the CPU.
+# Functions without a differentiable result: they get the array, or its values on the CPU.
 _ABOUT_ARRAYS = {
     "shape", "ndim", "size", "result_type", "can_cast", "common_type", "iscomplexobj", "isrealobj",
     "shares_memory", "may_share_memory",
@@ -62,7 +62,7 @@ _ABOUT_VALUES = {
 def call_ufunc(
     ufunc: np.ufunc, method: str, operands: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Carry out `ufunc.method(*operands, **options)`; see `Tensor.__array_ufunc__`."""
+    """Compute `ufunc.method(*operands, **options)`; see `Tensor.__array_ufunc__`."""
     of_numpy = getattr(np, ufunc.__name__, None) is ufunc  # SciPy has others
     name = f"numpy.{ufunc.__name__}" if of_numpy else ufunc.__name__
     ours = _ufuncs().get(ufunc.__name__) if of_numpy and method == "__call__" else None
@@ -77,7 +77,7 @@ def call_ufunc(
 def call_function(
     function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Carry out `function(*arguments, **options)`; see `Tensor.__array_function__`."""
+    """Compute `function(*arguments, **options)`; see `Tensor.__array_function__`."""
     name = function.__name__
     full_name = f"{function.__module__}.{name}"
     if getattr(np, name, None) is not function:  # numpy.linalg.norm is not numpy.norm

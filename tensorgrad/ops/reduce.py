@@ -48,7 +48,7 @@ Axes = tuple[int, ...]
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum; 0 of nothing."""
+    """Return the sum; 0 for no elements."""
     x, axes = _operand("sum", x, axis)
     y = sum_array(x.data, axes, keepdims)
     return record("sum", y, (x,), _sum_backward, (x.data.shape, axes))
@@ -59,7 +59,7 @@ def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean, sum(x) / n; NaN of nothing."""
+    """Return the mean, sum(x) / n; NaN for no elements."""
     x, axes = _operand("mean", x, axis)
     array, count = _as_float(x.data), _count(x.data.shape, axes)
     y = _reduce("Mean", array, axes, keepdims, array.dtype, count)
@@ -123,7 +123,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the maximum; NaN if there is one. The gradient is split equally among equal maxima.
 
     Raises:
-        ShapeError: there is nothing to take the maximum of.
+        ShapeError: there are no elements to reduce.
     """
     return _extremum("max", "Max", x, axis, keepdims)
 
@@ -132,7 +132,7 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the minimum; NaN if there is one. The gradient is split equally among equal minima.
 
     Raises:
-        ShapeError: there is nothing to take the minimum of.
+        ShapeError: there are no elements to reduce.
     """
     return _extremum("min", "Min", x, axis, keepdims)
 
@@ -155,7 +155,7 @@ def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the product; 1 of nothing. The gradient is right where factors are 0."""
+    """Return the product; 1 for no elements. The gradient is exact where factors are 0."""
     x, axes = _operand("prod", x, axis)
     y = _reduce("Prod", x.data, axes, keepdims, sum_dtype(x.data.dtype))
     return record("prod", y, (x,), _prod_backward, (x.data, axes))
@@ -184,7 +184,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
 
     Raises:
-        ShapeError: there is nothing to take the maximum of.
+        ShapeError: there are no elements to reduce.
     """
     return _arg("argmax", "ArgMax", x, axis, keepdims)
 
@@ -193,7 +193,7 @@ def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
 
     Raises:
-        ShapeError: there is nothing to take the minimum of.
+        ShapeError: there are no elements to reduce.
     """
     return _arg("argmin", "ArgMin", x, axis, keepdims)
 
@@ -206,19 +206,19 @@ def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor
 
 
 def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return whether any element is true (not 0), bool; False of nothing."""
+    """Return whether any element is true (not 0), bool; False for no elements."""
     x, axes = _operand("any", x, axis)
     return Tensor(_reduce("Any", x.data, axes, keepdims, bool_))
 
 
 def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return whether all elements are true (not 0), bool; True of nothing."""
+    """Return whether all elements are true (not 0), bool; True for no elements."""
     x, axes = _operand("all", x, axis)
     return Tensor(_reduce("All", x.data, axes, keepdims, bool_))
 
 
 def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return log(sum(exp(x))) without overflow; -inf of nothing.
+    """Return log(sum(exp(x))) without overflow; -inf for no elements.
 
     The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
     """
@@ -238,7 +238,7 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Tensor:
-    """Return the norm of x as a vector; 0 of nothing.
+    """Return the norm of x as a vector; 0 for no elements.
 
     ord 1: sum(|x|); ord 2: sqrt(sum(x^2)); ord inf: max(|x|). The gradient at 0 is 0.
 

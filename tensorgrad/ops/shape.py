@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -260,12 +261,10 @@ def _join(op: str, parts: list[Tensor], axis: int) -> Tensor:
 def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     axis, lengths = saved
     before = (slice(None),) * axis
-    grads: list[Array | None] = []
-    start = 0
-    for length, need in zip(lengths, needs, strict=True):
-        grads.append(dy[(*before, slice(start, start + length))] if need else None)
-        start += length
-    return grads
+    return [
+        dy[(*before, slice(end - length, end))] if need else None
+        for length, end, need in zip(lengths, accumulate(lengths), needs, strict=True)
+    ]
 
 
 def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
@@ -433,7 +432,7 @@ def pad(x: Any, pad_width: Any, mode: PadMode = "constant", constant_values: flo
         constant_values: the number to fill with, in mode "constant".
 
     Raises:
-        ArgumentError: a width is negative or no integer, or the mode is unknown.
+        ArgumentError: a width is negative or not an integer, or the mode is unknown.
         ShapeError: pad_width does not fit the number of axes.
     """
     y = tensor_of("pad", "x", x)

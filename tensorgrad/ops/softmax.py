@@ -38,7 +38,7 @@ def softmax(
         scale: factor on x; default 1.
         mask: broadcastable to x; bool, False where x is excluded, or float, added. Views with
             strides are read in place, so a mask of padding costs no memory of the size of x.
-        causal: x is (..., Tq, Tk) and query i sees the keys up to i + Tk - Tq.
+        causal: x is (..., Tq, Tk) and query i attends to the keys up to i + Tk - Tq.
 
     Returns:
         The shape and dtype of x; 0 where all of an axis is masked.

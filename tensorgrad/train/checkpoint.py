@@ -238,12 +238,7 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint, checked by its own CRC-32.
-
-    Raises:
-        DamagedError: it is missing or damaged.
-        CheckpointError: the system cannot read it, or it has another format.
-    """
+    """Return the state of a checkpoint, checked by its own CRC-32; errors as `load_checkpoint`."""
     try:
         state = read_json(path / _STATE)
     except _GONE as error:

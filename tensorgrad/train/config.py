@@ -167,15 +167,13 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     """
     path = folder / FILE
     try:
-        values = read_json(path)
-        found = settings(**values)
+        return settings(**read_json(path))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"resume: {folder} has no {FILE}, expected the folder of a run"
         ) from error
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"resume: {path} cannot be used: {error}") from error
-    return found
 
 
 def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Settings:
@@ -190,8 +188,7 @@ def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Setting
             f"resume: {folder} was started with other settings: {'; '.join(wrong)}. "
             "Omit these options to resume, or start a new run"
         )
-    changed: _Settings = replace(saved, **given)
-    return changed
+    return replace(saved, **given)
 
 
 def contradictions(

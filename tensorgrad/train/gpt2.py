@@ -87,14 +87,8 @@ class GPT2Settings(TrainSettings):
 
     def model(self, vocab_size: int) -> GPT2Config:
         """Return the sizes of the preset, replaced where an option gives another."""
-        given = {name: getattr(self, name) for name in ("layers", "heads", "width", "context")}
-        return replace(
-            MODELS[self.preset],
-            vocab_size=vocab_size,
-            vocab_multiple=self.vocab_multiple,
-            dropout=self.dropout,
-            **{name: value for name, value in given.items() if value is not None},
-        )
+        given = {name: size for name, size in self.sizes(GPT2Config).items() if size is not None}
+        return replace(MODELS[self.preset], vocab_size=vocab_size, **given)
 
 
 def train(

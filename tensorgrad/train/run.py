@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from itertools import count
 from pathlib import Path
 
 from tensorgrad.errors import CheckpointError
@@ -15,10 +16,8 @@ _log = logging.getLogger(__name__)
 
 def free_folder(name: str) -> Path:
     """Return the first of the folders NAME-1, NAME-2, ... that does not exist."""
-    number = 1
-    while Path(f"{name}-{number}").exists():
-        number += 1
-    return Path(f"{name}-{number}")
+    paths = (Path(f"{name}-{number}") for number in count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def resume_run(trainer: Trainer) -> None:

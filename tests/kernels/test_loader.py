@@ -19,6 +19,7 @@ from tensorgrad import backend
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as check
 from tensorgrad.kernels import loader
+from tests.kernels.compiled import compile_all
 
 SCALE = """// options: -fmad=false
 // where: TYPE = float | double
@@ -373,6 +374,6 @@ def test_all_shared_memory_may_be_used(folder: Path) -> None:
 @pytest.mark.gpu
 def test_kernels_compile_together(folder: Path) -> None:
     source = loader.read(folder / "scale.cu")
-    loader.compile_all([("scale.cu", kernel) for kernel in source.kernels])
+    compile_all([("scale.cu", kernel) for kernel in source.kernels])
     assert {kernel for _, kernel, _ in loader._kernels} == set(source.kernels)
     assert len(list((folder / "cache" / "tensorgrad" / "kernels").iterdir())) == 4

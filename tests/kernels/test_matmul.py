@@ -15,6 +15,7 @@ from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
+from tests.kernels.compiled import compile_all
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 CASES = [
@@ -31,7 +32,7 @@ def compiled() -> None:
     """All instantiations, compiled on all cores at once."""
     if backend.gpu_count():
         files = ("matmul/tiled.cu", "matmul/sm80.cu")
-        loader.compile_all([(f, k) for f in files for k in loader._read(f).kernels])
+        compile_all([(f, k) for f in files for k in loader._read(f).kernels])
 
 
 def draw(rng: Any, shape: tuple[int, ...], dtype: str) -> Any:

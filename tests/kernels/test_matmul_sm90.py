@@ -17,6 +17,7 @@ from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.kernels.matmul.sm90 import Tiling
 from tensorgrad.special import gelu_tanh, gelu_tanh_derivative
+from tests.kernels.compiled import compile_all
 from tests.opcheck import Ulps, assert_within
 
 LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
@@ -35,7 +36,7 @@ def compiled() -> None:
     """All instantiations, compiled on all cores at once."""
     if backend.gpu_count() and backend.cupy.cuda.Device(0).compute_capability == "90":
         file = "matmul/sm90.cu"
-        loader.compile_all([(file, kernel) for kernel in loader._read(file).kernels])
+        compile_all([(file, kernel) for kernel in loader._read(file).kernels])
 
 
 def draw(rng: Any, shape: tuple[int, ...], dtype: str, layout: str = "n") -> tuple[Any, Any]:

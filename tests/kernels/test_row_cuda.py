@@ -38,14 +38,14 @@ def several(name: str, parameters: str, *texts: str) -> Formula:
 
 SLOPES = several(
     "slopes", "x", "silu_derivative(x)", "gelu_tanh_derivative(x)",
-    "floor_of(x)", "ceil_of(x)", "rint_of(x)", "square(x)",
+    "round_down(x)", "round_up(x)", "round_nearest(x)", "square(x)",
 )  # fmt: skip
 LOGIC = several(
     "logic", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)"
 )
 BITS = several(
     "bits", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)",
-    "left_shift(a, b)", "right_shift(a, b)", "floor_of(a)", "ceil_of(a)", "rint_of(a)",
+    "left_shift(a, b)", "right_shift(a, b)", "round_down(a)", "round_up(a)", "round_nearest(a)",
     "square(a)", "power(a, b)",
 )  # fmt: skip
 

@@ -268,7 +268,7 @@ LEARNED = Tensor(np.ones(()), requires_grad=True)
         (lambda x: x * x.shape[0], "uses shape"),
         (lambda x: x * float(x), "uses __float__"),
         (branches, r"branches asks whether an element is true, expected where\("),
-        (lambda x: x + OUTSIDE, r"uses add with b of shape \(3,\) that is none of its arguments"),
+        (lambda x: x + OUTSIDE, r"uses add with b of shape \(3,\) that is not one of its"),
         (lambda x: Tensor(OUTSIDE) * x, r"uses multiply with a of shape \(3,\)"),
         (lambda x: x * LEARNED, "uses multiply with b, a tensor that requires a gradient"),
     ],

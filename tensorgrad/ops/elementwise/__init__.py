@@ -1,7 +1,7 @@
 """The table of elementwise ops: arithmetic, exp and log, comparisons, rounding, logic, bits, where.
 
 Each row is a name, what the op returns, its value as an expression and one gradient for each
-operand (see `row.py`). An op with more to say has a function of its own below its row.
+operand (see `row.py`). An op with a longer docstring is a function below its row.
 
 Operands broadcast as in NumPy; the result has the dtype that NumPy promotes to; 16-bit floats
 are computed in float32 and rounded once. `x`, `a`, `b` may be tensors, arrays or Python numbers.

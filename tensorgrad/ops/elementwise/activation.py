@@ -1,4 +1,4 @@
-"""Activation functions, as rows of the elementwise table (see `row.py`) and fused ones of rows.
+"""Activation functions: GELU, ReLU, SiLU, SwiGLU; rows of the elementwise table, some fused.
 
 Backward recomputes from the arguments rather than keep a second array.
 Tests: tests/ops/test_activation.py.
@@ -74,11 +74,11 @@ def _bias_gelu(x: Tensor, bias: Tensor, *, approximate: str) -> Tensor:
 
 
 def bias_gelu(x: Any, bias: Any, approximate: str = "tanh") -> Tensor:
-    """Return gelu(x + bias, approximate), in one kernel and without the sum being kept.
+    """Return gelu(x + bias, approximate), in one kernel that does not save the sum.
 
     Args:
         x: any shape.
-        bias: broadcasts to x, as a rule (C,).
+        bias: broadcasts to x, usually (C,).
         approximate: see `gelu`.
     """
     return _bias_gelu(x, bias, approximate=approximate)
@@ -90,7 +90,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu(gate: Any, up: Any) -> Tensor:
-    """Return silu(gate) * up, in one kernel; backward needs the two arguments alone.
+    """Return silu(gate) * up, in one kernel; backward needs only the two arguments.
 
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
     """

@@ -9,9 +9,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import BLOCK, Array, Shape
-from tensorgrad.dtypes import Dtype, compute_dtype
-
-_SCALARS = frozenset((bool, int, float))
+from tensorgrad.dtypes import SCALARS, Dtype, compute_dtype
 
 
 def evaluate(
@@ -28,7 +26,7 @@ def evaluate(
         dtypes: of the results, each rounded once.
         block: elements at a time, so that temporaries stay in cache.
     """
-    shape = np.broadcast_shapes(*[a.shape for a in arrays if type(a) not in _SCALARS])
+    shape = np.broadcast_shapes(*[a.shape for a in arrays if type(a) not in SCALARS])
     outs = [np.empty(shape, dtype) for dtype in dtypes]
     if not outs or not outs[0].size:
         return outs
@@ -41,7 +39,7 @@ def evaluate(
             targets = [out.reshape(flat) for out in outs]
         else:
             cut = [
-                type(a) not in _SCALARS and a.ndim == len(shape) and a.shape[0] == shape[0]
+                type(a) not in SCALARS and a.ndim == len(shape) and a.shape[0] == shape[0]
                 for a in arrays
             ]
 
@@ -67,18 +65,18 @@ def _merged(
     inner = 0
     cut = []
     for array in arrays:
-        full = type(array) not in _SCALARS and array.shape == shape
+        full = type(array) not in SCALARS and array.shape == shape
         cut.append(full)
         if full:
             if not array.flags.c_contiguous:
                 return None
-        elif type(array) not in _SCALARS:
+        elif type(array) not in SCALARS:
             inner = max(inner, len(_stripped(array.shape)))
     if inner == len(shape):
         return None
     tail = shape[len(shape) - inner :]
     operands = [
-        a.reshape(-1, *tail) if c else a if type(a) in _SCALARS else a.reshape(_stripped(a.shape))
+        a.reshape(-1, *tail) if c else a if type(a) in SCALARS else a.reshape(_stripped(a.shape))
         for a, c in zip(arrays, cut, strict=True)
     ]
     return operands, cut, (-1, *tail)
@@ -93,7 +91,7 @@ def _stripped(shape: Shape) -> Shape:
 
 
 def _widen(array: Any) -> Any:
-    if type(array) in _SCALARS:
+    if type(array) in SCALARS:
         return array
     dtype = compute_dtype(array.dtype)
     return array if dtype is array.dtype else array.astype(dtype)

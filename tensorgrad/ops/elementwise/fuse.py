@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.checks import check_function
-from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.dtypes import SCALARS, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.kernels.expression import Formula
 from tensorgrad.ops.elementwise.row import Row
@@ -25,11 +25,9 @@ from tensorgrad.tensor import Tensor
 
 __all__ = ["fuse"]
 
-_SCALARS = frozenset((bool, int, float))
-
 
 def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return f as a function that reads its arguments once and keeps nothing else for backward.
+    """Return f as a function that reads its arguments once and saves only them for backward.
 
         @fuse
         def swiglu(gate, up):
@@ -72,7 +70,7 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             kind = type(value)
             if kind is Symbol:
                 return f(*operands, **constants)  # inside another fused function
-            kinds.append(kind if kind in _SCALARS else getattr(value, "dtype", None))
+            kinds.append(kind if kind in SCALARS else getattr(value, "dtype", None))
         key = (*kinds, *[(name, _constant_key(value)) for name, value in constants.items()])
         try:
             row, used = rows[key]
@@ -103,7 +101,7 @@ def _row(
     symbols = [trace.symbol(p, kind) for p, kind in zip(parameters, kinds, strict=True)]
     result = trace.run(f, symbols, constants)
     y = result.data if isinstance(result, Tensor) else None
-    if type(y) is not Symbol or y.dtype in _SCALARS:
+    if type(y) is not Symbol or y.dtype in SCALARS:
         got = "number" if type(y) is Symbol else "tensor that does not depend on its arguments"
         got = type(result).__name__ if y is None else got
         raise DtypeError(f"fuse: {trace.name} returned a {got}, expected one tensor")
@@ -112,7 +110,7 @@ def _row(
     used = [i for i, parameter in enumerate(parameters) if parameter in mentioned]
     formula = Formula(trace.name, [parameters[i] for i in used], trace.expressions, [y.place])
     gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
-    others = [kinds[i] for i in used if kinds[i] not in _SCALARS and kinds[i] != np.bool_]
+    others = [kinds[i] for i in used if kinds[i] not in SCALARS and kinds[i] != np.bool_]
     mixed = is_float(compute) and any([compute_dtype(kind) != compute for kind in others])
     row = Row.composed(
         [names[i] for i in used],

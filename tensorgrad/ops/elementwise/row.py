@@ -21,7 +21,7 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
-from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64
+from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
@@ -31,7 +31,6 @@ from tensorgrad.tensor import Tensor
 
 _NDARRAY = np.ndarray
 _FUSED_BLOCK = BLOCK // 2  # elements; fused expressions have more temporaries
-_SCALARS = frozenset((bool, int, float))
 
 
 class _Gradients(NamedTuple):
@@ -215,7 +214,7 @@ class Row:
         given = []
         alike = True
         for array in arrays:
-            if type(array) in _SCALARS:
+            if type(array) in SCALARS:
                 kinds.append(type(array))
                 continue
             kinds.append(array.dtype)
@@ -247,7 +246,7 @@ class Row:
         if isinstance(error, TensorgradError):
             return
         named = [
-            (n, a) for n, a in zip(self.operands, arrays, strict=True) if type(a) not in _SCALARS
+            (n, a) for n, a in zip(self.operands, arrays, strict=True) if type(a) not in SCALARS
         ]
         for array in arrays:
             if type(array) is Symbol:
@@ -263,7 +262,7 @@ class Row:
             raise ShapeError(f"{self.name}: {got}, expected shapes that broadcast") from error
         self._explain_dtypes(named, error)
         got = ", ".join(
-            f"{n} is {a}" if type(a) in _SCALARS else f"{n} has dtype {a.dtype}"
+            f"{n} is {a}" if type(a) in SCALARS else f"{n} has dtype {a.dtype}"
             for n, a in zip(self.operands, arrays, strict=True)
         )
         raise ArgumentError(
@@ -276,21 +275,21 @@ class Row:
             raise DtypeError(f"{self.name}: {got}, expected dtypes it is defined for") from error
 
 
-class Unary(Protocol):
+class UnaryOp(Protocol):
     """An op of one operand."""
 
     def __call__(self, x: Any) -> Tensor:
         """Return the result in the shape of x."""
 
 
-class Binary(Protocol):
+class BinaryOp(Protocol):
     """An op of two operands."""
 
     def __call__(self, a: Any, b: Any) -> Tensor:
         """Return the result in the shape that a and b broadcast to."""
 
 
-def unary(name: str, returns: str, value: str, dx: str = "") -> Unary:
+def unary(name: str, returns: str, value: str, dx: str = "") -> UnaryOp:
     """Return a row with one operand as a function, which returns what `returns` says."""
     row = Row(name, "x", value, dx)
 
@@ -301,7 +300,7 @@ def unary(name: str, returns: str, value: str, dx: str = "") -> Unary:
     return op
 
 
-def binary(name: str, returns: str, value: str, da: str = "", db: str = "") -> Binary:
+def binary(name: str, returns: str, value: str, da: str = "", db: str = "") -> BinaryOp:
     """Return a row with two operands as a function, which returns what `returns` says."""
     row = Row(name, "a b", value, da, db)
 
@@ -331,7 +330,7 @@ class _Constant:
 
 
 def _constant(op: str, operand: Any) -> Any:
-    if type(operand) in _SCALARS:
+    if type(operand) in SCALARS:
         return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
         if operand.dtype.kind in "cO":  # NumPy would compute with complex numbers and objects
@@ -345,14 +344,14 @@ def _constant(op: str, operand: Any) -> Any:
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
     """Return the operands in the compute dtype: no integer wraps around beside floats."""
     return [
-        a if type(a) in _SCALARS or a.dtype in (compute, np.bool_) else a.astype(compute)
+        a if type(a) in SCALARS or a.dtype in (compute, np.bool_) else a.astype(compute)
         for a in arrays
     ]
 
 
 def _kind(array: Any) -> Any:
     """Return what promotion depends on: the type of a Python number, the dtype of an array."""
-    return type(array) if type(array) in _SCALARS else array.dtype
+    return type(array) if type(array) in SCALARS else array.dtype
 
 
 @lru_cache(maxsize=4096)
@@ -361,14 +360,14 @@ def _result_dtype(function: Callable[..., Array], conditions: int, *kinds: Any) 
 
     The first operands may be conditions, which do not take part in promotion.
     """
-    examples = [kind(1) if kind in _SCALARS else np.ones(1, compute_dtype(kind)) for kind in kinds]
+    examples = [kind(1) if kind in SCALARS else np.ones(1, compute_dtype(kind)) for kind in kinds]
     with np.errstate(all="ignore"):
         dtype = np.asarray(function(*examples)).dtype
     kinds = kinds[conditions:]
-    halves = [kind for kind in kinds if kind not in _SCALARS and compute_dtype(kind) != kind]
+    halves = [kind for kind in kinds if kind not in SCALARS and compute_dtype(kind) != kind]
     if dtype != np.float32 or not halves:
         return dtype
-    arrays = [kind for kind in kinds if kind not in _SCALARS and kind != np.bool_]
+    arrays = [kind for kind in kinds if kind not in SCALARS and kind != np.bool_]
     try:
         return np.result_type(*arrays) if arrays else dtype
     except TypeError:  # of bfloat16 beside float16 or int16 NumPy's ufuncs make float32
@@ -379,8 +378,8 @@ def _compute_type(dtype: Dtype, arrays: list[Any]) -> Dtype:
     """Return the type a kernel computes in: the result's, or the operands' for a comparison."""
     if dtype != np.bool_:
         return compute_dtype(dtype)
-    kinds = [a.dtype for a in arrays if type(a) not in _SCALARS]
-    numbers = [type(a)(1) for a in arrays if type(a) in _SCALARS]
+    kinds = [a.dtype for a in arrays if type(a) not in SCALARS]
+    numbers = [type(a)(1) for a in arrays if type(a) in SCALARS]
     if int in map(type, numbers) and all(k.kind in "iu" and k.itemsize < 8 for k in kinds):
         return int64  # it holds numbers that their dtype lacks, such as -1 beside uint8
     return compute_dtype(np.result_type(*kinds, *numbers))

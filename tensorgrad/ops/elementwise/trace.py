@@ -12,13 +12,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, is_float
+from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.kernels.expression import Expressions
 from tensorgrad.tensor import Tensor
 
-_SCALARS = frozenset((bool, int, float))
 _ALLOWED = "elementwise ops: arithmetic, comparisons, where, clip, activations, casts to floats"
 
 _BITWISE = {  # their meaning for bool
@@ -127,7 +126,7 @@ class Trace:
 
     def compute_dtype(self) -> Dtype:
         """Return what a kernel computes in: what all dtypes and numbers promote to."""
-        kinds = [k(1) if k in _SCALARS else compute_dtype(k) for k in self.kinds]
+        kinds = [k(1) if k in SCALARS else compute_dtype(k) for k in self.kinds]
         return np.result_type(*kinds)
 
     def refuse_arrays(self, op: str, names: Sequence[str], operands: Sequence[Any]) -> None:
@@ -136,7 +135,7 @@ class Trace:
             if type(operand) is not Symbol and hasattr(operand, "shape") and operand.shape:
                 raise ArgumentError(
                     f"fuse: {self.name} uses {op} with {name} of shape {operand.shape} that is "
-                    "none of its arguments, expected arguments and numbers"
+                    "not one of its arguments, expected arguments and numbers"
                 )
 
     def refuse_parameters(self, op: str, names: Sequence[str], inputs: Sequence[Tensor]) -> None:
@@ -145,7 +144,7 @@ class Trace:
             if tensor.requires_grad:
                 raise ArgumentError(
                     f"fuse: {self.name} uses {op} with {name}, a tensor that requires a gradient "
-                    "and is none of its arguments, expected arguments and numbers"
+                    "and is not one of its arguments, expected arguments and numbers"
                 )
 
     def refuse(self, what: str) -> NoReturn:
@@ -169,8 +168,8 @@ class Trace:
     def _place(self, name: str, operand: Any) -> int:
         """Return the expression of an operand."""
         if type(operand) is not Symbol:
-            number = operand if type(operand) in _SCALARS else operand.item()
-            self.kinds.append(type(number) if type(operand) in _SCALARS else operand.dtype)
+            number = operand if type(operand) in SCALARS else operand.item()
+            self.kinds.append(type(number) if type(operand) in SCALARS else operand.dtype)
             return self.expressions.number(number)
         if operand.dtype in (bool_, bool) and name != "c":  # a number to compute with
             return self.expressions.node("number", operand.place)
@@ -179,7 +178,7 @@ class Trace:
 
 def _is_array(operand: Any) -> bool:
     """Whether an operand decides the dtype, as Python numbers do not."""
-    return type(operand) not in _SCALARS and operand.dtype not in _SCALARS
+    return type(operand) not in SCALARS and operand.dtype not in SCALARS
 
 
 class Symbol:
@@ -202,7 +201,7 @@ class Symbol:
     @property
     def is_float(self) -> bool:
         """Whether a gradient flows here."""
-        return self.dtype not in _SCALARS and is_float(self.dtype)
+        return self.dtype not in SCALARS and is_float(self.dtype)
 
     def astype(self, dtype: Dtype) -> Symbol:
         """Return the value in another dtype."""
