@@ -221,11 +221,9 @@ class _MpiNetwork(HostTransport):
         self._place = self.local_rank, self.local_size = place
 
     def begin_call(self, call: str) -> None:
-        """Record this rank's next collective, for the watchdog."""
         self.last.begin(call)
 
     def same(self, number: int) -> bool:
-        """Return whether all ranks pass the same number; it waits for all of them."""
         extremes = np.array([number, -number])
         with self._errors("same"):
             request = self._meeting.Iallreduce(self._in_place, extremes, self._max)
@@ -233,7 +231,6 @@ class _MpiNetwork(HostTransport):
         return bool(extremes[0] == -extremes[1])
 
     def exchange(self, text: str) -> list[str]:
-        """Return the texts of all ranks."""
         mine = np.frombuffer(text.encode(), "uint8")
         sizes = np.empty(self.size, "int64")
         with self._errors("exchange"):
@@ -243,7 +240,6 @@ class _MpiNetwork(HostTransport):
         return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
 
     def split(self, ranks: Sequence[int]) -> _MpiNetwork:
-        """Return the network of this rank's group; every rank calls it with its own group."""
         with self._errors("split"):
             group = self._meeting.Split(min(ranks), ranks.index(self.rank))
         part = _MpiNetwork(group, [self.ranks[rank] for rank in ranks], self._progress, self._place)
@@ -273,7 +269,6 @@ class _MpiNetwork(HostTransport):
         return _NcclTransport(self, bytes.fromhex(unique_id), device)
 
     def leave(self) -> None:
-        """Report that this rank exits as planned."""
         if self.watchdog is not None:
             self.watchdog.leave()
 

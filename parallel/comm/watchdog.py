@@ -129,8 +129,7 @@ class _Question:
 
     def __init__(self, why: str, stuck: dict[int, int | None], ask_at: float) -> None:
         self.why, self.stuck = why, stuck
-        self.ask_at, self.answers_at = ask_at, ask_at + _ANSWER
-        self.asked = False
+        self.asked, self.deadline = False, ask_at  # to ask, then to answer
 
 
 class Watchdog:
@@ -193,7 +192,7 @@ class Watchdog:
         if self._listener is not None:
             deadlines.append(self._listens_until)
         if question is not None:
-            deadlines.append(question.answers_at if question.asked else question.ask_at)
+            deadlines.append(question.deadline)
         moments = [each for each in deadlines if each is not None]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
@@ -341,14 +340,14 @@ class Watchdog:
             return
         now = time.monotonic()
         if not question.asked:
-            if now >= question.ask_at:
-                question.asked, question.answers_at = True, now + _ANSWER
+            if now >= question.deadline:
+                question.asked, question.deadline = True, now + _ANSWER
                 for rank in self._ranks.values():
                     rank.report = None
                     rank.tell(Command.REPORT)
             return
         silent = [number for number, rank in self._ranks.items() if rank.report is None]
-        if silent and now < question.answers_at:
+        if silent and now < question.deadline:
             return
         self._question = None
         found = {
