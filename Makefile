@@ -20,7 +20,7 @@ python = $(or $(shell for p in $(PYTHON) $(if $(PYTHON),,python3 python3.14 pyth
 cuda = $(addprefix $(comma)cuda,$(shell nvidia-smi 2>/dev/null | sed -n \
 	's/.*CUDA[A-Za-z ]*Version: *\([0-9][0-9]*\).*/\1/p' | awk '\
 	$$1 >= 13 { print 13 } $$1 == 12 { print 12 } \
-	$$1 < 12 { print "the GPU is left out: its driver is older than CUDA 12" >"/dev/stderr" }'))
+	$$1 < 12 { print "skipping the GPU: its driver is older than CUDA 12" >"/dev/stderr" }'))
 comma := ,
 
 help: ## show this list (default)

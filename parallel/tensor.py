@@ -114,8 +114,8 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
             strategy `TensorParallel` does.
     Raises:
         ArgumentError: a size does not divide, a layer or the function of the loss is not the
-            library's, layers share a parameter, or a TranslationModel is to be sharded with
-            `sequence`; nothing was changed then.
+            library's, layers share a parameter, or `sequence` is asked of a
+            TranslationModel; nothing was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
     """
     if not isinstance(model, GPT2 | TransformerLM):

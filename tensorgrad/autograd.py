@@ -124,7 +124,9 @@ def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], 
         GradError: `leaf` is the result of an op or wants no gradient.
     """
     if leaf.node is not None or not leaf.requires_grad:
-        raise GradError("on_grad_ready: got a tensor that is no leaf, expected one that holds grad")
+        raise GradError(
+            "on_grad_ready: got a tensor that is not a leaf, expected one that holds grad"
+        )
     own = partial(hook)  # the same hook may be there twice
     with leaves:
         leaf.hooks = [*(leaf.hooks or []), own]
@@ -149,7 +151,7 @@ def value_and_grad(
         ArgumentError: f is not a function (the gradients of a tensor are those of `backward`).
         GradError: when called, f returns no scalar, or gradients are nested (second derivatives).
         ArgumentError: when called, there is no such positional argument.
-        DtypeError: when called, such an argument is no tensor, array or number, or holds no floats.
+        DtypeError: when called, such an argument is not a tensor, array or number of a float dtype.
     """
     _check_differentiable("value_and_grad", f)
     single = isinstance(argnums, int | np.integer)
@@ -207,10 +209,10 @@ def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callab
         ArgumentError: f is not a function; call `loss.backward()` for the gradients of a tensor.
     """
     _check_differentiable("grad", f)
-    both = value_and_grad(f, argnums)
+    with_value = value_and_grad(f, argnums)
 
     @wraps(f)
     def only_grad(*args: Any, **kwargs: Any) -> Any:
-        return both(*args, **kwargs)[1]
+        return with_value(*args, **kwargs)[1]
 
     return only_grad

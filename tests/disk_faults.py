@@ -62,7 +62,7 @@ class Scenario:
         raise NotImplementedError
 
     def ready(self, folder: Path) -> Act:
-        """Return what is done, with all that is no part of it done already."""
+        """Return what is done, with all else done already."""
         raise NotImplementedError
 
     def check_result(self, folder: Path, result: object) -> None:
@@ -137,7 +137,7 @@ class Run(Scenario):
         return (*(array.tobytes() for array in arrays), lines)
 
     def resumed(self, folder: Path) -> Trainer:
-        """Return a trainer that goes on with the run."""
+        """Return a trainer that resumes the run."""
         trainer = self.trainer(folder)
         assert trainer.resume()
         return trainer
@@ -378,7 +378,7 @@ class Exports(Scenario):
     """A tokenizer, settings, merged weights and published weights replace others."""
 
     def write(self, folder: Path, heads: int) -> None:
-        """Write them all, of a model that has so many heads."""
+        """Write them all, of a model with the given number of heads."""
         Tokenizer.train([f"some words {heads}, other words"], 260 + heads).save(
             folder / "tokenizer.json"
         )
@@ -387,7 +387,7 @@ class Exports(Scenario):
         save_huggingface(self.models[heads], folder / "published")
 
     def prepare(self, folder: Path) -> None:
-        """Write those that are to be replaced, and note both."""
+        """Write those to replace, and note both."""
         self.models, self.whole = {}, {}
         for heads in (4, 2):
             random.seed(heads)

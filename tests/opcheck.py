@@ -310,7 +310,7 @@ def _differentiate(outputs: Sequence[Tensor], dys: Sequence[Any]) -> None:
 def _run(case: Case, arrays: Sequence[Any], narrow: Any = None) -> Outcome:
     """Return the values and the gradients for the fixed dy.
 
-    narrow: the dtypes of the results of the run that this one is to be compared with.
+    narrow: the dtypes of the results of the run to compare with this one.
     """
     before = [backend.to_numpy(a).copy() for a in arrays]
     leaves = _leaves(case, arrays)

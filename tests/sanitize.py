@@ -4,7 +4,7 @@
 
 CuPy's memory pool is off, so that every array has bounds of its own for the tools to watch;
 racecheck looks at shared memory alone, and `--pool` saves it the time. They are some ten to fifty
-times slower: the largest sizes are left out unless `-k` says what to run, and processes can take
+times slower: the largest sizes are skipped unless `-k` says what to run, and processes can take
 parts of the tests.
 """
 
@@ -29,7 +29,7 @@ KERNELS = [
 
 
 class Part:
-    """A pytest plugin that keeps one test in so many."""
+    """A pytest plugin that keeps one test of every N."""
 
     def __init__(self, text: str) -> None:
         number, _, count = text.partition("/")

@@ -88,7 +88,7 @@ def test_contributions_of_16_bits_are_added_in_float32() -> None:
     x = Tensor(np.ones(1, np.float32), requires_grad=True)
     y = x * 1.0
     half = y.astype("bfloat16")
-    ops.add(half * 256.0, half * 1.0).sum().backward()  # 257 is no bfloat16
+    ops.add(half * 256.0, half * 1.0).sum().backward()  # bfloat16 has no 257
     assert x.grad is not None
     assert x.grad[0] == 257
 

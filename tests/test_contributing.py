@@ -57,7 +57,10 @@ def test_a_worked_change_passes_its_tests(title: str, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, *shlex.split(command)[1:], "-p", "no:cacheprovider"],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy)},
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
+            "PYTHONPATH": str(copy),
+        },
         capture_output=True,
         text=True,
         timeout=240,

@@ -215,7 +215,7 @@ def test_numpys_assertions_compare_values(name: str, requires_grad: bool) -> Non
     for pair in ((t, X + 1e-3), (X + 1e-3, t)):
         with pytest.raises(AssertionError):
             check(*pair)
-    if name != "assert_equal":  # which takes what is no array apart with `==`
+    if name != "assert_equal":  # which takes other objects apart with `==`
         check(t, t)
         check(t, X.tolist())
 

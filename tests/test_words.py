@@ -23,7 +23,7 @@ WORDS = {
     r"\btables? of (tokens|positions)\b": "token embedding, position embedding",
     r"\bgains\b": "norm weights",
     r"\bnormal_share\b|\w+_slope\b|\bslope of\b": "normal CDF, derivative",
-    r"\b(both|either|differ|inverted)\(": "logical_and, logical_or, logical_xor, logical_not",
+    r"\"(both|either|differ|inverted)\(|\b(either|differ|inverted)\(": "logical_and, logical_or",
     r"\bspared\b|\brows kept\b": "keep mask, keep probability",
     r"\bmade by rules\b": "synthetic",
     r"\b(goes|go|went|going) on\b|\bbegins? anew\b|\bends itself\b": "resumes, restarts, exits",

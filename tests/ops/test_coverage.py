@@ -29,7 +29,7 @@ def cases() -> Iterator[Case]:
 
 
 def begins_with(name: str, op: str) -> bool:
-    """Whether a case's name is the op's, or goes on with something that is no part of a word."""
+    """Whether a case's name is the op's, or continues with something other than a letter."""
     return name.startswith(op) and not (name[len(op) :][:1].isalnum() or name[len(op) :][:1] == "_")
 
 

@@ -1,4 +1,4 @@
-"""Dropout: what is spared, how it is scaled, and that the seed decides."""
+"""Dropout: the keep mask, the scale, and that the seed decides."""
 
 from __future__ import annotations
 

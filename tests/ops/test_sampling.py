@@ -1,4 +1,4 @@
-"""Choosing tokens: what is left out, by which shares, and the same on both devices."""
+"""Choosing tokens: temperature, top-k, top-p and penalties, the same on both devices."""
 
 from __future__ import annotations
 

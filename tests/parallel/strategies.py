@@ -157,7 +157,7 @@ def same(run: Run, alone: Run, tolerance: float = 1e-6) -> None:
     difference, length = run.ranks.sum([((ours - others) ** 2).sum(), (others**2).sum()])
     assert length > 1
     assert difference**0.5 <= tolerance * length**0.5, (difference / length) ** 0.5
-    if not (isinstance(run.ranks, Zero) and run.ranks.stage == 3):  # all ranks have all of it
+    if not (isinstance(run.ranks, Zero) and run.ranks.stage == 3):  # every rank has everything
         crc = zlib.crc32(b"".join(p.numpy().tobytes() for p in run.model.parameters()))
         assert run.ranks.sum([crc]) == [crc * run.ranks.ranks]
 

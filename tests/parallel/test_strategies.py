@@ -90,7 +90,7 @@ def test_every_step_sends_the_same_memory_in_the_same_order(name: str) -> None:
     assert steps[0] == steps[1] == steps[2]
     if name in strategies.OVERLAPPING:
         assert in_all > 3
-        assert early[0] >= 0.6 * in_all, "little was sent while backward went on"
+        assert early[0] >= 0.6 * in_all, "little was sent during backward"
         sent = [call for call in comm.calls[:in_all] if call[1] and call[0] != "all_reduce"]
         assert name == "overlap" or not any(call[-1] for call in sent[:-1]), "waited for"
     else:

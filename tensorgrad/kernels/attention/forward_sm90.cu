@@ -6,7 +6,7 @@
 // The matrix of scores exists 64 rows by N keys at a time, in registers. A persistent block of W +
 // 1 warpgroups holds 64 W queries: the producer warpgroup has TMA load keys and values, a few tiles
 // ahead; each consumer warpgroup multiplies its 64 queries with a tile of keys, turns the scores
-// into weights, and multiplies these with the tile of values. Three things go on at once: the
+// into weights, and multiplies these with the tile of values. Three things happen at once: the
 // products with the next keys and with the last values on the tensor cores, the exponentials in
 // between, and, half a step later, the same in the other warpgroups (ping-pong scheduling).
 //
@@ -257,7 +257,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                 for (int i = 0; i < N / 2; ++i)
                     if (!(keep >> i & 1)) s.values[i] = 0;
             };
-            // s becomes weights relative to the row maximum so far; earlier weights are to be
+            // s becomes weights relative to the row maximum so far; earlier weights must be
             // multiplied by `rescale`.
             auto online_softmax = [&](float (&rescale)[2], bool first) {
                 #pragma unroll

@@ -385,7 +385,7 @@ def test_the_watchdog_listens_where_most_ranks_look_for_it() -> None:
 
 
 def test_the_watchdog_listens_on_one_address_of_this_host() -> None:
-    listener = watchdog_client._listen(["192.0.2.7", "127.0.0.1"])  # the first is no host's
+    listener = watchdog_client._listen(["192.0.2.7", "127.0.0.1"])  # the first belongs to no host
     assert listener is not None
     with listener:
         assert listener.getsockname()[0] == "127.0.0.1"
