@@ -125,7 +125,7 @@ def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], 
     """
     if leaf.node is not None or not leaf.requires_grad:
         raise GradError(
-            "on_grad_ready: got a tensor that is not a leaf, expected one that holds grad"
+            "on_grad_ready: the tensor is not a leaf, expected one that holds grad"
         )
     own = partial(hook)  # the same hook may be there twice
     with leaves:
