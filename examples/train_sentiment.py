@@ -23,7 +23,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from tensorgrad import backend, ops, random
+import tensorgrad as tg
+from tensorgrad import backend, random
 from tensorgrad.command import command, printable
 from tensorgrad.data import (
     LabelledLoader,
@@ -272,7 +273,7 @@ class SentimentRun:
             for batch in self.validation.evaluation_batches():
                 tokens, lengths, labels = (backend.to_device(a, model.device) for a in batch)
                 logits = model(tokens, lengths)
-                total += ops.cross_entropy(logits, labels, reduction="sum").item()
+                total += tg.cross_entropy(logits, labels, reduction="sum").item()
                 right += int((logits.data.argmax(1) == labels).sum())
                 count += len(labels)
         return {"validation_loss": total / count, "accuracy": right / count}

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import nn, ops
+from tensorgrad import nn
 from tensorgrad.checks import array_of
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import tensor_of
+from tensorgrad.ops.linear import linear as linear_op
+from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy_op
 from tensorgrad.tensor import Tensor
 
 __all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize"]
@@ -42,8 +44,8 @@ class LanguageModel(nn.Module):
     blocks: nn.ModuleList
     norm: nn.Module
     output: nn.Linear | None = None
-    linear: Callable[..., Tensor] = staticmethod(ops.linear)
-    linear_cross_entropy: Callable[..., Tensor] = staticmethod(ops.linear_cross_entropy)
+    linear: Callable[..., Tensor] = staticmethod(linear_op)
+    linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy_op)
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return (B, T, C), the input of the first block; arguments as for `forward`."""
@@ -73,8 +75,8 @@ class LanguageModel(nn.Module):
             Logits (B, T, V); or the mean negative log-likelihood of the targets, a scalar.
         Raises:
             ShapeError: tokens are not (B, T), or more than fit in the context.
-            ArgumentError, DtypeError, DeviceError: see `ops.embedding` and
-                `ops.linear_cross_entropy`.
+            ArgumentError, DtypeError, DeviceError: see `tensorgrad.embedding` and
+                `tensorgrad.linear_cross_entropy`.
         """
         x = self.embed(tokens, cache)
         x = self._run_blocks(x, cache)
@@ -86,7 +88,7 @@ class LanguageModel(nn.Module):
         Args:
             tokens, cache: as for `forward`.
             mask: broadcastable to (B, 1, T, all tokens so far), bool, False where a token must not
-                attend, such as to padding; see `ops.attention`.
+                attend, such as to padding; see `tensorgrad.attention`.
         """
         x = self.embed(tokens, cache)
         x = self._run_blocks(x, cache, mask)

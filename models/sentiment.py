@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, nn, ops
+from tensorgrad import backend, nn
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, probability
@@ -21,6 +21,11 @@ from tensorgrad.data.labelled_loader import pad
 from tensorgrad.engine import assign
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import integer_array
+from tensorgrad.ops.cross_entropy import cross_entropy
+from tensorgrad.ops.dropout import dropout as dropout_op
+from tensorgrad.ops.elementwise.activation import relu
+from tensorgrad.ops.matmul import matmul
+from tensorgrad.ops.softmax import softmax
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -152,7 +157,8 @@ class Classifier(nn.Module):
             (B, classes); or the mean negative log-likelihood of the labels, a scalar.
         Raises:
             ShapeError: the shapes do not fit.
-            ArgumentError, DtypeError, DeviceError: see `ops.embedding` and `ops.cross_entropy`.
+            ArgumentError, DtypeError, DeviceError: see `tensorgrad.embedding` and
+                `tensorgrad.cross_entropy`.
         """
         name = type(self).__name__
         ids = integer_array(name, "tokens", tokens)
@@ -164,7 +170,7 @@ class Classifier(nn.Module):
             )
         backend.same_device(name, ("tokens", "lengths"), (ids, counts))
         logits: Tensor = self.output(self.features(ids, self._weights(ids, counts)))
-        return logits if labels is None else ops.cross_entropy(logits, labels)
+        return logits if labels is None else cross_entropy(logits, labels)
 
     def use_vectors(self, rows: Sequence[int], vectors: np.ndarray[Any, Any]) -> None:
         """Set rows of the word vectors to vectors (rows, C) before training."""
@@ -181,7 +187,7 @@ class Classifier(nn.Module):
         """Return (B, T): 1 / their number for the words of a text that are kept, 0 elsewhere."""
         xp = backend.namespace(tokens)
         inside = (xp.arange(tokens.shape[1]) < lengths[:, None]).astype(np.float32)  # (B, T)
-        kept = ops.dropout(inside, self.config.word_dropout, self.training).data
+        kept = dropout_op(inside, self.config.word_dropout, self.training).data
         return kept / xp.maximum(kept.sum(1, keepdims=True), np.float32(1e-6))
 
 
@@ -210,7 +216,7 @@ class MeanClassifier(Classifier):
         """Return (B, hidden); see `Classifier.features`."""
         x: Tensor = self.dropout(_mean(self.words(tokens), weights))
         for layer in self.hidden:
-            x = self.dropout(ops.relu(layer(x)))
+            x = self.dropout(relu(layer(x)))
         return x
 
 
@@ -273,7 +279,7 @@ def class_probabilities(
         for first in range(0, len(rows), batch):
             arrays = pad(rows[first : first + batch], longest)
             logits = model(*(backend.to_device(array, model.device) for array in arrays))
-            parts.append(ops.softmax(logits.astype("float32")).numpy())
+            parts.append(softmax(logits.astype("float32")).numpy())
     return np.concatenate(parts)
 
 
@@ -286,4 +292,4 @@ def _word_vectors(config: ClassifierConfig) -> nn.Embedding:
 def _mean(x: Tensor, weights: Array) -> Tensor:
     """Return (B, C), the mean of x (B, T, C) over T with weights (B, T)."""
     row = Tensor(weights.astype(x.dtype, copy=False))[:, None]  # (B, 1, T)
-    return ops.matmul(row, x)[:, 0]
+    return matmul(row, x)[:, 0]

@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend, nn, ops
+from tensorgrad import backend, nn
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.models.translation import TranslationModel
+from tensorgrad.ops.linear import linear
+from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
@@ -153,7 +155,7 @@ def _shard_layers(model: Any, region: Region) -> None:
 
 def _gathered_linear(x: Any, weight: Any, comm: Comm) -> Tensor:
     """Return the logits of all ranks' rows of the head."""
-    return all_gather_columns(ops.linear(x, weight), comm)
+    return all_gather_columns(linear(x, weight), comm)
 
 
 def _check(model: Any, ranks: int, sequence: bool) -> None:
@@ -175,11 +177,11 @@ def _check(model: Any, ranks: int, sequence: bool) -> None:
                 f"{' or nn.'.join(kind.__name__ for kind in kinds)}, not sharded yet, or a "
                 "subclass that keeps its forward: a layer that ranks share takes its place"
             )
-    for name in ("linear", "linear_cross_entropy"):
-        if getattr(model, name) is not getattr(ops, name):
+    for name, op in (("linear", linear), ("linear_cross_entropy", linear_cross_entropy)):
+        if getattr(model, name) is not op:
             raise ArgumentError(
                 f"tensor_parallel: {name} of the model is {getattr(model, name)!r}, expected "
-                f"ops.{name}, since one that ranks share takes its place"
+                f"tensorgrad.{name}, since one that ranks share takes its place"
             )
     for number, block in enumerate(model.blocks):
         heads = block.attention.kv_heads

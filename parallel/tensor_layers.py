@@ -22,10 +22,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tensorgrad import backend, nn, ops, random
+from tensorgrad import backend, nn, random
 from tensorgrad.operands import integer_array
+from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.elementwise.row import Row
-from tensorgrad.ops.embedding import check_ids
+from tensorgrad.ops.embedding import check_ids, embedding
+from tensorgrad.ops.linear import feed_forward, gated_linear, linear, linear_gelu
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.placement import Placement, cut_box, divide
 from tensorgrad.parallel.tensor_ops import (
@@ -159,7 +161,7 @@ class ColumnParallelLinear(ShardedLayer, nn.Linear):
 
     def forward(self, x: Any) -> Tensor:  # type: ignore[override]
         """Return (B, T, this rank's outputs) for x, (B, T, inputs) or this rank's rows of it."""
-        return ops.linear(self.region.enter(x), self.weight, self.bias)
+        return linear(self.region.enter(x), self.weight, self.bias)
 
 
 class RowParallelLinear(ShardedLayer, nn.Linear):
@@ -178,7 +180,7 @@ class RowParallelLinear(ShardedLayer, nn.Linear):
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return y + residual, (B, T, outputs) or this rank's rows, for x (B, T, its inputs)."""
-        return self.reduce(ops.linear(x, self.weight), residual)
+        return self.reduce(linear(x, self.weight), residual)
 
     def reduce(self, y: Tensor, residual: Any = None) -> Tensor:
         """Return the sum of the ranks' products y, plus bias and residual."""
@@ -209,11 +211,11 @@ class VocabularyParallelEmbedding(ShardedLayer, nn.Embedding):
         here = (local >= 0) & (local < rows)
         # The ids of other ranks read rows whose results are dropped. `%` spreads them over all
         # rows: their gradients are 0, but adding many to one row would be slow.
-        y = ops.embedding(self.weight, local % rows)
-        y = self.region.leave(ops.where(here[..., None], y, 0.0))
+        y = embedding(self.weight, local % rows)
+        y = self.region.leave(where(here[..., None], y, 0.0))
         if positions is None:
             return y
-        return y + ops.embedding(positions, self._positions(ids, start))
+        return y + embedding(positions, self._positions(ids, start))
 
     def _positions(self, ids: backend.Array, start: int) -> backend.Array:
         """Return the position of each row of the result in its sequence."""
@@ -267,9 +269,9 @@ class ParallelFeedForward(ShardedLayer, nn.FeedForward):
         up, down = self.up, self.down
         x = self.region.enter(x)
         if self.dropout.drops:
-            hidden = ops.linear_gelu(x, up.weight, up.bias, self.approximate)
+            hidden = linear_gelu(x, up.weight, up.bias, self.approximate)
             return down.forward(self.region.drop(self.dropout, hidden), residual)
-        y = ops.feed_forward(x, up.weight, up.bias, down.weight, None, approximate=self.approximate)
+        y = feed_forward(x, up.weight, up.bias, down.weight, None, approximate=self.approximate)
         return down.reduce(y, residual)
 
 
@@ -290,7 +292,7 @@ class ParallelSwiGLU(ShardedLayer, nn.SwiGLU):
         """Return the shape of x; a residual is added."""
         x = self.region.enter(x)
         gate, up = self.gate, self.up
-        hidden = ops.gated_linear(x, gate.weight, up.weight, gate.bias, up.bias)
+        hidden = gated_linear(x, gate.weight, up.weight, gate.bias, up.bias)
         return self.down.forward(self.region.drop(self.dropout, hidden), residual)
 
 

@@ -5,7 +5,7 @@ logits of each row of x. For a chunk of N rows the ranks exchange 4 N numbers. T
 rank's logits, the largest and, relative to it, the sum of exponentials, the target's logit and the
 sum of all logits. Because they are relative, a common offset of the logits costs no precision. From
 them all ranks compute the same loss, adding in the order of the ranks. Each computes the gradient
-of its own logits at once, in the memory of the logits, as `ops.linear_cross_entropy` does.
+of its own logits at once, in the memory of the logits, as `tensorgrad.linear_cross_entropy` does.
 Tests: tests/parallel/test_tensor.py.
 """
 
@@ -45,7 +45,7 @@ def vocabulary_parallel_cross_entropy(
     vocab_size: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Return `ops.linear_cross_entropy` for the concatenated heads of all ranks.
+    """Return `tensorgrad.linear_cross_entropy` for the concatenated heads of all ranks.
 
     The gradient of x is this rank's term of a sum over the ranks, so x must come from
     `all_reduce_gradient` or `all_gather_rows`.
@@ -55,7 +55,7 @@ def vocabulary_parallel_cross_entropy(
         weight: (n, C): the rows of this rank.
         targets: (...), integers in [0, vocab_size), the same on all ranks.
         comm: the ranks.
-        ignore_index, label_smoothing, z_loss: as for `ops.cross_entropy`.
+        ignore_index, label_smoothing, z_loss: as for `tensorgrad.cross_entropy`.
         reduction: "mean" or "sum".
         vocab_size: rows of the whole head that are classes; the rows after them are ignored, and
             a rank may have only such rows. None: all.
@@ -66,7 +66,7 @@ def vocabulary_parallel_cross_entropy(
 
     Raises:
         ShapeError, ArgumentError, OutOfRangeError, DtypeError, DeviceError: as from
-            `ops.linear_cross_entropy`.
+            `tensorgrad.linear_cross_entropy`.
         CommError: the ranks disagree, or the network fails.
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """

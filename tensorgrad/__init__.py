@@ -6,21 +6,41 @@ in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be
 """
 
 from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
+from tensorgrad.tensor import Tensor  # before the ops: they import it, and it imports them last
 
 # isort: split
 from pathlib import Path
 
-from tensorgrad import nn, ops, optim, random
+from tensorgrad import nn, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
+from tensorgrad.ops import attention as _attention
+from tensorgrad.ops import creation as _creation
+from tensorgrad.ops import cross_entropy as _cross_entropy
+from tensorgrad.ops import dropout as _dropout
+from tensorgrad.ops import einsum as _einsum
+from tensorgrad.ops import elementwise as _elementwise
+from tensorgrad.ops import embedding as _embedding
+from tensorgrad.ops import indexing as _indexing
+from tensorgrad.ops import linear as _linear
+from tensorgrad.ops import linear_cross_entropy as _linear_cross_entropy
+from tensorgrad.ops import matmul as _matmul
+from tensorgrad.ops import norm as _norm
+from tensorgrad.ops import reduce as _reduce
+from tensorgrad.ops import rotary as _rotary
+from tensorgrad.ops import shape as _shape
+from tensorgrad.ops import softmax as _softmax
+from tensorgrad.ops import sorting as _sorting
 from tensorgrad.ops.attention import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
 from tensorgrad.ops.dropout import *
 from tensorgrad.ops.einsum import *
 from tensorgrad.ops.elementwise import *
+from tensorgrad.ops.elementwise import activation as _activation
+from tensorgrad.ops.elementwise import fuse as _fuse
 from tensorgrad.ops.elementwise.activation import *
 from tensorgrad.ops.elementwise.fuse import *
 from tensorgrad.ops.embedding import *
@@ -35,7 +55,6 @@ from tensorgrad.ops.shape import *
 from tensorgrad.ops.softmax import *
 from tensorgrad.ops.sorting import *
 from tensorgrad.recompute import checkpoint
-from tensorgrad.tensor import Tensor
 
 __version__ = "0.1.0"
 
@@ -53,7 +72,25 @@ __all__ = [
     "random",
     "value_and_grad",
 ]
-__all__ += ops.__all__
+__all__ += _activation.__all__
+__all__ += _attention.__all__
+__all__ += _creation.__all__
+__all__ += _cross_entropy.__all__
+__all__ += _dropout.__all__
+__all__ += _einsum.__all__
+__all__ += _elementwise.__all__
+__all__ += _embedding.__all__
+__all__ += _fuse.__all__
+__all__ += _indexing.__all__
+__all__ += _linear.__all__
+__all__ += _linear_cross_entropy.__all__
+__all__ += _matmul.__all__
+__all__ += _rotary.__all__
+__all__ += _norm.__all__
+__all__ += _reduce.__all__
+__all__ += _shape.__all__
+__all__ += _softmax.__all__
+__all__ += _sorting.__all__
 
 if not Path(__file__).with_name("models").is_dir():
     # A checkout or archive without symbolic links: the folders of the root hold these packages.

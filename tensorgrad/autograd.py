@@ -124,9 +124,7 @@ def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], 
         GradError: `leaf` is the result of an op or wants no gradient.
     """
     if leaf.node is not None or not leaf.requires_grad:
-        raise GradError(
-            "on_grad_ready: the tensor is not a leaf, expected one that holds grad"
-        )
+        raise GradError("on_grad_ready: the tensor is not a leaf, expected one that holds grad")
     own = partial(hook)  # the same hook may be there twice
     with leaves:
         leaf.hooks = [*(leaf.hooks or []), own]

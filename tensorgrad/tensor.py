@@ -77,7 +77,7 @@ class Tensor:
     @property
     def T(self) -> Tensor:
         """The tensor with its axes reversed."""
-        return ops.transpose(self)
+        return shape.transpose(self)
 
     def backward(self, dy: Any = None, retain_graph: bool = False) -> None:
         """Add the gradient of this tensor to every leaf's `grad`; see `engine.backward`."""
@@ -104,7 +104,7 @@ class Tensor:
 
     def to(self, device: str) -> Tensor:
         """Return the tensor on "cpu", "cuda" or "cuda:N"; gradients flow back across."""
-        return ops.to(self, device)
+        return shape.to(self, device)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
@@ -148,244 +148,251 @@ class Tensor:
         return (self[i] for i in range(len(self.data)))
 
     def __getitem__(self, key: Any) -> Tensor:
-        return ops.getitem(self, key)
+        return indexing.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        ops.indexing.assign(self, key, value)
+        indexing.assign(self, key, value)
 
     __hash__ = object.__hash__
 
     def __neg__(self) -> Tensor:
-        return ops.negative(self)
+        return elementwise.negative(self)
 
     def __pos__(self) -> Tensor:
         return self
 
     def __abs__(self) -> Tensor:
-        return ops.abs(self)
+        return elementwise.abs(self)
 
     def __add__(self, other: Any) -> Tensor:
-        return ops.add(self, other)
+        return elementwise.add(self, other)
 
     def __radd__(self, other: Any) -> Tensor:
-        return ops.add(other, self)
+        return elementwise.add(other, self)
 
     def __sub__(self, other: Any) -> Tensor:
-        return ops.subtract(self, other)
+        return elementwise.subtract(self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
-        return ops.subtract(other, self)
+        return elementwise.subtract(other, self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return ops.multiply(self, other)
+        return elementwise.multiply(self, other)
 
     def __rmul__(self, other: Any) -> Tensor:
-        return ops.multiply(other, self)
+        return elementwise.multiply(other, self)
 
     def __truediv__(self, other: Any) -> Tensor:
-        return ops.divide(self, other)
+        return elementwise.divide(self, other)
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        return ops.divide(other, self)
+        return elementwise.divide(other, self)
 
     def __pow__(self, other: Any) -> Tensor:
-        return ops.power(self, other)
+        return elementwise.power(self, other)
 
     def __rpow__(self, other: Any) -> Tensor:
-        return ops.power(other, self)
+        return elementwise.power(other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return ops.matmul(self, other)
+        return matmul.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Tensor:
-        return ops.matmul(other, self)
+        return matmul.matmul(other, self)
 
     def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy
-        return ops.equal(self, other)
+        return elementwise.equal(self, other)
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return ops.not_equal(self, other)
+        return elementwise.not_equal(self, other)
 
     def __lt__(self, other: Any) -> Tensor:
-        return ops.less(self, other)
+        return elementwise.less(self, other)
 
     def __le__(self, other: Any) -> Tensor:
-        return ops.less_equal(self, other)
+        return elementwise.less_equal(self, other)
 
     def __gt__(self, other: Any) -> Tensor:
-        return ops.greater(self, other)
+        return elementwise.greater(self, other)
 
     def __ge__(self, other: Any) -> Tensor:
-        return ops.greater_equal(self, other)
+        return elementwise.greater_equal(self, other)
 
     def __and__(self, other: Any) -> Tensor:
-        return ops.bitwise_and(self, other)
+        return elementwise.bitwise_and(self, other)
 
     def __rand__(self, other: Any) -> Tensor:
-        return ops.bitwise_and(other, self)
+        return elementwise.bitwise_and(other, self)
 
     def __or__(self, other: Any) -> Tensor:
-        return ops.bitwise_or(self, other)
+        return elementwise.bitwise_or(self, other)
 
     def __ror__(self, other: Any) -> Tensor:
-        return ops.bitwise_or(other, self)
+        return elementwise.bitwise_or(other, self)
 
     def __xor__(self, other: Any) -> Tensor:
-        return ops.bitwise_xor(self, other)
+        return elementwise.bitwise_xor(self, other)
 
     def __rxor__(self, other: Any) -> Tensor:
-        return ops.bitwise_xor(other, self)
+        return elementwise.bitwise_xor(other, self)
 
     def __lshift__(self, other: Any) -> Tensor:
-        return ops.left_shift(self, other)
+        return elementwise.left_shift(self, other)
 
     def __rlshift__(self, other: Any) -> Tensor:
-        return ops.left_shift(other, self)
+        return elementwise.left_shift(other, self)
 
     def __rshift__(self, other: Any) -> Tensor:
-        return ops.right_shift(self, other)
+        return elementwise.right_shift(self, other)
 
     def __rrshift__(self, other: Any) -> Tensor:
-        return ops.right_shift(other, self)
+        return elementwise.right_shift(other, self)
 
     def __invert__(self) -> Tensor:
-        return ops.invert(self)
+        return elementwise.invert(self)
 
-    # Augmented assignment changes the memory of the tensor, as in NumPy; see ops.indexing.
+    # Augmented assignment changes the memory of the tensor, as in NumPy; see indexing.
 
     def __iadd__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "+=", operator.add, other)
+        return indexing.assign_result(self, "+=", operator.add, other)
 
     def __isub__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "-=", operator.sub, other)
+        return indexing.assign_result(self, "-=", operator.sub, other)
 
     def __imul__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "*=", operator.mul, other)
+        return indexing.assign_result(self, "*=", operator.mul, other)
 
     def __itruediv__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "/=", operator.truediv, other)
+        return indexing.assign_result(self, "/=", operator.truediv, other)
 
     def __ipow__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "**=", operator.pow, other)
+        return indexing.assign_result(self, "**=", operator.pow, other)
 
     def __imatmul__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "@=", operator.matmul, other)
+        return indexing.assign_result(self, "@=", operator.matmul, other)
 
     def __iand__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "&=", operator.and_, other)
+        return indexing.assign_result(self, "&=", operator.and_, other)
 
     def __ior__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "|=", operator.or_, other)
+        return indexing.assign_result(self, "|=", operator.or_, other)
 
     def __ixor__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "^=", operator.xor, other)
+        return indexing.assign_result(self, "^=", operator.xor, other)
 
     def __ilshift__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, "<<=", operator.lshift, other)
+        return indexing.assign_result(self, "<<=", operator.lshift, other)
 
     def __irshift__(self, other: Any) -> Self:
-        return ops.indexing.assign_result(self, ">>=", operator.rshift, other)
+        return indexing.assign_result(self, ">>=", operator.rshift, other)
 
     def astype(self, dtype: DtypeLike, copy: bool = True) -> Tensor:
-        """Return the values as `dtype`; see `ops.astype`."""
-        return ops.astype(self, dtype, copy)
+        """Return the values as `dtype`; see `tensorgrad.astype`."""
+        return shape.astype(self, dtype, copy)
 
     def exp(self) -> Tensor:
         """Return e**x."""
-        return ops.exp(self)
+        return elementwise.exp(self)
 
     def log(self) -> Tensor:
         """Return the natural logarithm."""
-        return ops.log(self)
+        return elementwise.log(self)
 
     def sqrt(self) -> Tensor:
         """Return the square root."""
-        return ops.sqrt(self)
+        return elementwise.sqrt(self)
 
     def tanh(self) -> Tensor:
         """Return the hyperbolic tangent."""
-        return ops.tanh(self)
+        return elementwise.tanh(self)
 
     def clip(self, low: Any = None, high: Any = None) -> Tensor:
-        """Return the values limited to [low, high]; see `ops.clip`."""
-        return ops.clip(self, low, high)
+        """Return the values limited to [low, high]; see `tensorgrad.clip`."""
+        return elementwise.clip(self, low, high)
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """Return the sum; see `ops.sum`."""
-        return ops.sum(self, axis, keepdims)
+        """Return the sum; see `tensorgrad.sum`."""
+        return reduce.sum(self, axis, keepdims)
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """Return the mean; see `ops.mean`."""
-        return ops.mean(self, axis, keepdims)
+        """Return the mean; see `tensorgrad.mean`."""
+        return reduce.mean(self, axis, keepdims)
 
     def var(self, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
-        """Return the variance; see `ops.var`."""
-        return ops.var(self, axis, ddof, keepdims)
+        """Return the variance; see `tensorgrad.var`."""
+        return reduce.var(self, axis, ddof, keepdims)
 
     def std(self, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
-        """Return the standard deviation; see `ops.std`."""
-        return ops.std(self, axis, ddof, keepdims)
+        """Return the standard deviation; see `tensorgrad.std`."""
+        return reduce.std(self, axis, ddof, keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """Return the maximum; see `ops.max`."""
-        return ops.max(self, axis, keepdims)
+        """Return the maximum; see `tensorgrad.max`."""
+        return reduce.max(self, axis, keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """Return the minimum; see `ops.min`."""
-        return ops.min(self, axis, keepdims)
+        """Return the minimum; see `tensorgrad.min`."""
+        return reduce.min(self, axis, keepdims)
 
     def prod(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """Return the product; see `ops.prod`."""
-        return ops.prod(self, axis, keepdims)
+        """Return the product; see `tensorgrad.prod`."""
+        return reduce.prod(self, axis, keepdims)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """Return the index of the maximum; see `ops.argmax`."""
-        return ops.argmax(self, axis, keepdims)
+        """Return the index of the maximum; see `tensorgrad.argmax`."""
+        return reduce.argmax(self, axis, keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """Return the index of the minimum; see `ops.argmin`."""
-        return ops.argmin(self, axis, keepdims)
+        """Return the index of the minimum; see `tensorgrad.argmin`."""
+        return reduce.argmin(self, axis, keepdims)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """Return whether any element is true; see `ops.any`."""
-        return ops.any(self, axis, keepdims)
+        """Return whether any element is true; see `tensorgrad.any`."""
+        return reduce.any(self, axis, keepdims)
 
     def all(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """Return whether all elements are true; see `ops.all`."""
-        return ops.all(self, axis, keepdims)
+        """Return whether all elements are true; see `tensorgrad.all`."""
+        return reduce.all(self, axis, keepdims)
 
-    def reshape(self, *shape: Any) -> Tensor:
+    def reshape(self, *lengths: Any) -> Tensor:
         """Return the elements in another shape: reshape(2, 3) or reshape((2, 3))."""
-        return ops.reshape(self, shape[0] if len(shape) == 1 else shape)
+        return shape.reshape(self, lengths[0] if len(lengths) == 1 else lengths)
 
     def ravel(self) -> Tensor:
         """Return the elements in one axis."""
-        return ops.ravel(self)
+        return shape.ravel(self)
 
     def transpose(self, *axes: Any) -> Tensor:
         """Return the axes in another order: transpose(1, 0), transpose((1, 0)) or reversed."""
-        return ops.transpose(self, axes[0] if len(axes) == 1 else axes or None)
+        return shape.transpose(self, axes[0] if len(axes) == 1 else axes or None)
 
     def swapaxes(self, axis1: int, axis2: int) -> Tensor:
         """Return the tensor with two axes exchanged."""
-        return ops.swapaxes(self, axis1, axis2)
+        return shape.swapaxes(self, axis1, axis2)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
-        """Return each element, or slice along an axis, several times; see `ops.repeat`."""
-        return ops.repeat(self, repeats, axis)
+        """Return each element, or slice along an axis, several times; see `tensorgrad.repeat`."""
+        return shape.repeat(self, repeats, axis)
 
     def take(self, indices: Any, axis: int | None = None) -> Tensor:
-        """Return the slices at `indices` along an axis; see `ops.take`."""
-        return ops.take(self, indices, axis)
+        """Return the slices at `indices` along an axis; see `tensorgrad.take`."""
+        return indexing.take(self, indices, axis)
 
     def argsort(self, axis: int | None = -1) -> Tensor:
-        """Return the indices that sort along an axis; see `ops.argsort`."""
-        return ops.argsort(self, axis)
+        """Return the indices that sort along an axis; see `tensorgrad.argsort`."""
+        return sorting.argsort(self, axis)
 
     def squeeze(self, axis: Axis = None) -> Tensor:
         """Return the tensor without axes of length 1."""
-        return ops.squeeze(self, axis)
+        return shape.squeeze(self, axis)
 
 
-from tensorgrad import ops  # noqa: E402  last: they import Tensor from here
-from tensorgrad.ops import numpy_functions  # noqa: E402
+from tensorgrad.ops import (  # noqa: E402  last: they import Tensor from here
+    elementwise,
+    indexing,
+    matmul,
+    numpy_functions,
+    reduce,
+    shape,
+    sorting,
+)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, backend, nn, no_grad, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, nn, no_grad
 from tensorgrad.dtypes import ALL, FLOATS, bfloat16, float16, float32, float64, is_float
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
 
@@ -202,7 +203,7 @@ def test_gradient_descent_by_hand_keeps_the_parameter() -> None:
     x = np.random.default_rng(0).standard_normal((8, 3)).astype(float32)
     losses = []
     for _ in range(3):
-        loss = ops.square(model(x) - 1).mean()
+        loss = tg.square(model(x) - 1).mean()
         model.zero_grad()
         loss.backward()
         with no_grad():

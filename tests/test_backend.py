@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, autocast, backend, ops, random
+import tensorgrad as tg
+from tensorgrad import Tensor, autocast, backend, random
 from tensorgrad.errors import DeviceError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
@@ -46,7 +47,7 @@ def test_the_current_gpu_computes() -> None:
     assert backend.use_device("cpu") == "cpu"
     assert [backend.gpu_index(name) for name in ("cuda", "cuda:2")] == [2, 2]
     with pytest.raises(DeviceError, match="got 'cuda:0', but cuda:2 is the current GPU"):
-        ops.zeros(3, device="cuda:0")
+        tg.zeros(3, device="cuda:0")
     with pytest.raises(DeviceError, match="got 'cuda:3', expected cuda:0 to cuda:2"):
         backend.use_device("cuda:3")
     for name in ("gpu", "cuda:-1", "cuda:x", "auto"):
@@ -101,7 +102,7 @@ def test_a_second_gpu_trains_like_the_first(name: str) -> None:
         )
         found.append(trained(model, device, batch))
     assert found[0] == found[1]
-    there = ops.zeros(3, device="cuda:1")
+    there = tg.zeros(3, device="cuda:1")
     backend.use_device("cuda:0")
     assert there.to("cuda:0").device == "cuda:0"
     assert there.to("cpu").device == "cpu"

@@ -26,11 +26,9 @@ EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 NAMES = [source.module for source in library()]
 
 
-# The one import that goes up: the methods of Tensor call the ops, and NumPy's functions do.
-UPWARD = {
-    ("tensorgrad.tensor", "tensorgrad.ops"),
-    ("tensorgrad.tensor", "tensorgrad.ops.numpy_functions"),
-}
+# The one import that goes up: the methods of Tensor call the ops.
+CALLED = ("elementwise", "indexing", "matmul", "numpy_functions", "reduce", "shape", "sorting")
+UPWARD = {("tensorgrad.tensor", f"tensorgrad.ops.{name}") for name in CALLED}
 
 
 @cache

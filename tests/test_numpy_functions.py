@@ -258,4 +258,4 @@ def test_cupys_arrays_and_functions() -> None:
 
 def test_the_operations_are_the_librarys() -> None:
     for name in numpy_functions._UFUNCS | set(numpy_functions._POSITIONAL):
-        assert name in tensorgrad.ops.__all__
+        assert name in tensorgrad.__all__

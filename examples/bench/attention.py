@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import Call, Job, Jobs, random_array
-from tensorgrad import Tensor, backend, ops
+from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import bfloat16
 
 # (B, H, S, D)
@@ -54,14 +55,14 @@ def _passes(torch: Any, shape: tuple[int, int, int, int], kind: str) -> Jobs:
         mask = backend.cupy.where(scores > 0, 0, -math.inf).astype("float32")
         mask[..., 0] = 0
     given = None if mask is None else Tensor(mask)
-    node = ops.attention(q, k, v, given, causal).node
+    node = tg.attention(q, k, v, given, causal).node
     assert node is not None
     saved = node.saved or ()
     peers = [{}, {}] if torch is None else _peers(torch, shape, causal, mask)
     size = f"{', '.join(map(str, shape))} {kind}"
     amount = operations(shape, causal)
     yield Job("attention forward", size, amount,
-              lambda _: ops.attention(q, k, v, given, causal), peers[0], "TFLOP/s")  # fmt: skip
+              lambda _: tg.attention(q, k, v, given, causal), peers[0], "TFLOP/s")  # fmt: skip
     yield Job("attention backward", size, 2.5 * amount,
               lambda _: node.backward(dy, saved, (True,) * 3), peers[1], "TFLOP/s")  # fmt: skip
 
@@ -110,11 +111,11 @@ def _against_unfused(shape: tuple[int, int, int, int]) -> Job:
     mask = Tensor(cupy.where(later, -math.inf, 0).astype(bfloat16))
 
     def fused() -> Tensor:
-        return ops.attention(q, k, v, causal=True)
+        return tg.attention(q, k, v, causal=True)
 
     def unfused() -> Tensor:
-        scores = ops.matmul(q, k.swapaxes(-1, -2)) * (1 / math.sqrt(shape[3])) + mask
-        return ops.matmul(ops.softmax(scores), v)
+        scores = tg.matmul(q, k.swapaxes(-1, -2)) * (1 / math.sqrt(shape[3])) + mask
+        return tg.matmul(tg.softmax(scores), v)
 
     def both(function: Callable[[], Tensor]) -> Call:
         def call(_: int) -> None:
@@ -138,11 +139,11 @@ def _features() -> Jobs:
     lengths = Tensor(backend.cupy.arange(0, 4 * 4096 + 1, 4096, dtype="int32"))
     rows = [t.swapaxes(1, 2).reshape(-1, 16, 128) for t in (q, k, v)]
     runs: dict[str, Call] = {
-        "plain": lambda _: ops.attention(q, k, v, causal=True),
-        "window 512": lambda _: ops.attention(q, k, v, causal=True, window=512),
-        "padding mask": lambda _: ops.attention(q, k, v, padding, causal=True),
-        "dropout": lambda _: ops.attention(q, k, v, causal=True, dropout=0.1),
-        "varlen": lambda _: ops.attention_varlen(
+        "plain": lambda _: tg.attention(q, k, v, causal=True),
+        "window 512": lambda _: tg.attention(q, k, v, causal=True, window=512),
+        "padding mask": lambda _: tg.attention(q, k, v, padding, causal=True),
+        "dropout": lambda _: tg.attention(q, k, v, causal=True, dropout=0.1),
+        "varlen": lambda _: tg.attention_varlen(
             rows[0], rows[1], rows[2], lengths, max_length=4096, causal=True
         ),
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import Job, Jobs, random_array
-from tensorgrad import Tensor, backend, no_grad, ops
+from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.dtypes import bfloat16
 
 ROWS = 8192
@@ -20,13 +21,13 @@ def jobs(torch: Any) -> Jobs:
         one = backend.cupy.ones((), "float32")
 
         def both(_: int, logits: Tensor = logits, targets: Any = targets, one: Any = one) -> Any:
-            node = ops.cross_entropy(logits, targets).node
+            node = tg.cross_entropy(logits, targets).node
             assert node is not None
             return node.backward(one, node.saved or (), (True,))
 
         def loss_alone(_: int, logits: Tensor = logits, targets: Any = targets) -> Any:
             with no_grad():
-                return ops.cross_entropy(logits, targets)
+                return tg.cross_entropy(logits, targets)
 
         peers = {} if torch is None else _peers(torch, vocabulary)
         size = f"{ROWS} x {vocabulary} bf16"

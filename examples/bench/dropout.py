@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import Job, Jobs, random_array
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor
 from tensorgrad.dtypes import Dtype, bfloat16, float32
 
 SHAPE = (16384, 4096)
@@ -25,15 +26,15 @@ def _dropout(torch: Any, dtype: Dtype) -> Jobs:
     once = x.size * dtype.itemsize
     theirs = [_peers(torch, str(dtype), count) for count in (1, 2, 3)]
     leaf, dy = Tensor(x.data, requires_grad=True), residual.data
-    node = ops.dropout_add(leaf, residual, P).node
+    node = tg.dropout_add(leaf, residual, P).node
     assert node is not None
     backward, saved = node.backward, node.saved or ()
-    yield Job("dropout forward", size, 2 * once, lambda _: ops.dropout(x, P), theirs[0])
+    yield Job("dropout forward", size, 2 * once, lambda _: tg.dropout(x, P), theirs[0])
     yield Job("dropout backward", size, 2 * once, lambda _: backward(dy, saved, (True, False)))
     yield Job("dropout + residual", size, 3 * once,
-              lambda _: ops.dropout_add(x, residual, P), theirs[1])  # fmt: skip
+              lambda _: tg.dropout_add(x, residual, P), theirs[1])  # fmt: skip
     yield Job("bias + dropout + residual", size, 3 * once,
-              lambda _: ops.dropout_add(x, residual, P, bias), theirs[2])  # fmt: skip
+              lambda _: tg.dropout_add(x, residual, P, bias), theirs[2])  # fmt: skip
 
 
 def _peers(torch: Any, dtype: str, count: int) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import Job, Jobs, random_array
-from tensorgrad import Tensor, no_grad, ops
+from tensorgrad import Tensor, no_grad
 from tensorgrad.dtypes import bfloat16, float32
 
 SHAPE = (16384, 4096)
@@ -20,12 +21,12 @@ def jobs(torch: Any) -> Jobs:
         dy = random_array(SHAPE, dtype, 3)
         theirs = _Peers(torch, str(dtype)) if torch is not None else None
         for name, f, inputs in (
-            ("add", ops.add, (x, other)),
-            ("gelu", ops.gelu, (x,)),
-            ("gelu erf", lambda x: ops.gelu(x, "none"), (x,)),
-            ("silu", ops.silu, (x,)),
-            ("swiglu", ops.swiglu, (x, other)),
-            ("bias_gelu", ops.bias_gelu, (x, bias)),
+            ("add", tg.add, (x, other)),
+            ("gelu", tg.gelu, (x,)),
+            ("gelu erf", lambda x: tg.gelu(x, "none"), (x,)),
+            ("silu", tg.silu, (x,)),
+            ("swiglu", tg.swiglu, (x, other)),
+            ("bias_gelu", tg.bias_gelu, (x, bias)),
         ):
             large = sum(t.size == x.size for t in inputs)
             once = x.size * dtype.itemsize

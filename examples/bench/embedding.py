@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+import tensorgrad as tg
 from examples.bench.timing import Job, Jobs, random_array
-from tensorgrad import Tensor, nn, no_grad, ops
+from tensorgrad import Tensor, nn, no_grad
 from tensorgrad.backend import asarray_like
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.ops.indexing import add_rows
@@ -43,7 +44,7 @@ def _embedding(torch: Any, name: str, words: Any) -> Jobs:
 
     def forward(i: int) -> Tensor:
         with no_grad():
-            return ops.embedding(weight, ids[i % SETS], positions)
+            return tg.embedding(weight, ids[i % SETS], positions)
 
     def backward(i: int) -> None:
         add_rows(total, ids[i % SETS].reshape(-1), dys[i % SETS].reshape(-1, WIDTH))

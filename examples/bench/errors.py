@@ -10,8 +10,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import random_array
-from tensorgrad import Tensor, backend, ops
+from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import bfloat16, float16, float32
 
 SHAPE = (4096, 1000)
@@ -24,18 +25,18 @@ def main() -> None:
     targets = backend.cupy.arange(SHAPE[0]) % SHAPE[1]
     theirs = torch.from_dlpack(targets)
     cases: tuple[tuple[str, Callable[..., Tensor], Callable[..., Any]], ...] = (
-        ("softmax", ops.softmax, lambda x: torch.softmax(x, -1)),
-        ("log_softmax", ops.log_softmax, lambda x: torch.log_softmax(x, -1)),
-        ("layer_norm", ops.layer_norm, lambda x: f.layer_norm(x, SHAPE[1:])),
-        ("rms_norm", ops.rms_norm, lambda x: f.rms_norm(x, SHAPE[1:], eps=1e-6)),
-        ("sum rows", lambda x: ops.sum(x, -1), lambda x: x.sum(-1)),
-        ("sum columns", lambda x: ops.sum(x, 0), lambda x: x.sum(0)),
-        ("sum all", ops.sum, lambda x: x.sum()),
-        ("mean rows", lambda x: ops.mean(x, -1), lambda x: x.mean(-1)),
-        ("var rows", lambda x: ops.var(x, -1), lambda x: x.var(-1, correction=0)),
-        ("var all", ops.var, lambda x: x.var(correction=0)),
-        ("logsumexp", lambda x: ops.logsumexp(x, -1), lambda x: x.logsumexp(-1)),
-        ("cross_entropy", lambda x: ops.cross_entropy(x, targets),
+        ("softmax", tg.softmax, lambda x: torch.softmax(x, -1)),
+        ("log_softmax", tg.log_softmax, lambda x: torch.log_softmax(x, -1)),
+        ("layer_norm", tg.layer_norm, lambda x: f.layer_norm(x, SHAPE[1:])),
+        ("rms_norm", tg.rms_norm, lambda x: f.rms_norm(x, SHAPE[1:], eps=1e-6)),
+        ("sum rows", lambda x: tg.sum(x, -1), lambda x: x.sum(-1)),
+        ("sum columns", lambda x: tg.sum(x, 0), lambda x: x.sum(0)),
+        ("sum all", tg.sum, lambda x: x.sum()),
+        ("mean rows", lambda x: tg.mean(x, -1), lambda x: x.mean(-1)),
+        ("var rows", lambda x: tg.var(x, -1), lambda x: x.var(-1, correction=0)),
+        ("var all", tg.var, lambda x: x.var(correction=0)),
+        ("logsumexp", lambda x: tg.logsumexp(x, -1), lambda x: x.logsumexp(-1)),
+        ("cross_entropy", lambda x: tg.cross_entropy(x, targets),
          lambda x: f.cross_entropy(x, theirs)),
     )  # fmt: skip
     print(f"{'':14} {'dtype':9} {'value':>9} {'PyTorch':>9} {'ratio':>6}   "

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import Job, Jobs, random_array
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor
 from tensorgrad.dtypes import bfloat16
 
 Function = Callable[..., Tensor]
@@ -15,40 +16,40 @@ Function = Callable[..., Tensor]
 
 def unfused_softmax(x: Tensor) -> Tensor:
     """Return softmax from five ops."""
-    powers = ops.exp(x - ops.max(x, -1, keepdims=True))
-    return powers / ops.sum(powers, -1, keepdims=True)
+    powers = tg.exp(x - tg.max(x, -1, keepdims=True))
+    return powers / tg.sum(powers, -1, keepdims=True)
 
 
 def attention_softmax(scores: Tensor) -> Tensor:
     """Return causal softmax of scaled scores, in one op."""
-    return ops.softmax(scores, scale=0.125, causal=True)
+    return tg.softmax(scores, scale=0.125, causal=True)
 
 
 def unfused_attention_softmax(scores: Tensor) -> Tensor:
     """Return the same from seven ops, with a given mask."""
     seen = _seen(scores.shape[-1], scores.device)
-    return unfused_softmax(ops.where(seen, scores * 0.125, float("-inf")))
+    return unfused_softmax(tg.where(seen, scores * 0.125, float("-inf")))
 
 
 @cache
 def _seen(size: int, device: str) -> Tensor:
-    return ops.tril(ops.ones((size, size), "bool", device))
+    return tg.tril(tg.ones((size, size), "bool", device))
 
 
 def unfused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return layer_norm from nine ops."""
-    centred = x - ops.mean(x, -1, keepdims=True)
-    variance = ops.mean(centred * centred, -1, keepdims=True)
-    return centred / ops.sqrt(variance + 1e-5) * weight + bias
+    centred = x - tg.mean(x, -1, keepdims=True)
+    variance = tg.mean(centred * centred, -1, keepdims=True)
+    return centred / tg.sqrt(variance + 1e-5) * weight + bias
 
 
 LINES: tuple[tuple[str, Function, Function, tuple[int, ...], int], ...] = (
-    ("softmax", ops.softmax, unfused_softmax, (2**18, 1024), 0),
-    ("softmax", ops.softmax, unfused_softmax, (2048, 256), 0),
+    ("softmax", tg.softmax, unfused_softmax, (2**18, 1024), 0),
+    ("softmax", tg.softmax, unfused_softmax, (2048, 256), 0),
     ("attention softmax", attention_softmax, unfused_attention_softmax, (256, 1024, 1024), 0),
     ("attention softmax", attention_softmax, unfused_attention_softmax, (64, 128, 128), 0),
-    ("layer_norm", ops.layer_norm, unfused_layer_norm, (2**17, 768), 2),
-    ("layer_norm", ops.layer_norm, unfused_layer_norm, (2048, 256), 2),
+    ("layer_norm", tg.layer_norm, unfused_layer_norm, (2**17, 768), 2),
+    ("layer_norm", tg.layer_norm, unfused_layer_norm, (2048, 256), 2),
 )
 
 

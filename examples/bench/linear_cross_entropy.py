@@ -14,8 +14,9 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import milliseconds, random_array
-from tensorgrad import Tensor, backend, ops
+from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import bfloat16
 
 ROWS, WIDTH, VOCABULARY = 32 * 1024, 768, 50304
@@ -50,7 +51,7 @@ def ours(chunks: list[int]) -> None:
         return found
 
     def unfused() -> None:
-        ops.cross_entropy(ops.linear(x, weight), targets).backward()
+        tg.cross_entropy(tg.linear(x, weight), targets).backward()
 
     with hook:
         show("linear, cross_entropy", unfused, peak)
@@ -58,7 +59,7 @@ def ours(chunks: list[int]) -> None:
             name = "linear_cross_entropy" + ("" if chunk is None else f" {chunk}")
 
             def fused(chunk: int | None = chunk) -> None:
-                ops.linear_cross_entropy(x, weight, targets, chunk=chunk).backward()
+                tg.linear_cross_entropy(x, weight, targets, chunk=chunk).backward()
 
             show(name, fused, peak)
 

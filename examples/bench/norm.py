@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import Job, Jobs, random_array
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor
 from tensorgrad.dtypes import bfloat16
 
 ROWS = 32768
@@ -20,7 +21,7 @@ def jobs(torch: Any) -> Jobs:
     x = Tensor(random_array((ROWS, 768), bfloat16))
     weight = Tensor(random_array((768,), bfloat16))
     yield Job("rms_norm forward", f"{ROWS} x 768 bf16", ROWS * 768 * 4,
-              lambda i: ops.rms_norm(x, weight))  # fmt: skip
+              lambda i: tg.rms_norm(x, weight))  # fmt: skip
 
 
 def _layer_norm(torch: Any, width: int, sets: int) -> Jobs:
@@ -28,7 +29,7 @@ def _layer_norm(torch: Any, width: int, sets: int) -> Jobs:
     inputs = [Tensor(random_array(shape, bfloat16, i), requires_grad=True) for i in range(sets)]
     dys = [random_array(shape, bfloat16, 100 + i) for i in range(sets)]
     weight, bias = (Tensor(random_array((width,), bfloat16), requires_grad=True) for _ in range(2))
-    outputs = [ops.layer_norm(x, weight, bias).node for x in inputs]
+    outputs = [tg.layer_norm(x, weight, bias).node for x in inputs]
 
     def backward(i: int) -> Any:
         node = outputs[i % sets]
@@ -38,7 +39,7 @@ def _layer_norm(torch: Any, width: int, sets: int) -> Jobs:
 
     peers = [{}, {}] if torch is None else _peers(torch, shape, sets)
     yield Job("layer_norm forward", size, ROWS * width * 4,
-              lambda i: ops.layer_norm(inputs[i % sets], weight, bias), peers[0])  # fmt: skip
+              lambda i: tg.layer_norm(inputs[i % sets], weight, bias), peers[0])  # fmt: skip
     yield Job("layer_norm backward", size, ROWS * width * 6, backward, peers[1])
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import Tensor, ops
+import tensorgrad as tg
+from tensorgrad import Tensor
 
 LENGTH = 1000
 REPEATS = 60
@@ -76,10 +77,10 @@ def main() -> None:
     a = one.data
     rows: list[tuple[str, Callable[[Tensor], Tensor], Callable[[Any], Any], Callable[[Any], Any]]]
     rows = [
-        ("add", lambda x: ops.add(x, one), lambda x: x + a, lambda x: x + a),  # + sums for `one`
-        ("multiply", lambda x: ops.multiply(x, one), lambda x: x * a, lambda x: x * a * a + a),
-        ("negative", ops.negative, lambda x: -x, lambda x: -x),
-        ("tanh", ops.tanh, np.tanh, lambda x: x * (1 - a * a)),
+        ("add", lambda x: tg.add(x, one), lambda x: x + a, lambda x: x + a),  # + sums for `one`
+        ("multiply", lambda x: tg.multiply(x, one), lambda x: x * a, lambda x: x * a * a + a),
+        ("negative", tg.negative, lambda x: -x, lambda x: -x),
+        ("tanh", tg.tanh, np.tanh, lambda x: x * (1 - a * a)),
     ]
     print("us an op   forward  NumPy  added   backward  NumPy  added")
     for name, f, forward, backward in rows:

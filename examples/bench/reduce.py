@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+import tensorgrad as tg
 from examples.bench.timing import Job, Jobs, random_array
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor
 from tensorgrad.dtypes import bfloat16, float32
 
 BYTES = 2**30
@@ -48,7 +49,7 @@ def _job(torch: Any, name: str, axis: int | None, lengths: tuple[int, ...], dtyp
     count = BYTES // dtype.itemsize
     shape = tuple(n or count // max(1, int(np.prod([k for k in lengths if k]))) for n in lengths)
     x = Tensor(random_array(shape, dtype))
-    function: Callable[..., Any] = getattr(ops, name)
+    function: Callable[..., Any] = getattr(tg, name)
     peers = {} if torch is None else {"eager": _peer(torch, name, axis, x.data)}
     size = f"{'x'.join(map(str, shape))} axis {axis} {dtype}"
     return Job(name, size, x.data.nbytes, lambda _: function(x, axis), peers)

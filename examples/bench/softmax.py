@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import Call, Job, Jobs, random_array
-from tensorgrad import Tensor, ops
+from tensorgrad import Tensor
 from tensorgrad.dtypes import bfloat16
 
 SHAPES = ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257))
@@ -22,11 +23,11 @@ def _softmax(torch: Any, shape: tuple[int, ...]) -> Jobs:
     x = Tensor(random_array(shape, bfloat16), requires_grad=True)
     dy = random_array(shape, bfloat16, 1)
     bytes_once = 2 * x.size
-    node = ops.softmax(x).node
+    node = tg.softmax(x).node
     assert node is not None
     backward, saved = node.backward, node.saved or ()
     peers: list[dict[str, Call]] = [{}, {}] if torch is None else _peers(torch, shape)
-    yield Job("softmax forward", size, 2 * bytes_once, lambda _: ops.softmax(x), peers[0])
+    yield Job("softmax forward", size, 2 * bytes_once, lambda _: tg.softmax(x), peers[0])
     yield Job("softmax backward", size, 3 * bytes_once, lambda _: backward(dy, saved, (True,)),
               peers[1])  # fmt: skip
 

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, ops
+from tensorgrad import backend
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer, check_number
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import check_tokens, checked_prompts
 from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.nn import evaluating
+from tensorgrad.ops.reduce import argmax
+from tensorgrad.ops.softmax import log_softmax
 from tensorgrad.tensor import Tensor
 
 __all__ = ["LARGEST_PENALTY", "beam_search", "greedy_search"]
@@ -62,7 +64,7 @@ def greedy_search(
         rows = _Rows(model, prompts, max_new_tokens, use_cache)
         going = np.arange(len(prompts))
         for _ in range(max_new_tokens):
-            tokens = backend.to_numpy(ops.argmax(Tensor(rows.next_logits()), -1).data)
+            tokens = backend.to_numpy(argmax(Tensor(rows.next_logits()), -1).data)
             keep = np.flatnonzero(tokens != end)
             going, tokens = going[keep], tokens[keep]
             for row, token in zip(going, tokens, strict=True):
@@ -242,7 +244,7 @@ def _best(logits: Array, scores: Any, count: int) -> tuple[Any, Any, Any]:
     """Return the best continuations: scores, beams and tokens, each (prompts, count)."""
     prompts, beams = scores.shape
     xp = backend.namespace(logits)
-    logp = ops.log_softmax(Tensor(widened(logits))).data  # (prompts * beams, V)
+    logp = log_softmax(Tensor(widened(logits))).data  # (prompts * beams, V)
     logp = logp.reshape(prompts, -1)  # (prompts, beams * V)
     vocab = logp.shape[1] // beams
     total = logp + xp.asarray(scores, np.float32).repeat(vocab, axis=1)

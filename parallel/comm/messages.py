@@ -249,9 +249,7 @@ class HostTransport:
             yield from self._reduce(part, out[begin : begin + step], rows, op, tag)
 
     def _all_reduce(self, flat: Array, op: str, tag: int) -> Transfer:
-        if (
-            flat.nbytes <= _SMALL_BYTES
-        ):  # each rank reduces all: one round trip, not two
+        if flat.nbytes <= _SMALL_BYTES:  # each rank reduces all: one round trip, not two
             rows = np.empty((self.size, flat.size), flat.dtype)
             yield from self._reduce([flat] * self.size, flat, rows, op, tag)
             return

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, ops
+from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, check_range, probability
 from tensorgrad.dtypes import DtypeLike
@@ -14,7 +14,11 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module
+from tensorgrad.ops.attention import attention, attention_packed
+from tensorgrad.ops.creation import empty
 from tensorgrad.ops.decode import attend
+from tensorgrad.ops.rotary import rotary as rotary_op
+from tensorgrad.ops.shape import split
 from tensorgrad.tensor import Tensor
 
 
@@ -59,7 +63,7 @@ class RotaryEmbedding(Module):
             heads: rotate the first `heads` of the H heads only; default: all.
         """
         cos, sin = self._angles(x, positions)
-        return ops.rotary(x, cos, sin, heads, self.interleaved)
+        return rotary_op(x, cos, sin, heads, self.interleaved)
 
     def table(self, steps: int, like: Array) -> tuple[Array, Array]:
         """Return cosines and sines of positions 0 to steps - 1, float32 (steps, D / 2)."""
@@ -121,7 +125,7 @@ class KeyValueCache:
         device: str = "cpu",
     ) -> None:
         shape = (batch, heads, steps, width)
-        self._keys, self._values = (ops.empty(shape, dtype, device).data for _ in range(2))
+        self._keys, self._values = (empty(shape, dtype, device).data for _ in range(2))
         self.length = 0
         self.lengths: Array | None = None
 
@@ -239,8 +243,8 @@ class MultiHeadAttention(Module):
 
         Args:
             x: (B, T, C).
-            mask: which steps each step attends to; see `ops.attention`. With a cache its last
-                axis covers the cached steps, then those of x.
+            mask: which steps each step attends to; see `tensorgrad.attention`. With a cache its
+                last axis covers the cached steps, then those of x.
             cache: from `new_cache`; x continues its steps and is appended to it.
         """
         qkv: Tensor = self.qkv(x)
@@ -254,7 +258,7 @@ class MultiHeadAttention(Module):
             qkv = self.rotary(each, start, self.heads + self.kv_heads).reshape(qkv.shape)
         dropout = self.dropout if self.training else 0.0
         if cache is None:
-            y = ops.attention_packed(
+            y = attention_packed(
                 qkv, self.heads, self.kv_heads, mask, self.causal,
                 dropout=dropout, window=self.window,
             )  # fmt: skip
@@ -265,11 +269,11 @@ class MultiHeadAttention(Module):
             y = Tensor(attend(newest, keys, values, cache.lengths, self.window)[:, None])
         else:
             each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
-            q, k, v = ops.split(
+            q, k, v = split(
                 each.swapaxes(1, 2), [self.heads, self.heads + self.kv_heads], axis=1
             )  # (B, H, T, D) and twice (B, kv_heads, T, D)
             k, v = cache.append(k, v)  # (B, kv_heads, S, D), S the steps so far
-            y = ops.attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
+            y = attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
             y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
         result: Tensor = self.proj(y)  # y is (B, T, H D) in each case
         return result

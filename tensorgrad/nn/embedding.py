@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import ops
 from tensorgrad.checks import check_integer
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.ops.embedding import embedding
 from tensorgrad.tensor import Tensor
 
 
@@ -36,10 +36,10 @@ class Embedding(Module):
         Args:
             ids: integers in [0, vocabulary), any shape.
             positions: position embedding to add, (P, width): row start + t to step t of the last
-                axis of ids; see `ops.embedding`.
+                axis of ids; see `tensorgrad.embedding`.
             start: position of the first step.
         """
-        return ops.embedding(self.weight, ids, positions, start)
+        return embedding(self.weight, ids, positions, start)
 
     def extra_repr(self) -> str:
         """Return the sizes."""

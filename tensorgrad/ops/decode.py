@@ -48,7 +48,7 @@ def attend(
         lengths: (B,), int32, from 0 to steps - 1: the number of keys of each sequence.
         window: the number of keys that a query attends to, its own included. Default: all.
         angles: of rotary positions, by which the queries and the new keys are rotated first.
-        interleaved: see `ops.rotary`.
+        interleaved: see `tensorgrad.rotary`.
 
     Returns:
         (B, H * D), dtype of qkv.

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import ops
 from tensorgrad.backend import Array
 from tensorgrad.errors import DtypeError
+from tensorgrad.ops import creation, einsum, elementwise, indexing, matmul, reduce, shape, sorting
 from tensorgrad.tensor import Tensor
 
 # Universal functions that mean the same here, besides those that `_ufuncs` adds.
@@ -58,6 +58,9 @@ _ABOUT_VALUES = {
     "save", "savez", "savez_compressed", "savetxt",
 }  # fmt: skip
 
+_FAMILIES = (creation, einsum, elementwise, indexing, matmul, reduce, shape, sorting)
+_OPS: dict[str, Any] = {name: getattr(each, name) for each in _FAMILIES for name in each.__all__}
+
 
 def call_ufunc(
     ufunc: np.ufunc, method: str, operands: Sequence[Any], options: Mapping[str, Any]
@@ -91,7 +94,7 @@ def call_function(
         raise _refused(full_name)
     if len(arguments) > _POSITIONAL[name]:
         raise _refused_argument(full_name, f"more than {_POSITIONAL[name]} arguments by position")
-    ours = getattr(ops, name)
+    ours = _OPS[name]
     taken = inspect.signature(ours).parameters
     keywords = {}
     for key, value in options.items():
@@ -112,8 +115,8 @@ def call_function(
 @cache
 def _ufuncs() -> dict[str, Callable[..., Any]]:
     """Return the operation for the name of each universal function."""
-    found: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in _UFUNCS}
-    return found | {"absolute": ops.abs, "rint": ops.round, "positive": operator.pos}
+    found: dict[str, Callable[..., Any]] = {name: _OPS[name] for name in _UFUNCS}
+    return found | {"absolute": _OPS["abs"], "rint": _OPS["round"], "positive": operator.pos}
 
 
 def _plain(value: Any, to_array: Callable[[Tensor], Array]) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, ops
+from tensorgrad import backend
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import check_integer, check_number
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.ops.elementwise import multiply
 from tensorgrad.tensor import Tensor
 
 _SCALE, _STREAK = 0, 1
@@ -66,7 +67,7 @@ class LossScaler:
     def scale(self, loss: Tensor) -> Tensor:
         """Return loss * scale; a 16-bit loss becomes float32."""
         scale = self.scale_on(loss.data).astype(compute_dtype(loss.dtype))
-        return ops.multiply(loss, Tensor(scale))
+        return multiply(loss, Tensor(scale))
 
     def scale_on(self, like: Array) -> Array:
         """Move the scale to the device of `like`, and return it as a 0-d float64 array."""

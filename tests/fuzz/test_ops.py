@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorgrad import Tensor, ops
+import tensorgrad as tg
+from tensorgrad import Tensor
 from tensorgrad.dtypes import FLOATS, float64
 from tensorgrad.errors import TensorgradError
 from tests.fuzz.cases import cases
@@ -39,7 +40,7 @@ from tests.ops import (
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 LENGTHS = st.integers(0, 9)
 SOME = st.integers(1, 9)
-KINKS = {ops.abs, ops.relu, ops.maximum, ops.minimum, ops.max, ops.min, ops.clip, ops.sort}
+KINKS = {tg.abs, tg.relu, tg.maximum, tg.minimum, tg.max, tg.min, tg.clip, tg.sort}
 
 
 def shape(draw: Draw, least: int = 0, most: int = 4, lengths: Any = LENGTHS) -> tuple[int, ...]:
@@ -90,24 +91,24 @@ def zip_case(draw: Draw) -> Case:
 def where_case(draw: Draw) -> Case:
     whole = shape(draw)
     condition = np.asarray(np.random.default_rng(0).random(narrowed(draw, whole)) < 0.5)
-    return Case(ops.where, [condition, whole, narrowed(draw, whole)], np.where,
+    return Case(tg.where, [condition, whole, narrowed(draw, whole)], np.where,
                 gradients=test_elementwise.SUMMED, terms=4 * math.prod(whole) + 1)  # fmt: skip
 
 
 def reduce_case(draw: Draw) -> Case:
     # Not std: that of nearly equal numbers has no bound.
-    rows = [row for row in test_reduce.OPS if "ddof" not in row[2] and row[0] is not ops.std]
+    rows = [row for row in test_reduce.OPS if "ddof" not in row[2] and row[0] is not tg.std]
     row = draw(st.sampled_from(rows))
     lengths = shape(draw, least=1, lengths=SOME)
     axes = range(-len(lengths), len(lengths))
     axis = draw(st.none() | st.sampled_from(axes))
-    if draw(st.booleans()) and row[0] not in (ops.argmax, ops.argmin):
+    if draw(st.booleans()) and row[0] not in (tg.argmax, tg.argmin):
         axis = tuple(draw(st.lists(st.integers(0, len(lengths) - 1), unique=True)))
     op, reference, options, gradient = row
     case = test_reduce.case(op, reference, options, gradient, lengths, axis, draw(st.booleans()))
     case.terms *= 256  # sums may cancel
     summed = range(len(lengths)) if axis is None else axis
-    if row[0] is ops.norm and math.prod(lengths[a] for a in np.atleast_1d(summed)) < 2:
+    if row[0] is tg.norm and math.prod(lengths[a] for a in np.atleast_1d(summed)) < 2:
         return reduce_case(draw)  # the norm of one number has a kink
     if row[0] in KINKS or row[2].get("ord") == math.inf:
         return replace(case, inputs=[apart(draw, 0, lengths)])
@@ -118,8 +119,8 @@ def softmax_case(draw: Draw) -> Case:
     lengths = shape(draw, least=1)
     axis = draw(st.integers(-len(lengths), len(lengths) - 1))
     op, reference, name = draw(st.sampled_from([
-        (ops.softmax, test_softmax.softmax, "softmax"),
-        (ops.log_softmax, test_softmax.log_softmax, "log_softmax"),
+        (tg.softmax, test_softmax.softmax, "softmax"),
+        (tg.log_softmax, test_softmax.log_softmax, "log_softmax"),
     ]))  # fmt: skip
     return test_softmax.bounded(
         Case(lambda x: op(x, axis), [lengths], lambda x: reference(x, axis), name=name, axis=axis,
@@ -131,10 +132,10 @@ def norm_case(draw: Draw) -> Case:
     last = (draw(st.integers(2, 9)),)  # of one number a norm is a step, nearly
     x = (*shape(draw, most=3), *last)
     case: Case = draw(st.sampled_from([
-        test_norm.bounded(ops.layer_norm, [x, last, last], test_norm.layer_norm),
-        test_norm.bounded(ops.rms_norm, [x, last], test_norm.rms_norm),
-        test_norm.bounded(ops.add_layer_norm, [x, x, last, last], test_norm.add_layer_norm),
-        test_norm.bounded(ops.add_rms_norm, [x, x, last], test_norm.add_rms_norm),
+        test_norm.bounded(tg.layer_norm, [x, last, last], test_norm.layer_norm),
+        test_norm.bounded(tg.rms_norm, [x, last], test_norm.rms_norm),
+        test_norm.bounded(tg.add_layer_norm, [x, x, last, last], test_norm.add_layer_norm),
+        test_norm.bounded(tg.add_rms_norm, [x, x, last], test_norm.add_rms_norm),
     ]))  # fmt: skip
     bound = Ulps(4, "terms")  # rows of nearly equal numbers
     inputs = list(case.inputs)
@@ -160,7 +161,7 @@ def matmul_case(draw: Draw) -> Case:
             sums.append(terms.sum(tuple(axes), keepdims=True))
         return [a @ b, *sums]
 
-    return Case(ops.matmul, [a, b], np.matmul, values=Ulps(1.5, "terms"), magnitudes=magnitudes,
+    return Case(tg.matmul, [a, b], np.matmul, values=Ulps(1.5, "terms"), magnitudes=magnitudes,
                 terms=max(1, rows, inner, columns) * math.prod(batch) + 1)  # fmt: skip
 
 
@@ -169,9 +170,9 @@ def linear_case(draw: Draw) -> Case:
     size = max(1, math.prod(rows), k, n)
     case: Case = draw(st.sampled_from([
         test_linear.plain([(*rows, k), (n, k), (n,)], size),
-        test_linear.fused(ops.linear_gelu, [(*rows, k), (n, k), (n,)], test_linear.linear_gelu,
+        test_linear.fused(tg.linear_gelu, [(*rows, k), (n, k), (n,)], test_linear.linear_gelu,
                           4 * size),
-        test_linear.fused(ops.gated_linear, [(*rows, k), (n, k), (n, k), (n,), (n,)],
+        test_linear.fused(tg.gated_linear, [(*rows, k), (n, k), (n, k), (n,), (n,)],
                           test_linear.gated_linear, 4 * size),
     ]))  # fmt: skip
     return case
@@ -196,18 +197,18 @@ def view_case(draw: Draw) -> Case:
     count = draw(st.integers(0, 3))
     order = draw(st.permutations(range(len(lengths))))
     f, g = draw(st.sampled_from([
-        (lambda x: ops.transpose(x, order), lambda x: np.transpose(x, order)),
-        (lambda x: ops.flip(x, axis), lambda x: np.flip(x, axis)),
-        (lambda x: ops.roll(x, count, axis), lambda x: np.roll(x, count, axis)),
-        (lambda x: ops.repeat(x, count, axis), lambda x: np.repeat(x, count, axis)),
-        (lambda x: ops.tile(x, count), lambda x: np.tile(x, count)),
-        (lambda x: ops.pad(x, count), lambda x: np.pad(x, count)),
-        (lambda x: ops.cumsum(x, axis), lambda x: np.cumsum(x, axis)),
-        (lambda x: ops.expand_dims(x, axis), lambda x: np.expand_dims(x, axis)),
-        (lambda x: ops.moveaxis(x, axis, 0), lambda x: np.moveaxis(x, axis, 0)),
-        (lambda x: ops.concatenate([x, x], axis), lambda x: np.concatenate([x, x], axis)),
-        (lambda x: ops.stack([x, x], axis), lambda x: np.stack([x, x], axis)),
-        (lambda x: ops.tril(x, count - 1) if x.ndim > 1 else x + 0,
+        (lambda x: tg.transpose(x, order), lambda x: np.transpose(x, order)),
+        (lambda x: tg.flip(x, axis), lambda x: np.flip(x, axis)),
+        (lambda x: tg.roll(x, count, axis), lambda x: np.roll(x, count, axis)),
+        (lambda x: tg.repeat(x, count, axis), lambda x: np.repeat(x, count, axis)),
+        (lambda x: tg.tile(x, count), lambda x: np.tile(x, count)),
+        (lambda x: tg.pad(x, count), lambda x: np.pad(x, count)),
+        (lambda x: tg.cumsum(x, axis), lambda x: np.cumsum(x, axis)),
+        (lambda x: tg.expand_dims(x, axis), lambda x: np.expand_dims(x, axis)),
+        (lambda x: tg.moveaxis(x, axis, 0), lambda x: np.moveaxis(x, axis, 0)),
+        (lambda x: tg.concatenate([x, x], axis), lambda x: np.concatenate([x, x], axis)),
+        (lambda x: tg.stack([x, x], axis), lambda x: np.stack([x, x], axis)),
+        (lambda x: tg.tril(x, count - 1) if x.ndim > 1 else x + 0,
          lambda x: np.tril(x, count - 1) if x.ndim > 1 else x + 0),
     ]))  # fmt: skip
     return Case(f, [lengths], g, gradients=Ulps(2, "row"), terms=64, axis=None, captured=False,
@@ -231,7 +232,7 @@ def index_case(draw: Draw) -> Case:
 def sort_case(draw: Draw) -> Case:
     lengths = shape(draw, least=1, lengths=SOME)
     axis = draw(st.integers(-len(lengths), len(lengths) - 1))
-    return Case(lambda x: ops.sort(x, axis), [apart(draw, 0, lengths)],
+    return Case(lambda x: tg.sort(x, axis), [apart(draw, 0, lengths)],
                 lambda x: np.sort(x, axis), name="sort")  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, ops, random
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import sm80 as attention_sm80
@@ -75,7 +76,7 @@ WIDTHS = [1, 7, 32, 40, 64, 96, 128, 200, 256]
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("size", SIZES)
 def test_causal(kind: Kind, size: tuple[int, int, int, int], width: int) -> None:
-    compare(kind, dense(width, *size), lambda q, k, v: ops.attention(q, k, v, causal=True))
+    compare(kind, dense(width, *size), lambda q, k, v: tg.attention(q, k, v, causal=True))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -84,7 +85,7 @@ def test_causal(kind: Kind, size: tuple[int, int, int, int], width: int) -> None
 def test_window(kind: Kind, window: int | None, width: int, causal: bool) -> None:
     compare(
         kind, dense(width, 2, 1, 333, 400),
-        lambda q, k, v: ops.attention(q, k, v, causal=causal, window=window),
+        lambda q, k, v: tg.attention(q, k, v, causal=causal, window=window),
     )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def test_mask(kind: Kind, added: bool, shape: tuple[int, ...], width: int) -> No
         mask = np.where(mask, rng.standard_normal(shape), -np.inf).astype("float32")
     compare(
         kind, dense(width, 4, 2, 100, 133),
-        lambda q, k, v: ops.attention(q, k, v, Tensor(mask).to(q.device), causal=True),
+        lambda q, k, v: tg.attention(q, k, v, Tensor(mask).to(q.device), causal=True),
     )  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def test_mask(kind: Kind, added: bool, shape: tuple[int, ...], width: int) -> No
 def test_dropout(kind: Kind, width: int, tk: int) -> None:
     compare(
         kind, dense(width, 4, 2, 100, tk),
-        lambda q, k, v: ops.attention(q, k, v, causal=True, dropout=0.3),
+        lambda q, k, v: tg.attention(q, k, v, causal=True, dropout=0.3),
     )  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def test_sequences(
     kv = (sum(k_lengths or lengths), 2, width)
     compare(
         kind, [(369, 4, width), kv, kv, (369, 4, width)],
-        lambda q, k, v: ops.attention_varlen(q, k, v, starts, k_starts, **options),
+        lambda q, k, v: tg.attention_varlen(q, k, v, starts, k_starts, **options),
     )  # fmt: skip
 
 
@@ -134,21 +135,21 @@ def test_sequences(
 def test_packed(kind: Kind, width: int) -> None:
     compare(
         kind, [(2, 201, 8 * width), (2, 201, 4 * width)],
-        lambda qkv: ops.attention_packed(qkv, 4, 2, causal=True),
+        lambda qkv: tg.attention_packed(qkv, 4, 2, causal=True),
     )  # fmt: skip
 
 
 def test_arrays_that_start_at_any_element(kind: Kind) -> None:
     compare(
         kind, [(1, 3, 101, 65), (1, 3, 101, 64)],
-        lambda x: ops.attention(x[..., 1:], x[..., :64], x[..., 1:], causal=True),
+        lambda x: tg.attention(x[..., 1:], x[..., :64], x[..., 1:], causal=True),
     )  # fmt: skip
 
 
 def test_any_scale(kind: Kind) -> None:
     for scale in (-0.2, 0.0, 0.5):
         shapes = dense(64, 2, 2, 65, 70)
-        compare(kind, shapes, lambda q, k, v, s=scale: ops.attention(q, k, v, scale=s))
+        compare(kind, shapes, lambda q, k, v, s=scale: tg.attention(q, k, v, scale=s))
 
 
 def test_a_row_of_the_least_float_gives_finite_numbers(kind: Kind) -> None:
@@ -156,7 +157,7 @@ def test_a_row_of_the_least_float_gives_finite_numbers(kind: Kind) -> None:
     dtype = bfloat16 if kind[1] == "bfloat16" else kind[1]
     least = Tensor(np.full((70,), np.finfo("float32").min, "float32"))
     arrays = [x.astype(dtype), x.astype(dtype)]
-    for array in passes("cuda", arrays, lambda q: ops.attention(q, q, q, least.to(q.device))):
+    for array in passes("cuda", arrays, lambda q: tg.attention(q, q, q, least.to(q.device))):
         assert np.isfinite(array.astype("float32")).all()
 
 
@@ -164,7 +165,7 @@ def test_logsumexp(kind: Kind) -> None:
     dtype = bfloat16 if kind[1] == "bfloat16" else kind[1]
     x = Tensor(np.random.default_rng(2).standard_normal((1, 2, 70, 64)).astype(dtype))
     for window in (None, 5):
-        _, expected = ops.attention(x, x, x, causal=True, window=window, return_logsumexp=True)
+        _, expected = tg.attention(x, x, x, causal=True, window=window, return_logsumexp=True)
         y = x.to("cuda")
-        _, got = ops.attention(y, y, y, causal=True, window=window, return_logsumexp=True)
+        _, got = tg.attention(y, y, y, causal=True, window=window, return_logsumexp=True)
         np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-3, atol=1e-3)

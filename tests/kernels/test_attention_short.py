@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
@@ -74,7 +75,7 @@ def test_lengths(
     lengths: tuple[int, int], width: int, dtype: Any, causal: bool, chosen: list[str]
 ) -> None:
     arrays = dense(width, *lengths, dtype)
-    compare(arrays, lambda q, k, v: ops.attention(q, k, v, causal=causal), chosen)
+    compare(arrays, lambda q, k, v: tg.attention(q, k, v, causal=causal), chosen)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -82,7 +83,7 @@ def test_lengths(
 def test_window(window: int, causal: bool, chosen: list[str]) -> None:
     compare(
         dense(64, 61, 64, bfloat16),
-        lambda q, k, v: ops.attention(q, k, v, causal=causal, window=window),
+        lambda q, k, v: tg.attention(q, k, v, causal=causal, window=window),
         chosen,
     )
 
@@ -107,7 +108,7 @@ def test_mask(
         chosen.clear()
         compare(
             dense(width, *lengths, dtype),
-            lambda q, k, v: ops.attention(
+            lambda q, k, v: tg.attention(
                 q, k, v, Tensor(mask).to(q.device), causal=causal, dropout=0.1
             ),
             chosen,
@@ -124,7 +125,7 @@ def test_a_view_as_mask_with_a_window_and_a_scale(added: bool, chosen: list[str]
 
     def function(q: Any, k: Any, v: Any) -> Any:
         mask = Tensor(base).to(q.device).swapaxes(2, 3)[:, :, ::2]
-        return ops.attention(q, k, v, mask, window=30, scale=0.3)
+        return tg.attention(q, k, v, mask, window=30, scale=0.3)
 
     compare(dense(40, tq, tk, bfloat16), function, chosen)
 
@@ -136,7 +137,7 @@ def test_dropout(lengths: tuple[int, int], dtype: Any, chosen: list[str]) -> Non
         chosen.clear()
         compare(
             dense(64, *lengths, dtype),
-            lambda q, k, v, causal=causal: ops.attention(q, k, v, causal=causal, dropout=0.3),
+            lambda q, k, v, causal=causal: tg.attention(q, k, v, causal=causal, dropout=0.3),
             chosen,
         )
 
@@ -145,12 +146,12 @@ def test_dropout(lengths: tuple[int, int], dtype: Any, chosen: list[str]) -> Non
 def test_packed(width: int, chosen: list[str]) -> None:
     heads, steps = 4, 27
     qkv, dy = draw((3, steps, 3 * heads * width), (3, steps, heads * width), dtype=bfloat16)
-    compare([qkv, dy], lambda x: ops.attention_packed(x, heads, causal=True), chosen)
+    compare([qkv, dy], lambda x: tg.attention_packed(x, heads, causal=True), chosen)
 
 
 def test_any_positive_scale(chosen: list[str]) -> None:
     arrays = dense(64, 30, 30, bfloat16)
-    compare(arrays, lambda q, k, v: ops.attention(q, k, v, scale=0.5), chosen)
+    compare(arrays, lambda q, k, v: tg.attention(q, k, v, scale=0.5), chosen)
 
 
 def test_gradients_from_views_that_are_not_aligned(chosen: list[str]) -> None:
@@ -159,7 +160,7 @@ def test_gradients_from_views_that_are_not_aligned(chosen: list[str]) -> None:
     (dy,) = draw((5, 3, 20, 33))
 
     def beside(q: Any, k: Any, v: Any) -> Any:
-        return ops.concatenate([q[..., :1], ops.attention(q, k, v)], -1)
+        return tg.concatenate([q[..., :1], tg.attention(q, k, v)], -1)
 
     compare([*inputs, dy], beside, chosen)
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, ops, random
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import sm90 as attention_sm90
 from tensorgrad.kernels.attention.options import AttentionOptions
@@ -61,7 +62,7 @@ WIDTHS = [8, 32, 40, 64, 96, 128, 200, 256]
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("size", SIZES)
 def test_causal(size: tuple[int, int, int, int], width: int, dtype: Any) -> None:
-    compare(dense(width, *size, dtype), lambda q, k, v: ops.attention(q, k, v, causal=True))
+    compare(dense(width, *size, dtype), lambda q, k, v: tg.attention(q, k, v, causal=True))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -70,7 +71,7 @@ def test_causal(size: tuple[int, int, int, int], width: int, dtype: Any) -> None
 def test_window(window: int | None, width: int, causal: bool) -> None:
     compare(
         dense(width, 2, 1, 513, 700, bfloat16),
-        lambda q, k, v: ops.attention(q, k, v, causal=causal, window=window),
+        lambda q, k, v: tg.attention(q, k, v, causal=causal, window=window),
     )
 
 
@@ -85,7 +86,7 @@ def test_mask(added: bool, shape: tuple[int, ...], width: int) -> None:
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         own = Tensor(backend.to_device(mask, q.device))
-        return ops.attention(q, k, v, own, causal=not added)
+        return tg.attention(q, k, v, own, causal=not added)
 
     compare(dense(width, 4, 2, 100, 333, bfloat16), function)
 
@@ -96,7 +97,7 @@ def test_mask(added: bool, shape: tuple[int, ...], width: int) -> None:
 def test_dropout(window: int | None, size: tuple[int, int, int, int], width: int) -> None:
     compare(
         dense(width, *size, bfloat16),
-        lambda q, k, v: ops.attention(q, k, v, causal=True, dropout=0.3, window=window),
+        lambda q, k, v: tg.attention(q, k, v, causal=True, dropout=0.3, window=window),
     )
 
 
@@ -108,16 +109,14 @@ def test_which_weights_are_dropped(tk: int) -> None:
     def run(device: str) -> Any:
         random.seed(8)
         own = [Tensor(a).to(device) for a in (q, k, v)]
-        return ops.attention(own[0], own[1], own[2], scale=0.01, dropout=0.5).numpy() == 0
+        return tg.attention(own[0], own[1], own[2], scale=0.01, dropout=0.5).numpy() == 0
 
     np.testing.assert_array_equal(run("cuda"), run("cpu"))
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
 def test_scale(scale: float) -> None:
-    compare(
-        dense(64, 2, 2, 100, 200, bfloat16), lambda q, k, v: ops.attention(q, k, v, scale=scale)
-    )
+    compare(dense(64, 2, 2, 100, 200, bfloat16), lambda q, k, v: tg.attention(q, k, v, scale=scale))
 
 
 LENGTHS = [(100, 1, 0, 300, 64), (256, 128), (3, 3, 3, 700), (0, 0, 5)]
@@ -131,7 +130,7 @@ def test_sequences(lengths: tuple[int, ...], width: int, dropout: float) -> None
     kv = (total, 2, width)
     compare(
         draw((total, 4, width), kv, kv, (total, 4, width)),
-        lambda q, k, v: ops.attention_varlen(q, k, v, starts, causal=True, dropout=dropout),
+        lambda q, k, v: tg.attention_varlen(q, k, v, starts, causal=True, dropout=dropout),
     )
 
 
@@ -142,7 +141,7 @@ def test_sequences_whose_keys_have_other_lengths(width: int, window: int | None)
     kv = (333, 2, width)
     compare(
         draw((300, 4, width), kv, kv, (300, 4, width)),
-        lambda q, k, v: ops.attention_varlen(q, k, v, starts, k_starts, causal=True, window=window),
+        lambda q, k, v: tg.attention_varlen(q, k, v, starts, k_starts, causal=True, window=window),
     )
 
 
@@ -150,7 +149,7 @@ def test_sequences_whose_keys_have_other_lengths(width: int, window: int | None)
 def test_packed(width: int) -> None:
     compare(
         draw((2, 200, 8 * width), (2, 200, 4 * width)),
-        lambda qkv: ops.attention_packed(qkv, 4, 2, causal=True, window=130),
+        lambda qkv: tg.attention_packed(qkv, 4, 2, causal=True, window=130),
     )
 
 
@@ -159,8 +158,8 @@ def test_many_short_tiles_and_a_few_long_ones(width: int) -> None:
     """More tiles than multiprocessors, so that blocks take several, in some order."""
     q, kv = (9, 8, 513, width), (9, 4, 513, width)
     arrays = draw(q, kv, kv, q)
-    compare(arrays, lambda q, k, v: ops.attention(q, k, v, causal=True))
-    compare(arrays, ops.attention)
+    compare(arrays, lambda q, k, v: tg.attention(q, k, v, causal=True))
+    compare(arrays, tg.attention)
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -173,7 +172,7 @@ def test_captured_passes_give_the_bits_of_eager_ones(width: int, options: dict[s
     def step() -> list[Any]:
         random.seed(5)
         q, k, v = (Tensor(array, requires_grad=True) for array in inputs)
-        y = ops.attention(q, k, v, **options)
+        y = tg.attention(q, k, v, **options)
         y.backward(dy)
         return [y.data, q.grad, k.grad, v.grad]
 

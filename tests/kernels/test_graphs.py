@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, dtypes, ops, optim
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, dtypes, optim
 from tests.capture import Capture
 from tests.optim import toy
 
@@ -67,8 +68,8 @@ def test_optimizer_steps(kind: str, dtype: Any, options: str) -> None:
 
 def loss_of_norms(arrays: list[Any], targets: Any, classes: int) -> list[Any]:
     x, weight, bias = (Tensor(a, requires_grad=True) for a in arrays)
-    y = ops.rms_norm(ops.layer_norm(x, weight, bias), weight)
-    loss = ops.cross_entropy(y[:, :classes], targets, label_smoothing=0.1, z_loss=0.01)
+    y = tg.rms_norm(tg.layer_norm(x, weight, bias), weight)
+    loss = tg.cross_entropy(y[:, :classes], targets, label_smoothing=0.1, z_loss=0.01)
     (loss * 2.0).backward()
     return [loss.data, x.grad, weight.grad, bias.grad]
 

@@ -19,7 +19,7 @@ from tensorgrad.kernels import softmax as softmax_cuda
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.rotary import angles as _angles
-from tensorgrad.ops import attention_varlen
+from tensorgrad.ops.attention import attention_varlen
 from tests.gpu_array import GpuArray, on_gpu
 
 Launch = tuple[str, tuple[int, ...], tuple[Any, ...]]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, backend, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend
 from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import matmul as matmul_cuda
@@ -261,7 +262,7 @@ def test_gradients_are_computed_by_the_same_kernel(
     (x, x_gpu), (w, w_gpu) = draw(rng, (4, 30, 64), dtype), draw(rng, (48, 64), dtype)
     dy, dy_gpu = draw(rng, (4, 30, 48), dtype)
     tensors = Tensor(x_gpu, requires_grad=True), Tensor(w_gpu, requires_grad=True)
-    ops.linear(*tensors, kernel=kernel).backward(dy_gpu)
+    tg.linear(*tensors, kernel=kernel).backward(dy_gpu)
     assert len(used) == 3
     dx, dw = (tensor.grad for tensor in tensors)
     assert dx is not None
@@ -306,7 +307,7 @@ def test_linear_layers_of_every_small_size(dtype: str, offset: int) -> None:
         size = np.abs(x64) @ np.abs(w64).T + np.abs(b64) + 1
 
         tensors = [Tensor(array, requires_grad=True) for array in (x, w, b, residual)]
-        y = ops.linear(tensors[0], tensors[1], tensors[2], residual=tensors[3])
+        y = tg.linear(tensors[0], tensors[1], tensors[2], residual=tensors[3])
         assert near(y.data, pre + residual64, size + np.abs(residual64), eps), sizes
         for tensor in tensors:  # what weight gradients are added to, by the product itself
             tensor.grad = backend.cupy.ones(tensor.shape, wide)
@@ -325,8 +326,8 @@ def test_linear_layers_of_every_small_size(dtype: str, offset: int) -> None:
             tensors = [Tensor(array, requires_grad=True) for array in (x, w, b)[: 2 + biased]]
             operands: Any = tensors
             with tensorgrad.no_grad():
-                assert near(ops.linear_gelu(*operands).data, gelu(pre_here), size, eps), sizes
-            y = ops.linear_gelu(*operands)
+                assert near(tg.linear_gelu(*operands).data, gelu(pre_here), size, eps), sizes
+            y = tg.linear_gelu(*operands)
             assert near(y.data, gelu(pre_here), size, eps), sizes
             y.backward(dy)
             assert near(tensors[0].grad, slope @ w64, steep @ np.abs(w64), eps), sizes
@@ -363,11 +364,11 @@ def test_batches_of_small_sizes(dtype: str, offset: int) -> None:
         gates = [rng.standard_normal(s).astype(kind)
                  for s in ((rows, width), (columns, width), (columns, width))]  # fmt: skip
         tensors = [Tensor(placed(array, offset), requires_grad=True) for array in gates]
-        y = ops.gated_linear(*tensors)
+        y = tg.gated_linear(*tensors)
         dy = np.ones(y.shape, kind)
         y.backward(placed(dy, offset))
         wide = [Tensor(array.astype(np.float64), requires_grad=True) for array in gates]
-        expected = ops.gated_linear(*wide)
+        expected = tg.gated_linear(*wide)
         expected.backward(dy.astype(np.float64))
         size = (width + 4) ** 2 * (columns + 2) * 4  # a bound of what is added up, not a close one
         assert near(y.data, expected.data, size, eps), sizes
@@ -467,7 +468,7 @@ def test_there_is_no_such_kernel() -> None:
         matmul_cuda.run(problem(a, a, a), "fast")
 
 
-@pytest.mark.parametrize("function", [ops.matmul, ops.linear])
+@pytest.mark.parametrize("function", [tg.matmul, tg.linear])
 def test_the_cpu_has_no_choice_of_kernels(function: Any) -> None:
     with pytest.raises(ArgumentError, match="kernel is 'tiled', expected None for arrays on the"):
         function(np.ones((2, 2), "float32"), np.ones((2, 2), "float32"), kernel="tiled")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad import ops
+import tensorgrad as tg
 from tensorgrad.dtypes import (
     bfloat16,
     bool_,
@@ -51,13 +51,13 @@ BITS = several(
 
 
 def mixed(x: Any, bias: Any, ids: Any) -> Any:
-    z = ops.gelu(x + bias) * (ids == 2)
-    return ops.where(z > 0, ops.softplus(z), float("-inf")).astype("float32")
+    z = tg.gelu(x + bias) * (ids == 2)
+    return tg.where(z > 0, tg.softplus(z), float("-inf")).astype("float32")
 
 
 def masked(x: Any, ids: Any) -> Any:
     odd = ~((ids & 1) == 0) & (x > 0)
-    return ops.where(odd | (ids >> 2 == 1), x, 0) + (ids << 1) * ops.round(ids)
+    return tg.where(odd | (ids >> 2 == 1), x, 0) + (ids << 1) * tg.round(ids)
 
 
 MASKED = _row(masked, [float16, int64], {})[0]

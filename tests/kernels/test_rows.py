@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, no_grad, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float64
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import Options, Scale
@@ -20,20 +21,20 @@ pytestmark = pytest.mark.gpu
 ROWS = 37
 WIDTHS = [5, 8, 31, 64, 256, 264, 768, 1023, 1600, 4096, 8192, 8200, 65536, 65537]
 OPS: dict[str, Callable[..., Tensor]] = {
-    "layer_norm": ops.layer_norm,
-    "rms_norm": lambda x, weight, bias: ops.rms_norm(x, weight),
-    "softmax": lambda x, weight, bias: ops.softmax(x),
-    "softmax-causal": lambda x, weight, bias: ops.softmax(x, scale=0.5, causal=True),
-    "softmax-mask": lambda x, weight, bias: ops.softmax(x, scale=0.5, mask=bias.detach()),
-    "softmax-padding": lambda x, weight, bias: ops.softmax(x, mask=bias.data > 0),
-    "log_softmax": lambda x, weight, bias: ops.log_softmax(x),
+    "layer_norm": tg.layer_norm,
+    "rms_norm": lambda x, weight, bias: tg.rms_norm(x, weight),
+    "softmax": lambda x, weight, bias: tg.softmax(x),
+    "softmax-causal": lambda x, weight, bias: tg.softmax(x, scale=0.5, causal=True),
+    "softmax-mask": lambda x, weight, bias: tg.softmax(x, scale=0.5, mask=bias.detach()),
+    "softmax-padding": lambda x, weight, bias: tg.softmax(x, mask=bias.data > 0),
+    "log_softmax": lambda x, weight, bias: tg.log_softmax(x),
 }
 BOUND = Ulps(4, "row")
 TARGETS = np.random.default_rng(1).integers(0, 1 << 40, ROWS)
 
 
 def added(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    total, normed = ops.add_layer_norm(x, residual, weight, bias)
+    total, normed = tg.add_layer_norm(x, residual, weight, bias)
     return total * 0.5 + normed
 
 
@@ -107,14 +108,14 @@ def test_parameters_of_another_dtype(parameters: str) -> None:
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal((ROWS, 768)).astype(bfloat16) for _ in range(2))
     weight, bias = (rng.standard_normal(768).astype(parameters) for _ in range(2))
-    compare(ops.layer_norm, [x, weight, bias], dy, dtype=np.dtype("float32"))
+    compare(tg.layer_norm, [x, weight, bias], dy, dtype=np.dtype("float32"))
 
 
 def test_many_rows_share_blocks() -> None:
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal((20011, 264)).astype("float32") for _ in range(2))
     weight, bias = (rng.standard_normal(264).astype("float32") for _ in range(2))
-    compare(ops.layer_norm, [x, weight, bias], dy)
+    compare(tg.layer_norm, [x, weight, bias], dy)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -136,7 +137,7 @@ def test_cross_entropy(
 
     def function(x: Tensor) -> Tensor:
         ids = targets if backend.is_numpy(x.data) else backend.to_device(targets, "cuda")
-        return ops.cross_entropy(
+        return tg.cross_entropy(
             x, ids, label_smoothing=smoothing, reduction=reduction, z_loss=z_loss
         )
 
@@ -157,7 +158,7 @@ def test_cross_entropy_of_many_short_rows() -> None:
 
     def function(x: Tensor) -> Tensor:
         ids = targets if backend.is_numpy(x.data) else backend.to_device(targets, "cuda")
-        return ops.cross_entropy(x, ids, ignore_index=-1)
+        return tg.cross_entropy(x, ids, ignore_index=-1)
 
     compare(function, [logits], np.ones((), "float32"))
 
@@ -194,7 +195,7 @@ def test_cross_entropy_in_place_with_columns_that_do_not_count(
 
 def test_a_retained_graph_takes_another_dy() -> None:
     logits = Tensor(backend.cupy.ones((2, 8), "float32"), requires_grad=True)
-    loss = ops.cross_entropy(logits, backend.cupy.array([1, 2]))
+    loss = tg.cross_entropy(logits, backend.cupy.array([1, 2]))
     grads: list[Any] = []
     for dy in (1, 3, 1):
         logits.grad = None
@@ -209,5 +210,5 @@ def test_the_loss_is_the_same_without_a_gradient() -> None:
     logits = Tensor(backend.cupy.random.default_rng(0).standard_normal((5, 50304)), True)
     targets = backend.cupy.arange(5)
     with no_grad():
-        alone = ops.cross_entropy(logits, targets)
-    assert float(alone.data) == float(ops.cross_entropy(logits, targets).data)
+        alone = tg.cross_entropy(logits, targets)
+    assert float(alone.data) == float(tg.cross_entropy(logits, targets).data)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn, no_grad, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, nn, no_grad
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 
 RNG = np.random.default_rng(1)
@@ -22,11 +23,11 @@ def by_hand(layer: nn.MultiHeadAttention, x: Tensor, mask: Any = None) -> Any:
     batch, length, width = x.shape
     heads, kv_heads = layer.heads, layer.kv_heads
     each = layer.qkv(x).reshape(batch, length, heads + 2 * kv_heads, width // heads)
-    q, k, v = ops.split(each, [heads, heads + kv_heads], axis=2)
+    q, k, v = tg.split(each, [heads, heads + kv_heads], axis=2)
     if layer.rotary is not None:
         q, k = layer.rotary(q), layer.rotary(k)
     q, k, v = (t.swapaxes(1, 2) for t in (q, k, v))
-    y = ops.attention(q, k, v, mask, layer.causal, window=layer.window)
+    y = tg.attention(q, k, v, mask, layer.causal, window=layer.window)
     return layer.proj(y.swapaxes(1, 2).reshape(batch, length, width))
 
 

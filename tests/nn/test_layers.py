@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, autocast, nn, ops, random
+import tensorgrad as tg
+from tensorgrad import Tensor, autocast, nn, random
 from tensorgrad.dtypes import bfloat16, float32, float64
 from tensorgrad.errors import (
     ArgumentError,
@@ -43,7 +44,7 @@ def test_layers_without_bias() -> None:
 
 def test_norms_use_their_parameters() -> None:
     x = tensor(2, 6)
-    layers = (nn.LayerNorm(6, eps=0.1), ops.layer_norm), (nn.RMSNorm(6, eps=0.1), ops.rms_norm)
+    layers = (nn.LayerNorm(6, eps=0.1), tg.layer_norm), (nn.RMSNorm(6, eps=0.1), tg.rms_norm)
     for layer, op in layers:
         np.testing.assert_allclose(layer(x).numpy(), op(x, eps=0.1).numpy(), rtol=1e-6)
         layer.weight.data[:] = 2
@@ -226,4 +227,4 @@ def test_initializers_name_what_does_not_fit() -> None:
 
 def test_functional_is_the_ops() -> None:
     for name in nn.functional.__all__:
-        assert getattr(nn.functional, name) is getattr(ops, name)
+        assert getattr(nn.functional, name) is getattr(tg, name)

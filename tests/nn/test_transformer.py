@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn, no_grad, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, nn, no_grad
 
 RNG = np.random.default_rng(2)
 
@@ -25,7 +26,7 @@ def modern(width: int = 32) -> nn.TransformerBlock:
 
 def test_feed_forward() -> None:
     layer, x = nn.FeedForward(8), tensor(2, 3, 8)
-    expected = layer.down(ops.gelu(layer.up(x)))
+    expected = layer.down(tg.gelu(layer.up(x)))
     np.testing.assert_array_equal(layer(x).numpy(), expected.numpy())
     assert layer.up.weight.shape == (32, 8)
     exact = nn.FeedForward(8, hidden=5, bias=False, approximate="none")
@@ -35,7 +36,7 @@ def test_feed_forward() -> None:
 
 def test_swiglu() -> None:
     layer, x = nn.SwiGLU(24), tensor(2, 3, 24)
-    expected = layer.down(ops.silu(layer.gate(x)) * layer.up(x))
+    expected = layer.down(tg.silu(layer.gate(x)) * layer.up(x))
     np.testing.assert_allclose(layer(x).numpy(), expected.numpy(), rtol=1e-6)
     assert layer.up.weight.shape == (64, 24)
     assert nn.SwiGLU(768).up.weight.shape == (2048, 768)
@@ -120,7 +121,7 @@ def test_a_layer_of_a_user_takes_part_without_the_protocol() -> None:
     branch = nn.FeedForward(4, hidden=4)
     branch.up = product
     y, given = tensor(2, 4), tensor(2, 4)
-    np.testing.assert_array_equal(branch(y, given).numpy(), branch.down(ops.gelu(y), given).numpy())
+    np.testing.assert_array_equal(branch(y, given).numpy(), branch.down(tg.gelu(y), given).numpy())
 
 
 def test_parameters_of_the_gpt2_block() -> None:

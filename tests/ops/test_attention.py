@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, ops, random
+from tensorgrad import Tensor, backend, random
 from tensorgrad.dtypes import bfloat16, float16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
@@ -120,7 +120,7 @@ def case(
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         random.seed(3)
-        y: Tensor = ops.attention(q, k, v, **on_device(q))
+        y: Tensor = tg.attention(q, k, v, **on_device(q))
         return y
 
     return Case(
@@ -137,7 +137,7 @@ def case(
 def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **options: Any) -> Case:
     on_device = placed(options)
     return Case(
-        lambda qkv: ops.attention_packed(qkv, heads, kv_heads, **on_device(qkv)),
+        lambda qkv: tg.attention_packed(qkv, heads, kv_heads, **on_device(qkv)),
         [shape],
         lambda qkv: packed_reference(qkv, heads, kv_heads, **options),
         values=BOUND,
@@ -183,7 +183,7 @@ def varlen_case(
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         random.seed(3)
-        return ops.attention_varlen(q, k, v, starts, k_starts, **options)
+        return tg.attention_varlen(q, k, v, starts, k_starts, **options)
 
     kv = (keys, heads[1], width)
     dense = {name: value for name, value in options.items() if name != "dropout"}
@@ -298,7 +298,7 @@ def test_kernels_of_16_bits_agree_with_float32(
 
     def run(arrays: list[Any]) -> list[Any]:
         q, k, v = (Tensor(a, requires_grad=True) for a in arrays[:3])
-        y = ops.attention(q, k, v, causal=causal)
+        y = tg.attention(q, k, v, causal=causal)
         y.backward(arrays[3])
         return [y.numpy(), *(backend.to_numpy(t.grad) for t in (q, k, v))]
 
@@ -313,7 +313,7 @@ def test_kernels_of_16_bits_agree_with_float32(
 def test_rows_with_nothing_to_attend_to_give_zeros_and_no_gradient() -> None:
     q, k, v = (Tensor(RNG.standard_normal((1, 1, 3, 4)), requires_grad=True) for _ in range(3))
     mask = np.array([[True, True, True], [False, False, False], [True, False, True]])
-    y = ops.attention(q, k, v, mask)
+    y = tg.attention(q, k, v, mask)
     y.backward(np.ones(y.shape))
     assert np.isfinite(y.numpy()).all()
     np.testing.assert_array_equal(y.numpy()[0, 0, 1], np.zeros(4))
@@ -327,15 +327,15 @@ def test_rows_with_nothing_to_attend_to_give_zeros_and_no_gradient() -> None:
 def test_forbidden_keys_may_hold_anything_finite() -> None:
     q, k, v = (RNG.standard_normal((1, 1, 2, 4)).astype("float32") for _ in range(3))
     mask = np.array([True, False])
-    expected = ops.attention(Tensor(q), Tensor(k), Tensor(v), mask).numpy()
+    expected = tg.attention(Tensor(q), Tensor(k), Tensor(v), mask).numpy()
     k[:, :, 1], v[:, :, 1] = 1e30, -1e30
-    got = ops.attention(Tensor(q), Tensor(k), Tensor(v), mask).numpy()
+    got = tg.attention(Tensor(q), Tensor(k), Tensor(v), mask).numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_large_scores_do_not_overflow() -> None:
     q = Tensor(np.full((1, 1, 2, 4), 1e4, "float32"), requires_grad=True)
-    y = ops.attention(q, q, q)
+    y = tg.attention(q, q, q)
     y.backward(np.ones(y.shape, "float32"))
     np.testing.assert_array_equal(y.numpy(), q.numpy())
     assert q.grad is not None
@@ -344,7 +344,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 def test_logsumexp() -> None:
     q, k = RNG.standard_normal((2, 6, 9, 4)), RNG.standard_normal((2, 3, 7, 4))
-    y, got = ops.attention(q, k, k, causal=True, scale=0.7, window=4, return_logsumexp=True)
+    y, got = tg.attention(q, k, k, causal=True, scale=0.7, window=4, return_logsumexp=True)
     scores = 0.7 * q @ np.repeat(k, 2, 1).swapaxes(-1, -2)
     distance = np.arange(7) - np.arange(-2, 7)[:, None]
     scores = np.where((distance <= 0) & (distance > -4), scores, -np.inf)
@@ -352,34 +352,34 @@ def test_logsumexp() -> None:
         expected = np.log(np.exp(scores).sum(-1))
     np.testing.assert_allclose(got.numpy(), expected)
     assert np.isneginf(got.numpy()[:, :, :2]).all()
-    np.testing.assert_array_equal(y.numpy(), ops.attention(q, k, k, None, True, 0.7, 0, 4).numpy())
+    np.testing.assert_array_equal(y.numpy(), tg.attention(q, k, k, None, True, 0.7, 0, 4).numpy())
     half, empty = Tensor(np.ones((1, 1, 2, 3), "float16")), Tensor(np.ones((1, 1, 0, 3), "float16"))
-    _, narrow = ops.attention(half, half, half, return_logsumexp=True)
+    _, narrow = tg.attention(half, half, half, return_logsumexp=True)
     assert narrow.dtype == np.float32
-    _, nothing = ops.attention(half, empty, empty, return_logsumexp=True)
+    _, nothing = tg.attention(half, empty, empty, return_logsumexp=True)
     assert np.isneginf(nothing.numpy()).all()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_lengths_may_live_beside_the_tensors(device: str) -> None:
     q = Tensor(RNG.standard_normal((9, 2, 4))).to(device)
-    expected = ops.attention_varlen(q, q, q, [0, 3, 9], causal=True).numpy()
+    expected = tg.attention_varlen(q, q, q, [0, 3, 9], causal=True).numpy()
     starts = backend.to_device(np.array([0, 3, 9], "int32"), device)
     for longest in (None, 6, 100):
-        y = ops.attention_varlen(q, q, q, starts, max_length=longest, causal=True)
+        y = tg.attention_varlen(q, q, q, starts, max_length=longest, causal=True)
         np.testing.assert_array_equal(y.numpy(), expected)
 
 
 def test_the_result_is_laid_out_for_the_projection_that_follows() -> None:
     q = Tensor(np.ones((2, 3, 5, 4)))
-    y = ops.attention(q, q, q).numpy().swapaxes(1, 2)
+    y = tg.attention(q, q, q).numpy().swapaxes(1, 2)
     assert y.flags.c_contiguous
 
 
 def test_assigning_to_a_mask_before_backward_is_noticed() -> None:
     q = Tensor(np.ones((1, 1, 3, 2)), requires_grad=True)
     mask = Tensor(np.zeros((3, 3)))
-    y = ops.attention(q, q, q, mask)
+    y = tg.attention(q, q, q, mask)
     mask[0, 0] = 1.0
     with pytest.raises(GradError, match=r"attention needs an array .* assigned to after"):
         y.backward(np.ones(y.shape))
@@ -391,29 +391,29 @@ def test_arguments_that_do_not_fit() -> None:
 
     q = tensor(2, 4, 5, 8)
     with pytest.raises(ShapeError, match=r"q has shape \(4, 5, 8\), expected \(B, H, Tq, D\)"):
-        ops.attention(tensor(4, 5, 8), q, q)
+        tg.attention(tensor(4, 5, 8), q, q)
     with pytest.raises(ShapeError, match=r"k has shape \(2, 4, 5, 7\), expected \(2, Hkv, Tk, 8"):
-        ops.attention(q, tensor(2, 4, 5, 7), q)
+        tg.attention(q, tensor(2, 4, 5, 7), q)
     with pytest.raises(ShapeError, match=r"v has shape \(2, 4, 6, 8\), expected \(2, 4, 5, 8\)"):
-        ops.attention(q, q, tensor(2, 4, 6, 8))
+        tg.attention(q, q, tensor(2, 4, 6, 8))
     with pytest.raises(ShapeError, match="got 4 query heads and 3 heads of keys and values"):
-        ops.attention(q, tensor(2, 3, 5, 8), tensor(2, 3, 5, 8))
+        tg.attention(q, tensor(2, 3, 5, 8), tensor(2, 3, 5, 8))
     with pytest.raises(ShapeError, match="expected heads of width 1 or more"):
-        ops.attention(tensor(2, 4, 5, 0), tensor(2, 4, 5, 0), tensor(2, 4, 5, 0))
+        tg.attention(tensor(2, 4, 5, 0), tensor(2, 4, 5, 0), tensor(2, 4, 5, 0))
     with pytest.raises(ShapeError, match=r"mask has shape \(5, 6\), expected one that broadcasts"):
-        ops.attention(q, q, q, np.ones((5, 6), bool))
+        tg.attention(q, q, q, np.ones((5, 6), bool))
     with pytest.raises(DtypeError, match="mask has dtype int64, expected bool or a float"):
-        ops.attention(q, q, q, np.ones((5, 5), "int64"))
+        tg.attention(q, q, q, np.ones((5, 5), "int64"))
     with pytest.raises(DtypeError, match="k has dtype float64, expected float32 like q"):
-        ops.attention(q, tensor(2, 4, 5, 8, dtype="float64"), q)
+        tg.attention(q, tensor(2, 4, 5, 8, dtype="float64"), q)
     with pytest.raises(GradError, match="mask requires a gradient"):
-        ops.attention(q, q, q, Tensor(np.zeros((5, 5)), requires_grad=True))
+        tg.attention(q, q, q, Tensor(np.zeros((5, 5)), requires_grad=True))
     with pytest.raises(ArgumentError, match=r"dropout is 1\.0, expected 0 <= dropout < 1"):
-        ops.attention(q, q, q, dropout=1.0)
+        tg.attention(q, q, q, dropout=1.0)
     with pytest.raises(ShapeError, match=r"qkv has shape \(2, 5, 35\), expected \(B, T, 9 \* D\)"):
-        ops.attention_packed(tensor(2, 5, 35), 3)
+        tg.attention_packed(tensor(2, 5, 35), 3)
     with pytest.raises(ArgumentError, match="window is 0, expected 1 or more"):
-        ops.attention(q, q, q, window=0)
+        tg.attention(q, q, q, window=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -430,7 +430,7 @@ def test_short_sequences_together_are_as_one_by_one(
         monkeypatch.setattr(attention_numpy, "_SHORT", short)
         random.seed(3)
         one, two, three = (Tensor(x.data, requires_grad=True) for x in (q, k, v))
-        y, logsumexp = ops.attention(
+        y, logsumexp = tg.attention(
             one, two, three, mask, causal=True, window=5, dropout=0.2, return_logsumexp=True
         )
         y.backward(dy.data)
@@ -443,7 +443,7 @@ def test_short_sequences_together_are_as_one_by_one(
 def test_sequences_that_do_not_fit() -> None:
     q = Tensor(np.ones((5, 4, 8), "float32"))
     k = Tensor(np.ones((6, 2, 8), "float32"))
-    run = ops.attention_varlen
+    run = tg.attention_varlen
     with pytest.raises(ShapeError, match=r"q has shape \(1, 5, 4, 8\), expected \(total, H, D\)"):
         run(q[None], q, q, [0, 5])
     with pytest.raises(ShapeError, match=r"k has shape \(5, 4, 7\), expected \(total k, Hkv, 8\)"):

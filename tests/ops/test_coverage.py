@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import ops
 from tests.opcheck import SIZES, Case
+from tests.source_tree import library
 
 HERE = Path(__file__).parent
+FAMILIES = [
+    importlib.import_module(source.module)
+    for source in library()
+    if source.module.startswith("tensorgrad.ops.")
+]
+OPS: list[str] = [name for family in FAMILIES for name in getattr(family, "__all__", ())]
 
 
 def modules() -> list[str]:
@@ -47,16 +53,16 @@ NEEDS_ELEMENTS = {
 
 
 def cases_of(op: str) -> list[Case]:
-    function = getattr(ops, op)
+    function = getattr(tensorgrad, op)
     return [c for c in ALL_CASES if c.function is function or begins_with(c.name, op)]
 
 
-@pytest.mark.parametrize("op", ops.__all__)
+@pytest.mark.parametrize("op", OPS)
 def test_has_a_case(op: str) -> None:
     assert cases_of(op), f"{op} has no Case: add one to CASES in tests/ops/test_*.py"
 
 
-@pytest.mark.parametrize("op", sorted(set(ops.__all__) - ANY_LENGTH))
+@pytest.mark.parametrize("op", sorted(set(OPS) - ANY_LENGTH))
 def test_has_cases_of_odd_lengths_and_of_none(op: str) -> None:
     lengths = {
         length
@@ -77,14 +83,16 @@ def test_cases_are_checked(module: str) -> None:
 
 
 def test_ops_are_exported_once_and_at_the_root() -> None:
-    assert len(set(ops.__all__)) == len(ops.__all__)
-    assert [op for op in ops.__all__ if getattr(tensorgrad, op, None) is not getattr(ops, op)] == []
-    assert set(ops.__all__) < set(tensorgrad.__all__)
+    assert len(set(OPS)) == len(OPS)
+    for family in FAMILIES:
+        for op in getattr(family, "__all__", ()):
+            assert getattr(tensorgrad, op) is getattr(family, op)
+    assert set(OPS) < set(tensorgrad.__all__)
 
 
 def test_ops_are_documented_and_typed() -> None:
-    for op in ops.__all__:
-        function = getattr(ops, op)
+    for op in OPS:
+        function = getattr(tensorgrad, op)
         assert (function.__doc__ or "").strip(), op
         annotations = inspect.get_annotations(function)
         assert set(annotations) == {*inspect.signature(function).parameters, "return"}, op

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import decode as decode_cuda
@@ -52,12 +53,12 @@ def expected(given: Arrays, window: int | None = None, angles: Any = None, **opt
         row = each[b : b + 1]
         if angles is not None:
             cos, sin = (backend.to_numpy(table)[length][None, None] for table in angles)
-            row = ops.rotary(row, cos, sin, heads + kv_heads, **options).numpy()
+            row = tg.rotary(row, cos, sin, heads + kv_heads, **options).numpy()
         keys[b, :, length] = row[0, heads : heads + kv_heads]
         values[b, :, length] = row[0, heads + kv_heads :]
         seen = slice(b, b + 1), slice(None), slice(None, length + 1)
         q = row[:, :heads].swapaxes(0, 1)[None]
-        mixed = ops.attention(q, keys[seen], values[seen], causal=True, window=window)
+        mixed = tg.attention(q, keys[seen], values[seen], causal=True, window=window)
         y[b] = mixed.numpy().reshape(-1)
     return y, keys, values
 

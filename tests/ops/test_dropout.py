@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, ops, philox, random
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, philox, random
 from tensorgrad.dtypes import bfloat16, bool_
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.random import advance
@@ -25,7 +26,7 @@ def keep_mask(shape: tuple[int, ...], p: float, like: Any) -> Any:
 
 def seeded(x: Tensor) -> Tensor:
     random.seed(5)
-    return ops.dropout(x, 0.3)
+    return tg.dropout(x, 0.3)
 
 
 def reference(x: Any) -> Any:
@@ -35,14 +36,14 @@ def reference(x: Any) -> Any:
 
 CASES = [
     *(Case(seeded, [s], reference, name="dropout") for s in SHAPES),
-    Case(lambda x: ops.dropout(x, 0.0), [(3, 4)], lambda x: x, name="dropout-none"),
-    Case(lambda x: ops.dropout(x, 0.9, training=False), [(3, 4)], lambda x: x, name="dropout-off"),
+    Case(lambda x: tg.dropout(x, 0.0), [(3, 4)], lambda x: x, name="dropout-none"),
+    Case(lambda x: tg.dropout(x, 0.9, training=False), [(3, 4)], lambda x: x, name="dropout-off"),
 ]
 
 
 def seeded_add(x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
     random.seed(5)
-    return ops.dropout_add(x, residual, 0.3, bias)
+    return tg.dropout_add(x, residual, 0.3, bias)
 
 
 def reference_add(x: Any, residual: Any, bias: Any = 0.0) -> Any:
@@ -57,7 +58,7 @@ CASES += [
         for s in [(5, 7), (33, 64), (3, 5, 1032), (600, 257), (0, 4)]
     ),
     Case(
-        lambda x, r, b: ops.dropout_add(x, r, 0.9, b, training=False), [(3, 4), (3, 4), (4,)],
+        lambda x, r, b: tg.dropout_add(x, r, 0.9, b, training=False), [(3, 4), (3, 4), (4,)],
         lambda x, r, b: x + r + b, terms=3, name="dropout_add-off",
     ),
 ]  # fmt: skip
@@ -71,14 +72,14 @@ def test_against_numpy(case: Case) -> None:
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_the_share_that_is_dropped_and_the_mean(p: float) -> None:
     random.seed(1)
-    y = ops.dropout(Tensor(np.ones((500, 400), "float32")), p).numpy()
+    y = tg.dropout(Tensor(np.ones((500, 400), "float32")), p).numpy()
     assert (y == 0).mean() == pytest.approx(p, abs=5 * np.sqrt(p * (1 - p) / y.size))
     np.testing.assert_allclose(y[y > 0], 1 / (1 - p), rtol=1e-6)
 
 
 def test_the_gradient_flows_where_the_value_did() -> None:
     x = Tensor(np.ones((64, 64), "float32"), requires_grad=True)
-    y = ops.dropout(x, 0.4)
+    y = tg.dropout(x, 0.4)
     y.backward(np.full((64, 64), 3, "float32"))
     np.testing.assert_allclose(np.asarray(x.grad), 3 * y.numpy(), rtol=1e-6)
 
@@ -86,15 +87,15 @@ def test_the_gradient_flows_where_the_value_did() -> None:
 def test_each_call_drops_others_and_the_seed_decides() -> None:
     x = Tensor(np.ones(1000, "float32"))
     random.seed(2)
-    first, second = ops.dropout(x).numpy(), ops.dropout(x).numpy()
+    first, second = tg.dropout(x).numpy(), tg.dropout(x).numpy()
     random.seed(2)
-    np.testing.assert_array_equal(ops.dropout(x).numpy(), first)
+    np.testing.assert_array_equal(tg.dropout(x).numpy(), first)
     assert 0.4 < (first != second).mean() < 0.6
 
 
 def test_nothing_of_the_size_of_x_is_saved() -> None:
     x = Tensor(np.ones((64, 64)), requires_grad=True)
-    node = ops.dropout(x).node
+    node = tg.dropout(x).node
     assert node is not None
     assert not any(isinstance(s, np.ndarray) for s in node.saved or ())
 
@@ -103,14 +104,14 @@ def test_nothing_of_the_size_of_x_is_saved() -> None:
 def test_a_counter_on_the_device_moves_the_draws_on() -> None:
     x = np.ones(5000, "float32")
     random.seed(3)
-    expected = [ops.dropout(Tensor(x), 0.4).numpy() for _ in range(3)]
+    expected = [tg.dropout(Tensor(x), 0.4).numpy() for _ in range(3)]
     random.seed(3)
     offset = backend.cupy.zeros(1, "uint64")
     random.default.offset = offset
     try:
         for step in expected:
             random.seed(3)
-            np.testing.assert_array_equal(ops.dropout(Tensor(x).to("cuda"), 0.4).numpy(), step)
+            np.testing.assert_array_equal(tg.dropout(Tensor(x).to("cuda"), 0.4).numpy(), step)
             advance(offset, 1)
     finally:
         random.default.offset = None
@@ -155,19 +156,19 @@ def test_dropout_add_names_what_does_not_fit() -> None:
     with pytest.raises(
         ShapeError, match=r"dropout_add: residual has shape \(3,\), expected \(2, 3"
     ):
-        ops.dropout_add(x, Tensor(np.ones(3, "float32")))
+        tg.dropout_add(x, Tensor(np.ones(3, "float32")))
     with pytest.raises(ShapeError, match=r"bias has shape \(2,\), expected \(C,\) of x \(2, 3\)"):
-        ops.dropout_add(x, x, 0.5, Tensor(np.ones(2, "float32")))
+        tg.dropout_add(x, x, 0.5, Tensor(np.ones(2, "float32")))
     with pytest.raises(DtypeError, match="residual has dtype int64, expected a float"):
-        ops.dropout_add(x, Tensor(np.ones((2, 3), "int64")))
+        tg.dropout_add(x, Tensor(np.ones((2, 3), "int64")))
     with pytest.raises(ArgumentError, match="dropout_add: p is 1, expected 0 <= p < 1"):
-        ops.dropout_add(x, x, 1)
+        tg.dropout_add(x, x, 1)
 
 
 def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(ArgumentError, match="dropout: p is 'a', expected a number"):
-        ops.dropout(np.ones(3), "a")  # type: ignore[arg-type]  # what a user may do
+        tg.dropout(np.ones(3), "a")  # type: ignore[arg-type]  # what a user may do
     with pytest.raises(ArgumentError, match=r"dropout: p is -0\.1, expected 0 <= p < 1"):
-        ops.dropout(Tensor(np.ones(3)), -0.1)
+        tg.dropout(Tensor(np.ones(3)), -0.1)
     with pytest.raises(DtypeError, match="dropout: x has dtype int64, expected a float"):
-        ops.dropout(Tensor(np.arange(3)), 0.1)
+        tg.dropout(Tensor(np.arange(3)), 0.1)

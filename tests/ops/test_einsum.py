@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensorgrad
-from tensorgrad import Tensor, ops
+import tensorgrad as tg
+from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, Ulps, check
 
 
 def einsum(subscripts: str, *shapes: tuple[int, ...]) -> Case:
     return Case(
-        lambda *x: ops.einsum(subscripts, *x),
+        lambda *x: tg.einsum(subscripts, *x),
         shapes,
         lambda *x: np.einsum(subscripts, *x),
         values=Ulps(2, "row"),  # of three factors the product of two is kept in the dtype
@@ -28,7 +29,7 @@ def einsum(subscripts: str, *shapes: tuple[int, ...]) -> Case:
 
 def tensordot(axes: Any, *shapes: tuple[int, ...]) -> Case:
     return Case(
-        lambda a, b: ops.tensordot(a, b, axes),
+        lambda a, b: tg.tensordot(a, b, axes),
         shapes,
         lambda a, b: np.tensordot(a, b, axes),
         terms=64,
@@ -82,16 +83,16 @@ CASES = [
     *(einsum("ij,jk->ik", (3, n), (n, 2)) for n in SIZES),
     *(einsum("bi,bj->bij", (2, n), (2, 3)) for n in SIZES),
     *(tensordot(1, (3, n), (n, 2)) for n in SIZES),
-    *(Case(ops.outer, [(3,), (n,)], np.outer, terms=n) for n in SIZES),
-    *(Case(ops.dot, [(n,), (n,)], np.dot, terms=n) for n in SIZES),
-    Case(ops.outer, [(3,), (5,)], np.outer),
-    Case(ops.outer, [(2, 3), (2,)], np.outer, terms=2),
-    Case(ops.outer, [(), (2,)], np.outer),
-    Case(ops.dot, [(33,), (33,)], np.dot, terms=33),
-    Case(ops.dot, [(3, 4), (4, 5)], np.dot, terms=5),
-    Case(ops.dot, [(2, 3, 4), (4,)], np.dot, terms=6),
-    Case(ops.dot, [(2, 3, 4), (5, 4, 2)], np.dot, terms=10),
-    Case(ops.dot, [(), (2, 3)], np.dot, terms=6),
+    *(Case(tg.outer, [(3,), (n,)], np.outer, terms=n) for n in SIZES),
+    *(Case(tg.dot, [(n,), (n,)], np.dot, terms=n) for n in SIZES),
+    Case(tg.outer, [(3,), (5,)], np.outer),
+    Case(tg.outer, [(2, 3), (2,)], np.outer, terms=2),
+    Case(tg.outer, [(), (2,)], np.outer),
+    Case(tg.dot, [(33,), (33,)], np.dot, terms=33),
+    Case(tg.dot, [(3, 4), (4, 5)], np.dot, terms=5),
+    Case(tg.dot, [(2, 3, 4), (4,)], np.dot, terms=6),
+    Case(tg.dot, [(2, 3, 4), (5, 4, 2)], np.dot, terms=10),
+    Case(tg.dot, [(), (2, 3)], np.dot, terms=6),
 ]
 
 
@@ -113,7 +114,7 @@ def test_any_two_operands_follow_numpy(data: Any) -> None:
     arrays = [rng.standard_normal([lengths[c] for c in term]) for term in terms]
     expected = np.einsum(text, *arrays)
     tensors = [Tensor(a, requires_grad=True) for a in arrays]
-    y = ops.einsum(text, *tensors)
+    y = tg.einsum(text, *tensors)
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-12, atol=1e-12, err_msg=text)
     y.backward(np.ones(y.shape))
     for i, tensor in enumerate(tensors):  # einsum is linear in each operand
@@ -127,7 +128,7 @@ def test_dtypes_follow_numpy() -> None:
         a = np.array([[1, 0], [1, 1]]).astype(dtype)
         for text in ("ij,jk->ik", "ij->i", "ij,ij->ij"):
             operands = [a] * (text.count(",") + 1)
-            got, expected = ops.einsum(text, *operands), np.einsum(text, *operands)
+            got, expected = tg.einsum(text, *operands), np.einsum(text, *operands)
             assert got.dtype == expected.dtype
             np.testing.assert_array_equal(got.numpy(), expected)
 
@@ -135,15 +136,15 @@ def test_dtypes_follow_numpy() -> None:
 def test_sixteen_bits_are_summed_in_float32() -> None:
     a = Tensor(np.full((1, 4096), 0.5, "float16"))
     b = Tensor(np.ones((4096, 1), "float16"))
-    assert ops.einsum("ij,jk->ik", a, b).item() == 2048
-    assert ops.einsum("ij->", a).item() == 2048
-    assert ops.tensordot(a, b, 1).dtype == np.float16
+    assert tg.einsum("ij,jk->ik", a, b).item() == 2048
+    assert tg.einsum("ij->", a).item() == 2048
+    assert tg.tensordot(a, b, 1).dtype == np.float16
 
 
 def test_autocast_reaches_einsum_and_tensordot() -> None:
     a = Tensor(np.array([[1.0, 2.0]], "float32"), requires_grad=True)
     with tensorgrad.autocast("bfloat16"):
-        for y in (ops.einsum("ij,kj->ik", a, a), ops.tensordot(a, a, ([1], [1]))):
+        for y in (tg.einsum("ij,kj->ik", a, a), tg.tensordot(a, a, ([1], [1]))):
             assert y.dtype == tensorgrad.dtypes.bfloat16
             y.backward(np.ones((1, 1), y.dtype))
     assert a.grad is not None
@@ -157,23 +158,23 @@ X = Tensor(np.zeros((2, 3)))
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: ops.einsum("ij,jk->ik", X), ArgumentError, "einsum: got 1 operands, expected 2"),
-        (lambda: ops.einsum("ijk->i", X), ShapeError,
+        (lambda: tg.einsum("ij,jk->ik", X), ArgumentError, "einsum: got 1 operands, expected 2"),
+        (lambda: tg.einsum("ijk->i", X), ShapeError,
          r"einsum: operands\[0\] has shape \(2, 3\), expected 3 axes for 'ijk'"),
-        (lambda: ops.einsum("i...k->ik", Tensor(np.zeros(1))), ShapeError, "expected 2 axes"),
-        (lambda: ops.einsum("i", X), ShapeError, "expected 1 axes for 'i'"),
-        (lambda: ops.einsum("ij,jk->ik", X, X), ShapeError, "einsum: label 'j' has lengths 3 and"),
-        (lambda: ops.einsum("ii", X), ShapeError, "einsum: label 'i' has lengths 2 and 3"),
-        (lambda: ops.einsum("...,...", X, X.T), ShapeError, "einsum: an axis under ... has leng"),
-        (lambda: ops.einsum("i1->i", X), ArgumentError, "einsum: subscripts is 'i1->i', expected"),
-        (lambda: ops.einsum("ij->ik", X), ArgumentError, "einsum: subscripts is 'ij->ik', expect"),
-        (lambda: ops.einsum("ij->ii", X), ArgumentError, "expected each label of the result once"),
-        (lambda: ops.einsum("i...->i", X), ArgumentError, "expected ... in the result"),
-        (lambda: ops.einsum("ij,", X, "no"), DtypeError, r"einsum: operands\[1\] is a str"),
-        (lambda: ops.tensordot(X, X, 1), ShapeError, "tensordot: axis 0 of b has length 2, expec"),
-        (lambda: ops.tensordot(X, X, 3), ArgumentError, r"tensordot: axes\[0\] is .*expected"),
-        (lambda: ops.tensordot(X, X, ([0, 1], [0])), ArgumentError, r"axes\[1\] has 1 axes, exp"),
-        (lambda: ops.dot(X, X), ShapeError, "dot: axis 0 of b has length 2, expected 3 as the la"),
+        (lambda: tg.einsum("i...k->ik", Tensor(np.zeros(1))), ShapeError, "expected 2 axes"),
+        (lambda: tg.einsum("i", X), ShapeError, "expected 1 axes for 'i'"),
+        (lambda: tg.einsum("ij,jk->ik", X, X), ShapeError, "einsum: label 'j' has lengths 3 and"),
+        (lambda: tg.einsum("ii", X), ShapeError, "einsum: label 'i' has lengths 2 and 3"),
+        (lambda: tg.einsum("...,...", X, X.T), ShapeError, "einsum: an axis under ... has leng"),
+        (lambda: tg.einsum("i1->i", X), ArgumentError, "einsum: subscripts is 'i1->i', expected"),
+        (lambda: tg.einsum("ij->ik", X), ArgumentError, "einsum: subscripts is 'ij->ik', expect"),
+        (lambda: tg.einsum("ij->ii", X), ArgumentError, "expected each label of the result once"),
+        (lambda: tg.einsum("i...->i", X), ArgumentError, "expected ... in the result"),
+        (lambda: tg.einsum("ij,", X, "no"), DtypeError, r"einsum: operands\[1\] is a str"),
+        (lambda: tg.tensordot(X, X, 1), ShapeError, "tensordot: axis 0 of b has length 2, expec"),
+        (lambda: tg.tensordot(X, X, 3), ArgumentError, r"tensordot: axes\[0\] is .*expected"),
+        (lambda: tg.tensordot(X, X, ([0, 1], [0])), ArgumentError, r"axes\[1\] has 1 axes, exp"),
+        (lambda: tg.dot(X, X), ShapeError, "dot: axis 0 of b has length 2, expected 3 as the la"),
     ],
 )  # fmt: skip
 def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:

@@ -5,29 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops
+import tensorgrad as tg
+from tensorgrad import Tensor
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
 from tests.opcheck import Case, check, sized
 
 RNG = np.random.default_rng(3)
 CASES = [
-    Case(ops.embedding, [(5, 3), RNG.integers(0, 5, (4, 7))], lambda w, i: w[i], terms=28),
-    Case(ops.embedding, [(5, 31), np.array([4, 4, 4, 0], "uint16")], lambda w, i: w[i], terms=4),
-    Case(ops.embedding, [(1, 1), np.zeros((2, 33), "int32")], lambda w, i: w[i], terms=66),
-    Case(ops.embedding, [(9, 1023), RNG.integers(0, 9, 129)], lambda w, i: w[i], terms=129),
-    *sized(ops.embedding, lambda n: [(9, n), RNG.integers(0, 9, 12)], lambda w, i: w[i], terms=12),
-    *sized(ops.embedding, lambda n: [(9, 3), RNG.integers(0, 9, n)], lambda w, i: w[i], terms=1025),
-    Case(ops.embedding, [(5, 3), np.array(2)], lambda w, i: w[i]),
-    Case(ops.embedding, [(5, 3), np.zeros((0, 2), "int64")], lambda w, i: w[i]),
-    Case(ops.embedding, [(0, 3), np.zeros(0, "int64")], lambda w, i: w[i]),
-    Case(ops.embedding, [(5, 0), np.array([1, 2])], lambda w, i: w[i]),
+    Case(tg.embedding, [(5, 3), RNG.integers(0, 5, (4, 7))], lambda w, i: w[i], terms=28),
+    Case(tg.embedding, [(5, 31), np.array([4, 4, 4, 0], "uint16")], lambda w, i: w[i], terms=4),
+    Case(tg.embedding, [(1, 1), np.zeros((2, 33), "int32")], lambda w, i: w[i], terms=66),
+    Case(tg.embedding, [(9, 1023), RNG.integers(0, 9, 129)], lambda w, i: w[i], terms=129),
+    *sized(tg.embedding, lambda n: [(9, n), RNG.integers(0, 9, 12)], lambda w, i: w[i], terms=12),
+    *sized(tg.embedding, lambda n: [(9, 3), RNG.integers(0, 9, n)], lambda w, i: w[i], terms=1025),
+    Case(tg.embedding, [(5, 3), np.array(2)], lambda w, i: w[i]),
+    Case(tg.embedding, [(5, 3), np.zeros((0, 2), "int64")], lambda w, i: w[i]),
+    Case(tg.embedding, [(0, 3), np.zeros(0, "int64")], lambda w, i: w[i]),
+    Case(tg.embedding, [(5, 0), np.array([1, 2])], lambda w, i: w[i]),
 ]
 
 
 def with_positions(shape: tuple[int, ...], width: int, count: int, start: int) -> Case:
     ids = RNG.integers(0, 11, shape)
     return Case(
-        lambda w, p, i: ops.embedding(w, i, p, start), [(11, width), (count, width), ids],
+        lambda w, p, i: tg.embedding(w, i, p, start), [(11, width), (count, width), ids],
         lambda w, p, i: w[i] + p[start : start + shape[-1]],
         terms=ids.size + 1, name="embedding-positions",
     )  # fmt: skip
@@ -39,13 +40,13 @@ CASES += [
     with_positions((7,), 1, 9, 2),
     with_positions((4, 33), 1032, 40, 3),
     with_positions((0, 4), 8, 4, 0),
-    Case(ops.embedding, [(300, 40), RNG.integers(0, 300, 5000)], lambda w, i: w[i], terms=40),
+    Case(tg.embedding, [(300, 40), RNG.integers(0, 300, 5000)], lambda w, i: w[i], terms=40),
     Case(
-        ops.embedding, [(70000, 8), RNG.integers(0, 70000, 3000, dtype="int32")],
+        tg.embedding, [(70000, 8), RNG.integers(0, 70000, 3000, dtype="int32")],
         lambda w, i: w[i], terms=9,
     ),
     Case(  # one id in nearly all places: a run over many windows
-        ops.embedding, [(9, 24), np.where(RNG.random(4001) < 0.9, 4, RNG.integers(0, 9, 4001))],
+        tg.embedding, [(9, 24), np.where(RNG.random(4001) < 0.9, 4, RNG.integers(0, 9, 4001))],
         lambda w, i: w[i], terms=4001,
     ),
 ]  # fmt: skip
@@ -60,7 +61,7 @@ def test_a_frequent_id_adds_up_in_float32() -> None:
     weight = Tensor(np.zeros((2, 1), "float16"), requires_grad=True)
     weight.grad = np.zeros((2, 1), "float32")
     dy = np.full((4096, 1), 0.75, "float16")
-    ops.embedding(weight, np.ones(4096, "int64")).backward(dy)
+    tg.embedding(weight, np.ones(4096, "int64")).backward(dy)
     np.testing.assert_array_equal(weight.grad, [[0], [3072]])
 
 
@@ -70,23 +71,23 @@ def test_ids_outside_are_named(bad: int, place: tuple[int, int]) -> None:
     ids[place] = bad
     message = rf"ids\[{place[0]}, {place[1]}\] is {bad}, expected 0 to 6 \(a vocabulary of 7\)"
     with pytest.raises(OutOfRangeError, match=message):
-        ops.embedding(Tensor(np.ones((7, 2))), ids)
+        tg.embedding(Tensor(np.ones((7, 2))), ids)
 
 
 def test_arguments_that_do_not_fit() -> None:
     weight = Tensor(np.ones((3, 2)))
     with pytest.raises(DtypeError, match="embedding: ids has dtype float64, expected integers"):
-        ops.embedding(weight, Tensor(np.ones(3)))
+        tg.embedding(weight, Tensor(np.ones(3)))
     with pytest.raises(ShapeError, match=r"weight has shape \(3,\), expected \(V, C\)"):
-        ops.embedding(Tensor(np.ones(3)), [0])
-    assert ops.embedding(weight, [0, 2]).shape == (2, 2)
+        tg.embedding(Tensor(np.ones(3)), [0])
+    assert tg.embedding(weight, [0, 2]).shape == (2, 2)
 
 
 def test_rows_are_added_to_a_gradient_that_is_there() -> None:
     weight, positions = (Tensor(np.zeros((4, 3), "float16"), True) for _ in range(2))
     buffer = np.ones((2, 4, 3), "float32")
     weight.grad, positions.grad = buffer
-    y = ops.embedding(weight, np.array([[1, 1], [3, 1]]), positions, 2)
+    y = tg.embedding(weight, np.array([[1, 1], [3, 1]]), positions, 2)
     (y.sum() + weight.sum() * 2).backward()
     np.testing.assert_array_equal(buffer[0], np.repeat([[3.0], [6], [3], [4]], 3, axis=1))
     np.testing.assert_array_equal(buffer[1], np.repeat([[1.0], [1], [3], [3]], 3, axis=1))
@@ -96,18 +97,18 @@ def test_rows_are_added_to_a_gradient_that_is_there() -> None:
 def test_positions_that_do_not_fit() -> None:
     weight, ids = Tensor(np.ones((7, 2))), np.zeros((2, 3), "int64")
     with pytest.raises(ShapeError, match=r"positions has shape \(3, 4\), expected \(P, 2\)"):
-        ops.embedding(weight, ids, Tensor(np.ones((3, 4))))
+        tg.embedding(weight, ids, Tensor(np.ones((3, 4))))
     with pytest.raises(DtypeError, match="positions has dtype float32, expected float64"):
-        ops.embedding(weight, ids, Tensor(np.ones((3, 2), "float32")))
+        tg.embedding(weight, ids, Tensor(np.ones((3, 2), "float32")))
     with pytest.raises(OutOfRangeError, match="start is 2 and 3 ids follow, expected at most 4"):
-        ops.embedding(weight, ids, Tensor(np.ones((4, 2))), 2)
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), 2)
 
 
 @pytest.mark.gpu
 def test_ids_outside_give_nan_on_the_gpu() -> None:
     weight = Tensor(np.ones((3, 2), "float32"), requires_grad=True).to("cuda").detach()
     weight.requires_grad = True
-    y = ops.embedding(weight, Tensor(np.array([1, 3, -1])).to("cuda"))
+    y = tg.embedding(weight, Tensor(np.array([1, 3, -1])).to("cuda"))
     np.testing.assert_array_equal(y.numpy()[1:], np.full((2, 2), np.nan))
     y.backward(y.data)
     assert weight.grad is not None

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import tensorgrad
-from tensorgrad import Tensor, backend, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend
 from tensorgrad.errors import (
     ArgumentError,
     DeviceError,
@@ -40,7 +41,7 @@ def pick(key: Any, shape: tuple[int, ...] = (3, 4, 5)) -> Case:
 
 def take(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
     return Case(
-        lambda x: ops.take(x, indices, axis),
+        lambda x: tg.take(x, indices, axis),
         [shape],
         lambda x: np.take(x, indices, axis),
         terms=8,
@@ -51,7 +52,7 @@ def take(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
 
 def along(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
     return Case(
-        lambda x: ops.take_along_axis(x, indices, axis),
+        lambda x: tg.take_along_axis(x, indices, axis),
         [shape],
         lambda x: np.take_along_axis(x, np.asarray(indices), axis),
         terms=8,
@@ -113,7 +114,7 @@ CASES = [
         for name, op, reference, axis in [
             ("getitem-array", lambda x, i: x[i], lambda x, i: x[i], 0),
             ("getitem-array-axis1", lambda x, i: x[:, i], lambda x, i: x[:, i], 1),
-            ("take-array", lambda x, i: ops.take(x, i, 1), lambda x, i: np.take(x, i, 1), 1),
+            ("take-array", lambda x, i: tg.take(x, i, 1), lambda x, i: np.take(x, i, 1), 1),
         ]
         for shape in [(4, 5), (7, 33), (33, 1025)]
     ),
@@ -221,7 +222,7 @@ def test_every_kind_of_key_follows_numpy() -> None:
 def test_subclasses_of_arrays_are_arrays() -> None:
     rows: Any = np.array([0, 0, 2]).view(type("Mapped", (np.ndarray,), {}))  # as np.memmap is
     x = Tensor(np.arange(12.0).reshape(4, 3), requires_grad=True)
-    total = x[rows].sum() + x[rows, 1].sum() + ops.take(x, rows, 0).sum()
+    total = x[rows].sum() + x[rows, 1].sum() + tg.take(x, rows, 0).sum()
     (total + (x * rows + rows + x).sum()).backward()
     expected = np.array([[4, 6, 4], [0, 0, 0], [2, 3, 2], [0, 0, 0]]) + np.array([1, 1, 3])
     np.testing.assert_array_equal(x.grad, expected)
@@ -238,7 +239,7 @@ def test_tensors_are_indices_too() -> None:
     np.testing.assert_array_equal(x[(rows[0], 1), :].numpy(), x.data[[2, 1]])
     np.testing.assert_array_equal(x[x > 9].numpy(), [10, 11])
     np.testing.assert_array_equal(x[Tensor(np.array(1))].numpy(), x.data[1])
-    np.testing.assert_array_equal(ops.take(x, rows, 0).numpy(), x.data[[2, 2]])
+    np.testing.assert_array_equal(tg.take(x, rows, 0).numpy(), x.data[[2, 2]])
 
 
 def test_tensors_iterate_over_their_first_axis() -> None:
@@ -269,7 +270,7 @@ def test_parts_and_whole_gradients_add_up() -> None:
     for order in (0, 1):
         x = Tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)
         y = x + 0
-        squares, left = ops.einsum("ij,ij->", y, y), ops.einsum("ij->", y[:, :2])
+        squares, left = tg.einsum("ij,ij->", y, y), tg.einsum("ij->", y[:, :2])
         terms = [y[0, 1] * y[0, 1], squares, y[1, 2] * 3, left * 5]
         sum(terms[::-1] if order else terms, start=Tensor(np.zeros(()))).backward()
         np.testing.assert_array_equal(x.grad, [[0 + 5, 2 + 2 + 5, 4], [6 + 5, 8 + 5, 10 + 3]])
@@ -294,7 +295,7 @@ def test_adding_rows_adds_in_order(width: int, dtype: str, device: str) -> None:
 def test_repeated_rows_are_summed_in_float32() -> None:
     x = Tensor(np.zeros((2, 1), "float16"), requires_grad=True)
     x.grad = np.zeros((2, 1), "float32")
-    ops.take(x, np.zeros(5000, int), 0).backward(np.ones((5000, 1), "float16"))
+    tg.take(x, np.zeros(5000, int), 0).backward(np.ones((5000, 1), "float16"))
     assert x.grad.tolist() == [[5000], [0]]
     wide = Tensor(np.zeros((2, 64), "float16"), requires_grad=True)
     wide.grad = np.zeros((2, 64), "float32")
@@ -318,7 +319,7 @@ def test_assignment_takes_tensors_as_keys_and_values() -> None:
 def test_an_assigned_index_is_noticed() -> None:
     index = Tensor(np.array([0, 1]))
     x = Tensor(np.zeros((3, 4)), requires_grad=True)
-    for y in (x[index], x[:, index], ops.take(x, index, 0)):
+    for y in (x[index], x[:, index], tg.take(x, index, 0)):
         index[0] = 2
         with pytest.raises(GradError, match="was assigned to after the op ran"):
             y.backward(np.ones(y.shape))
@@ -362,17 +363,17 @@ def test_devices_of_indices_and_values() -> None:
         (lambda: X[0.5], DtypeError, "getitem: the index is a float, expected an integer, slice"),
         (lambda: X["a"], DtypeError, "getitem: the index is a str, expected"),
         (lambda: X[Tensor(np.array([0.0]))], DtypeError, "the index has dtype float64, expected i"),
-        (lambda: ops.take(X, 4, 1), OutOfRangeError, "take: indices is 4, expected -4 to 3"),
-        (lambda: ops.take(X, [0, -13]), ArgumentError, r"take: indices\[1\] is -13, expected -12"),
-        (lambda: ops.take(X, [0.5], 1), DtypeError, "take: indices has dtype float64, expected in"),
-        (lambda: ops.take(X, 0, 2), ArgumentError, "take: axis is 2, expected -2 to 1"),
-        (lambda: ops.take_along_axis(X, [0], 0), ShapeError, "indices has 1 axes, expected 2 as x"),
-        (lambda: ops.take_along_axis(X, [[4]], 1), OutOfRangeError, r"indices\[0, 0\] is 4, exp"),
+        (lambda: tg.take(X, 4, 1), OutOfRangeError, "take: indices is 4, expected -4 to 3"),
+        (lambda: tg.take(X, [0, -13]), ArgumentError, r"take: indices\[1\] is -13, expected -12"),
+        (lambda: tg.take(X, [0.5], 1), DtypeError, "take: indices has dtype float64, expected in"),
+        (lambda: tg.take(X, 0, 2), ArgumentError, "take: axis is 2, expected -2 to 1"),
+        (lambda: tg.take_along_axis(X, [0], 0), ShapeError, "indices has 1 axes, expected 2 as x"),
+        (lambda: tg.take_along_axis(X, [[4]], 1), OutOfRangeError, r"indices\[0, 0\] is 4, exp"),
         (lambda: put(5, 1.0), OutOfRangeError, "assignment: got index 5 for axis 0, expected -3"),
         (lambda: put((0, 0, 0), 1.0), ShapeError, "assignment: the index has 3 axes, expected at"),
         (lambda: put(0, np.ones(3)), ShapeError, r"assignment: .*broadcast.* \(x is \(3, 4\)\)"),
         (lambda: put(0.5, 1.0), DtypeError, "assignment: the index is a float, expected an int"),
-        (lambda: ops.take_along_axis(X, np.zeros((2, 1), int), 1), ShapeError,
+        (lambda: tg.take_along_axis(X, np.zeros((2, 1), int), 1), ShapeError,
          r"take_along_axis: indices has shape \(2, 1\), expected \(3, 4\) but for axis 1"),
     ],
 )  # fmt: skip

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, amp, backend, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, amp, backend
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, Ulps, check
@@ -40,7 +41,7 @@ def gated_linear(x: Any, gate: Any, up: Any, b: Any = 0, c: Any = 0) -> Any:
 
 
 def with_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    return ops.linear(x, weight, bias, residual=residual)
+    return tg.linear(x, weight, bias, residual=residual)
 
 
 def share(x: Any) -> Any:
@@ -122,7 +123,7 @@ def products(dh: Any, x: Any, weight: Any) -> tuple[Any, Any, Any]:
 def plain(inputs: list[Any], terms: int) -> Case:
     """Return a case of ops.linear; sizes that no kernel takes whole add to a rounded product."""
     residual = len(inputs) == 4
-    return Case(with_residual if residual else ops.linear, inputs, linear, terms=terms,
+    return Case(with_residual if residual else tg.linear, inputs, linear, terms=terms,
                 values=Ulps(1.5, "terms"), magnitudes=Terms.linear,
                 name="linear-residual" if residual else "linear")  # fmt: skip
 
@@ -144,10 +145,10 @@ CASES = [
     plain([(2, 24, 72), (136, 72), (136,)], 136),
     plain([(3, 0), (5, 0), (5,)], 8),
     plain([(3, 7), (0, 7), (0,)], 8),
-    fused(ops.linear_gelu, [(3, 8), (16, 8)], linear_gelu, 16),
-    fused(ops.gated_linear, [(2, 3, 8), (16, 8), (16, 8)], gated_linear, 32),
-    fused(ops.gated_linear, [(0, 8), (16, 8), (16, 8)], gated_linear, 32),
-    fused(lambda x, up, down: ops.feed_forward(x, up, None, down, None),
+    fused(tg.linear_gelu, [(3, 8), (16, 8)], linear_gelu, 16),
+    fused(tg.gated_linear, [(2, 3, 8), (16, 8), (16, 8)], gated_linear, 32),
+    fused(tg.gated_linear, [(0, 8), (16, 8), (16, 8)], gated_linear, 32),
+    fused(lambda x, up, down: tg.feed_forward(x, up, None, down, None),
           [(3, 8), (16, 8), (24, 16)], plain_feed_forward, 24),
 ]  # fmt: skip
 CASES[-1].name = "feed_forward-plain"
@@ -155,17 +156,17 @@ for rows, n in zip(ROWS, (5, 65, 5, 136, 264), strict=True):
     k = rows[-1]
     CASES += [
         plain([rows, (n, k), (n,), (*rows[:-1], n)], n),
-        fused(ops.linear_gelu, [rows, (n, k), (n,)], linear_gelu, n),
-        fused(ops.feed_forward, [rows, (n, k), (n,), (k, n), (k,), rows], feed_forward, n),
-        fused(ops.gated_linear, [rows, (n, k), (n, k), (n,), (n,)], gated_linear, n),
+        fused(tg.linear_gelu, [rows, (n, k), (n,)], linear_gelu, n),
+        fused(tg.feed_forward, [rows, (n, k), (n,), (k, n), (k,), rows], feed_forward, n),
+        fused(tg.gated_linear, [rows, (n, k), (n, k), (n,), (n,)], gated_linear, n),
     ]  # fmt: skip
 for size in SIZES:
     for m, n, k in ((size, 5, 7), (3, size, 7), (3, 5, size)):
         CASES += [
             plain([(m, k), (n, k), (n,)], 1025),
-            fused(ops.linear_gelu, [(m, k), (n, k), (n,)], linear_gelu, 1025),
-            fused(ops.feed_forward, [(m, k), (n, k), (n,), (k, n), (k,)], feed_forward, 1025),
-            fused(ops.gated_linear, [(m, k), (n, k), (n, k), (n,), (n,)], gated_linear, 1025),
+            fused(tg.linear_gelu, [(m, k), (n, k), (n,)], linear_gelu, 1025),
+            fused(tg.feed_forward, [(m, k), (n, k), (n,), (k, n), (k,)], feed_forward, 1025),
+            fused(tg.gated_linear, [(m, k), (n, k), (n, k), (n,), (n,)], gated_linear, 1025),
         ]
 
 
@@ -176,20 +177,20 @@ def test_against_numpy(case: Case) -> None:
 
 def test_other_gelu() -> None:
     x, w = np.array([[0.5, -2.0]]), np.array([[1.0, 0.0], [0.25, 1.0]])
-    y = ops.linear_gelu(x, w, approximate="none")
-    np.testing.assert_array_equal(y.numpy(), ops.gelu(x @ w.T, "none").numpy())
+    y = tg.linear_gelu(x, w, approximate="none")
+    np.testing.assert_array_equal(y.numpy(), tg.gelu(x @ w.T, "none").numpy())
     with pytest.raises(ArgumentError, match="gelu: approximate is 'erf'"):
-        ops.linear_gelu(x, w, approximate="erf")
+        tg.linear_gelu(x, w, approximate="erf")
 
 
 def test_a_wide_residual_widens_the_result() -> None:
     x, w = np.ones((3, 4), bfloat16), np.full((2, 4), 0.3, bfloat16)
     residual = np.full((3, 2), 1e-3, np.float32)
-    y = ops.linear(x, w, residual=residual)
+    y = tg.linear(x, w, residual=residual)
     assert y.dtype == np.float32
     np.testing.assert_allclose(y.numpy(), 4 * float(w[0, 0]) + 1e-3, rtol=1e-6)
     with amp.autocast("bfloat16"):
-        y = ops.feed_forward(x.astype("float32"), w, None, w.T, None, x.astype("float32"))
+        y = tg.feed_forward(x.astype("float32"), w, None, w.T, None, x.astype("float32"))
     assert y.dtype == np.float32
 
 
@@ -201,7 +202,7 @@ def test_a_gate_that_is_wide_open_passes_the_whole_gradient(dtype: Any, device: 
             Tensor(backend.to_device(a, device), requires_grad=True)
             for a in (np.ones((1, 1), dtype), gate, up)
         ]
-        y = ops.gated_linear(*tensors)
+        y = tg.gated_linear(*tensors)
         y.backward(backend.to_device(np.ones((1, 1), dtype), device))
         exact = float(gate[0, 0])
         found = [float(backend.to_numpy(t.grad)[0, 0]) for t in tensors]
@@ -218,7 +219,7 @@ def test_a_wide_bias_fits_any_size(sizes: tuple[int, int, int], dtype: Any, devi
     bias = rng.standard_normal(columns).astype("float32")
     left, right, added = [Tensor(backend.to_device(array, device)) for array in (x, w, bias)]
     product = x.astype("float64") @ w.astype("float64").T + bias
-    for op, expected in ((ops.linear, product), (ops.linear_gelu, gelu(product))):
+    for op, expected in ((tg.linear, product), (tg.linear_gelu, gelu(product))):
         y = op(left, right, added)
         assert y.dtype == dtype
         np.testing.assert_allclose(y.numpy().astype("float64"), expected, rtol=1e-2, atol=2e-2)
@@ -232,9 +233,9 @@ def test_a_gated_pair_is_the_two_layers_it_is_made_of() -> None:
         x, gate, up, bias = inputs = [Tensor(array, True) for array in arrays]
         gate.requires_grad = False
         if fused:
-            y = ops.gated_linear(x, gate, up, None, bias)
+            y = tg.gated_linear(x, gate, up, None, bias)
         else:
-            y = ops.swiglu(ops.linear(x, gate), ops.linear(x, up, bias))
+            y = tg.swiglu(tg.linear(x, gate), tg.linear(x, up, bias))
         y.backward(np.ones((2, 5, 3)))
         assert gate.grad is None
         found.append([y.data, *[each.grad for each in inputs if each.requires_grad]])
@@ -242,7 +243,7 @@ def test_a_gated_pair_is_the_two_layers_it_is_made_of() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-12)
     with amp.autocast("bfloat16"):
         narrow = [array.astype("float32") for array in arrays[:3]]
-        assert ops.gated_linear(*narrow).dtype == bfloat16
+        assert tg.gated_linear(*narrow).dtype == bfloat16
 
 
 def test_weight_gradients_are_added_to_wide_ones_and_hooks_see_the_sum() -> None:
@@ -251,7 +252,7 @@ def test_weight_gradients_are_added_to_wide_ones_and_hooks_see_the_sum() -> None
     w.grad = before = np.ones((3, 4))
     seen = []
     on_grad_ready(w, lambda leaf: seen.append(np.array(leaf.grad)))
-    (ops.linear(x, w) + ops.linear(x * 2, w)).backward(np.ones((5, 3)))
+    (tg.linear(x, w) + tg.linear(x * 2, w)).backward(np.ones((5, 3)))
     expected = 1 + 3 * np.ones((3, 5)) @ x.data
     assert w.grad is before
     np.testing.assert_allclose(w.grad, expected, rtol=1e-12)
@@ -276,7 +277,7 @@ def test_gradients_of_biases_are_added_to_what_is_there(
         bias = Tensor(backend.to_device(np.zeros(width, dtype), device), requires_grad=True)
         wide = np.float64 if dtype is np.float64 else np.float32
         bias.grad = backend.to_device(np.full(width, before, wide), device)
-        ops.linear(Tensor(x), weight, bias).backward(dy)
+        tg.linear(Tensor(x), weight, bias).backward(dy)
         grads.append(backend.to_numpy(bias.grad))
     expected = backend.to_numpy(dy).astype(np.float64).sum(0)
     np.testing.assert_allclose(grads[0], expected, rtol=1e-4, atol=1e-3)
@@ -286,18 +287,18 @@ def test_gradients_of_biases_are_added_to_what_is_there(
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: ops.linear(X, X, residual=X), ShapeError,
+        (lambda: tg.linear(X, X, residual=X), ShapeError,
          r"linear: residual has shape \(2, 3\), expected \(2, 2\)"),
-        (lambda: ops.linear_gelu(X, X.T), ShapeError, r"linear_gelu: weight has shape \(3, 2\), "),
-        (lambda: ops.linear_gelu(X, X, X), ShapeError, r"linear_gelu: bias has shape \(2, 3\), "),
-        (lambda: ops.linear_gelu(X, np.ones((2, 3), int)), DtypeError,
+        (lambda: tg.linear_gelu(X, X.T), ShapeError, r"linear_gelu: weight has shape \(3, 2\), "),
+        (lambda: tg.linear_gelu(X, X, X), ShapeError, r"linear_gelu: bias has shape \(2, 3\), "),
+        (lambda: tg.linear_gelu(X, np.ones((2, 3), int)), DtypeError,
          "linear_gelu: weight has dtype int64, expected a float"),
-        (lambda: ops.feed_forward(X, X, None, X, None), ShapeError,
+        (lambda: tg.feed_forward(X, X, None, X, None), ShapeError,
          r"linear: weight has shape \(2, 3\), expected \(out, 2\)"),
-        (lambda: ops.gated_linear(None, X, X), DtypeError, "gated_linear: x is a NoneType"),
-        (lambda: ops.gated_linear(X, X, np.ones((4, 3))), ShapeError,
+        (lambda: tg.gated_linear(None, X, X), DtypeError, "gated_linear: x is a NoneType"),
+        (lambda: tg.gated_linear(X, X, np.ones((4, 3))), ShapeError,
          r"gated_linear: up has shape \(4, 3\), expected \(2, 3\) as gate has"),
-        (lambda: ops.gated_linear(X, X.T, X.T), ShapeError,
+        (lambda: tg.gated_linear(X, X.T, X.T), ShapeError,
          r"linear: weight has shape \(3, 2\), expected \(out, 3\)"),
     ],
 )  # fmt: skip

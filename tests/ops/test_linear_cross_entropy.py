@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, no_grad, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 from tests.opcheck import SIZES, Case, Ulps, check
@@ -24,7 +25,7 @@ def case(shapes: list[Any], targets: Any, **options: Any) -> Case:
     definition = {k: v for k, v in options.items() if k not in ("chunk", "vocab_size")}
 
     def function(x: Any, weight: Any, targets: Any, bias: Any = None) -> Any:
-        return ops.linear_cross_entropy(x, weight, targets, bias, **options)
+        return tg.linear_cross_entropy(x, weight, targets, bias, **options)
 
     def expected(x: Any, weight: Any, targets: Any, bias: Any = 0) -> Any:
         logits = x @ weight.T + bias
@@ -94,14 +95,14 @@ def both(function: Callable[..., Tensor], dy: float, dtype: str, device: str) ->
 
 
 def unfused(x: Tensor, weight: Tensor, targets: Any) -> Tensor:
-    return ops.cross_entropy(ops.linear(x, weight)[:, :600], targets)
+    return tg.cross_entropy(tg.linear(x, weight)[:, :600], targets)
 
 
 @pytest.mark.parametrize("chunk", [64, 128, None])
 @pytest.mark.parametrize("dy", [1, 0.25])
 def test_loss_and_gradients_of_the_two_ops(chunk: int | None, dy: float, device: str) -> None:
     def fused(x: Tensor, weight: Tensor, targets: Any) -> Tensor:
-        return ops.linear_cross_entropy(x, weight, targets, vocab_size=600, chunk=chunk)
+        return tg.linear_cross_entropy(x, weight, targets, vocab_size=600, chunk=chunk)
 
     expected = both(unfused, dy, "float32", device)
     for got, wanted in zip(both(fused, dy, "float32", device), expected, strict=True):
@@ -112,7 +113,7 @@ def test_a_scaled_loss_saves_float16_gradients(device: str) -> None:
     """Without a scale they are below what float16 can hold, with it they are right."""
 
     def fused(x: Tensor, weight: Tensor, targets: Any) -> Tensor:
-        return ops.linear_cross_entropy(x, weight, targets, vocab_size=600)
+        return tg.linear_cross_entropy(x, weight, targets, vocab_size=600)
 
     _, dx, dweight = both(fused, 2.0**-14, "float16", device)
     _, scaled_dx, scaled_dweight = both(fused, 2.0**8, "float16", device)
@@ -126,7 +127,7 @@ def test_a_scaled_loss_saves_float16_gradients(device: str) -> None:
 def test_a_retained_graph_takes_another_dy(device: str) -> None:
     x = Tensor(backend.to_device(np.ones((4, 3), "float32"), device), requires_grad=True)
     weight = Tensor(backend.to_device(np.eye(5, 3, dtype="float32"), device))
-    loss = ops.linear_cross_entropy(x, weight, backend.to_device(np.array([0, 1, 2, 3]), device))
+    loss = tg.linear_cross_entropy(x, weight, backend.to_device(np.array([0, 1, 2, 3]), device))
     grads: list[Any] = []
     for dy in (1, 3, 0, 1):
         x.grad = None
@@ -144,14 +145,14 @@ def test_one_operand_that_wants_a_gradient_is_enough() -> None:
     for wanted in range(3):
         leaves = [Tensor(a, requires_grad=i == wanted) for i, a in enumerate(arrays)]
         x, weight, bias = leaves
-        ops.linear_cross_entropy(x, weight, targets, bias, chunk=4).backward()
+        tg.linear_cross_entropy(x, weight, targets, bias, chunk=4).backward()
         assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(3)]
 
 
 def test_nothing_is_computed_for_gradients_that_nobody_wants() -> None:
     x, weight = Tensor(np.ones((3, 4)), requires_grad=True), Tensor(np.ones((5, 4)))
     with no_grad():
-        assert not ops.linear_cross_entropy(x, weight, [0, 1, 2]).requires_grad
+        assert not tg.linear_cross_entropy(x, weight, [0, 1, 2]).requires_grad
 
 
 def test_autocast_multiplies_in_16_bits() -> None:
@@ -159,30 +160,30 @@ def test_autocast_multiplies_in_16_bits() -> None:
     x, weight = (Tensor(rng.standard_normal(s).astype("float32")) for s in ((8, 4), (9, 4)))
     x.requires_grad = True
     with autocast("bfloat16"):
-        loss = ops.linear_cross_entropy(x, weight, np.arange(8))
+        loss = tg.linear_cross_entropy(x, weight, np.arange(8))
     loss.backward()
     assert loss.dtype == np.float32
     assert x.grad is not None
     assert x.grad.dtype == np.float32
-    exact = ops.linear_cross_entropy(x, weight, np.arange(8)).item()
+    exact = tg.linear_cross_entropy(x, weight, np.arange(8)).item()
     assert 0 < abs(loss.item() - exact) < 0.02
 
 
 def test_arguments_that_do_not_fit() -> None:
     x, weight, targets = Tensor(np.zeros((2, 3))), Tensor(np.zeros((7, 3))), np.array([0, 6])
     with pytest.raises(ShapeError, match=r"weight has shape \(3, 7\), expected \(V, 3\)"):
-        ops.linear_cross_entropy(x, weight.T, targets)
+        tg.linear_cross_entropy(x, weight.T, targets)
     with pytest.raises(ShapeError, match=r"targets has shape \(3,\), expected \(2,\)"):
-        ops.linear_cross_entropy(x, weight, np.zeros(3, "int64"))
+        tg.linear_cross_entropy(x, weight, np.zeros(3, "int64"))
     with pytest.raises(ShapeError, match=r"bias has shape \(3,\), expected \(7,\)"):
-        ops.linear_cross_entropy(x, weight, targets, np.zeros(3))
+        tg.linear_cross_entropy(x, weight, targets, np.zeros(3))
     with pytest.raises(DtypeError, match="targets has dtype float64, expected integers"):
-        ops.linear_cross_entropy(x, weight, np.zeros(2))
+        tg.linear_cross_entropy(x, weight, np.zeros(2))
     with pytest.raises(ArgumentError, match="vocab_size is 8, expected 1 to 7"):
-        ops.linear_cross_entropy(x, weight, targets, vocab_size=8)
+        tg.linear_cross_entropy(x, weight, targets, vocab_size=8)
     with pytest.raises(ArgumentError, match="chunk is 0, expected 1 or more"):
-        ops.linear_cross_entropy(x, weight, targets, chunk=0)
+        tg.linear_cross_entropy(x, weight, targets, chunk=0)
     with pytest.raises(ArgumentError, match=r"z_loss is -1\.0, expected a finite number from 0"):
-        ops.linear_cross_entropy(x, weight, targets, z_loss=-1.0)
+        tg.linear_cross_entropy(x, weight, targets, z_loss=-1.0)
     with pytest.raises(OutOfRangeError, match=r"targets\[1\] is 6, expected 0 to 4"):
-        ops.linear_cross_entropy(x, weight, targets, vocab_size=5)
+        tg.linear_cross_entropy(x, weight, targets, vocab_size=5)

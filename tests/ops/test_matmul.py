@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, amp, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, amp
 from tensorgrad.errors import DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, check
 
@@ -40,8 +41,8 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 
 
 CASES = [
-    *(Case(ops.matmul, [*shapes], np.matmul, terms=1025) for shapes in SHAPES),
-    Case(lambda x: ops.matmul(x, x), [(3, 3)], lambda x: x @ x, terms=6, name="matmul-same"),
+    *(Case(tg.matmul, [*shapes], np.matmul, terms=1025) for shapes in SHAPES),
+    Case(lambda x: tg.matmul(x, x), [(3, 3)], lambda x: x @ x, terms=6, name="matmul-same"),
 ]
 
 
@@ -61,9 +62,9 @@ def test_promotion_is_numpys(a: str, b: str) -> None:
         expected = np.result_type(x, y)
     except TypeError:
         with pytest.raises(DtypeError, match=f"matmul: a has dtype {a}, b has dtype {b}, expe"):
-            ops.matmul(x, y)
+            tg.matmul(x, y)
         return
-    got = ops.matmul(x, y)
+    got = tg.matmul(x, y)
     assert got.dtype == expected
     exact = np.matmul(x.astype(float), y.astype(float)).astype(expected)
     np.testing.assert_array_equal(got.numpy(), exact)
@@ -75,9 +76,9 @@ def test_sixteen_bits_round_once(dtype: Any) -> None:
     x, weight, bias = [rng.standard_normal(s).astype(dtype) for s in ((9, 300), (5, 300), (5,))]
     wide = [a.astype("float32") for a in (x, weight, bias)]
     expected = (wide[0] @ wide[1].T + wide[2]).astype(dtype)
-    np.testing.assert_array_equal(ops.linear(x, weight, bias).numpy(), expected)
+    np.testing.assert_array_equal(tg.linear(x, weight, bias).numpy(), expected)
     expected = (wide[0] @ wide[1].T).astype(dtype)
-    np.testing.assert_array_equal(ops.matmul(x, weight.T).numpy(), expected)
+    np.testing.assert_array_equal(tg.matmul(x, weight.T).numpy(), expected)
 
 
 def test_weight_gradients_of_sixteen_bits_stay_wide() -> None:
@@ -85,9 +86,9 @@ def test_weight_gradients_of_sixteen_bits_stay_wide() -> None:
     weight = Tensor(np.ones((3, 2), "float16"), requires_grad=True)
     bias = Tensor(np.ones(3, "float16"), requires_grad=True)
     weight.grad, bias.grad = np.zeros((3, 2), "float32"), np.zeros(3, "float32")
-    ops.linear(x, weight, bias).backward(np.ones((3000, 3), "float16"))
+    tg.linear(x, weight, bias).backward(np.ones((3000, 3), "float16"))
     assert (weight.grad == 3000).all()  # float16 has 3000, but not 2999 + 2
-    ops.linear(x, weight, bias).backward(np.full((3000, 3), 0.1, "float16"))
+    tg.linear(x, weight, bias).backward(np.full((3000, 3), 0.1, "float16"))
     assert weight.grad[0, 0] == pytest.approx(3000 + 3000 * float(np.float16(0.1)), rel=1e-6)
     assert weight.grad[0, 0] != np.float16(weight.grad[0, 0])
     np.testing.assert_allclose(bias.grad, weight.grad[:, 0], rtol=1e-6)
@@ -99,8 +100,8 @@ def test_operands_with_gaps_are_multiplied_as_fast_ones(shape: tuple[int, ...]) 
     rng = np.random.default_rng(1)
     x = rng.standard_normal([2 * n for n in shape])[tuple([slice(None, None, 2)] * len(shape))]
     w = rng.standard_normal((8, 12))[::2, ::-2]
-    np.testing.assert_allclose(ops.linear(x, w).numpy(), x @ w.T, rtol=1e-12)
-    np.testing.assert_allclose(ops.matmul(x, w.T).numpy(), x @ w.T, rtol=1e-12)
+    np.testing.assert_allclose(tg.linear(x, w).numpy(), x @ w.T, rtol=1e-12)
+    np.testing.assert_allclose(tg.matmul(x, w.T).numpy(), x @ w.T, rtol=1e-12)
 
 
 def test_autocast_multiplies_in_sixteen_bits_and_returns_gradients_in_the_own_dtype() -> None:
@@ -108,7 +109,7 @@ def test_autocast_multiplies_in_sixteen_bits_and_returns_gradients_in_the_own_dt
     weight = Tensor(np.array([[1.0, 2.0]], "float32"), requires_grad=True)
     bias = Tensor(np.array([0.5], "float32"), requires_grad=True)
     with amp.autocast("bfloat16"):
-        y = ops.linear(x, weight, bias)
+        y = tg.linear(x, weight, bias)
         z = x @ weight.T
     assert y.dtype == z.dtype == bfloat16
     assert y.item() == 5.5  # 2 + 2**-10 rounds to 2
@@ -139,8 +140,8 @@ def test_autocast_leaves_float64_integers_and_other_threads_alone() -> None:
     a = Tensor(np.ones((2, 2), "float32"))
     found = []
     with amp.autocast("bfloat16"):
-        assert ops.matmul(np.ones((2, 2)), np.ones((2, 2))).dtype == np.float64
-        assert ops.matmul(np.ones((2, 2), int), np.ones((2, 2), int)).dtype == np.int64
+        assert tg.matmul(np.ones((2, 2)), np.ones((2, 2))).dtype == np.float64
+        assert tg.matmul(np.ones((2, 2), int), np.ones((2, 2), int)).dtype == np.int64
         thread = threading.Thread(target=lambda: found.append((a @ a).dtype))
         thread.start()
         thread.join()
@@ -162,15 +163,15 @@ X: Any = Tensor(np.zeros((2, 3), "float32"))
          r"matmul: b has shape \(2, 3\), expected 3 in axis -2 as a has shape \(2, 3\)"),
         (lambda: X @ Tensor(np.zeros(2)), ShapeError, r"b has shape \(2,\), expected 3 in axis -1"),
         (lambda: X @ 2, ShapeError, r"matmul: a has shape \(2, 3\), b \(\), expected an axis"),
-        (lambda: ops.matmul(np.zeros((2, 1, 3)), np.zeros((3, 3, 1))), ShapeError,
+        (lambda: tg.matmul(np.zeros((2, 1, 3)), np.zeros((3, 3, 1))), ShapeError,
          r"matmul: a has shape \(2, 1, 3\), b \(3, 3, 1\), expected leading axes that broadcast"),
         (lambda: X @ "no", DtypeError, "matmul: b is a str, expected a tensor, array or number"),
-        (lambda: ops.linear(X, X.T), ShapeError,
+        (lambda: tg.linear(X, X.T), ShapeError,
          r"linear: weight has shape \(3, 2\), expected \(out, 3\) as x has shape \(2, 3\)"),
-        (lambda: ops.linear(X, np.zeros(3)), ShapeError, r"linear: weight has shape \(3,\), expe"),
-        (lambda: ops.linear(X, X, np.zeros(3)), ShapeError,
+        (lambda: tg.linear(X, np.zeros(3)), ShapeError, r"linear: weight has shape \(3,\), expe"),
+        (lambda: tg.linear(X, X, np.zeros(3)), ShapeError,
          r"linear: bias has shape \(3,\), expected \(2,\) \(out of weight\)"),
-        (lambda: ops.linear(np.zeros((2, 3), int), X), DtypeError,
+        (lambda: tg.linear(np.zeros((2, 3), int), X), DtypeError,
          "linear: x has dtype int64, expected a float"),
     ],
 )  # fmt: skip

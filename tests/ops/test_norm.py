@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, nn, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, nn
 from tensorgrad.dtypes import FLOATS, bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, Ulps, check
@@ -30,7 +31,7 @@ def rms_norm(x: Any, weight: Any = 1) -> Any:
 
 
 def layer_norm_without_weight(x: Tensor, bias: Tensor) -> Tensor:
-    return ops.layer_norm(x, None, bias)
+    return tg.layer_norm(x, None, bias)
 
 
 def add_layer_norm(x: Any, residual: Any, weight: Any = 1, bias: Any = 0) -> Any:
@@ -42,7 +43,7 @@ def add_rms_norm(x: Any, residual: Any, weight: Any = 1) -> Any:
 
 
 def both_used(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    added, normed = ops.add_layer_norm(x, residual, weight, bias)
+    added, normed = tg.add_layer_norm(x, residual, weight, bias)
     return added + normed * added[:1] + normed  # slices of the sum too
 
 
@@ -52,7 +53,7 @@ def both_used_numpy(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
 
 
 def nothing_added(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    same, normed = ops.add_layer_norm(x, None, weight, bias)
+    same, normed = tg.add_layer_norm(x, None, weight, bias)
     return same * 2 + normed * same[:1]
 
 
@@ -61,7 +62,7 @@ def nothing_added_numpy(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def nothing_added_rms(x: Tensor, weight: Tensor) -> Tensor:
-    same, normed = ops.add_rms_norm(x, weight=weight)
+    same, normed = tg.add_rms_norm(x, weight=weight)
     return same + normed
 
 
@@ -101,15 +102,15 @@ def bounded(op: Any, inputs: list[Any], reference: Any, name: str = "") -> Case:
 ROW = Ulps(2, "row")
 SUMS = Ulps(3, "row")  # of results that were rounded before
 CASES = [
-    *(bounded(ops.layer_norm, [s, s[-1:], s[-1:]], layer_norm) for s in SHAPES),
-    *(bounded(ops.rms_norm, [s, s[-1:]], rms_norm) for s in SHAPES),
-    *(bounded(ops.add_layer_norm, [s, s, s[-1:], s[-1:]], add_layer_norm) for s in SHAPES),
-    *(bounded(ops.add_rms_norm, [s, s, s[-1:]], add_rms_norm) for s in SHAPES),
-    bounded(ops.add_rms_norm, [(2, 3, 264), (2, 3, 264)], add_rms_norm),
-    bounded(ops.layer_norm, [(4, 9)], layer_norm),
-    bounded(ops.layer_norm, [(4, 9), (9,)], layer_norm),
-    bounded(ops.rms_norm, [(4, 9)], rms_norm),
-    bounded(ops.layer_norm, [(4, 9), (9,)], lambda x, b: layer_norm(x, 1, b), "layer_norm-bias"),
+    *(bounded(tg.layer_norm, [s, s[-1:], s[-1:]], layer_norm) for s in SHAPES),
+    *(bounded(tg.rms_norm, [s, s[-1:]], rms_norm) for s in SHAPES),
+    *(bounded(tg.add_layer_norm, [s, s, s[-1:], s[-1:]], add_layer_norm) for s in SHAPES),
+    *(bounded(tg.add_rms_norm, [s, s, s[-1:]], add_rms_norm) for s in SHAPES),
+    bounded(tg.add_rms_norm, [(2, 3, 264), (2, 3, 264)], add_rms_norm),
+    bounded(tg.layer_norm, [(4, 9)], layer_norm),
+    bounded(tg.layer_norm, [(4, 9), (9,)], layer_norm),
+    bounded(tg.rms_norm, [(4, 9)], rms_norm),
+    bounded(tg.layer_norm, [(4, 9), (9,)], lambda x, b: layer_norm(x, 1, b), "layer_norm-bias"),
     Case(both_used, [(5, 40), (5, 40), (40,), (40,)], both_used_numpy, values=SUMS, terms=45,
          name="add_layer_norm-both"),
     Case(nothing_added, [(5, 40), (40,), (40,)], nothing_added_numpy, values=SUMS, terms=45),
@@ -124,7 +125,7 @@ def test_against_numpy(case: Case) -> None:
 
 def test_a_large_mean_does_not_cancel_the_variance() -> None:
     x = np.random.default_rng(0).standard_normal((3, 512)).astype("float32")
-    far = ops.layer_norm(Tensor(x + np.float32(4096))).numpy()
+    far = tg.layer_norm(Tensor(x + np.float32(4096))).numpy()
     np.testing.assert_allclose(far, layer_norm((x + np.float32(4096)).astype(float)), atol=5e-4)
 
 
@@ -132,7 +133,7 @@ def test_a_large_mean_does_not_cancel_the_variance() -> None:
 def test_a_first_value_far_off_leaves_the_variance_right(dtype: Any, device: str) -> None:
     x = np.random.default_rng(0).standard_normal((5, 768)).astype(dtype)
     x[:, 0] = 300
-    got = ops.layer_norm(Tensor(backend.to_device(x, device))).numpy().astype("float64")
+    got = tg.layer_norm(Tensor(backend.to_device(x, device))).numpy().astype("float64")
     wide = x.astype("float64")
     expected = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
     eps = {2: 2.0**-8 if dtype == bfloat16 else 2.0**-11, 4: 1e-6, 8: 1e-14}[dtype.itemsize]
@@ -140,7 +141,7 @@ def test_a_first_value_far_off_leaves_the_variance_right(dtype: Any, device: str
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@pytest.mark.parametrize("op", [ops.layer_norm, ops.rms_norm])
+@pytest.mark.parametrize("op", [tg.layer_norm, tg.rms_norm])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_what_is_not_finite_shows_in_the_whole_row(op: Any, dtype: Any, device: str) -> None:
     x = np.ones((3, 768)).astype(dtype)
@@ -149,14 +150,14 @@ def test_what_is_not_finite_shows_in_the_whole_row(op: Any, dtype: Any, device: 
     y = op(Tensor(backend.to_device(x, device))).numpy().astype("float64")
     assert np.isnan(y[0]).all()
     assert np.isnan(y[1, 0])  # inf / inf
-    assert np.isnan(y[1]).all() if op is ops.layer_norm else not y[1, 1:].any()
+    assert np.isnan(y[1]).all() if op is tg.layer_norm else not y[1, 1:].any()
     assert np.isfinite(y[2]).all()
 
 
 def test_parameters_may_be_wider_than_x() -> None:
     x = np.random.default_rng(0).standard_normal((3, 8)).astype("float16")
     weight = Tensor(np.linspace(0, 1, 8, dtype="float32"), requires_grad=True)
-    y = ops.layer_norm(Tensor(x), weight)
+    y = tg.layer_norm(Tensor(x), weight)
     assert y.dtype == np.float16
     y.backward(np.ones((3, 8), "float16"))
     assert weight.grad is not None
@@ -165,7 +166,7 @@ def test_parameters_may_be_wider_than_x() -> None:
 
 def test_the_sum_may_be_used_alone() -> None:
     x, residual, weight = (Tensor(np.ones(s), requires_grad=True) for s in ((2, 3), (2, 3), 3))
-    added, normed = ops.add_layer_norm(x, residual, weight)
+    added, normed = tg.add_layer_norm(x, residual, weight)
     added.backward(np.full((2, 3), 2.0))
     np.testing.assert_array_equal(x.grad, np.full((2, 3), 2.0))
     np.testing.assert_array_equal(residual.grad, x.grad)
@@ -175,14 +176,14 @@ def test_the_sum_may_be_used_alone() -> None:
 
 def test_what_is_normed_alone_is_itself_and_gets_both_gradients() -> None:
     x = Tensor(np.random.default_rng(1).standard_normal((3, 8)), requires_grad=True)
-    same, normed = ops.add_layer_norm(x)
+    same, normed = tg.add_layer_norm(x)
     assert same.data is x.data
     (same * 3).sum().backward()
     np.testing.assert_array_equal(x.grad, np.full((3, 8), 3.0))
     x.grad = None
-    ops.add_layer_norm(x)[1].backward(x.data)
+    tg.add_layer_norm(x)[1].backward(x.data)
     alone = Tensor(x.data, requires_grad=True)
-    ops.layer_norm(alone).backward(x.data)
+    tg.layer_norm(alone).backward(x.data)
     np.testing.assert_array_equal(x.grad, alone.grad)
     assert normed.requires_grad
 
@@ -190,7 +191,7 @@ def test_what_is_normed_alone_is_itself_and_gets_both_gradients() -> None:
 def test_dtypes_of_a_sum_promote() -> None:
     x = Tensor(np.ones((2, 4), "float16"), requires_grad=True)
     residual = Tensor(np.arange(8, dtype="float32").reshape(2, 4), requires_grad=True)
-    added, normed = ops.add_rms_norm(x, residual)
+    added, normed = tg.add_rms_norm(x, residual)
     assert added.dtype == normed.dtype == np.float32
     (added * normed).sum().backward()
     assert x.grad is not None
@@ -201,27 +202,27 @@ def test_arguments_that_do_not_fit() -> None:
     x = Tensor(np.ones((2, 4)))
     message = r"layer_norm: weight has shape \(3,\), expected \(4,\) \(last axis of x\)"
     with pytest.raises(ShapeError, match=message):
-        ops.layer_norm(x, Tensor(np.ones(3)))
+        tg.layer_norm(x, Tensor(np.ones(3)))
     with pytest.raises(ShapeError, match=r"layer_norm: bias has shape \(2, 4\), expected \(4,\)"):
-        ops.layer_norm(x, None, x)
+        tg.layer_norm(x, None, x)
     with pytest.raises(ShapeError, match=r"rms_norm: x has shape \(\), expected \(..., C\)"):
-        ops.rms_norm(Tensor(np.ones(())))
+        tg.rms_norm(Tensor(np.ones(())))
     with pytest.raises(ShapeError, match=r"residual has shape \(4,\), expected \(2, 4\) like x"):
-        ops.add_layer_norm(x, Tensor(np.ones(4)))
+        tg.add_layer_norm(x, Tensor(np.ones(4)))
     for eps in (-1e-5, math.nan, math.inf, "x", None):
         for name in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
             given = (x, x) if name.startswith("add") else (x,)
             with pytest.raises(
                 ArgumentError, match=f"{name}: eps is .*, expected a (finite )?number"
             ):
-                getattr(ops, name)(*given, eps=eps)
+                getattr(tg, name)(*given, eps=eps)
         for layer in (nn.LayerNorm, nn.RMSNorm):
             with pytest.raises(ArgumentError, match=f"{layer.__name__}: eps is .*, expected a"):
                 layer(4, eps=eps)  # type: ignore[arg-type]  # what a user may do
     with pytest.raises(DtypeError, match="rms_norm: weight has dtype int64, expected a float"):
-        ops.rms_norm(x, Tensor(np.arange(4)))
+        tg.rms_norm(x, Tensor(np.arange(4)))
     with pytest.raises(DtypeError, match="layer_norm: x is a list, expected a tensor"):
-        ops.layer_norm([1.0, 2.0])
+        tg.layer_norm([1.0, 2.0])
 
 
 @pytest.mark.parametrize("shape", [(5, 31), (0, 4), (300, 64), (2100, 512)])
@@ -239,7 +240,7 @@ def test_gradients_of_parameters_are_added_to_what_is_there(
         for parameter in (weight, bias):
             start = np.full(shape[1], before or 0, wide)
             parameter.grad = backend.to_device(start, device)
-        ops.layer_norm(Tensor(x), weight, bias).backward(dy)
+        tg.layer_norm(Tensor(x), weight, bias).backward(dy)
         found.append([backend.to_numpy(parameter.grad) for parameter in (weight, bias)])
     for alone, added in zip(*found, strict=True):
         assert added.dtype == alone.dtype

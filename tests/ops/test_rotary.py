@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, ops
+import tensorgrad as tg
+from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, check
 
@@ -37,7 +38,7 @@ def case(shape: tuple[int, ...], angles: tuple[int, ...], **options: Any) -> Cas
 
     def function(x: Tensor) -> Tensor:
         cos, sin = tables(wide(x), x.device)
-        return ops.rotary(x, cos, sin, **options)
+        return tg.rotary(x, cos, sin, **options)
 
     return Case(
         function, [shape], lambda x: reference(x, values, **options),
@@ -78,10 +79,10 @@ def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(
         ShapeError, match=r"x has shape \(2, 3, 5\), expected \(..., H, D\), D even"
     ):
-        ops.rotary(Tensor(np.ones((2, 3, 5))), angle, angle)
+        tg.rotary(Tensor(np.ones((2, 3, 5))), angle, angle)
     with pytest.raises(ShapeError, match=r"cos has shape \(3,\), .* broadcasts to \(2, 3, 2\)"):
-        ops.rotary(x, Tensor(np.ones(3, "float32")), angle)
+        tg.rotary(x, Tensor(np.ones(3, "float32")), angle)
     with pytest.raises(ArgumentError, match="heads is 4, expected 0 to 3"):
-        ops.rotary(x, angle, angle, heads=4)
+        tg.rotary(x, angle, angle, heads=4)
     with pytest.raises(DtypeError, match="sin has dtype int64, expected a float"):
-        ops.rotary(x, angle, Tensor(np.ones(2, "int64")))
+        tg.rotary(x, angle, Tensor(np.ones(2, "int64")))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import tensorgrad
-from tensorgrad import Tensor, ops
+import tensorgrad as tg
+from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, Values, check
 
@@ -20,7 +21,7 @@ bfloat16 = tensorgrad.dtypes.bfloat16
 
 def both(name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Case:
     """Return the case that calls our op and NumPy's of that name with the same arguments."""
-    ours, numpys = getattr(ops, name), getattr(np, name)
+    ours, numpys = getattr(tg, name), getattr(np, name)
     return Case(
         lambda x: ours(x, *args, **kwargs),
         [shape],
@@ -88,32 +89,32 @@ CASES = [
     both("roll", (3, 5), -1, axis=1),
     both("roll", (3, 5), (1, 7), axis=(0, 1)),
     both("roll", (3, 5), 2, axis=(0, 1)),
-    Case(lambda a, b: ops.concatenate([a, b]), [(2, 3), (4, 3)],
+    Case(lambda a, b: tg.concatenate([a, b]), [(2, 3), (4, 3)],
          lambda a, b: np.concatenate([a, b]), name="concatenate"),
-    Case(lambda a, b, c: ops.concatenate((a, b, c), axis=-1), [(2, 3), (2, 0), (2, 1)],
+    Case(lambda a, b, c: tg.concatenate((a, b, c), axis=-1), [(2, 3), (2, 0), (2, 1)],
          lambda a, b, c: np.concatenate((a, b, c), -1), name="concatenate-last"),
-    Case(lambda a, b: ops.concatenate([a, b, a], axis=None), [(2, 3), ()],
+    Case(lambda a, b: tg.concatenate([a, b, a], axis=None), [(2, 3), ()],
          lambda a, b: np.concatenate([a, b, a], None), terms=2, name="concatenate-flat"),
-    Case(lambda a, b: ops.stack([a, b]), [(2, 3), (2, 3)],
+    Case(lambda a, b: tg.stack([a, b]), [(2, 3), (2, 3)],
          lambda a, b: np.stack([a, b]), name="stack"),
-    Case(lambda a, b: ops.stack([a, b, b], axis=-1), [(2, 3), (2, 3)],
+    Case(lambda a, b: tg.stack([a, b, b], axis=-1), [(2, 3), (2, 3)],
          lambda a, b: np.stack([a, b, b], -1), terms=2, name="stack-last"),
-    Case(lambda a: ops.stack([a, a]), [()], lambda a: np.stack([a, a]), terms=2, name="stack-0d"),
+    Case(lambda a: tg.stack([a, a]), [()], lambda a: np.stack([a, a]), terms=2, name="stack-0d"),
     *(both(name, (3, n), *args)
       for name, args in [("flip", ()), ("roll", (1,)), ("repeat", (2,)), ("tile", (2,)),
                          ("pad", (1,))]
       for n in SIZES),
-    *(Case(lambda a, b: ops.concatenate([a, b], 1), [(3, n), (3, 2)],
+    *(Case(lambda a, b: tg.concatenate([a, b], 1), [(3, n), (3, 2)],
            lambda a, b: np.concatenate([a, b], 1), name="concatenate") for n in SIZES),
-    *(Case(lambda a, b: ops.stack([a, b]), [(n, 2), (n, 2)],
+    *(Case(lambda a, b: tg.stack([a, b]), [(n, 2), (n, 2)],
            lambda a, b: np.stack([a, b]), name="stack") for n in SIZES),
-    *(Case(lambda x: ops.astype(x, "float64"), [(2, n)], lambda x: x, name="astype")
+    *(Case(lambda x: tg.astype(x, "float64"), [(2, n)], lambda x: x, name="astype")
       for n in SIZES),
-    Case(lambda x: ops.astype(x, "float64"), [(3, 5)], lambda x: x, name="astype"),
-    Case(lambda x: ops.astype(x, "float64", copy=False), [(3, 5)], lambda x: x, name="astype"),
-    Case(lambda x: ops.astype(x, int), [(3, 5)], lambda x: x.astype(int), domain=(-9, 9),
+    Case(lambda x: tg.astype(x, "float64"), [(3, 5)], lambda x: x, name="astype"),
+    Case(lambda x: tg.astype(x, "float64", copy=False), [(3, 5)], lambda x: x, name="astype"),
+    Case(lambda x: tg.astype(x, int), [(3, 5)], lambda x: x.astype(int), domain=(-9, 9),
          gradient=False, dtypes=[np.dtype("float64")], name="astype-int"),
-    Case(lambda x: ops.to(ops.to(x, "cpu"), x.device), [(3, 5)], lambda x: x, captured=False,
+    Case(lambda x: tg.to(tg.to(x, "cpu"), x.device), [(3, 5)], lambda x: x, captured=False,
          name="to-and-back"),
 ]  # fmt: skip
 
@@ -126,21 +127,21 @@ def test_against_numpy(case: Case) -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        lambda x: ops.reshape(x, (4, 3, 2)),
-        lambda x: ops.ravel(x),
-        lambda x: ops.transpose(x),
+        lambda x: tg.reshape(x, (4, 3, 2)),
+        lambda x: tg.ravel(x),
+        lambda x: tg.transpose(x),
         lambda x: x.T,
-        lambda x: ops.swapaxes(x, 0, 1),
-        lambda x: ops.moveaxis(x, 0, 2),
-        lambda x: ops.expand_dims(x, 0),
-        lambda x: ops.squeeze(x),
-        lambda x: ops.broadcast_to(x, (2, 2, 3, 4)),
-        lambda x: ops.split(x, 2, axis=2)[1],
-        lambda x: ops.flip(x, 1),
+        lambda x: tg.swapaxes(x, 0, 1),
+        lambda x: tg.moveaxis(x, 0, 2),
+        lambda x: tg.expand_dims(x, 0),
+        lambda x: tg.squeeze(x),
+        lambda x: tg.broadcast_to(x, (2, 2, 3, 4)),
+        lambda x: tg.split(x, 2, axis=2)[1],
+        lambda x: tg.flip(x, 1),
         lambda x: x[1:, ..., None],
-        lambda x: ops.astype(x, "float32", copy=False),
-        lambda x: ops.to(x, "cpu"),
-        lambda x: ops.asarray(x),
+        lambda x: tg.astype(x, "float32", copy=False),
+        lambda x: tg.to(x, "cpu"),
+        lambda x: tg.asarray(x),
     ],
 )
 def test_views_share_memory(view: Any) -> None:
@@ -151,12 +152,12 @@ def test_views_share_memory(view: Any) -> None:
 @pytest.mark.parametrize(
     "copy",
     [
-        lambda x: ops.astype(x, "float32"),
-        lambda x: ops.concatenate([x]),
-        lambda x: ops.pad(x, 0),
-        lambda x: ops.roll(x, 0),
-        lambda x: ops.repeat(x, 1, axis=0),
-        lambda x: ops.tile(x, 1),
+        lambda x: tg.astype(x, "float32"),
+        lambda x: tg.concatenate([x]),
+        lambda x: tg.pad(x, 0),
+        lambda x: tg.roll(x, 0),
+        lambda x: tg.repeat(x, 1, axis=0),
+        lambda x: tg.tile(x, 1),
     ],
 )
 def test_copies_do_not(copy: Any) -> None:
@@ -189,7 +190,7 @@ def test_shapes_follow_numpy(data: Any) -> None:
         ("repeat", (data.draw(st.integers(0, 3)), data.draw(st.none() | axis))),
         ("reshape", (data.draw(st.permutations(shape)),)),
     ]:
-        got, expected = getattr(ops, name)(Tensor(x), *args), getattr(np, name)(x, *args)
+        got, expected = getattr(tg, name)(Tensor(x), *args), getattr(np, name)(x, *args)
         np.testing.assert_array_equal(got.numpy(), expected, err_msg=f"{name} {shape} {args}")
 
 
@@ -198,7 +199,7 @@ def test_shapes_follow_numpy(data: Any) -> None:
 def test_broadcasting_follows_numpy(shapes: Any) -> None:
     small, _ = shapes.input_shapes
     x = Tensor(np.random.default_rng(0).standard_normal(small), requires_grad=True)
-    y = ops.broadcast_to(x, shapes.result_shape)
+    y = tg.broadcast_to(x, shapes.result_shape)
     np.testing.assert_array_equal(y.numpy(), np.broadcast_to(x.data, shapes.result_shape))
     y.backward(np.ones(shapes.result_shape))
     copies = y.size // x.size if x.size else 0
@@ -210,14 +211,14 @@ def test_every_dtype_moves(dtype: str) -> None:
     x = np.array([[1, 0, 1], [0, 1, 1]]).astype(tensorgrad.dtypes.as_dtype(dtype))
     t = Tensor(x)
     for got, expected in [
-        (ops.concatenate([t, t], axis=1), np.concatenate([x, x], axis=1)),
-        (ops.stack([t, t]), np.stack([x, x])),
-        (ops.pad(t, 1), np.pad(x, 1)),
-        (ops.roll(t, 1), np.roll(x, 1)),
-        (ops.tile(t, 2), np.tile(x, 2)),
-        (ops.repeat(t, [1, 2], axis=0), np.repeat(x, [1, 2], axis=0)),
-        (ops.flip(t, 1), np.flip(x, 1)),
-        (ops.astype(t, "float32"), x.astype("float32")),
+        (tg.concatenate([t, t], axis=1), np.concatenate([x, x], axis=1)),
+        (tg.stack([t, t]), np.stack([x, x])),
+        (tg.pad(t, 1), np.pad(x, 1)),
+        (tg.roll(t, 1), np.roll(x, 1)),
+        (tg.tile(t, 2), np.tile(x, 2)),
+        (tg.repeat(t, [1, 2], axis=0), np.repeat(x, [1, 2], axis=0)),
+        (tg.flip(t, 1), np.flip(x, 1)),
+        (tg.astype(t, "float32"), x.astype("float32")),
     ]:
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got.numpy(), expected)
@@ -225,37 +226,37 @@ def test_every_dtype_moves(dtype: str) -> None:
 
 def test_joining_promotes_as_numpy_does() -> None:
     wide, narrow = Tensor(np.ones(2, "float32"), True), Tensor(np.ones(2, bfloat16), True)
-    y = ops.concatenate([wide, narrow])
+    y = tg.concatenate([wide, narrow])
     assert y.dtype == np.float32
     y.backward(np.arange(4, dtype="float32"))
     assert narrow.grad is not None
     assert narrow.grad.dtype == bfloat16
     np.testing.assert_array_equal(narrow.grad, [2, 3])
     with pytest.raises(DtypeError, match=r"stack: tensors\[0\] has dtype bfloat16, tensors\[1\] h"):
-        ops.stack([narrow, Tensor(np.ones(2, "float16"))])
+        tg.stack([narrow, Tensor(np.ones(2, "float16"))])
 
 
 def test_split_gives_each_piece_its_gradient() -> None:
     x = Tensor(np.arange(12.0).reshape(2, 6), requires_grad=True)
-    first, _, last = ops.split(x, 3, axis=1)
+    first, _, last = tg.split(x, 3, axis=1)
     (first * 2 + last * last).backward(np.ones((2, 2)))
     np.testing.assert_array_equal(x.grad, [[2, 2, 0, 0, 8, 10], [2, 2, 0, 0, 20, 22]])
 
 
 def test_casts_to_integers_carry_no_gradient() -> None:
     x = Tensor(np.array([1.5, -2.5]), requires_grad=True)
-    assert not ops.astype(x, "int32").requires_grad
-    assert ops.astype(x, "float32").requires_grad
-    assert ops.astype(x, "float64", copy=False) is x
-    assert ops.to(x, "cpu") is x
+    assert not tg.astype(x, "int32").requires_grad
+    assert tg.astype(x, "float32").requires_grad
+    assert tg.astype(x, "float64", copy=False) is x
+    assert tg.to(x, "cpu") is x
 
 
 @pytest.mark.gpu
 def test_gradients_cross_devices() -> None:
     x = Tensor(np.array([1.0, 2.0]), requires_grad=True)
-    y = ops.to(x, "cuda") * 3
+    y = tg.to(x, "cuda") * 3
     assert y.device.startswith("cuda")
-    ops.to(y, "cpu").backward(np.ones(2))
+    tg.to(y, "cpu").backward(np.ones(2))
     assert isinstance(x.grad, np.ndarray)
     np.testing.assert_array_equal(x.grad, [3, 3])
 
@@ -267,42 +268,42 @@ MIRROR: Any = "mirror"
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: ops.reshape(X, (4, 2)), ShapeError, r"reshape: x has shape \(2, 3\), expected 6"),
-        (lambda: ops.reshape(X, (-1, -1)), ShapeError, r"reshape: x has shape"),
-        (lambda: ops.transpose(X, (0, 0)), ArgumentError, r"transpose: axes is \(0, 0\), expected"),
-        (lambda: ops.transpose(X, (0,)), ArgumentError, r"transpose: axes is \(0,\), expected all"),
-        (lambda: ops.swapaxes(X, 0, 2), ArgumentError, "swapaxes: axis2 is 2, expected -2 to 1"),
-        (lambda: ops.moveaxis(X, (0, 1), 0), ArgumentError, "moveaxis: destination has 1 axes"),
-        (lambda: ops.expand_dims(X, 4), ArgumentError, "expand_dims: axis is 4, expected -3 to 2"),
-        (lambda: ops.squeeze(X, 1), ShapeError, "squeeze: axis 1 of x has length 3, expected 1"),
-        (lambda: ops.broadcast_to(X, (3, 2)), ShapeError, r"broadcast_to: x has shape \(2, 3\)"),
-        (lambda: ops.broadcast_to(X, (-1, 3)), ShapeError, r"broadcast_to: shape is \(-1, 3\)"),
-        (lambda: ops.concatenate([]), ArgumentError, "concatenate: tensors is empty"),
-        (lambda: ops.concatenate(X), DtypeError, "concatenate: tensors is a Tensor, expected a li"),
-        (lambda: ops.concatenate([X, X.T]), ShapeError,
+        (lambda: tg.reshape(X, (4, 2)), ShapeError, r"reshape: x has shape \(2, 3\), expected 6"),
+        (lambda: tg.reshape(X, (-1, -1)), ShapeError, r"reshape: x has shape"),
+        (lambda: tg.transpose(X, (0, 0)), ArgumentError, r"transpose: axes is \(0, 0\), expected"),
+        (lambda: tg.transpose(X, (0,)), ArgumentError, r"transpose: axes is \(0,\), expected all"),
+        (lambda: tg.swapaxes(X, 0, 2), ArgumentError, "swapaxes: axis2 is 2, expected -2 to 1"),
+        (lambda: tg.moveaxis(X, (0, 1), 0), ArgumentError, "moveaxis: destination has 1 axes"),
+        (lambda: tg.expand_dims(X, 4), ArgumentError, "expand_dims: axis is 4, expected -3 to 2"),
+        (lambda: tg.squeeze(X, 1), ShapeError, "squeeze: axis 1 of x has length 3, expected 1"),
+        (lambda: tg.broadcast_to(X, (3, 2)), ShapeError, r"broadcast_to: x has shape \(2, 3\)"),
+        (lambda: tg.broadcast_to(X, (-1, 3)), ShapeError, r"broadcast_to: shape is \(-1, 3\)"),
+        (lambda: tg.concatenate([]), ArgumentError, "concatenate: tensors is empty"),
+        (lambda: tg.concatenate(X), DtypeError, "concatenate: tensors is a Tensor, expected a li"),
+        (lambda: tg.concatenate([X, X.T]), ShapeError,
          r"concatenate: tensors\[1\] has shape \(3, 2\), expected \(any, 3\)"),
-        (lambda: ops.concatenate([X, "no"]), DtypeError, r"concatenate: tensors\[1\] is a str"),
-        (lambda: ops.stack([X, X.T]), ShapeError, r"stack: tensors\[1\] has shape \(3, 2\)"),
-        (lambda: ops.stack([X], axis=3), ArgumentError, "stack: axis is 3, expected -3 to 2"),
-        (lambda: ops.split(X, 2, axis=1), ArgumentError, "split: axis 1 of x has length 3"),
-        (lambda: ops.split(X, 0), ArgumentError, "split: axis 0 of x has length 2"),
-        (lambda: ops.repeat(X, -1), ArgumentError, "repeat: repeats is -1, expected integers"),
-        (lambda: ops.repeat(X, [1, 2], axis=1), ShapeError, r"repeat: repeats has shape \(2,\)"),
-        (lambda: ops.tile(X, -1), ShapeError, r"tile: reps is \(-1,\), expected"),
-        (lambda: ops.pad(X, -1), ArgumentError, "pad: pad_width is -1, expected integers"),
-        (lambda: ops.pad(X, 0.5), ArgumentError, "pad: pad_width is 0.5, expected integers"),
-        (lambda: ops.pad(X, ((1, 1),) * 3), ShapeError, "pad: pad_width is .* or 2 such pairs"),
-        (lambda: ops.pad(X, [[1, 2], [3]]), ShapeError, "pad: pad_width is .* or 2 such pairs"),
-        (lambda: ops.pad(X, 1, mode=MIRROR), ArgumentError, "pad: mode is 'mirror', expected"),
-        (lambda: ops.pad(ops.zeros((0, 2)), 1, "edge"), ShapeError, "pad: axis 0 of x is empty"),
-        (lambda: ops.flip(X, 2), ArgumentError, "flip: axis is 2, expected -2 to 1"),
-        (lambda: ops.roll(X, (1, 2), axis=0), ArgumentError, r"roll: shift is \(1, 2\), expected"),
-        (lambda: ops.astype(X, "float8"), DtypeError, "dtype: got 'float8', expected one of"),
-        (lambda: ops.astype("text", "float32"), DtypeError, "astype: x is a str, expected a tens"),
-        (lambda: ops.to(X, "tpu"), DeviceError, "device: got 'tpu', expected 'cpu', 'cuda' or"),
-        (lambda: ops.ravel(Tensor(np.zeros(()))).swapaxes(0, 1), ArgumentError,
+        (lambda: tg.concatenate([X, "no"]), DtypeError, r"concatenate: tensors\[1\] is a str"),
+        (lambda: tg.stack([X, X.T]), ShapeError, r"stack: tensors\[1\] has shape \(3, 2\)"),
+        (lambda: tg.stack([X], axis=3), ArgumentError, "stack: axis is 3, expected -3 to 2"),
+        (lambda: tg.split(X, 2, axis=1), ArgumentError, "split: axis 1 of x has length 3"),
+        (lambda: tg.split(X, 0), ArgumentError, "split: axis 0 of x has length 2"),
+        (lambda: tg.repeat(X, -1), ArgumentError, "repeat: repeats is -1, expected integers"),
+        (lambda: tg.repeat(X, [1, 2], axis=1), ShapeError, r"repeat: repeats has shape \(2,\)"),
+        (lambda: tg.tile(X, -1), ShapeError, r"tile: reps is \(-1,\), expected"),
+        (lambda: tg.pad(X, -1), ArgumentError, "pad: pad_width is -1, expected integers"),
+        (lambda: tg.pad(X, 0.5), ArgumentError, "pad: pad_width is 0.5, expected integers"),
+        (lambda: tg.pad(X, ((1, 1),) * 3), ShapeError, "pad: pad_width is .* or 2 such pairs"),
+        (lambda: tg.pad(X, [[1, 2], [3]]), ShapeError, "pad: pad_width is .* or 2 such pairs"),
+        (lambda: tg.pad(X, 1, mode=MIRROR), ArgumentError, "pad: mode is 'mirror', expected"),
+        (lambda: tg.pad(tg.zeros((0, 2)), 1, "edge"), ShapeError, "pad: axis 0 of x is empty"),
+        (lambda: tg.flip(X, 2), ArgumentError, "flip: axis is 2, expected -2 to 1"),
+        (lambda: tg.roll(X, (1, 2), axis=0), ArgumentError, r"roll: shift is \(1, 2\), expected"),
+        (lambda: tg.astype(X, "float8"), DtypeError, "dtype: got 'float8', expected one of"),
+        (lambda: tg.astype("text", "float32"), DtypeError, "astype: x is a str, expected a tens"),
+        (lambda: tg.to(X, "tpu"), DeviceError, "device: got 'tpu', expected 'cpu', 'cuda' or"),
+        (lambda: tg.ravel(Tensor(np.zeros(()))).swapaxes(0, 1), ArgumentError,
          "swapaxes: axis2 is 1, expected -1 to 0"),
-        (lambda: ops.flip(Tensor(np.zeros(())), 0), ArgumentError, "flip: axis is 0, expected no"),
+        (lambda: tg.flip(Tensor(np.zeros(())), 0), ArgumentError, "flip: axis is 0, expected no"),
     ],
 )  # fmt: skip
 def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
@@ -313,7 +314,7 @@ def test_errors_name_argument_and_expectation(call: Any, error: Any, message: st
 def test_arrays_and_subclasses_of_arrays_are_taken(tmp_path: Any) -> None:
     mapped: Values = np.memmap(tmp_path / "values", np.float32, "w+", shape=(2, 3))
     mapped[...] = 1
-    y = ops.transpose(mapped)
+    y = tg.transpose(mapped)
     assert type(y.data) is np.ndarray
     assert np.shares_memory(y.data, mapped)
     assert (y * 2).numpy().sum() == 12

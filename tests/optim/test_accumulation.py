@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, dtypes, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, dtypes
 from tensorgrad.optim import AdamW
 from tests.optim import toy
 
@@ -17,8 +18,8 @@ BATCH = 24
 
 def loss_of(tensors: dict[str, Tensor], x: Any, y: Any) -> Tensor:
     """Return the mean over the batch of the squared error of a small network."""
-    hidden = ops.tanh(ops.linear(Tensor(x), tensors["first"], tensors["bias"]))
-    error = ops.linear(hidden, tensors["second"]) - Tensor(y)
+    hidden = tg.tanh(tg.linear(Tensor(x), tensors["first"], tensors["bias"]))
+    error = tg.linear(hidden, tensors["second"]) - Tensor(y)
     return toy.total(error * error) * (1 / len(x))
 
 
@@ -36,8 +37,8 @@ def gradient(micro_batches: int, dtype: Any, device: str, exact: bool = False) -
         part = slice(begin, begin + size)
         inputs = [backend.to_device(a[part].astype(dtype), device) for a in (x, y)]
         if exact:
-            hidden = ops.linear(Tensor(inputs[0]), tensors["first"], tensors["bias"])
-            error = ops.linear(hidden, tensors["second"]) - Tensor(inputs[1])
+            hidden = tg.linear(Tensor(inputs[0]), tensors["first"], tensors["bias"])
+            error = tg.linear(hidden, tensors["second"]) - Tensor(inputs[1])
             loss = toy.total(error * error)
         else:
             loss = loss_of(tensors, *inputs) * (1 / micro_batches)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, checkpoint, nn, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, checkpoint, nn
 from tensorgrad.amp import autocast
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.optim import SGD, Adam, AdamW, LossScaler, Optimizer, schedule
@@ -30,7 +31,7 @@ class Network(nn.Module):
             layer.weight.data[...] = scale * rng.standard_normal(layer.weight.shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = checkpoint(lambda x: ops.gelu(self.norm(self.first(x))))(x)
+        hidden: Tensor = checkpoint(lambda x: tg.gelu(self.norm(self.first(x))))(x)
         y: Tensor = self.last(hidden)
         return y
 
@@ -57,7 +58,7 @@ def losses(
         optimizer.lr = schedule.cosine(step, peak, STEPS, warmup=10)
         optimizer.zero_grad()
         with autocast(cast) if cast else nullcontext():
-            loss = ops.cross_entropy(model(x), arm)
+            loss = tg.cross_entropy(model(x), arm)
         (scaler.scale(loss) if scaler else loss).backward()
         optimizer.step(max_norm=1.0, scaler=scaler)
         found.append(float(loss.item()))

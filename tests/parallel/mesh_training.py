@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tensorgrad import backend, checkpoint, nn, ops, parallel, random
+import tensorgrad as tg
+from tensorgrad import backend, checkpoint, nn, parallel, random
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
@@ -239,7 +240,7 @@ def check_layers_of_others(comm: Comm) -> None:
         model.blocks[0].forward = checkpoint(model.blocks[0].forward)
 
     def put_loss(model: Any) -> None:
-        model.linear_cross_entropy = partial(ops.linear_cross_entropy, label_smoothing=0.1)
+        model.linear_cross_entropy = partial(tg.linear_cross_entropy, label_smoothing=0.1)
 
     for put, message in (
         (

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn, no_grad, ops, parallel, random
+import tensorgrad as tg
+from tensorgrad import Tensor, nn, no_grad, parallel, random
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError, CommError, OutOfRangeError, ShapeError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -187,7 +188,7 @@ def check_row_parallel(comm: Comm) -> None:
         assert isinstance(whole, nn.Linear)
         assert isinstance(part, nn.Linear)
         inputs = Tensor(x, True)
-        y = ops.linear(inputs, whole.weight, whole.bias, residual=residual if added else None)
+        y = tg.linear(inputs, whole.weight, whole.bias, residual=residual if added else None)
         dy = draw(y.shape, 2)
         y.backward(Tensor(dy))
         mine = Tensor(x[columns].copy(), True)
@@ -249,7 +250,7 @@ def check_cross_entropy(comm: Comm) -> None:
                     all_reduce_gradient(x, comm), weight, targets, comm, **options
                 )
             else:
-                loss = ops.linear_cross_entropy(x, weight, targets, **options)
+                loss = tg.linear_cross_entropy(x, weight, targets, **options)
             loss.backward(Tensor(np.asarray(scale, loss.dtype)), retain_graph=True)
             loss.backward()  # another dy
             weight_grad = grad(weight) if many else grad(weight)[mine]
@@ -302,7 +303,7 @@ def check_shared_offset(comm: Comm) -> None:
                 b = all_reduce_gradient(a, comm)
                 loss = vocabulary_parallel_cross_entropy(b, head, targets, comm, **options)
             else:
-                loss = ops.linear_cross_entropy(a, head, targets, **options)
+                loss = tg.linear_cross_entropy(a, head, targets, **options)
             loss.backward()
             slopes = grad(head) if many else grad(head)[mine]
             found.append((loss.data, slopes, grad(a)[..., 1:]))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn, ops
+import tensorgrad as tg
+from tensorgrad import Tensor, nn
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -42,19 +43,19 @@ def normal(*shape: int) -> Any:
 
 def test_linear() -> None:
     f = torch.nn.functional
-    compare(ops.linear, f.linear, normal(3, 5, 33), normal(17, 33), normal(17))
-    compare(ops.linear, f.linear, normal(4, 33), normal(17, 33))
+    compare(tg.linear, f.linear, normal(3, 5, 33), normal(17, 33), normal(17))
+    compare(tg.linear, f.linear, normal(4, 33), normal(17, 33))
 
 
 @pytest.mark.parametrize("width", [5, 64, 1025])
 def test_norms(width: int) -> None:
     f = torch.nn.functional
     compare(
-        ops.layer_norm, lambda x, w, b: f.layer_norm(x, (width,), w, b),
+        tg.layer_norm, lambda x, w, b: f.layer_norm(x, (width,), w, b),
         normal(3, 7, width), normal(width), normal(width),
     )  # fmt: skip
     compare(
-        ops.rms_norm, lambda x, w: f.rms_norm(x, (width,), w, 1e-6),
+        tg.rms_norm, lambda x, w: f.rms_norm(x, (width,), w, 1e-6),
         normal(3, 7, width), normal(width),
     )  # fmt: skip
 
@@ -63,8 +64,8 @@ def test_norms(width: int) -> None:
 def test_softmax(axis: int) -> None:
     f = torch.nn.functional
     x = normal(5, 33, 7) * 5
-    compare(lambda x: ops.softmax(x, axis), lambda x: f.softmax(x, axis), x)
-    compare(lambda x: ops.log_softmax(x, axis), lambda x: f.log_softmax(x, axis), x)
+    compare(lambda x: tg.softmax(x, axis), lambda x: f.softmax(x, axis), x)
+    compare(lambda x: tg.log_softmax(x, axis), lambda x: f.log_softmax(x, axis), x)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -83,7 +84,7 @@ def test_cross_entropy(reduction: str, smoothing: float, ignored: int) -> None:
         return loss.view(4, 9) if reduction == "none" else loss
 
     compare(
-        lambda x: ops.cross_entropy(x, targets, ignored, smoothing, reduction),
+        lambda x: tg.cross_entropy(x, targets, ignored, smoothing, reduction),
         theirs,
         normal(4, 9, 65) * 3,
     )
@@ -92,7 +93,7 @@ def test_cross_entropy(reduction: str, smoothing: float, ignored: int) -> None:
 def test_embedding() -> None:
     ids = RNG.integers(0, 50, (4, 60))
     compare(
-        lambda w: ops.embedding(w, ids),
+        lambda w: tg.embedding(w, ids),
         lambda w: torch.nn.functional.embedding(torch.from_numpy(ids), w),
         normal(50, 40),
     )
@@ -121,7 +122,7 @@ def test_attention(mask: str, causal: bool, kv_heads: int) -> None:
         )
 
     compare(
-        lambda q, k, v: ops.attention(q, k, v, given, causal), theirs,
+        lambda q, k, v: tg.attention(q, k, v, given, causal), theirs,
         normal(2, 6, length, 32), normal(2, kv_heads, length, 32), normal(2, kv_heads, length, 32),
     )  # fmt: skip
 
@@ -162,9 +163,9 @@ def test_rotary_embedding(interleaved: bool) -> None:
 def test_gelu_and_swiglu() -> None:
     f = torch.nn.functional
     for ours, theirs in (
-        (ops.gelu, lambda x: f.gelu(x, approximate="tanh")),
-        (lambda x: ops.gelu(x, approximate="none"), f.gelu),
-        (ops.silu, f.silu),
+        (tg.gelu, lambda x: f.gelu(x, approximate="tanh")),
+        (lambda x: tg.gelu(x, approximate="none"), f.gelu),
+        (tg.silu, f.silu),
     ):
         compare(ours, theirs, normal(9, 33) * 3)
     layer = nn.SwiGLU(24)
