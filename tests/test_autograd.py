@@ -201,7 +201,7 @@ def test_hooks_run_once_the_gradient_is_complete() -> None:
     remove()
     (x * y).backward()
     assert len(seen) == 3
-    with pytest.raises(GradError, match="no leaf"):
+    with pytest.raises(GradError, match="not a leaf"):
         tensorgrad.on_grad_ready(x * 2, print)
 
 
