@@ -249,7 +249,10 @@ def check_layers_of_others(comm: Comm) -> None:
         ),
         (put_linear, "blocks.1.feed_forward is a Linear, expected nn.FeedForward or nn.SwiGLU,"),
         (put_recomputed, "blocks.0 is a TransformerBlock with a forward of its own, expected nn.T"),
-        (put_loss, "linear_cross_entropy of the model is .*partial.*, expected ops.linear_cross"),
+        (
+            put_loss,
+            "linear_cross_entropy of the model is .*partial.*, expected tensorgrad.linear_cross",
+        ),
     ):
         model = small_llama()
         put(model)
