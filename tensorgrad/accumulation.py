@@ -45,8 +45,11 @@ def kernel_sum(need: Any, dtype: Dtype) -> Array | None:
 
 
 def accumulated(dx: Array, need: Any) -> Array | None:
-    """Return a gradient, or None once it is added to the gradient so far."""
-    if type(need) is not Into:
+    """Return a gradient, or None once it is added to the gradient so far.
+
+    A wider gradient is returned: what it is added to would round it.
+    """
+    if type(need) is not Into or need.array.dtype.itemsize < dx.dtype.itemsize:
         return dx
     add_into(need.array, dx)
     return None

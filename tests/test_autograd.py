@@ -16,7 +16,7 @@ import pytest
 import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor, autograd, engine
-from tensorgrad.accumulation import Into
+from tensorgrad.accumulation import Into, accumulated
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
@@ -543,3 +543,17 @@ def test_a_shared_gradient_is_never_added_to() -> None:
     (parts + y).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [4.0, 7.0, 4.0]
+
+
+def test_a_wider_gradient_is_not_rounded_by_a_narrow_sum() -> None:
+    x = Tensor(np.ones((1, 1), "float16"), requires_grad=True)
+    third = np.full((1, 1), 1 / 3, "float32")
+
+    def backward(dy: Any, saved: Any, needs: Any) -> Any:
+        return (accumulated(third, needs[0]),)
+
+    y = record("wide", x.data * 1, (x,), backward, ())
+    (found,) = engine.gradients((x * 1 + x * 1 + y).sum(), np.ones((), "float16"), [x])
+    assert found is not None
+    assert found.dtype == np.float32
+    assert found[0, 0] == third[0, 0] + np.float32(2)
