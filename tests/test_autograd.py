@@ -553,7 +553,7 @@ def test_a_wider_gradient_is_not_rounded_by_a_narrow_sum() -> None:
         return (accumulated(third, needs[0]),)
 
     y = record("wide", x.data * 1, (x,), backward, ())
-    (found,) = engine.gradients((x * 1 + x * 1 + y).sum(), np.ones((), "float16"), [x])
+    (found,) = engine.gradients((y + (x * 1 + x * 1)).sum(), np.ones((), "float16"), [x])
     assert found is not None
     assert found.dtype == np.float32
     assert found[0, 0] == third[0, 0] + np.float32(2)
