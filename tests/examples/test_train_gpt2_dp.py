@@ -176,10 +176,15 @@ def test_wrong_options_are_reported_once(options: list[str], tmp_path: Path) -> 
     result = run_ranks(PROGRAM, 2, [*options, *both, "--out", tmp_path / "none"], check=False)
     assert result.returncode == 1
     assert result.stderr.count("--bucket-mb: got 2.0 with --parallel zero3, expected none") == 1
-    folder = tmp_path / "run"
-    result = run_ranks(PROGRAM, 2, [*options, "--batch", 7, "--out", folder], check=False)
+    result = run_ranks(PROGRAM, 2, [*options, "--batch", 7], check=False)
     assert result.returncode == 1
-    message = "rank 0 of 2: TokenLoader: batch has 7, expected a multiple of the 2 ranks\n"
+    message = "--batch: got 7, expected a multiple of the 2 data parallel ranks\n"
+    assert result.stderr == message
+    folder = tmp_path / "run"
+    wrong = ["--width", 33, "--out", folder]
+    result = run_ranks(PROGRAM, 2, [*options, *wrong], check=False)
+    assert result.returncode == 1
+    message = "rank 0 of 2: GPT2Config: width is 33, expected a multiple of heads, 2\n"
     assert result.stderr.count(message) == 1
     assert "of 2: " not in result.stderr.replace(message, "")
     assert "Traceback" not in result.stderr
