@@ -292,7 +292,7 @@ class Pipeline(NestedRanks):
 
     def _run_blocks(self, part: int, x: Tensor, cache: Any = None) -> Tensor:
         for number in self.parts[part]:
-            x = self._model.blocks[number](x, cache=None if cache is None else cache[number])
+            x = self._model.run_block(number, x, cache)
         return x
 
     def _run_part(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
