@@ -23,9 +23,7 @@ from tensorgrad.tensor import Tensor
 
 
 def assign_buckets(
-    parameters: Mapping[str, Tensor],
-    megabytes: float | None,
-    at_end: Collection[str] = (),
+    parameters: Mapping[str, Tensor], megabytes: float | None, at_end: Collection[str] = ()
 ) -> dict[str, int]:
     """Return the number of each parameter's bucket; the last parameters are in bucket 0.
 

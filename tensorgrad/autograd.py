@@ -23,13 +23,7 @@ from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "grad",
-    "no_grad",
-    "on_grad_ready",
-    "record",
-    "value_and_grad",
-]
+__all__ = ["grad", "no_grad", "on_grad_ready", "record", "value_and_grad"]
 
 _NDARRAY = np.ndarray
 

@@ -20,15 +20,7 @@ import numpy as np
 
 from tensorgrad.accumulation import Into, into
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
-from tensorgrad.backend import (
-    Array,
-    Shape,
-    add_into,
-    byte_bounds,
-    is_array,
-    namespace,
-    same_device,
-)
+from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import DtypeError, GradError, ShapeError

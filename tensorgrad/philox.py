@@ -145,11 +145,7 @@ def _fill_below(y: Array, key: Key, bits: int, kernel: str, probability: float) 
 
 
 def _fill(
-    y: Array,
-    key: Key,
-    lanes: int,
-    transform: Callable[[Array, Array], Any],
-    piece: int = _PIECE,
+    y: Array, key: Key, lanes: int, transform: Callable[[Array, Array], Any], piece: int = _PIECE
 ) -> None:
     """Call transform(words, out) on pieces of y; `lanes` elements come from a word of 64 bits."""
     flat = y.reshape(-1)

@@ -33,12 +33,7 @@ LARGEST_PENALTY = 10  # larger exponents overflow for long sequences
 
 
 def greedy_search(
-    model: TransformerLM,
-    prompts: Prompts,
-    end: int,
-    max_new_tokens: int,
-    *,
-    use_cache: bool = True,
+    model: TransformerLM, prompts: Prompts, end: int, max_new_tokens: int, *, use_cache: bool = True
 ) -> list[list[int]]:
     """Return the tokens after each prompt, each the most likely one, up to the token `end`.
 

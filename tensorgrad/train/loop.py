@@ -29,12 +29,7 @@ from tensorgrad.files import finite, make_folder
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
-from tensorgrad.train.checkpoint import (
-    Checkpoint,
-    check_same,
-    list_checkpoints,
-    prune_checkpoints,
-)
+from tensorgrad.train.checkpoint import Checkpoint, check_same, list_checkpoints, prune_checkpoints
 from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
