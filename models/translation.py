@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.checks import check_integer, check_number
+from tensorgrad.checks import check_between, check_integer
 from tensorgrad.data.pair_loader import IGNORED
 from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
@@ -47,11 +47,7 @@ class TranslationConfig(TransformerLMConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("TranslationConfig", "label_smoothing", self.label_smoothing)
-        if not 0 <= self.label_smoothing <= 1:
-            raise ArgumentError(
-                f"TranslationConfig: label_smoothing is {self.label_smoothing}, expected 0 to 1"
-            )
+        check_between("TranslationConfig", "label_smoothing", self.label_smoothing, 0, 1)
 
 
 class TranslationModel(TransformerLM):
