@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -42,6 +43,19 @@ class _Mode(threading.local):
 
 
 mode = _Mode()
+
+
+@contextmanager
+def replaced(target: object, **values: object) -> Iterator[None]:
+    """Set attributes of an object in the `with` block, and restore them after it."""
+    before = {name: getattr(target, name) for name in values}
+    for name, value in values.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
 
 
 class Node:
