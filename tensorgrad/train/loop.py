@@ -193,12 +193,8 @@ class Trainer:
 
     def _check_settings(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError where a setting differs that a resumed run must keep."""
-        before, ranks = checkpoint.state.get("settings", {}), checkpoint.state.get("ranks")
-        if not isinstance(before, Mapping):
-            raise CheckpointError(
-                f"load: {checkpoint.path}: settings is {before!r:.80}, expected settings"
-            )
-        same_ranks = ranks == self._ranks.ranks
+        before = checkpoint.settings("settings")
+        same_ranks = checkpoint.state.get("ranks") == self._ranks.ranks
         wrong = contradictions(self.settings, before, asdict(self.settings), same_ranks)
         if wrong:
             raise CheckpointError(
