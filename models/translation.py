@@ -86,12 +86,10 @@ class TranslationModel(TransformerLM):
         if targets is None:
             return super().finish(x)
         targets = self._fitting(targets, x)
+        x = self.norm(x[:, x.shape[1] - targets.shape[1] :])
+        smoothing = self.config.label_smoothing if self.training else 0.0
         return self.linear_cross_entropy(
-            self.norm(x[:, x.shape[1] - targets.shape[1] :]),
-            self.head(),
-            targets,
-            label_smoothing=self.config.label_smoothing if self.training else 0.0,
-            vocab_size=self.vocab_size,
+            x, self.head(), targets, label_smoothing=smoothing, vocab_size=self.vocab_size
         )
 
     @staticmethod

@@ -263,14 +263,9 @@ class Trainer:
         if shown and settings.plot:
             plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
         finished = self.step >= settings.steps  # a longer run may have been resumed
-        return Outcome(
-            self.step,
-            finished,
-            self._skipped,
-            self._progress.tokens_per_second,
-            self._saved,
-            None if finished else stopped_by,
-        )
+        stopped_by = None if finished else stopped_by
+        speed = self._progress.tokens_per_second
+        return Outcome(self.step, finished, self._skipped, speed, self._saved, stopped_by)
 
     def _synchronize(self) -> None:
         """Broadcast the main rank's state, and give each rank its stream of random numbers.
@@ -369,20 +364,16 @@ class Trainer:
         began = time.perf_counter()
         if self._log is not None:
             self._log.sync()
+        state = {
+            **self._belongs_to,
+            "settings": asdict(self.settings),
+            "ranks": self._ranks.ranks,
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "generator": random.get_state(),
+            "metrics": finite(self._measured),
+        }
         self._saved = self._ranks.save(
-            self.checkpoints,
-            self.step,
-            self.model,
-            self.optimizer,
-            {
-                **self._belongs_to,
-                "settings": asdict(self.settings),
-                "ranks": self._ranks.ranks,
-                "scaler": None if self.scaler is None else self.scaler.state_dict(),
-                "generator": random.get_state(),
-                "metrics": finite(self._measured),
-            },
-            self.settings.keep,
+            self.checkpoints, self.step, self.model, self.optimizer, state, self.settings.keep
         )
         self._progress.pause(time.perf_counter() - began)
 
