@@ -60,12 +60,7 @@ def python(*args: str, cwd: Path, paths: Sequence[Path] = ()) -> subprocess.Comp
     if paths:
         variables["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     return subprocess.run(
-        [sys.executable, *args],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
+        [sys.executable, *args], cwd=cwd, env=variables, capture_output=True, text=True, timeout=240
     )
 
 

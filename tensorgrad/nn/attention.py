@@ -49,9 +49,7 @@ class RotaryEmbedding(Module):
             raise ArgumentError(f"RotaryEmbedding: base is {base}, expected a number above 0")
         if width < 2 or width % 2:
             raise ArgumentError(f"RotaryEmbedding: width is {width}, expected an even number")
-        self.width = width
-        self.base = base
-        self.interleaved = interleaved
+        self.width, self.base, self.interleaved = width, base, interleaved
         self._last: tuple[tuple[Any, ...], Array, Array] | None = None
         self._table: tuple[tuple[Any, ...], Array, Array] | None = None
 

@@ -111,10 +111,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_errors_have_the_numbers(
-    options: str,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    options: str, message: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert main(["plan", *options.split()]) == 1
     assert capsys.readouterr().out == ""

@@ -54,9 +54,7 @@ def train_alone(*options: object) -> None:
 def same_run(found: Path, expected: Path) -> None:
     """Compare losses, norms and the vector of all parameters of two runs to 1e-6 relative."""
     for record, other in zip(
-        read_metrics(found / "metrics.jsonl"),
-        read_metrics(expected / "metrics.jsonl"),
-        strict=True,
+        read_metrics(found / "metrics.jsonl"), read_metrics(expected / "metrics.jsonl"), strict=True
     ):
         assert record == pytest.approx(other, rel=1e-6, abs=0)
     ours, others = (load_latest(folder / "checkpoints") for folder in (found, expected))
