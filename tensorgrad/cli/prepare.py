@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorgrad.data import Tokenizer, prepare as prepare_corpus
+from tensorgrad.data import Tokenizer
+from tensorgrad.data import prepare as prepare_corpus
 from tensorgrad.train.progress import StageProgress
 
 
