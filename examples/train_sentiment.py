@@ -54,6 +54,7 @@ from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.run import free_folder, report_stop, resume_run
 from tensorgrad.train.settings import SCHEDULES, EpochSettings
 
@@ -214,6 +215,7 @@ class SentimentRun:
 
     def __init__(self, settings: SentimentSettings, folder: Path, device: str) -> None:
         self.folder = folder
+        loggers = make_loggers(settings.loggers)
         train, validation = read_data(settings)
         self.vocabulary = make_vocabulary(settings, folder, train.texts)
         self.train, self.validation = (
@@ -248,6 +250,7 @@ class SentimentRun:
             folder,
             tokens_per_step=round(self.train.tokens),
             evaluate=self.measure,
+            callbacks=loggers,
             belongs_to={
                 "model": {"kind": settings.model, **asdict(self.model.config)},
                 "vocabulary": {"sha256": self.vocabulary.digest},

@@ -26,7 +26,13 @@ from tensorgrad.readers import read_json
 FILE = "config.json"
 # The types that a field accepts besides its own, and the names of types in errors.
 _FITS = {float: Real, int: Integral}
-_NAMES = {float: "a number", int: "an integer", str: "a text", bool: "True or False"}
+_NAMES = {
+    float: "a number",
+    int: "an integer",
+    str: "a text",
+    bool: "True or False",
+    tuple: "a list of names",
+}
 
 
 class Dataclass(Protocol):
@@ -77,7 +83,8 @@ def option(
         default: its value if the option is not given.
         help: one line, with the unit.
         low, high: the smallest and the largest value allowed.
-        choices: the only values allowed.
+        choices: the only values allowed; of a tuple, the only names. The command line takes these
+            separated by commas.
         free: whether a resumed run may change it, because no weight and no loss depends on it.
         grows: whether a resumed run may raise it, which adds steps and changes none.
         by_ranks: whether a resumed run may change it if the number of ranks that share a batch
@@ -101,14 +108,22 @@ def option(
 
 
 def check(settings: Dataclass) -> None:
-    """Raise ArgumentError for a setting that is out of its range."""
+    """Raise ArgumentError for a setting that is out of its range; make lists of JSON tuples."""
     hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
         choices, kind = f.metadata["choices"], _kind(hints[f.name])
         if value is None and kind is not hints[f.name]:
             continue
-        if choices is not None and value not in choices:
+        if kind is tuple and isinstance(value, list):
+            value = tuple(value)
+            object.__setattr__(settings, f.name, value)
+        if kind is tuple and isinstance(value, tuple):
+            wrong = [each for each in value if each not in choices]
+            if not wrong:
+                continue
+            value, expected = wrong[0], f"names of {', '.join(choices)}"
+        elif choices is not None and value not in choices:
             expected = f"one of {', '.join(choices)}"
         elif not isinstance(value, _FITS.get(kind, kind)) or (
             isinstance(value, bool) and kind is not bool
@@ -133,7 +148,7 @@ def parser(settings: type[_Settings], description: str) -> argparse.ArgumentPars
     hints = get_type_hints(settings)
     for f in fields(settings):
         kind = _kind(hints[f.name])
-        shown = f.metadata["shown"] or ("none" if f.default in (None, "") else f.default)
+        shown = f.metadata["shown"] or ("none" if f.default in (None, "", ()) else f.default)
         text = f"{f.metadata['help']} (default: {shown})".replace("%", "%%")
         text = argparse.SUPPRESS if f.metadata["refused"] else text
         if kind is bool:
@@ -143,11 +158,11 @@ def parser(settings: type[_Settings], description: str) -> argparse.ArgumentPars
             continue
         options.add_argument(
             _flag(f),
-            type=kind,
+            type=_names if kind is tuple else kind,
             help=text,
             dest=f.name,
-            choices=f.metadata["choices"],
-            metavar=None if f.metadata["choices"] else kind.__name__.upper(),
+            choices=None if kind is tuple else f.metadata["choices"],
+            metavar=_metavar(kind, f.metadata["choices"]),
         )
     return options
 
@@ -278,10 +293,21 @@ def _refuse(settings: type[Dataclass], given: Mapping[str, Any]) -> None:
 
 
 def _kind(hint: Any) -> Any:
-    """Return the type of a field: int for `int | None`."""
+    """Return the type of a field: int for `int | None`, tuple for `tuple[str, ...]`."""
     if get_origin(hint) in (types.UnionType, Union):
         (hint,) = (each for each in get_args(hint) if each is not type(None))
-    return hint
+    return get_origin(hint) or hint
+
+
+def _metavar(kind: Any, choices: Sequence[str] | None) -> str | None:
+    """Return the placeholder of a value in --help; None: its choices."""
+    if kind is tuple:
+        return ",".join(choices or ["NAME", "NAME"])
+    return None if choices else str(kind.__name__.upper())
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _flag(field: Field[Any]) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tensorgrad.errors import DataError
-from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
+from tensorgrad.train.log import StepLog, read_metrics
+from tensorgrad.train.plot import plot_losses
 from tests.disk import full_disk
 
 RECORDS = [{"step": 0, "validation_loss": 5.0}] + [
@@ -18,7 +19,7 @@ RECORDS = [{"step": 0, "validation_loss": 5.0}] + [
 
 
 def write(path: Path, step: int, records: list[dict[str, float]]) -> None:
-    log = MetricsLog(path, step)
+    log = StepLog(path, step)
     for record in records:
         log.write(record)
     log.sync()
@@ -61,7 +62,7 @@ def test_a_damaged_line_does_not_cost_those_after_it(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl", -1)
+    log = StepLog(tmp_path / "metrics.jsonl", -1)
     with full_disk(100):
         with pytest.raises(OSError, match=r"too large: '.*metrics\.jsonl'"):
             log.write({"step": 1, "text": "x" * 200})
@@ -132,4 +133,4 @@ def test_a_fifo_or_device_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{path} is a FIFO or a device"):
         read_metrics(path)
     with pytest.raises(DataError, match=rf"{path} is a FIFO or a device"):
-        MetricsLog(path, -1)
+        StepLog(path, -1)
