@@ -4,9 +4,12 @@ import io
 import logging
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tensorgrad.train import progress
 from tensorgrad.train.progress import ProgressBar
 from tensorgrad.train.times import Clock
 
@@ -60,3 +63,29 @@ def test_other_ranks_show_nothing(
         hidden.update(2, 1.0, 1.0, 1.0)
     assert terminal.getvalue() == ""
     assert caplog.records == []
+
+
+def test_a_notebook_shows_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tqdm.auto
+
+    kernel: Any = SimpleNamespace(config={"IPKernelApp": {}})
+    ipython: Any = SimpleNamespace(get_ipython=lambda: kernel)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert progress._bar_class() is tqdm.auto.tqdm
+    kernel.config = {"TerminalIPythonApp": {}}
+    assert progress._bar_class() is None
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert progress._bar_class() is tqdm.tqdm
+    ipython.get_ipython = lambda: None
+    assert progress._bar_class() is tqdm.tqdm
+
+
+def test_a_bar_in_a_notebook_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "_is_notebook", lambda: True)
+    with ProgressBar(10, 4, 1000, Clock()) as shown:
+        shown.update(10, 2.5, 1e-3, 0.75)
+    assert "10/10" in stream.getvalue()
