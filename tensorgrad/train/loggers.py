@@ -145,7 +145,13 @@ class TensorBoard(Logger):
         folder = trainer.folder / "tensorboard"
         # Step 0 has an evaluation in a new run only.
         first = trainer.step + 1 if trainer.step else 0
-        self._writer = self._package.SummaryWriter(str(folder), purge_step=first, flush_secs=10)
+        self._writer = self._package.SummaryWriter(
+            str(folder),
+            purge_step=first,
+            flush_secs=10,
+            # The name of a file has the second of its start: two of one second must differ.
+            filename_suffix=f".{time.time_ns():020d}",
+        )
         settings = to_json(_settings(trainer), 2)
         self._writer.add_text("settings", _as_code(settings), trainer.step)
         return folder.name

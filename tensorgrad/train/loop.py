@@ -284,7 +284,7 @@ class Trainer:
             while self.step < end and stopped_by is None and not self._ends_early:
                 self._train_step(self._next(batches))
                 measures = self._due(settings.evaluate_every)
-                samples = self._due(self._sample_every)
+                samples = self._sampler is not None and self._due(self._sample_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
                 asked = interrupts.received
                 # Several processes agree, so that all of them stop at the same step.
