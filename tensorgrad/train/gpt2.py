@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
+from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.run import free_folder, report_stop, resume_run
@@ -60,9 +63,12 @@ class GPT2Settings(TrainSettings):
     evaluation_batches: int = option(20, "validation batches of an evaluation", low=1)
     out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
     cache: str = option("runs/data", "folder for tokenized text", free=True)
-    prompt: str = option("def ", "prompt of the sample at the end", free=True)
-    sample: int = option(200, "tokens of the sample at the end; 0: no sample", low=0, free=True)
-    temperature: float = option(0.7, "temperature of the sample; 0: greedy", low=0, free=True)
+    prompt: str = option("def ", "prompt of the samples", free=True)
+    sample: int = option(200, "tokens of a sample; 0: no samples", low=0, free=True)
+    sample_every: int = option(
+        0, "steps between samples; 0: one at the end of the run", low=0, free=True
+    )
+    temperature: float = option(0.7, "temperature of the samples; 0: greedy", low=0, free=True)
     top_p: float = option(
         0.95,
         "sample from the fewest tokens that together have this probability; 0: from all",
@@ -78,7 +84,7 @@ class GPT2Settings(TrainSettings):
 
     @property
     def samples(self) -> bool:
-        """Whether to write a sample at the end."""
+        """Whether the model writes samples."""
         return self.sample > 0
 
     @property
@@ -115,11 +121,12 @@ def train(
     """
     began = time.perf_counter()
     with run_folder(folder, ranks.is_main):
+        callbacks = make_loggers(settings.loggers) if ranks.is_main else []
         corpus = prepare_corpus(settings)
         random.seed(settings.seed)
         model = GPT2(settings.model(corpus.tokenizer.vocab_size))
         model.to(device, settings.parameter_dtype)
-        trainer = make_trainer(settings, folder, corpus, model, ranks)
+        trainer = make_trainer(settings, folder, corpus, model, ranks, callbacks)
         if resuming:
             resume_run(trainer)
         if ranks.is_main:
@@ -135,9 +142,7 @@ def train(
             _report(folder, outcome, time.perf_counter() - began)
         elif ranks.is_main:
             report_stop(outcome, settings.steps, folder, processes)
-        if not (outcome.finished and settings.samples):
-            return outcome, None
-        return outcome, write_sample(settings, model, corpus)  # on all ranks
+        return outcome, trainer.sampled if outcome.finished else None
 
 
 def prepare_corpus(settings: GPT2Settings) -> Corpus:
@@ -160,7 +165,12 @@ def prepare_corpus(settings: GPT2Settings) -> Corpus:
 
 
 def make_trainer(
-    settings: GPT2Settings, folder: Path, corpus: Corpus, model: GPT2, ranks: Ranks
+    settings: GPT2Settings,
+    folder: Path,
+    corpus: Corpus,
+    model: GPT2,
+    ranks: Ranks,
+    callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """Return the trainer of a model: loss, batches, optimizer and evaluation, at step 0."""
     precision = settings.precision()
@@ -179,6 +189,9 @@ def make_trainer(
         some = validation.evaluation_batches(settings.evaluation_batches)
         return {"validation_loss": mean_loss(model, loss, some, ranks)}
 
+    def sample() -> tuple[str, str]:
+        return settings.prompt, write_sample(settings, model, corpus)
+
     return Trainer(
         model,
         ranks.prepare(model, settings.optimizer),
@@ -188,7 +201,11 @@ def make_trainer(
         settings,
         folder,
         tokens_per_step=settings.batch * context,
+        flops_per_token=model.config.training_flops,
         evaluate=evaluate,
+        sample=sample if settings.samples else None,
+        sample_every=settings.sample_every,
+        callbacks=callbacks,
         belongs_to={
             "model": asdict(model.config),
             "tokenizer": {"sha256": corpus.tokenizer.digest},

@@ -40,6 +40,7 @@ from tensorgrad.train import config
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import free_folder, report_stop, resume_run
@@ -198,6 +199,7 @@ class SentimentRun:
 
     def __init__(self, settings: SentimentSettings, folder: Path, device: str) -> None:
         self.folder = folder
+        loggers = make_loggers(settings.loggers)
         train, validation = read_data(settings)
         self.vocabulary = make_vocabulary(settings, folder, train.texts)
         self.train, self.validation = (
@@ -232,6 +234,7 @@ class SentimentRun:
             folder,
             tokens_per_step=round(self.train.tokens),
             evaluate=self.measure,
+            callbacks=loggers,
             belongs_to={
                 "model": {"kind": settings.model, **asdict(self.model.config)},
                 "vocabulary": {"sha256": self.vocabulary.digest},

@@ -39,6 +39,7 @@ from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
+from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import report_stop, resume_run
@@ -234,7 +235,7 @@ class EvaluatedRun(TranslationRun):
     def __init__(
         self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
     ) -> None:
-        self.bleu = Bleu(settings.lowercase)
+        self.bleu, loggers = Bleu(settings.lowercase), make_loggers(settings.loggers)
         super().__init__(settings, folder, device, resuming)
         # Checkpoints of interrupts are kept in addition: those to average must stay.
         more = len(self._checkpoints(regular=False))
@@ -250,6 +251,7 @@ class EvaluatedRun(TranslationRun):
             folder,
             tokens_per_step=self.batches.tokens // self.batches.batches,
             evaluate=self.evaluate,
+            callbacks=loggers,
             belongs_to={
                 "model": asdict(self.model.config),
                 "tokenizer": {"sha256": self.tokenizer.digest},

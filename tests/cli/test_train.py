@@ -8,7 +8,6 @@ import pytest
 from tensorgrad.cli import COMMANDS, main
 from tensorgrad.train.log import read_metrics
 from tests.ranks import run_ranks
-from tests.source_tree import ROOT
 
 TINY = "--layers 1 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --no-plot --device cpu"
 SHORT = "--steps 4 --warmup 1 --evaluate-every 4 --evaluation-batches 1 --sample 8"
