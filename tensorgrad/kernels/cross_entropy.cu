@@ -143,8 +143,8 @@ cross_entropy_rescale(T* __restrict__ values, const GradientScale<Compute<T>> sc
 // 1 where rows do not consist of whole vectors. Those from `end` on are -inf.
 template <typename T, int N, int W>
 struct RowRegisters {
-    using Piece = Vec<T, W>;
-    Piece pieces[N / W];
+    using Vector = Vec<T, W>;
+    Vector pieces[N / W];
 
     __device__ static int column(int j) { return (j / W * blockDim.x + threadIdx.x) * W + j % W; }
 
