@@ -185,6 +185,7 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
             cp_async_commit();
         }
     };
+    // Prologue: load the first tiles.
     #pragma unroll 1
     for (int i = 0; i < stages - 1; ++i)
         #pragma unroll
@@ -203,6 +204,7 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
             LayoutB::template read<true>(b[set][j], from + LayoutA::BYTES, warp_column, j, step);
     };
 
+    // Mainloop.
     wait_for_tile(stages);
     __syncthreads();
     read(0, 0, 0);
@@ -211,12 +213,15 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
         const int next = stage + 1 == stages ? 0 : stage + 1;
         #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
+            // Load a part of another tile.
             copy(index + stages - 1, free, step);
             if (step == STEPS - 1) {   // all copies of this tile have been read into registers
                 wait_for_tile(stages);
                 __syncthreads();
             }
+            // Read the operands of the next step.
             read((step + 1) % 2, step == STEPS - 1 ? next : stage, (step + 1) % STEPS);
+            // Multiply those of this one.
             #pragma unroll
             for (int i = 0; i < TALL; ++i)
                 #pragma unroll
@@ -228,6 +233,7 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
         stage = next;
     }
 
+    // Epilogue, by way of shared memory.
     cp_async_wait<0>();
     __syncthreads();
     constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages hold
