@@ -47,7 +47,8 @@ def record(
             is False where no gradient is wanted, else True or the gradient so far, to which the
             function may add instead of returning an array (see accumulation.py). Where the op
             broadcast an input, the gradient may come in the broadcast shape: the walk sums it
-            down. Where it has another float dtype than the input, the walk casts it.
+            down. Where it has another float dtype than the input, the walk casts it. An array that
+            is neither dy nor in `saved`, nor a view, is given away: it may be kept and added to.
         saved: what backward needs, most of all arrays; freed as the walk passes.
 
     Returns:

@@ -324,7 +324,10 @@ def _walk(
                     waiting[target] = uses
                     if dx is not other:
                         sums[target] = dx
-                        if other is not None:  # a new sum
+                        # a new sum, or the first of many contributions
+                        if other is not None or (
+                            uses > 1 and _can_grow(dx, target, (dy, *found, *saved))
+                        ):
                             private[target] = into(dx)
                     continue
                 sums.pop(target, None)
@@ -424,6 +427,14 @@ def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
     if dx is None or dx.base is not None or not dx.flags.c_contiguous:
         return False
     return sum([other is dx for other in others]) <= 1
+
+
+def _can_grow(dx: Array, target: Edge, others: Sequence[Any]) -> bool:
+    """Whether others may be added to the first contribution, which the op gave away.
+
+    On the CPU alone: on the GPU products would add to it, and round once instead of twice.
+    """
+    return type(dx) is _NDARRAY and dx.dtype is target.dtype and _is_own(dx, others)
 
 
 def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:

@@ -536,13 +536,36 @@ def test_a_need_holds_the_gradient_so_far_where_sums_lose_nothing() -> None:
 
 
 def test_a_shared_gradient_is_never_added_to() -> None:
-    """The first contribution to a sum may be somebody else's array; only a sum of two is owned."""
+    """The first contribution to a sum may be dy, which others get too."""
     x = leaf(1.0, 2.0, 3.0)
     y = x * 1
     parts = y + y[:] + y[0:3] + y[1:2].sum()
     (parts + y).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [4.0, 7.0, 4.0]
+
+
+@pytest.mark.parametrize("kind", ["new", "given", "saved", "view"])
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_gradient_that_an_op_holds_is_never_added_to(kind: str, place: int) -> None:
+    held = np.full(2, 5.0)
+    made: list[Any] = []
+
+    def backward(dy: Any, saved: Any, needs: Any) -> Any:
+        made.append({"new": dy * 5, "given": dy, "saved": saved[0], "view": saved[0][:]}[kind])
+        return (made[0],)
+
+    x = leaf(1.0, 1.0)
+    y = x * 1
+    terms = [y * 2, y * 3, y * 4]
+    terms.insert(place, record("test", y.data * 1, (y,), backward, (held,)))
+    total = terms[0] + terms[1] + terms[2] + terms[3]
+    total.backward(np.ones(2))
+    own = 1 if kind == "given" else 5
+    assert x.grad is not None
+    assert x.grad.tolist() == [9 + own] * 2
+    assert held.tolist() == [5, 5]
+    assert kind == "new" or made[0].tolist() == [own] * 2
 
 
 def test_a_wider_gradient_is_not_rounded_by_a_narrow_sum() -> None:
