@@ -260,7 +260,7 @@ def test_what_takes_a_function_refuses_a_tensor(name: str) -> None:
         takes_function(1.0)
 
 
-def test_places_of_arguments() -> None:
+def test_indices_of_arguments() -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
         return x * x * y
 
@@ -268,9 +268,9 @@ def test_places_of_arguments() -> None:
     assert tensorgrad.grad(f, -1)(x, y).item() == 9.0
     assert tensorgrad.grad(f, np.int64(1))(x, y).item() == 9.0  # type: ignore[arg-type]
     assert [g.item() for g in tensorgrad.grad(f, (-1, 0, 1))(x, y)] == [9.0, 12.0, 9.0]
-    for place in (2, -3, "x"):
-        with pytest.raises(ArgumentError, match=f"argnums has {place!r}, expected places of the 2"):
-            tensorgrad.grad(f, place)(x, y)  # type: ignore[arg-type]
+    for index in (2, -3, "x"):
+        with pytest.raises(ArgumentError, match=f"argnums has {index!r}, expected indices of"):
+            tensorgrad.grad(f, index)(x, y)  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match="grad: argument 0 is a list, expected a tensor"):
         tensorgrad.grad(f)([1.0], y)
 
