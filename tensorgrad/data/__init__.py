@@ -27,6 +27,6 @@ __all__ = [
     "END_OF_TEXT", "Corpus", "LabelledLoader", "LabelledTexts", "PairCorpus", "PairLoader", "Split",
     "TextStream", "TokenFile", "TokenLoader", "Tokenizer", "WordVocabulary", "documents",
     "encode_pairs", "fingerprint", "hold_out", "is_prepared", "language_token", "open_prepared",
-    "phrases", "plan_split", "prepare", "read_labelled", "read_pairs", "read_vectors", "reviews", "split_words", "token_dtype",
-    "train_tokenizer", "write_tokens",
+    "phrases", "plan_split", "prepare", "read_labelled", "read_pairs", "read_vectors", "reviews",
+    "split_words", "token_dtype", "train_tokenizer", "write_tokens",
 ]  # fmt: skip

@@ -187,8 +187,8 @@ def _parameter(f: Field[Any], hint: Any) -> inspect.Parameter:
         consume_multiple=get_origin(hint) is tuple,
     )
     if choices:
-        one = Literal[tuple(choices)]
-        hint = tuple[one, ...] if get_origin(hint) is tuple else one
+        one: Any = Literal[tuple(choices)]
+        hint = tuple.__class_getitem__((one, ...)) if get_origin(hint) is tuple else one
     annotation = Annotated[hint, about]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(f.name, kind, default=f.default, annotation=annotation)

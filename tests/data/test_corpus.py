@@ -453,5 +453,5 @@ def test_a_ready_corpus_may_come_from_elsewhere(text: Path, tmp_path: Path) -> N
 def test_a_corpus_that_cannot_be_written_is_named(text: Path, tmp_path: Path) -> None:
     corpus = prepare(text, tmp_path / "cache", 300)
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot write .*file"):
+    with pytest.raises(DataError, match=r"cannot write .*file"):
         corpus.save(tmp_path / "file")

@@ -219,7 +219,7 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--loggers", "comet"], "--loggers: got 'comet', expected names of tensorboard"),
+        (["--loggers", "comet"], 'Invalid value "comet" for --loggers. Choose from: "tensorboard"'),
         (["--steps", "0"], "--steps: got 0, expected 1 or more"),
         (["--heads", "3"], "expected a multiple of heads"),
         (["--tokenizer", "one.json"], "--vocab: got 300 with --tokenizer, expected none"),
