@@ -25,6 +25,7 @@ COMMANDS = {
     "train": "Train a model: a GPT-2, a translation model or a classifier of sentences.",
     "prepare": "Train a tokenizer and write the tokens of a text.",
     "generate": "Generate text with a trained GPT-2.",
+    "evaluate": "Measure a trained model on its validation data.",
     "translate": "Translate text with a trained translation model.",
     "classify": "Classify sentences with a trained classifier.",
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",

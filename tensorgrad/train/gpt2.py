@@ -7,10 +7,12 @@ several ranks.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tensorgrad import backend, nn, random
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
@@ -22,6 +24,7 @@ from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
+from tensorgrad.train.load import load_gpt2
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
@@ -56,6 +59,12 @@ class GPT2Settings(TrainSettings):
     context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
     vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
     tokenizer: str = option("", "a tokenizer.json to use", shown="train a tokenizer")
+    init_from: str = option(
+        "",
+        "initial weights, sizes and tokenizer: a run, a checkpoint, a folder in Hugging Face's "
+        "layout or a merged file",
+        shown="random weights",
+    )
     vocab_multiple: int = option(
         1, "pad the rows of the token embedding to a multiple of this; 128 suits GPUs", low=1
     )
@@ -88,10 +97,26 @@ class GPT2Settings(TrainSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer and self.vocab is not None:
+        if self.tokenizer and self.vocab is not None and not self.init_from:
             raise ArgumentError(
                 f"--vocab: got {self.vocab} with --tokenizer, expected none: it has its own"
             )
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given.
+
+        Raises:
+            ArgumentError: one of them is of --init-from's model already.
+        """
+        sizes = ("preset", "layers", "heads", "width", "context", "vocab", "tokenizer")
+        for name in (*sizes, "vocab_multiple"):
+            if given.get("init_from") and given.get(name) is not None:
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: got {given[name]} with --init-from, expected "
+                    "none: the model has its own"
+                )
+        return given
 
     @property
     def samples(self) -> bool:
@@ -106,6 +131,8 @@ class GPT2Settings(TrainSettings):
     def model(self, vocab_size: int) -> GPT2Config:
         """Return the sizes of the preset, replaced where an option gives another."""
         given = {name: size for name, size in self.sizes(GPT2Config).items() if size is not None}
+        if self.init_from and self.vocab is not None:  # larger than its tokenizer's, perhaps
+            vocab_size = self.vocab
         return replace(MODELS[self.preset], vocab_size=vocab_size, **given)
 
 
@@ -133,9 +160,14 @@ def train(
     began = time.perf_counter()
     with run_folder(folder, ranks.is_main):
         callbacks = make_loggers(settings.loggers) if ranks.is_main else []
-        corpus = prepare_corpus(settings, ranks.is_main)
+        initial, tokenizer = _initial_model(settings, folder, resuming)
+        if initial is not None:
+            settings = _with_sizes(settings, initial.config)
+        corpus = prepare_corpus(settings, tokenizer, ranks.is_main)
         random.seed(settings.seed)
         model = GPT2(settings.model(corpus.tokenizer.vocab_size))
+        if initial is not None:
+            model.load_state_dict(initial.state_dict())
         model.to(device, settings.parameter_dtype)
         nn.use_attention(model, settings.attention)
         model.recompute = settings.recompute
@@ -154,23 +186,89 @@ def train(
         if ranks.is_main and outcome.finished:
             _report(folder, outcome, time.perf_counter() - began)
         elif ranks.is_main:
-            report_stop(outcome, settings.steps, folder, processes)
+            report_stop(outcome, settings, folder, processes)
         return outcome, trainer.sampled if outcome.finished else None
 
 
-def prepare_corpus(settings: GPT2Settings, shown: bool = True) -> Corpus:
-    """Return the text as tokens: a prepared folder, or from the cache if it has them."""
+def _initial_model(
+    settings: GPT2Settings, folder: Path, resuming: bool
+) -> tuple[GPT2 | None, Tokenizer | None]:
+    """Return the model that a new run starts from, and its tokenizer."""
+    if not settings.init_from:
+        return None, None
+    if resuming:  # the checkpoint has the weights, and config.json the sizes
+        return None, Tokenizer.load(folder / "tokenizer.json")
+    return load_gpt2(Path(settings.init_from))
+
+
+def _with_sizes(settings: GPT2Settings, model: GPT2Config) -> GPT2Settings:
+    """Return the settings with the sizes of a model."""
+    names = ("layers", "heads", "width", "context", "vocab_multiple")
+    sizes = {name: getattr(model, name) for name in names}
+    return replace(settings, vocab=model.vocab_size, **sizes)
+
+
+def prepare_corpus(
+    settings: GPT2Settings, tokenizer: Tokenizer | None = None, shown: bool = True
+) -> Corpus:
+    """Return the text as tokens: a prepared folder, or from the cache if it has them.
+
+    Args:
+        settings: see GPT2Settings.
+        tokenizer: of the model; None: that of --tokenizer, or one to train.
+        shown: whether to show the progress.
+    Raises:
+        ArgumentError: a prepared folder has another tokenizer than the model.
+    """
+    if tokenizer is None and settings.tokenizer:
+        tokenizer = Tokenizer.load(settings.tokenizer)
     with StageProgress(settings.data, shown) as progress:
         if is_prepared(settings.data):
-            return open_prepared(settings.data, progress)
+            corpus = open_prepared(settings.data, progress)
+            if tokenizer is not None and tokenizer.digest != corpus.tokenizer.digest:
+                raise ArgumentError(
+                    f"--data: {settings.data} has another tokenizer than the model, expected the "
+                    "same, or text to encode"
+                )
+            return corpus
         return prepare(
             settings.data,
             settings.cache,
             settings.vocab or MODELS[settings.preset].vocab_size,
             validation=settings.validation,
-            tokenizer=Tokenizer.load(settings.tokenizer) if settings.tokenizer else None,
+            tokenizer=tokenizer,
             progress=progress,
         )
+
+
+def evaluate(
+    settings: GPT2Settings, path: Path, device: str, checkpoint: str = "best"
+) -> dict[str, float]:
+    """Return the loss of a trained model on validation text, over all of it.
+
+    Args:
+        settings: whose data, cache, validation, batch and dtype count.
+        path: see `load_gpt2`.
+        device: "cpu", "cuda" or "cuda:N".
+        checkpoint: of a run: "best" or "last".
+    Returns:
+        "validation_loss" in nats a token, "perplexity", and "tokens", how many were predicted.
+    """
+    model, tokenizer = load_gpt2(path, checkpoint)
+    corpus = prepare_corpus(settings, tokenizer)
+    model.to(device, settings.parameter_dtype)
+    nn.use_attention(model, settings.attention)
+    loader = TokenLoader(corpus.validation, settings.batch, model.config.context, settings.seed)
+    precision = settings.precision()
+
+    def loss(x: backend.Array, y: backend.Array) -> Tensor:
+        with precision():
+            return model.forward(Tensor(x), Tensor(y))
+
+    found = mean_loss(model, loss, loader.evaluation_batches())
+    context = model.config.context
+    tokens = (len(corpus.validation) - 1) // context * context
+    return {"validation_loss": found, "perplexity": math.exp(found), "tokens": tokens}
 
 
 def make_trainer(

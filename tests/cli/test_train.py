@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensorgrad.cli import COMMANDS, main
@@ -65,6 +66,33 @@ def test_a_prepared_text_is_taken_as_it_is(
     assert main(["train", *options]) == 0
     assert main(["train", *options, "--data", ready, "--out", str(tmp_path / "from ready")]) == 0
     assert metrics(tmp_path / "from ready") == metrics(tmp_path / "run")
+
+
+def test_a_run_may_start_from_the_weights_of_another(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *options, "--lr", "0.01"]) == 0
+    run, tuned = tmp_path / "run", tmp_path / "tuned"
+    rest = [*options[:4], *SHORT.split(), "--no-plot", "--device", "cpu", "--batch", "4"]
+    fine = ["--init-from", str(run), "--out", str(tuned)]
+    assert main(["train", *rest, *fine, "--stop-after", "2"]) == 0
+    assert metrics(tuned)[0]["validation_loss"] == pytest.approx(
+        min(r["validation_loss"] for r in metrics(run) if "validation_loss" in r), rel=1e-6
+    )
+    assert (tuned / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
+    run.rename(tmp_path / "moved")  # a checkpoint has the weights
+    assert main(["train", "--resume", str(tuned)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(tuned), "--checkpoint", "last", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] > 0
+    assert found["perplexity"] == pytest.approx(np.exp(found["validation_loss"]))
+
+
+def test_weights_have_their_own_sizes(options: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["train", *options, "--init-from", "run"]) == 1
+    message = "got 1 with --init-from, expected none: the model has its own"
+    assert message in caplog.records[-1].getMessage()
 
 
 @pytest.mark.parametrize(
