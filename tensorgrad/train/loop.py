@@ -122,8 +122,8 @@ class Trainer:
         sample: returns a prompt and the text that the model continues it with, at the end of the
             run and each `sample_every` steps; called on all ranks. It may draw random numbers.
         sample_every: steps between samples; 0: at the end only.
-        callbacks: called on the main rank; see Callback. `make_loggers(settings.loggers)` makes those
-            of the settings.
+        callbacks: called on the main rank; see Callback. `make_loggers(settings.loggers)` makes
+            those of the settings.
         belongs_to: what a checkpoint must have been made with to fit this run, by group; for
             example {"model": {"layers": 2}, "data": {"key": "0f3a"}}.
         ranks: the processes that train together.
