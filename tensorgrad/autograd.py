@@ -18,18 +18,12 @@ import numpy as np
 from tensorgrad.arrays import cast
 from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_function
-from tensorgrad.engine import Backward, Node, Output, edge_of, gradients, leaves, mode
+from tensorgrad.engine import Backward, Node, Output, edge_of, gradients, leaves, mode, replaced
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "grad",
-    "no_grad",
-    "on_grad_ready",
-    "record",
-    "value_and_grad",
-]
+__all__ = ["grad", "no_grad", "on_grad_ready", "record", "value_and_grad"]
 
 _NDARRAY = np.ndarray
 
@@ -53,7 +47,8 @@ def record(
             is False where no gradient is wanted, else True or the gradient so far, to which the
             function may add instead of returning an array (see accumulation.py). Where the op
             broadcast an input, the gradient may come in the broadcast shape: the walk sums it
-            down. Where it has another float dtype than the input, the walk casts it.
+            down. Where it has another float dtype than the input, the walk casts it. An array that
+            is neither dy nor in `saved`, nor a view, is given away: it may be kept and added to.
         saved: what backward needs, most of all arrays; freed as the walk passes.
 
     Returns:
@@ -143,7 +138,7 @@ def value_and_grad(
 
     Gradients come back as tensors and no `.grad` is touched: `f` is treated as a function of
     those arguments alone. A gradient is zero where f does not depend on the argument. Negative
-    places are counted from the last positional argument.
+    indices are counted from the last positional argument.
 
     Raises:
         ArgumentError: f is not a function (the gradients of a tensor are those of `backward`).
@@ -160,14 +155,11 @@ def value_and_grad(
         if mode.inside_grad:
             raise GradError("grad: got a nested call, expected one level: second derivatives "
                             "are not supported")  # fmt: skip
-        places = [_argument(i, len(args)) for i in wanted]
-        leaves = {i: Tensor(tensor_of("grad", f"argument {i}", args[i]).data, True) for i in places}
-        mode.inside_grad, before = True, mode.grad_enabled
-        mode.grad_enabled = True
-        try:
+        indices = [_argument(i, len(args)) for i in wanted]
+        inputs = [(i, tensor_of("grad", f"argument {i}", args[i])) for i in indices]
+        leaves = {i: Tensor(tensor.data, True) for i, tensor in inputs}
+        with replaced(mode, inside_grad=True, grad_enabled=True):
             y = f(*[leaves.get(i, arg) for i, arg in enumerate(args)], **kwargs)
-        finally:
-            mode.inside_grad, mode.grad_enabled = False, before
         if not isinstance(y, Tensor) or y.data.size != 1:
             got = f"shape {y.shape}" if isinstance(y, Tensor) else type(y).__name__
             raise GradError(f"grad: the function returned {got}, expected a scalar tensor")
@@ -176,7 +168,7 @@ def value_and_grad(
             i: Tensor(namespace(t.data).zeros_like(t.data) if g is None else cast(g, t.dtype))
             for g, (i, t) in zip(found, leaves.items(), strict=True)
         }
-        each = tuple([grads[i] for i in places])
+        each = tuple([grads[i] for i in indices])
         return y.detach(), each[0] if single else each
 
     return with_grad
@@ -189,13 +181,13 @@ def _check_differentiable(op: str, f: Any) -> None:
     )
 
 
-def _argument(place: Any, count: int) -> int:
-    """Return the place of a positional argument, counted from the first."""
-    if not isinstance(place, int | np.integer) or not -count <= place < count:
+def _argument(index: Any, count: int) -> int:
+    """Return the index of a positional argument, counted from the first."""
+    if not isinstance(index, int | np.integer) or not -count <= index < count:
         raise ArgumentError(
-            f"grad: argnums has {place!r}, expected places of the {count} positional arguments"
+            f"grad: argnums has {index!r}, expected indices of the {count} positional arguments"
         )
-    return int(place) % count
+    return int(index) % count
 
 
 def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:

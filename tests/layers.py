@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "data and models": ("data", "models"),
     "training on one or many ranks": ("train", "parallel"),
     "the package": ("",),
-    "programs": ("examples",),
+    "programs": ("cli", "__main__", "examples"),
 }
 PICTURE = ROOT / "docs" / "layers.svg"
 

@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tests.source_tree import ROOT, module_names
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
-PROGRAM = r"((?:[A-Z_]+=\S+ |taskset \S+ \S+ )*(?:python|mpirun) {})"
+PROGRAM = r"((?:[A-Z_]+=\S+ |taskset \S+ \S+ )*(?:python|mpirun|tensorgrad) {})"
 INDENTED = re.compile("^ {4}" + PROGRAM.format(".+$"), re.MULTILINE)
 QUOTED = re.compile("`" + PROGRAM.format("[^`]+") + "`")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -42,6 +42,7 @@ SHELL = {"sh", "bash", "shell", "console"}
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi}
 BENCHES = sorted(ROOT.glob("examples/bench/*.py"))
 PROGRAMS = [*sorted(ROOT.glob("examples/*.py")), *BENCHES]
+SCRIPTS = [ROOT / ".ci" / "run", *sorted((ROOT / "examples" / "cluster").iterdir())]
 MADE_BY_RUNNING = ("runs/", ".venv")
 
 
@@ -165,9 +166,9 @@ def test_ranks_of_a_command_can_share_the_batch(parts: list[str]) -> None:
     said = dict(pairwise(parts))
     pipelines = script.endswith("_pp.py")
     ranks = int(said["-n"])
-    stages = int(said.get("--stages", ranks) if pipelines else said.get("--pp", 1))
+    stages = int(said.get("--pp", ranks) if pipelines else said.get("--pp", 1))
     replicas = ranks // (stages * int(said.get("--tp", 1)))
-    micro = int(said.get("--micro-batches", 4) if pipelines else said.get("--accumulate", 1))
+    micro = int(said.get("--micro-batches", 4) if pipelines else said.get("--micro-batches", 1))
     assert int(said.get("--batch", 8)) % (replicas * micro) == 0
 
 
@@ -185,9 +186,12 @@ def is_path(word: str) -> bool:
 
 def unknown_options(parts: list[str]) -> Iterator[str]:
     """Yield the options that a program of this repository does not have."""
-    ours = re.compile(r"examples/.+\.py|(tensorgrad|examples)\..+")
+    ours = re.compile(r"examples/.+\.py|(tensorgrad|examples)\..+|tensorgrad")
     place = next((i for i, word in enumerate(parts) if ours.fullmatch(word)), len(parts))
     program = parts[place - 1 : place + 1] if "-m" in parts[:place] else parts[place : place + 1]
+    if program == ["tensorgrad"]:
+        words = takewhile(lambda word: re.fullmatch("[a-z0-9]+", word), parts[place + 1 :])
+        program = ["-m", *program, *islice(words, 2 if parts[place + 1] == "train" else 1)]
     for word in parts[place + 1 :]:
         option = re.escape(word.partition("=")[0])
         if word.startswith("--") and not re.search(
@@ -201,7 +205,7 @@ def help_of(*program: str) -> str:
     return subprocess.run(
         [sys.executable, *program, "--help"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -259,6 +263,27 @@ def test_source_paths_exist(document: Path) -> None:
     assert list(missing_sources(document.read_text(encoding="utf-8"))) == []
 
 
+def missing_files(script: str) -> Iterator[str]:
+    """Yield the documents, programs and .cu files that a shell script names and that are missing.
+
+    The .cu files are those of a compile command, so their paths begin at the kernels' folder.
+    """
+    for name in re.findall(r"(?<![\w/])(?:docs|examples|tests)/[\w/-]+\.\w+", script):
+        if not (ROOT / name).is_file():
+            yield name
+    for name in re.findall(r"[\w/{},]+\.cu\b", script):
+        before, brace, rest = name.partition("{")
+        middles, _, after = rest.partition("}") if brace else ("", "", "")
+        for middle in middles.split(","):
+            if not (ROOT / "tensorgrad/kernels" / (path := before + middle + after)).is_file():
+                yield path
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_files_that_a_script_names_exist(script: Path) -> None:
+    assert list(missing_files(script.read_text(encoding="utf-8"))) == []
+
+
 def test_the_index_lists_every_document() -> None:
     index = ROOT / "docs" / "README.md"
     links = LINK.findall(index.read_text(encoding="utf-8"))
@@ -283,5 +308,7 @@ def test_the_checks_would_notice() -> None:
     sources = "`tensorgrad/tensor.py` `tensor.py` `models/none.py` `gpt2.py` `tensorgrad/nothing/`"
     assert list(missing_sources(sources)) == ["models/none.py", "tensorgrad/nothing/"]
     assert list(missing_sources("`tensor.py` `python none.py` `state.json`")) == ["tensor.py"]
+    script = "compile attention/{short,none}.cu softmax.cu lost.cu  # docs/none.md docs/README.md"
+    assert list(missing_files(script)) == ["docs/none.md", "attention/none.cu", "lost.cu"]
     assert len(list(python_blocks())) > 0
     assert len(list(commands())) > 2

@@ -13,7 +13,6 @@ With N rows of width C, a vocabulary V and chunks of n rows, 16 bits: n V * 2 by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
-from tensorgrad.kernels.cross_entropy import Options, Scale
+from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.operands import data_of, float_tensor, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
 from tensorgrad.ops.matmul import flat, product, product_into
@@ -80,18 +79,13 @@ def linear_cross_entropy(
     Source: Wijmans et al. 2024, arXiv:2411.09009, computes the same without logits in memory.
     """
     op = "linear_cross_entropy"
-    x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
-    if mode.autocast is not None:
-        x, weight = cast_operands(x, weight)
-    targets = integer_array(op, "targets", targets)
-    backend.same_device(op, ("x", "weight", "targets"), (x.data, weight.data, targets))
-    classes = check_shapes(op, (x.data, weight.data), targets, vocab_size)
+    x, weight, targets, classes = loss_operands(op, x, weight, targets, vocab_size)
     if bias is not None:
         bias = float_tensor(op, "bias", bias)
         backend.same_device(op, ("x", "bias"), (x.data, bias.data))
         check_shape(op, "bias", bias, weight.shape[:1], " (V of weight)")
     inputs, arrays = (x, weight, bias), (x.data, weight.data, data_of(bias))
-    options = Options(ignore_index, label_smoothing, z_loss)
+    options = LossOptions(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     dtype = promoted(op, ("x", "weight"), arrays[:2])
     chunk = rows_at_a_time(op, chunk, len(arrays[1]) * dtype.itemsize, is_numpy(targets))
@@ -108,7 +102,7 @@ def linear_cross_entropy(
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
     early = reduction != "none" and any(wants)
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
-    scale = Scale(None, None if defers(dtype) else count)
+    scale = GradientFactor(None, None if defers(dtype) else count)
     gradients = _run(loss_of, losses, wants if early else (False,) * 3, scale)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
@@ -130,7 +124,7 @@ class _ChunkedLoss(NamedTuple):
     bias: Array | None
     ids: Array  # (N,)
     counted: Array | None  # (N,) on the CPU
-    options: Options
+    options: LossOptions
     classes: int
     chunk: int
 
@@ -144,39 +138,45 @@ def rows_at_a_time(op: str, chunk: int | None, row_bytes: int, on_host: bool) ->
     return chunk
 
 
-def check_shapes(
-    op: str,
-    arrays: Sequence[Array],
-    targets: Array,
-    vocab_size: int | None,
-    ranks: int | None = None,
-) -> int:
-    """Return the number of classes; with `ranks`, each rank has this many rows of the weight."""
-    x, weight = arrays
-    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight):
+def loss_operands(
+    op: str, x: Any, weight: Any, targets: Any, vocab_size: int | None, ranks: int | None = None
+) -> tuple[Tensor, Tensor, Array, int]:
+    """Return the checked operands, and the number of classes.
+
+    Args:
+        op, x, weight, targets, vocab_size: see `linear_cross_entropy`.
+        ranks: how many ranks share the weight, each with equally many rows; None: it is whole.
+    """
+    x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
+    if mode.autocast is not None:
+        x, weight = cast_operands(x, weight)
+    targets = integer_array(op, "targets", targets)
+    backend.same_device(op, ("x", "weight", "targets"), (x.data, weight.data, targets))
+    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight.data):
         shape = f"({'V' if ranks is None else 'n'}, {x.shape[-1] if x.ndim else 'C'})"
         raise ShapeError(
             f"{op}: weight has shape {weight.shape}, expected {shape} as x has shape {x.shape}"
         )
     check_shape(op, "targets", targets, x.shape[:-1], " (x without the last axis)")
-    rows = len(weight) * (1 if ranks is None else ranks)
+    own = len(weight.data)
+    rows = own * (1 if ranks is None else ranks)
     classes = rows if vocab_size is None else vocab_size
     check_integer(op, "vocab_size", classes)
     if not 1 <= classes <= rows:
-        what = "rows of weight" if ranks is None else f"{len(weight)} rows on each of {ranks} ranks"
+        what = "rows of weight" if ranks is None else f"{own} rows on each of {ranks} ranks"
         raise ArgumentError(f"{op}: vocab_size is {classes}, expected 1 to {rows} ({what})")
-    return classes
+    return x, weight, targets, classes
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     *_, loss_of, count, early = saved
-    scale = Scale(backend.contiguous(dy).reshape(-1), count)
+    scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
     if not early:
         losses = backend.empty(loss_of.ids.shape, dy.dtype, like=loss_of.ids)
         return _run(loss_of, losses, needs, scale)
     gradients: list[Array | None] = early.pop()
     if not defers(_dtype(loss_of)):
-        scale = Scale(scale.dy)
+        scale = GradientFactor(scale.dy)
     for gradient in gradients:
         if gradient is None:
             continue
@@ -187,7 +187,9 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return gradients
 
 
-def _run(loss_of: _ChunkedLoss, losses: Array, needs: Needs, scale: Scale) -> list[Array | None]:
+def _run(
+    loss_of: _ChunkedLoss, losses: Array, needs: Needs, scale: GradientFactor
+) -> list[Array | None]:
     """Write the losses and return the gradients that are wanted, times `scale`."""
     dtype, shape = _dtype(loss_of), loss_of.x.shape
     wide = compute_dtype(dtype)
@@ -225,12 +227,12 @@ def _losses(
     dlogits: Array | None,
     logits: Array,
     piece: slice,
-    scale: Scale,
+    scale: GradientFactor,
 ) -> None:
     """Write the losses of a chunk and, unless `dlogits` is None, the gradient of its logits."""
     ids, options, classes = loss_of.ids[piece], loss_of.options, loss_of.classes
     if scale.dy is not None and scale.dy.size > 1:
-        scale = Scale(scale.dy[piece], scale.divisor)
+        scale = GradientFactor(scale.dy[piece], scale.divisor)
     if loss_of.counted is None:
         peaks = backend.empty((2, len(ids)), losses.dtype, like=losses)
         cross_entropy_cuda.rows_forward(
@@ -243,7 +245,7 @@ def _losses(
     )
 
 
-def _factor(scale: Scale, dtype: Dtype) -> Array:
+def _factor(scale: GradientFactor, dtype: Dtype) -> Array:
     """Return dy / count on the CPU: () or (n,)."""
     factor = np.ones((), dtype) if scale.dy is None else scale.dy.astype(dtype, copy=False)
     if factor.size == 1:

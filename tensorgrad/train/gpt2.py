@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tensorgrad import backend, random
-from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
+from tensorgrad import backend, nn, random
+from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
@@ -25,6 +25,7 @@ from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
+from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.run import free_folder, report_stop, resume_run
 from tensorgrad.train.settings import TrainSettings
@@ -40,11 +41,13 @@ MODELS = {"small": SMALL, **PRESETS}
 class GPT2Settings(TrainSettings):
     """The options of a program that trains a GPT-2."""
 
+    task: str = option("gpt2", "what to train", choices=("gpt2",))
     steps: int = option(800, "optimizer steps", low=1, grows=True)
     lr: float = option(3e-3, "peak learning rate", low=0)
     data: str = option(
         "stdlib",
-        "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source",
+        "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source; or "
+        "a folder of `tensorgrad prepare`",
     )
     preset: str = option("small", "size of the model", choices=tuple(MODELS))
     layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
@@ -57,6 +60,15 @@ class GPT2Settings(TrainSettings):
         1, "pad the rows of the token embedding to a multiple of this; 128 suits GPUs", low=1
     )
     dropout: float = option(0.0, "dropout probability", low=0, high=1)
+    attention: str = option(
+        "flash",
+        "how attention computes: one kernel (flash), a kernel for the softmax (fused-softmax), or "
+        "op by op (unfused)",
+        choices=nn.ATTENTION_KERNELS,
+    )
+    recompute: bool = option(
+        False, "save only the inputs of blocks and compute them again in backward", free=True
+    )
     validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
     evaluate_every: int = option(200, "steps between evaluations", low=1)
     evaluation_batches: int = option(20, "validation batches of an evaluation", low=1)
@@ -121,10 +133,12 @@ def train(
     began = time.perf_counter()
     with run_folder(folder, ranks.is_main):
         callbacks = make_loggers(settings.loggers) if ranks.is_main else []
-        corpus = prepare_corpus(settings)
+        corpus = prepare_corpus(settings, ranks.is_main)
         random.seed(settings.seed)
         model = GPT2(settings.model(corpus.tokenizer.vocab_size))
         model.to(device, settings.parameter_dtype)
+        nn.use_attention(model, settings.attention)
+        model.recompute = settings.recompute
         trainer = make_trainer(settings, folder, corpus, model, ranks, callbacks)
         if resuming:
             resume_run(trainer)
@@ -144,23 +158,19 @@ def train(
         return outcome, trainer.sampled if outcome.finished else None
 
 
-def prepare_corpus(settings: GPT2Settings) -> Corpus:
-    """Return the text as tokens, from the cache if it has them."""
-    seen = set()
-
-    def progress(stage: str, done: int, total: int) -> None:
-        if stage not in seen:
-            seen.add(stage)
-            _log.info("preparing %s: %s", settings.data, stage)
-
-    return prepare(
-        settings.data,
-        settings.cache,
-        settings.vocab or MODELS[settings.preset].vocab_size,
-        validation=settings.validation,
-        tokenizer=Tokenizer.load(settings.tokenizer) if settings.tokenizer else None,
-        progress=progress,
-    )
+def prepare_corpus(settings: GPT2Settings, shown: bool = True) -> Corpus:
+    """Return the text as tokens: a prepared folder, or from the cache if it has them."""
+    with StageProgress(settings.data, shown) as progress:
+        if is_prepared(settings.data):
+            return open_prepared(settings.data, progress)
+        return prepare(
+            settings.data,
+            settings.cache,
+            settings.vocab or MODELS[settings.preset].vocab_size,
+            validation=settings.validation,
+            tokenizer=Tokenizer.load(settings.tokenizer) if settings.tokenizer else None,
+            progress=progress,
+        )
 
 
 def make_trainer(
@@ -178,7 +188,7 @@ def make_trainer(
         TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
         for tokens in (corpus.train, corpus.validation)
     )
-    check_parts(settings.batch // ranks.ranks, settings.accumulate, ranks.ranks)
+    check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
 
     def loss(x: backend.Array, y: backend.Array) -> Tensor:
         with precision():

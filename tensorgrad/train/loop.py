@@ -218,12 +218,8 @@ class Trainer:
 
     def _check_settings(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError where a setting differs that a resumed run must keep."""
-        before, ranks = checkpoint.state.get("settings", {}), checkpoint.state.get("ranks")
-        if not isinstance(before, Mapping):
-            raise CheckpointError(
-                f"load: {checkpoint.path}: settings is {before!r:.80}, expected settings"
-            )
-        same_ranks = ranks == self._ranks.ranks
+        before = checkpoint.settings("settings")
+        same_ranks = checkpoint.state.get("ranks") == self._ranks.ranks
         wrong = contradictions(self.settings, before, asdict(self.settings), same_ranks)
         if wrong:
             raise CheckpointError(
@@ -365,7 +361,7 @@ class Trainer:
         whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
         try:
             optimizer.zero_grad()
-            parts = _parts(batch, settings.accumulate, self._ranks.ranks)
+            parts = _parts(batch, settings.micro_batches, self._ranks.ranks)
             moved = [_moved(part, self._device) for part in parts]
             total = self._ranks.compute_gradients(self._loss, moved, self.scaler)
             optimizer.lr = self._schedule(self.step)
@@ -384,7 +380,7 @@ class Trainer:
     def _read(self, asked: signal.Signals | None) -> signal.Signals | None:
         """Log the pending losses; return the signal that asked any rank to stop, or None."""
         pending, self._pending = self._pending, []
-        losses = [float(loss) / self.settings.accumulate for _, _, loss, _ in pending]
+        losses = [float(loss) / self.settings.micro_batches for _, _, loss, _ in pending]
         failed = self._log is not None and self._log.failure is not None
         flags = [failed, *(asked is each for each in STOPS)]
         sums = self._ranks.sum([*losses, *map(float, flags)])
@@ -475,8 +471,8 @@ def check_parts(rows: int, count: int, ranks: int) -> None:
     if rows % count:
         each = f", {rows} on each of {ranks} ranks" if ranks > 1 else ""
         raise ArgumentError(
-            f"train: accumulate is {count} and a batch has {rows * ranks} rows{each}, expected a "
-            f"divisor of {rows}"
+            f"train: micro_batches is {count} and a batch has {rows * ranks} rows{each}, "
+            f"expected a divisor of {rows}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from contextlib import ExitStack
 
 from tqdm import tqdm
@@ -91,6 +92,49 @@ class ProgressBar:
             "step %d/%d  loss %.3f  lr %.1e  gradient %.2f  %s  %s left",
             step, self._steps, loss, lr, gradient_norm, speed, left,
         )  # fmt: skip
+
+
+class StageProgress:
+    """The progress of work in stages: a bar for each on a terminal or in a notebook, or lines.
+
+        with StageProgress("my_texts") as progress:
+            prepare("my_texts", "cache", progress=progress)
+
+    Args:
+        what: is worked on, for the lines.
+        shown: whether to show anything.
+    """
+
+    def __init__(self, what: str, shown: bool = True) -> None:
+        self._what, self._kind = what, _bar_class() if shown else None
+        self._shown, self._stage, self._bar = shown, "", None
+        self._last_line = 0.0
+
+    def __enter__(self) -> StageProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show that `done` of `total` characters or bytes are done; 0: the total is not known."""
+        if not self._shown:
+            return
+        now, new = time.monotonic(), stage != self._stage
+        if self._kind is None:
+            if new or now - self._last_line >= _SECONDS_BETWEEN_LINES:
+                part = f" {min(1, done / total):.0%}" if total and not new else ""
+                _log.info("preparing %s: %s%s", self._what, stage, part)
+                self._last_line = now
+        else:
+            if new:
+                self.__exit__()
+                self._bar = self._kind(desc=stage, unit="B", unit_scale=True, leave=False)
+            assert self._bar is not None
+            self._bar.total = total or None
+            self._bar.update(done - self._bar.n)
+        self._stage = stage
 
 
 def _bar_class() -> type[tqdm] | None:

@@ -28,7 +28,7 @@ class TrainSettings:
 
     steps: int = option(1000, "optimizer steps", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
-    accumulate: int = option(
+    micro_batches: int = option(
         1, "parts of a batch, computed one by one to save memory", low=1, by_ranks=True
     )
     lr: float = option(1e-3, "peak learning rate", low=0)
@@ -131,10 +131,7 @@ class EpochSettings(TrainSettings):
     epochs: int = option(10, "passes over the training data", low=1, grows=True)
     steps: int = option(0, "optimizer steps; 0: those of --epochs", low=0, grows=True)
     warmup: int | None = option(
-        None,
-        "warmup steps, fewer than all",
-        shown="the preset's; with --steps, 5 % of them",
-        low=0,
+        None, "warmup steps, fewer than all", shown="the preset's; with --steps, 5 % of them", low=0
     )
     weight_decay: float = option(0.01, "weight decay of matrices, times --lr a step", low=0)
 

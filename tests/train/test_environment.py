@@ -102,8 +102,7 @@ def test_a_full_disk_is_a_warning(
 
 def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = SimpleNamespace(
-        getDeviceProperties=lambda index: {"name": b"NVIDIA H200"},
-        runtimeGetVersion=lambda: 13020,
+        getDeviceProperties=lambda index: {"name": b"NVIDIA H200"}, runtimeGetVersion=lambda: 13020
     )
     cupy: Any = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     monkeypatch.setattr(backend, "cupy", cupy)
