@@ -57,7 +57,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     )
     cupy: Any = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     monkeypatch.setattr(backend, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake
 
 

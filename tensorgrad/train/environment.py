@@ -69,9 +69,10 @@ def packages() -> dict[str, str]:
     """Return the versions of all installed packages, by name."""
     found = {}
     for each in importlib.metadata.distributions():
-        name = each.metadata["Name"]
-        if name:  # a damaged installation has none
-            found[name] = each.version
+        metadata = each.metadata
+        name, version = metadata["Name"], metadata["Version"]
+        if name and version:  # a damaged installation has none
+            found[name] = version
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

@@ -171,7 +171,7 @@ class TensorBoard(Logger):
 
 
 class WandB(Logger):
-    """Logs to Weights & Biases; `wandb sync --append` uploads an offline run."""
+    """Logs to Weights & Biases; `wandb sync` uploads the parts of an offline run."""
 
     def __init__(self) -> None:
         self._package = _imported("wandb", "wandb")

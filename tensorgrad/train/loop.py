@@ -122,7 +122,8 @@ class Trainer:
         sample: returns a prompt and the text that the model continues it with, at the end of the
             run and each `sample_every` steps; called on all ranks. It may draw random numbers.
         sample_every: steps between samples; 0: at the end only.
-        callbacks: called on the main rank; see Callback.
+        callbacks: called on the main rank; see Callback. `make_loggers(settings.loggers)` makes
+            those of the settings.
         belongs_to: what a checkpoint must have been made with to fit this run, by group; for
             example {"model": {"layers": 2}, "data": {"key": "0f3a"}}.
         ranks: the processes that train together.
@@ -268,7 +269,8 @@ class Trainer:
                 make_folder(self.folder)
                 stack.enter_context(hold(self.folder))
                 prune_checkpoints(self.checkpoints, first, settings.keep)
-                self._log = stack.enter_context(self._run_log())
+                with self._clock.paused():
+                    self._log = stack.enter_context(self._run_log())
             batches = self._batches(first)
             if isinstance(batches, Generator):
                 stack.enter_context(closing(batches))  # ends the read-ahead thread

@@ -28,8 +28,9 @@ Values = np.ndarray[Any, Any]
 def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
     """Draw training and validation loss over steps into a PNG, and beside them other measures.
 
-    The training loss is drawn twice: as it is, pale, and as the mean over some steps, which the
-    legend says. Whatever else an evaluation measured, such as the accuracy, has an axis of its own.
+    The training loss is drawn twice: as it is, pale, and as the mean of the last steps, 2 % of all,
+    whose number the legend says. Whatever else an evaluation measured, such as the accuracy, has an
+    axis of its own.
 
     Args:
         records: of metrics.jsonl.
@@ -50,16 +51,13 @@ def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
     axes.set_ylabel("loss (nats)")
     axes.grid(alpha=0.3)
     steps, losses = _points(records, "loss")
-    if len(steps):
-        axes.plot(
-            *thinned(steps, losses), color="C0", linewidth=0.6, alpha=0.4, label="training loss"
-        )
     count = smoothing(len(steps))
+    if len(steps):
+        pale: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.4} if count > 1 else {}
+        axes.plot(*thinned(steps, losses), color="C0", label="training loss", **pale)
     if count > 1:
-        axes.plot(
-            *thinned(*moving_mean(steps, losses, count)),
-            color="C0", linewidth=1.8, label=f"training loss, mean of {count} steps",
-        )  # fmt: skip
+        means = thinned(*moving_mean(steps, losses, count))
+        axes.plot(*means, color="C0", label=f"training loss, mean of {count} steps")
     steps, losses = _points(records, "validation_loss")
     if len(steps):
         axes.plot(steps, losses, "o-", color="C1", markersize=4, label="validation loss")

@@ -248,7 +248,7 @@ class FakeWandB:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, wandb_environment: None) -> FakeWandB:
     package = FakeWandB()
-    monkeypatch.setitem(sys.modules, "wandb", package)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "wandb", package)
     return package
 
 

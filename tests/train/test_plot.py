@@ -25,9 +25,13 @@ def drawn(records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, path: 
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    figures = []
-    make = Figure.add_subplot
-    monkeypatch.setattr(Figure, "add_subplot", lambda self: figures.append(self) or make(self))
+    figures, make = [], Figure.add_subplot
+
+    def noted(figure: Any) -> Any:
+        figures.append(figure)
+        return make(figure)
+
+    monkeypatch.setattr(Figure, "add_subplot", noted)
     assert plot_losses(records, path / "loss.png", "gpt2-1")
     return figures[-1]
 
@@ -73,6 +77,8 @@ def test_a_long_run_is_smoothed_and_thinned(
     assert raw.get_linewidth() < smooth.get_linewidth()
     assert raw.get_alpha() < 1
     assert validation.get_marker() == "o"
+    (short,) = drawn(records[:20], monkeypatch, tmp_path).axes[0].lines
+    assert short.get_alpha() is None  # nothing is drawn over it
     assert (axes.get_title(), axes.get_ylabel()) == ("gpt2-1", "loss (nats)")
 
 
