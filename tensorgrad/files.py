@@ -148,6 +148,28 @@ def locked(path: str | os.PathLike[str], *, wait: bool) -> Iterator[bool]:
                 os.close(descriptor)
 
 
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Return whether a process holds the lock on a file, without waiting or writing.
+
+    False where the file is missing or cannot be read, and where locks are not supported.
+    """
+    if sys.platform == "win32":
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:
     """Return the descriptor of the locked file; None where locks are not supported."""
     if sys.platform == "win32":
