@@ -51,6 +51,7 @@ DATA = {
     "tensorgrad.kernels": ("*.cu", "*.cuh", "tuned.json"),
     "tensorgrad.kernels.attention": ("*.cu", "*.cuh"),
     "tensorgrad.kernels.matmul": ("*.cu", "*.cuh"),
+    "tensorgrad.report": ("charts.js", "page.css"),
 }
 
 

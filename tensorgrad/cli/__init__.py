@@ -28,6 +28,8 @@ COMMANDS = {
     "evaluate": "Measure a trained model on its validation data.",
     "translate": "Translate text with a trained translation model.",
     "classify": "Classify sentences with a trained classifier.",
+    "compare": "Show what differs between runs in settings, environment and result.",
+    "report": "Write one HTML page about a run: curves, samples, settings, environment.",
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",
 }
 ON_RANKS = ("train",)  # the commands that several ranks run together

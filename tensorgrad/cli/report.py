@@ -1,0 +1,21 @@
+"""`tensorgrad report RUN`: one HTML page about a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensorgrad.report import write_report
+
+
+def report(run: Path, /, *, out: Path | None = None) -> int:
+    """Write one HTML page about a run: curves, samples, settings, environment.
+
+    The page opens without a network. The run may be training still.
+
+    Args:
+        run: folder of the run.
+        out: file to write (default: report.html in the folder).
+    """
+    page = write_report(run, out)
+    print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
+    return 0

@@ -1,0 +1,361 @@
+"""What differs between runs in settings, environment and result: tables, CSV, a page of curves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.report.curves import common_charts
+from tensorgrad.report.document import (
+    check_output,
+    curves_section,
+    document,
+    escaped,
+    section,
+    shortened,
+    write_text,
+)
+from tensorgrad.report.result import BEST, Result, label_of, result_of, text_of
+from tensorgrad.report.run import Run, read_run
+from tensorgrad.report.settings import value_text
+
+MISSING = "-"
+_NOT_COMPARED = ("out", "command")  # every run has its own
+_SAME_KIND = 0.75  # of all settings, which runs of one program have in common
+_CURVE_POINTS = 75_000  # of all curves of a page
+_POINTS = 3000  # of a curve
+_VALUE = 200  # characters
+_WIDEST = 32  # characters of a column on a terminal
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value of each run.
+
+    Attributes:
+        name: of the value.
+        texts: one for each run; MISSING where it has none.
+        best: the numbers of the runs with the best value; empty where there is no better.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    best: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between runs.
+
+    Attributes:
+        names: of the runs.
+        sections: rows by heading; the settings and environment that differ, and all results.
+        notes: sentences about what is not compared or could not be read.
+        runs: the runs, in the order of names.
+    """
+
+    names: tuple[str, ...]
+    sections: Mapping[str, Sequence[Row]]
+    notes: tuple[str, ...]
+    runs: tuple[Run, ...]
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Compare the runs in two or more folders.
+
+    Settings that only some runs have are compared if the runs share most others: runs of different
+    programs are compared in what all of them have.
+
+    Raises:
+        ArgumentError: there are fewer than two folders, or one is given twice.
+        DataError: one is not the folder of a run.
+    """
+    if len(folders) < 2:
+        raise ArgumentError(f"compare: got {len(folders)} run, expected two or more")
+    for place, folder in enumerate(folders):
+        if folder.resolve() in [other.resolve() for other in folders[:place]]:
+            raise ArgumentError(f"compare: {folder} is given twice, expected different runs")
+    runs = tuple(read_run(folder) for folder in folders)
+    names = _names(runs)
+    settings, skipped = _differences([run.config for run in runs])
+    environment, _ = _differences([_flat(run.environment) for run in runs])
+    notes = [f"{n}: {note}" for n, run in zip(names, runs, strict=True) for note in run.notes]
+    if skipped:
+        notes.append(f"{skipped} settings that not all of these runs have are not compared")
+    sections = {
+        "Configuration": settings,
+        "Environment": environment,
+        "Result": _results(runs, not skipped),
+    }
+    return Comparison(names, sections, tuple(notes), runs)
+
+
+def _names(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the names of the folders, or where two are equal the paths."""
+    names = [run.name for run in runs]
+    return tuple(run.name if names.count(run.name) == 1 else os.fspath(run.folder) for run in runs)
+
+
+def _differences(facts: Sequence[Mapping[str, Any]]) -> tuple[list[Row], int]:
+    """Return rows of what differs, and how many keys are skipped since not all have them."""
+    known = [each for each in facts if each]  # a run without the file has nothing to compare
+    every = [key for key in dict.fromkeys(k for each in known for k in each)]
+    every = [key for key in every if key not in _NOT_COMPARED]
+    shared = [key for key in every if all(key in each for each in known)]
+    compared = every if len(shared) >= _SAME_KIND * len(every) else shared
+    rows = []
+    for key in compared:
+        texts = tuple(value_text(each[key]) if key in each else MISSING for each in facts)
+        if len({json.dumps(each.get(key), sort_keys=True) for each in known}) > 1 or any(
+            key not in each for each in known
+        ):
+            rows.append(Row(key, texts))
+    return rows, len(every) - len(compared)
+
+
+def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of nested objects by a key such as "packages.numpy"."""
+    found: dict[str, Any] = {}
+    for key, value in environment.items():
+        if isinstance(value, dict):
+            found.update({f"{key}.{inner}": each for inner, each in value.items()})
+        else:
+            found[key] = value
+    return found
+
+
+def _results(runs: Sequence[Run], are_same_kind: bool) -> list[Row]:
+    results = [result_of(run) for run in runs]
+    rows = [Row("Status", tuple(result.status for result in results))]
+    for name in dict.fromkeys(name for result in results for name in result.values):
+        values = [result.values.get(name) for result in results]
+        texts = tuple(MISSING if value is None else text_of(name, value) for value in values)
+        best = _best(name, values, texts) if are_same_kind else frozenset()
+        rows.append(Row(label_of(name), texts, best))
+    return rows
+
+
+def _best(name: str, values: Sequence[float | None], texts: Sequence[str]) -> frozenset[int]:
+    """Return which of the values show the best; none where all show the same."""
+    known = [value for value in values if value is not None]
+    if name not in BEST or len({text for text in texts if text != MISSING}) < 2:
+        return frozenset()
+    best = texts[values.index(min(known) if BEST[name] == "low" else max(known))]
+    return frozenset(place for place, text in enumerate(texts) if text == best)
+
+
+def to_text(comparison: Comparison, width: int = 100) -> str:
+    """Return the tables for a terminal; `*` follows the best value.
+
+    Runs that do not fit beside each other follow in further tables.
+
+    Args:
+        comparison: from `compare`.
+        width: of the terminal, in columns.
+    """
+    lines: list[str] = []
+    first = max(len(row.name) for rows in comparison.sections.values() for row in rows) + 4
+    for chosen in _fitting(comparison, width - first):
+        lines += _terminal_table(comparison, chosen, first)
+    lines += [f"note: {_printable(note)}" for note in comparison.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _fitting(comparison: Comparison, width: int) -> list[list[int]]:
+    """Return the numbers of the runs that stand beside each other, table by table."""
+    tables: list[list[int]] = []
+    used = width
+    for number in range(len(comparison.names)):
+        own = _column_width(comparison, number) + 2
+        if used + own > width:
+            tables.append([])
+            used = 0
+        tables[-1].append(number)
+        used += own
+    return tables
+
+
+def _column_width(comparison: Comparison, number: int) -> int:
+    cells = [comparison.names[number]]
+    for rows in comparison.sections.values():
+        cells += [row.texts[number] + " *" * (number in row.best) for row in rows]
+    return min(_WIDEST, max(len(_printable(cell)) for cell in cells))
+
+
+def _terminal_table(comparison: Comparison, chosen: Sequence[int], first: int) -> Iterator[str]:
+    widths = {number: _column_width(comparison, number) for number in chosen}
+
+    def line(name: str, cells: Mapping[int, str]) -> str:
+        texts = (_cut(_printable(cells[n]), widths[n]).ljust(widths[n]) for n in chosen)
+        return f"{name.ljust(first)}{'  '.join(texts)}".rstrip()
+
+    yield line("", dict(enumerate(comparison.names)))
+    for title, rows in comparison.sections.items():
+        yield title
+        if not rows:
+            yield "  no differences"
+        for row in rows:
+            marked = {n: row.texts[n] + " *" * (n in row.best) for n in chosen}
+            yield line(f"  {_printable(row.name)}", marked)
+    yield ""
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _printable(text: str) -> str:
+    """Return text without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """Return the tables as Markdown; the best values are bold."""
+    parts = []
+    for title, rows in comparison.sections.items():
+        head = _markdown_line([title, *comparison.names])
+        rule = "|---" * (len(comparison.names) + 1) + "|"
+        lines = [
+            _markdown_line([row.name, *row.texts], bold=frozenset(place + 1 for place in row.best))
+            for row in rows
+        ]
+        none = _markdown_line(["no differences", *[""] * len(comparison.names)])
+        parts.append("\n".join([head, rule, *(lines or [none])]) + "\n")
+    notes = "".join(f"\n{_markdown_cell(note)}\n" for note in comparison.notes)
+    return "\n".join(parts) + notes
+
+
+def _markdown_line(cells: Sequence[str], bold: frozenset[int] = frozenset()) -> str:
+    texts = (
+        f"**{_markdown_cell(cell)}**" if place in bold else _markdown_cell(cell)
+        for place, cell in enumerate(cells)
+    )
+    return f"| {' | '.join(texts)} |"
+
+
+def _markdown_cell(text: str) -> str:
+    """Return text that stays in its cell and is shown as it stands."""
+    safe = escaped(_printable(shortened(text, _VALUE)))
+    return "".join(f"\\{c}" if c in "\\|`*_[]" else c for c in safe)
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Return a line for each run with all settings, facts of the environment, and results.
+
+    Columns are called config.lr, environment.gpu, result.validation_loss; numbers have all digits.
+    """
+    lines = [
+        {
+            "run": name,
+            **{f"config.{key}": _csv_cell(value) for key, value in run.config.items()},
+            **{
+                f"environment.{key}": _csv_cell(value)
+                for key, value in _flat(run.environment).items()
+            },
+            **_csv_results(result_of(run)),
+        }
+        for name, run in zip(comparison.names, comparison.runs, strict=True)
+    ]
+    keys = list(dict.fromkeys(key for line in lines for key in line))
+    columns = ["run"] + [
+        key for part in ("config", "environment", "result") for key in keys
+        if key.startswith(f"{part}.")
+    ]  # fmt: skip
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()
+
+
+def _csv_cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _csv_results(result: Result) -> dict[str, Any]:
+    values = {f"result.{name}": value for name, value in result.values.items()}
+    return {"result.status": result.status, **values, "result.step": result.step}
+
+
+def to_page(comparison: Comparison) -> str:
+    """Return an HTML page with the tables, and the curves of all runs over steps, tokens, time."""
+    runs = list(comparison.runs)
+    charts = common_charts(runs, list(comparison.names))
+    curves = max(1, sum(len(chart.curves) for chart in charts))
+    points = max(30, min(_POINTS, _CURVE_POINTS // curves))
+    title = f"Comparison of {len(runs)} runs"
+    notes = "".join(f'<p class="note">{escaped(note)}</p>\n' for note in comparison.notes)
+    drawn, data = curves_section(charts, runs, points)
+    body = (
+        f"<header>\n<h1>{escaped(title)}</h1>\n{notes}</header>\n"
+        + section("What differs", _html_tables(comparison))
+        + drawn
+    )
+    return document(title, body, data)
+
+
+def _html_tables(comparison: Comparison) -> str:
+    parts = []
+    for title, rows in comparison.sections.items():
+        if not rows:
+            parts.append(f'<p class="quiet">{escaped(title)}: no differences</p>\n')
+            continue
+        head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in comparison.names)
+        lines = "".join(_html_row(row) for row in rows)
+        parts.append(
+            f'<div class="wide"><table class="comparison"><caption>{escaped(title)}</caption>\n'
+            f'<thead><tr><th scope="col">Name</th>{head}</tr></thead>\n'
+            f"<tbody>\n{lines}</tbody></table></div>\n"
+        )
+    return "".join(parts)
+
+
+def _html_row(row: Row) -> str:
+    cells = "".join(
+        f'<td class="best">{text} (best)</td>' if place in row.best else f"<td>{text}</td>"
+        for place, text in enumerate(escaped(shortened(text, _VALUE)) for text in row.texts)
+    )
+    return f'<tr><th scope="row">{escaped(row.name)}</th>{cells}</tr>\n'
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files to write a comparison to; None: not written."""
+
+    page: Path | None = None
+    csv: Path | None = None
+    markdown: Path | None = None
+
+    def check(self) -> None:
+        """Raise ArgumentError for a place that cannot be written to."""
+        for option, path, suffixes in (
+            ("--out", self.page, (".html", ".htm")),
+            ("--csv", self.csv, (".csv",)),
+            ("--markdown", self.markdown, (".md", ".markdown")),
+        ):
+            if path is not None:
+                check_output("compare", option, path, suffixes)
+
+    def write(self, comparison: Comparison) -> list[Path]:
+        """Write the files; return those written.
+
+        Raises:
+            OSError: one cannot be written.
+        """
+        written = []
+        for path, form in (
+            (self.page, to_page),
+            (self.csv, to_csv),
+            (self.markdown, to_markdown),
+        ):
+            if path is not None:
+                write_text(path, form(comparison))
+                written.append(path)
+        return written

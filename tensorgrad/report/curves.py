@@ -1,0 +1,285 @@
+"""The curves of a page: thinned, smoothed, and placed on steps, tokens and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorgrad.report.run import Column, Run
+
+AXES = {
+    "step": "Steps",
+    "tokens": "Tokens",
+    "seconds": "Training time",
+    "elapsed": "Elapsed time",
+}
+COLORS = 8  # that page.css has
+_AXIS_POINTS = 1000
+_DIGITS = 5  # of a value on a page
+_SMOOTH_FROM = 20  # points
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a chart.
+
+    Attributes:
+        label: in the legend.
+        column: its points, all of them.
+        style: "line", "faint" (thin and pale) or "markers" (a line with a marker at each point).
+        color: its number among the colors.
+        run: the number of its run, which places its steps on the other axes.
+    """
+
+    label: str
+    column: Column
+    style: str = "line"
+    color: int = 0
+    run: int = 0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves with one y axis.
+
+    Attributes:
+        title: its heading.
+        unit: of y; may be empty.
+        curves: at least one point in all.
+    """
+
+    title: str
+    unit: str
+    curves: tuple[Curve, ...]
+
+
+def smoothing_span(count: int) -> int:
+    """Return the number of points that smoothing averages: 1 % of all, from 5 to 500."""
+    return min(500, max(5, count // 100))
+
+
+def smoothed(values: Column) -> Column:
+    """Return the mean of the finite values around each step.
+
+        y[i] = mean(x[i - h], ..., x[i + h]),  h = span / 2, without what is before or after all
+
+    A mean to both sides does not lag behind a loss that falls. See `smoothing_span`.
+    """
+    values = values.finite
+    count, half = len(values), smoothing_span(len(values)) // 2
+    sums = np.concatenate([[0.0], np.cumsum(values.values)])
+    place = np.arange(count)
+    start, end = np.maximum(place - half, 0), np.minimum(place + half + 1, count)
+    return Column(values.steps, (sums[end] - sums[start]) / (end - start))
+
+
+def thinned(values: Column, limit: int) -> Column:
+    """Return at most `limit` points that keep every minimum and maximum one can see.
+
+    Points are divided into equal ranges; of each remain the smallest, the largest and the first
+    that is not finite, and of all the first and the last.
+
+    Args:
+        values: (N,) points.
+        limit: 8 or more.
+    """
+    count = len(values)
+    if count <= limit:
+        return values
+    edges = np.linspace(0, count, (limit - 2) // 3 + 1).astype(int)
+    low = np.nan_to_num(values.values, nan=np.inf)
+    high = np.nan_to_num(values.values, nan=-np.inf)
+    broken = np.isnan(values.values)
+    kept = {0, count - 1}
+    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        kept.add(start + int(low[start:end].argmin()))
+        kept.add(start + int(high[start:end].argmax()))
+        if broken[start:end].any():
+            kept.add(start + int(broken[start:end].argmax()))
+    chosen = np.array(sorted(kept))
+    return Column(values.steps[chosen], values.values[chosen])
+
+
+def axes(run: Run) -> dict[str, list[float]]:
+    """Return where a run's steps are in tokens and time: points between which lines are straight.
+
+    Returns:
+        "step", and each of "tokens", "seconds" and "elapsed" that times.jsonl has: lists of equal
+        length, at most 1,002, none of which falls. The last steps that were logged may be later
+        than the last line of times.jsonl; they continue at the mean speed.
+    """
+    kinds = {key: run.times[key].finite for key in AXES if key != "step"}
+    kinds = {key: found for key, found in kinds.items() if len(found) and found.steps[-1] > 0}
+    if not kinds:
+        return {}
+    steps = np.unique(np.concatenate([found.steps for found in kinds.values()]))
+    places = np.linspace(0, len(steps) - 1, min(len(steps), _AXIS_POINTS)).astype(int)
+    last = run.metrics.last_step
+    steps = np.unique(np.concatenate([[0], steps[places], [last]]))
+    return {
+        "step": steps.tolist(),
+        **{key: _rounded(_along(steps, found), 7) for key, found in kinds.items()},
+    }
+
+
+def units(axes: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[str, float]]:
+    """Return the unit of each axis on a page with these runs, and its size in seconds or steps."""
+    found: dict[str, tuple[str, float]] = {"step": ("steps", 1), "tokens": ("tokens", 1)}
+    for key in ("seconds", "elapsed"):
+        longest = max((axis[key][-1] for axis in axes if key in axis), default=0.0)
+        known = (("d", 86400), ("h", 3600), ("min", 60))
+        found[key] = next((unit for unit in known if longest > 2 * unit[1]), ("s", 1))
+    return found
+
+
+def _along(steps: NDArray[np.int64], found: Column) -> NDArray[np.float64]:
+    """Return the values at steps: 0 at step 0, straight lines between, the mean speed after."""
+    known = np.maximum.accumulate(np.maximum(found.values, 0))
+    at, values = found.steps, known
+    if at[0] > 0:
+        at, values = np.insert(at, 0, 0), np.insert(values, 0, 0.0)
+    between = np.interp(steps, at, values)
+    after = steps * (known[-1] / found.steps[-1])
+    return np.where(steps > at[-1], after, between)
+
+
+def loss_curves(run: Run, number: int = 0, name: str = "") -> list[Curve]:
+    """Return training loss and validation loss.
+
+    Args:
+        run: the run.
+        number: of the run on a page with several.
+        name: begins the labels on such a page, where curves have the color of their run and
+            training loss is only smoothed.
+    """
+    before = f"{name}: " if name else ""
+    training = _noisy(f"{before}training", run.metrics["loss"], number, number, bool(name))
+    validation = run.metrics["validation_loss"]
+    color = number if name else number + 1
+    return [
+        *training,
+        Curve(f"{before}validation", validation, "markers", color, number),
+    ]
+
+
+def _noisy(label: str, values: Column, color: int, run: int, is_one: bool) -> list[Curve]:
+    """Return noisy values and, of enough points, smoothed ones; only these if it is one of many."""
+    count = len(values.finite)
+    if count < _SMOOTH_FROM:
+        return [Curve(label, values, "line", color, run)]
+    mean = smoothed(values)
+    if is_one:
+        return [Curve(label, mean, "line", color, run)]
+    whole = f"{label}, mean of {smoothing_span(count)} points"
+    return [Curve(label, values, "faint", color, run), Curve(whole, mean, "line", color, run)]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A chart of values that a log has by key."""
+
+    title: str
+    unit: str
+    keys: dict[str, str]  # -> label
+    factor: float = 1.0
+    smooth: bool = True
+
+
+_OF_METRICS = (
+    _Kind("Learning rate", "", {"lr": "learning rate"}, smooth=False),
+    _Kind("Gradient norm", "before clipping", {"gradient_norm": "gradient norm"}),
+)
+_OF_TIMES = (
+    _Kind("Throughput", "tokens/s", {"tokens_per_second": "tokens/s"}),
+    _Kind("MFU", "% of the peak FLOP/s", {"mfu": "MFU"}, 100.0),
+    _Kind("Memory", "MB", {"memory_mb": "in use", "peak_memory_mb": "peak"}, smooth=False),
+    _Kind("GPU utilization", "%", {"gpu_utilization": "utilization"}),
+    _Kind("GPU power", "W", {"watts": "power"}),
+    _Kind("GPU clock", "MHz", {"clock_mhz": "clock"}),
+)
+
+
+def charts(run: Run) -> list[Chart]:
+    """Return the charts of a run that have points."""
+    found = [Chart("Loss", "nats", tuple(loss_curves(run)))]
+    found += [_measure(key, [run], [""]) for key in run.measures]
+    found += [_chart(kind, [run], [""]) for kind in (*_OF_METRICS, *_OF_TIMES)]
+    return _with_points(found)
+
+
+def common_charts(runs: list[Run], names: list[str]) -> list[Chart]:
+    """Return charts with the curves of several runs, of noisy values only the smoothed ones."""
+    losses = [c for n, run in enumerate(runs) for c in loss_curves(run, n, names[n])]
+    measures = dict.fromkeys(key for run in runs for key in run.measures)
+    shared = [key for key in measures if sum(key in run.measures for run in runs) > 1]
+    found = [Chart("Loss", "nats, training loss smoothed", tuple(losses))]
+    found += [_measure(key, runs, names) for key in shared]
+    found += [_chart(kind, runs, names) for kind in (*_OF_METRICS, *_OF_TIMES)]
+    return _with_points(found)
+
+
+def title_of(key: str) -> str:
+    """Return a heading for a key of a log, such as "Validation accuracy"."""
+    words = key.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def _measure(key: str, runs: list[Run], names: list[str]) -> Chart:
+    curves = (
+        Curve(name or key.replace("_", " "), run.metrics[key], "markers", number, number)
+        for number, (run, name) in enumerate(zip(runs, names, strict=True))
+    )
+    return Chart(title_of(key), "", tuple(curves))
+
+
+def _chart(kind: _Kind, runs: list[Run], names: list[str]) -> Chart:
+    curves: list[Curve] = []
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        log = run.metrics if kind in _OF_METRICS else run.times
+        for place, (key, label) in enumerate(kind.keys.items()):
+            values = Column(log[key].steps, log[key].values * kind.factor)
+            whole = f"{name}: {label}" if name and len(kind.keys) > 1 else name or label
+            color = number if name else place
+            if kind.smooth:
+                curves += _noisy(whole, values, color, number, bool(name))
+            else:
+                style = "faint" if name and place else "line"
+                curves.append(Curve(whole, values, style, color, number))
+    smooth = [", smoothed"] if kind.smooth and len(runs) > 1 else []
+    return Chart(kind.title, "".join([kind.unit, *smooth]), tuple(curves))
+
+
+def _with_points(found: Iterable[Chart]) -> list[Chart]:
+    kept = (
+        Chart(c.title, c.unit, tuple(curve for curve in c.curves if len(curve.column.finite)))
+        for c in found
+    )
+    return [chart for chart in kept if chart.curves]
+
+
+def curve_data(curve: Curve, limit: int) -> dict[str, Any]:
+    """Return what charts.js draws: JSON without NaN, numbers with few digits, thinned points."""
+    points = thinned(curve.column, limit)
+    return {
+        "style": curve.style,
+        "color": curve.color % COLORS,
+        "run": curve.run,
+        "steps": points.steps.tolist(),
+        "values": _rounded(points.values, _DIGITS),
+    }
+
+
+def _rounded(values: NDArray[np.float64], digits: int) -> list[Any]:
+    """Return numbers with few digits; whole ones as integers, NaN as None."""
+    found: list[Any] = []
+    for value in values.tolist():
+        if value != value:
+            found.append(None)
+            continue
+        short = float(f"{value:.{digits}g}")
+        found.append(int(short) if short.is_integer() and abs(short) < 1e15 else short)
+    return found

@@ -1,0 +1,220 @@
+"""The page of one run: what it came to, its curves, samples, settings and environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.report.curves import charts, title_of
+from tensorgrad.report.document import (
+    check_output,
+    curves_section,
+    document,
+    escaped,
+    section,
+    shortened,
+    table,
+    write_text,
+)
+from tensorgrad.report.result import Result, label_of, result_of, text_of
+from tensorgrad.report.run import Run, read_run
+from tensorgrad.report.settings import defaults, grouped, value_text
+
+FILE = "report.html"
+# So that no run makes a page too large to open: the most that is shown of each kind.
+_POINTS = 4500  # of a curve
+_CURVE_POINTS = 75_000  # of all curves
+_VALUE = 500  # characters
+_ROWS = 300
+_SAMPLES = 30
+_SAMPLE = 10_000  # characters
+_DIFF_LINES = 5000
+_DIFF = 200_000  # characters
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write one HTML file about a run, which opens without a network.
+
+    Args:
+        folder: of the run, finished or not.
+        out: the file; default: report.html in the folder.
+    Returns:
+        The file.
+    Raises:
+        DataError: it is not the folder of a run.
+        ArgumentError: the file cannot be written there.
+        OSError: the disk is full.
+    """
+    run = read_run(folder)
+    target = folder / FILE if out is None else out
+    check_output("report", "--out", target, (".html", ".htm"))
+    write_text(target, page(run))
+    return target
+
+
+def page(run: Run) -> str:
+    """Return the HTML page of a run."""
+    found, result = charts(run), result_of(run)
+    curves = sum(len(chart.curves) for chart in found)
+    points = max(100, min(_POINTS, _CURVE_POINTS // max(1, curves)))
+    drawn, data = curves_section(found, [run], points)
+    body = "".join(
+        [
+            _header(run, result),
+            drawn,
+            _evaluations(run),
+            _samples(run),
+            _configuration(run),
+            _environment(run),
+            _diff(run),
+        ]
+    )
+    return document(f"{run.name}: report", body, data)
+
+
+def _header(run: Run, result: Result) -> str:
+    tiles = [("Status", result.status, "")]
+    for name, value in result.values.items():
+        under = f"at step {result.best_step:,}" if name == "best_validation_loss" else ""
+        if name != "step":
+            tiles.append((label_of(name), text_of(name, value), under))
+    gpu = run.environment.get("gpu") or run.environment.get("device")
+    if gpu:
+        tiles.append(("Device", shortened(value_text(gpu), 60), ""))
+    notes = [*run.notes]
+    if result.not_finite:
+        notes.append(f"{result.not_finite:,} logged losses are not finite: gaps in the curve")
+    if not run.config:
+        notes.append("config.json: no settings are known")
+    cells = "".join(
+        f"<div><dt>{escaped(label)}</dt><dd>{escaped(text)}"
+        f"{f'<small>{escaped(under)}</small>' if under else ''}</dd></div>\n"
+        for label, text, under in tiles
+    )
+    return (
+        f'<header>\n<h1>{escaped(run.name)}</h1>\n<p class="quiet">{escaped(run.folder)}</p>\n'
+        f'<dl class="tiles">\n{cells}</dl>\n'
+        + "".join(f'<p class="note">{escaped(shortened(note, _VALUE))}</p>\n' for note in notes)
+        + "</header>\n"
+    )
+
+
+def _evaluations(run: Run) -> str:
+    keys = ["validation_loss", *run.measures]
+    values = {key: run.metrics[key] for key in keys}
+    by_step: dict[int, dict[str, str]] = {}
+    for key, found in values.items():
+        for step, value in zip(found.steps.tolist(), found.values.tolist(), strict=True):
+            by_step.setdefault(step, {})[key] = text_of(key, value) if value == value else "NaN"
+    if not by_step:
+        return ""
+    steps = sorted(by_step)
+    shown = steps[-_ROWS:]
+    caption = "Evaluations" if shown == steps else f"The last {_ROWS} of {len(steps):,} evaluations"
+    keys = [key for key in keys if len(values[key])]
+    rows = [[f"{step:,}", *(by_step[step].get(key, "") for key in keys)] for step in shown]
+    inside = table(caption, ["Step", *map(title_of, keys)], rows)
+    return section(
+        "Evaluations", f"<details><summary>{len(steps):,} evaluations</summary>\n{inside}</details>"
+    )
+
+
+def _samples(run: Run) -> str:
+    found = [r for r in run.samples if isinstance(r.get("text"), str)]
+    if not found:
+        return ""
+    parts = []
+    for place, record in enumerate(reversed(found[-_SAMPLES:])):
+        shown = " open" if place == 0 else ""
+        parts.append(
+            f"<details{shown}><summary>Step {record['step']:,}</summary>\n"
+            f"<pre>{_sample(record)}</pre></details>\n"
+        )
+    count = f"The newest {_SAMPLES} of {len(found):,}. " if len(found) > _SAMPLES else ""
+    about = f'<p class="quiet">{count}The prompt is in bold; the model wrote the rest.</p>\n'
+    return section("Samples", about + "".join(parts))
+
+
+def _sample(record: dict[str, Any]) -> str:
+    text, prompt = record["text"], record.get("prompt")
+    prompt = prompt if isinstance(prompt, str) else ""
+    rest = shortened(text.removeprefix(prompt), _SAMPLE)
+    start = f"<mark>{escaped(shortened(prompt, _SAMPLE))}</mark>" if prompt else ""
+    return start + escaped(rest)
+
+
+def _configuration(run: Run) -> str:
+    if not run.config:
+        return ""
+    config = dict(islice(run.config.items(), _ROWS))
+    usual = defaults(config)
+    changed = frozenset(name for name in config if name in usual and config[name] != usual[name])
+    tables = []
+    for group, names in grouped(config).items():
+        head = ["Setting", "Value", "Default"] if usual else ["Setting", "Value"]
+        rows = []
+        for name in names:
+            row = [name, shortened(value_text(config[name]), _VALUE)]
+            if usual:
+                row.append(value_text(usual[name]) if name in changed else "")
+            rows.append(row)
+        tables.append(table(group, head, rows, changed))
+    about = (
+        '<p class="quiet">Marked values differ from the default, which stands beside them.</p>\n'
+        if usual
+        else ""
+    )
+    return section("Configuration", f'{about}<div class="tables">\n{"".join(tables)}</div>\n')
+
+
+def _environment(run: Run) -> str:
+    if not run.environment:
+        return ""
+    packages = run.environment.get("packages")
+    own = {key: value for key, value in run.environment.items() if key not in ("packages", "git")}
+    git = run.environment.get("git")
+    if isinstance(git, dict):
+        dirty = " with uncommitted changes" if git.get("dirty") is True else ""
+        own["commit"] = f"{value_text(git.get('commit'))}{dirty}"
+    tables = [_facts("Process and machine", "Name", own)]
+    if isinstance(packages, dict) and packages:
+        tables.append(_facts("Packages", "Package", packages))
+    return section("Environment", f'<div class="tables">\n{"".join(tables)}</div>\n')
+
+
+def _facts(caption: str, name: str, facts: dict[str, Any]) -> str:
+    rows = (
+        [shortened(key, _VALUE), shortened(value_text(value), _VALUE)]
+        for key, value in islice(facts.items(), _ROWS)
+    )
+    return table(caption, [name, "Value"], rows)
+
+
+def _diff(run: Run) -> str:
+    if not run.diff.strip():
+        return ""
+    lines = run.diff[:_DIFF].splitlines()[:_DIFF_LINES]
+    total = len(run.diff.splitlines())
+    cut = len(lines) < total or len(run.diff) > _DIFF
+    more = f", the first {len(lines):,} shown; the rest is in uncommitted.diff" if cut else ""
+    return section(
+        "Uncommitted changes",
+        f"<details><summary>{total:,} lines of git diff{more}</summary>\n"
+        f'<pre class="diff" tabindex="0">{"".join(_highlighted(lines))}</pre></details>\n',
+    )
+
+
+def _highlighted(lines: list[str]) -> Iterator[str]:
+    """Yield the lines of a diff as HTML, those of one kind together."""
+    for kind, group in groupby(lines, _kind):
+        text = escaped("\n".join(group)) + "\n"
+        yield f'<span class="{kind}">{text}</span>' if kind else text
+
+
+def _kind(line: str) -> str:
+    """Return the CSS class of a line of a diff; "" for context."""
+    if line.startswith(("diff ", "index ", "--- ", "+++ ")):
+        return "file"
+    return {"+": "added", "-": "removed", "@": "place-of"}.get(line[:1], "")

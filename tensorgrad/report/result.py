@@ -1,0 +1,148 @@
+"""What a run came to: its status, losses, speed and memory, as numbers and as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensorgrad.report.curves import smoothed, title_of
+from tensorgrad.report.run import Run, number
+
+# Names of values, as in files, and whether the lowest or the highest of several runs is the best.
+BEST = {
+    "validation_loss": "low",
+    "best_validation_loss": "low",
+    "training_loss": "low",
+    "tokens_per_second": "high",
+    "mfu": "high",
+    "peak_memory_mb": "low",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        status: such as "stopped at step 300 of 800".
+        step: the last one logged.
+        values: by name, in the order to show; without those that are not known.
+        best_step: of the lowest validation loss; None without evaluations.
+        not_finite: how many logged losses were NaN or infinite.
+    """
+
+    status: str
+    step: int
+    values: dict[str, float]
+    best_step: int | None
+    not_finite: int
+
+
+def result_of(run: Run) -> Result:
+    """Return what a run came to."""
+    loss = run.metrics["loss"]
+    validation = run.metrics["validation_loss"].finite
+    step = run.metrics.last_step
+    best = int(validation.values.argmin()) if len(validation) else None
+    values = {
+        "validation_loss": _last(validation.values),
+        "best_validation_loss": None if best is None else float(validation.values[best]),
+        "training_loss": _last(smoothed(loss).values),
+        **{key: _last(run.metrics[key].finite.values) for key in run.measures},
+        "step": float(step),
+        **_speed(run),
+    }
+    return Result(
+        status=_status(run, step, has_losses=len(loss) > 0),
+        step=step,
+        values={key: value for key, value in values.items() if value is not None},
+        best_step=None if best is None else int(validation.steps[best]),
+        not_finite=int(np.isnan(loss.values).sum()),
+    )
+
+
+def _status(run: Run, step: int, has_losses: bool) -> str:
+    planned = number(run.config.get("steps"))
+    known = planned > 0  # not NaN, not 0: those of the epochs
+    of = f"{step:,} of {planned:,.0f}" if known else f"{step:,}"
+    if known and step >= planned:
+        return f"finished, {step:,} steps"
+    if run.is_training:
+        return f"training, step {of}"
+    if not has_losses:
+        return "evaluated, not trained" if run.metrics.columns else "no step logged yet"
+    return f"stopped at step {of}" if known else f"{step:,} steps"
+
+
+def _speed(run: Run) -> dict[str, float | None]:
+    last = {key: _last(run.times[key].finite.values) for key in ("tokens", "seconds")}
+    logged = run.times["tokens_per_second"].finite.values
+    tokens, seconds = last["tokens"], last["seconds"]
+    mean = tokens / seconds if tokens and seconds else _middle(logged)
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "elapsed": _last(run.times["elapsed"].finite.values),
+        "tokens_per_second": mean,
+        "mfu": _middle(run.times["mfu"].finite.values),
+        "peak_memory_mb": _largest(run.times["peak_memory_mb"].finite.values),
+        "watts": _middle(run.times["watts"].finite.values),
+    }
+
+
+def _last(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
+    return float(values[-1]) if len(values) else None
+
+
+def _middle(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _largest(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
+    return float(values.max()) if len(values) else None
+
+
+_TITLES = {
+    "validation_loss": "Final validation loss",
+    "best_validation_loss": "Best validation loss",
+    "training_loss": "Final training loss, smoothed",
+    "step": "Steps",
+    "seconds": "Training time",
+    "elapsed": "Elapsed time",
+    "tokens_per_second": "Tokens/s, mean",
+    "mfu": "MFU, median",
+    "peak_memory_mb": "Peak memory",
+    "watts": "GPU power, median",
+}
+
+
+def label_of(name: str) -> str:
+    """Return the label of a value, such as "Best validation loss"."""
+    return _TITLES.get(name) or title_of(name)
+
+
+def text_of(name: str, value: float) -> str:
+    """Return a value with its unit."""
+    if name in ("step", "tokens", "tokens_per_second"):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
+    if name in ("seconds", "elapsed"):
+        return duration(value)
+    if name == "mfu":
+        return f"{100 * value:.1f} %"
+    if name == "peak_memory_mb":
+        return f"{value:,.0f} MB"
+    if name == "watts":
+        return f"{value:,.0f} W"
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time such as "2 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02d} min"

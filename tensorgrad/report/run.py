@@ -1,0 +1,220 @@
+"""A run as its folder describes it: settings, metrics, times, samples, environment, diff.
+
+Only config.json or metrics.jsonl must be there. Older runs lack other files, a run that is still
+training has a last line without its end, and a disk or a kill damages lines: what can be read is
+used, and `Run.notes` says what could not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorgrad.errors import DataError, TensorgradError
+from tensorgrad.files import is_locked
+from tensorgrad.readers import open_regular, read_json, read_json_lines
+from tensorgrad.train.folder import LOCK
+
+Record = dict[str, Any]
+_Read = TypeVar("_Read")
+
+DIFF_BYTES = 1 << 20  # that are read of uncommitted.diff
+_LARGEST_STEP = 2**53  # that a page can show exactly
+
+
+@dataclass(frozen=True)
+class Column:
+    """A value of a run over its steps.
+
+    Attributes:
+        steps: (N,) int64, increasing.
+        values: (N,) float64; NaN where the value was not finite.
+    """
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def finite(self) -> Column:
+        """The part with finite values."""
+        kept = np.isfinite(self.values)
+        return Column(self.steps[kept], self.values[kept])
+
+
+_EMPTY = Column(np.empty(0, np.int64), np.empty(0, np.float64))
+
+
+@dataclass(frozen=True)
+class Log:
+    """A file of JSON lines with numbers: metrics.jsonl, times.jsonl.
+
+    Attributes:
+        columns: the values under each key but "step".
+        last_step: the largest of any line; 0 without lines.
+    """
+
+    columns: dict[str, Column]
+    last_step: int
+
+    def __getitem__(self, key: str) -> Column:
+        """Return the values under a key: an empty column where no line has it."""
+        return self.columns.get(key, _EMPTY)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the folder of a run holds.
+
+    Attributes:
+        folder: of the run.
+        config: config.json; empty where it is missing.
+        metrics, times: metrics.jsonl and times.jsonl.
+        samples: the records of samples.jsonl.
+        environment: environment.json.
+        diff: uncommitted.diff, at most DIFF_BYTES of it.
+        is_training: whether a process trains in the folder now.
+        notes: what could not be read, a sentence each.
+    """
+
+    folder: Path
+    config: Record
+    metrics: Log
+    times: Log
+    samples: Sequence[Record]
+    environment: Record
+    diff: str
+    is_training: bool
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name or str(self.folder)
+
+    @property
+    def measures(self) -> list[str]:
+        """The names of what evaluations measured besides the loss, such as the accuracy."""
+        own = {"loss", "lr", "gradient_norm", "validation_loss"}
+        return [key for key in self.metrics.columns if key not in own]
+
+
+def read_run(folder: Path) -> Run:
+    """Read the folder of a run.
+
+    Raises:
+        DataError: it is not the folder of a run.
+    """
+    if not folder.is_dir():
+        reason = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"report: {folder} {reason}, expected the folder of a run")
+    if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl")):
+        _refuse(folder)
+    notes: list[str] = []
+
+    def read(name: str, reader: Callable[[Path], _Read], missing: _Read) -> _Read:
+        try:
+            return reader(folder / name)
+        except FileNotFoundError:
+            return missing
+        except (OSError, TensorgradError) as error:
+            reason = getattr(error, "strerror", None) or error
+            notes.append(f"{name} cannot be read: {reason}")
+            return missing
+
+    def records(name: str) -> list[Record]:
+        empty: tuple[list[Record], int] = [], 0
+        found, damaged = read(name, read_records, empty)
+        if damaged:
+            lines = "1 damaged line" if damaged == 1 else f"{damaged:,} damaged lines"
+            notes.append(f"{name}: skipped {lines}")
+        return found
+
+    return Run(
+        folder=folder,
+        config=read("config.json", read_json, {}),
+        metrics=to_log(records("metrics.jsonl")),
+        times=to_log(records("times.jsonl")),
+        samples=records("samples.jsonl"),
+        environment=read("environment.json", read_json, {}),
+        diff=read("uncommitted.diff", _read_diff, ""),
+        is_training=is_locked(folder / LOCK),
+        notes=tuple(notes),
+    )
+
+
+def _refuse(folder: Path) -> NoReturn:
+    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    hint = f"; it has the runs {', '.join(inside[:5])}" if inside else ""
+    raise DataError(
+        f"report: {folder} has no config.json and no metrics.jsonl, expected the folder of a run"
+        f"{hint}"
+    )
+
+
+def read_records(path: Path) -> tuple[list[Record], int]:
+    """Return the records of a file of JSON lines, and the number of damaged lines.
+
+    A record is an object with a step.
+
+    Raises:
+        DataError: the path is not a regular file.
+        OSError: the file is missing or cannot be read.
+    """
+    found, damaged = read_json_lines(path)
+    records = [record for record in found if _has_step(record)]
+    return records, damaged + len(found) - len(records)
+
+
+def _has_step(record: Record) -> bool:
+    step = record.get("step")
+    return type(step) is int and 0 <= step < _LARGEST_STEP
+
+
+def to_log(records: Sequence[Record]) -> Log:
+    """Return the numbers of records by key; of lines with equal steps the last one counts."""
+    found: dict[str, tuple[list[int], list[Any]]] = {}
+    for record in records:
+        step = record["step"]
+        for key, value in record.items():
+            steps, values = found.setdefault(key, ([], []))
+            steps.append(step)
+            values.append(value)
+    steps, _ = found.pop("step", ([], []))
+    columns = {key: _column(*pair) for key, pair in found.items()}
+    return Log(columns, max(steps, default=0))
+
+
+def _column(steps: list[int], values: list[Any]) -> Column:
+    if not set(map(type, values)) <= {float}:
+        values = [number(value) for value in values]
+    places, numbers = np.array(steps, np.int64), np.array(values, np.float64)
+    numbers[~np.isfinite(numbers)] = np.nan
+    if (np.diff(places) <= 0).any():
+        places, last = np.unique(places[::-1], return_index=True)
+        numbers = numbers[::-1][last]
+    return Column(places, numbers)
+
+
+def number(value: Any) -> float:
+    """Return a number of a record; NaN for null, and for what is not a finite number."""
+    if type(value) not in (int, float):
+        return math.nan
+    try:
+        value = float(value)
+    except OverflowError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def _read_diff(path: Path) -> str:
+    with open_regular(path) as file:
+        return file.read(DIFF_BYTES).decode(errors="replace")

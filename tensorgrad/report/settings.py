@@ -1,0 +1,64 @@
+"""The settings of a run in groups, beside their defaults where these are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from tensorgrad.train.config import Dataclass
+from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.translation import TranslationSettings
+
+GROUPS = {
+    "Data": (
+        *("data", "also", "source", "target", "lowercase", "text_column", "label_column"),
+        *("tokenizer", "tokens", "vocab", "vectors", "at_least", "validation", "held_out", "cache"),
+    ),
+    "Model": (
+        *("preset", "model", "layers", "heads", "width", "context", "hidden", "vocab_multiple"),
+        *("tied", "prefix", "attention", "dropout", "attention_dropout", "activation_dropout"),
+        *("word_dropout", "init_from"),
+    ),
+    "Optimization": (
+        *("steps", "epochs", "batch", "accumulate", "lr", "warmup", "schedule", "lr_end"),
+        *("weight_decay", "beta1", "beta2", "clip", "label_smoothing", "average", "seed", "nan"),
+    ),
+    "Precision and devices": (
+        *("dtype", "device", "capture", "recompute", "parallel", "zero", "dp", "tp", "pp"),
+        *("stages", "micro_batches", "pipeline_schedule", "bucket_mb", "ranks"),
+    ),
+}
+OTHER = "Evaluation and output"
+_SETTINGS: tuple[type[Dataclass], ...] = (GPT2Settings, TranslationSettings)
+_COVERED = 0.75  # of a run's settings, for its program to be known
+
+
+def grouped(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of settings by group, in the groups' order."""
+    groups = {group: [name for name in names if name in config] for group, names in GROUPS.items()}
+    placed = {name for names in groups.values() for name in names}
+    groups[OTHER] = [name for name in config if name not in placed]
+    return {group: names for group, names in groups.items() if names}
+
+
+def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of settings; {} if the program that wrote them is not known."""
+    known = [
+        {f.name: f.default for f in fields(kind) if f.default is not MISSING} for kind in _SETTINGS
+    ]
+    best = max(known, key=lambda names: len(names.keys() & config.keys()))
+    shared = {name: value for name, value in best.items() if name in config}
+    return shared if len(shared) >= _COVERED * max(1, len(config)) else {}
+
+
+def value_text(value: Any) -> str:
+    """Return a value of a JSON file as text: words without quotes, everything else as JSON."""
+    if isinstance(value, str):
+        return value if value else "(empty)"
+    if value is None:
+        return "none"
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return " ".join(value) or "(empty)"
+    return json.dumps(value, ensure_ascii=False)
