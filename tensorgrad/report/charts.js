@@ -28,7 +28,8 @@
     let i = 1;
     return steps.map((step) => {
       while (i < at.length - 1 && at[i] < step) i++;
-      return (values[i - 1] + (step - at[i - 1]) / (at[i] - at[i - 1]) * (values[i] - values[i - 1])) / size;
+      const part = (step - at[i - 1]) / (at[i] - at[i - 1]);
+      return (values[i - 1] + part * (values[i] - values[i - 1])) / (size ?? 1);
     });
   }
 
@@ -70,9 +71,7 @@
   }
 
   function tickText(value, largest, step) {
-    if (value !== 0 && largest < 1e-2) {
-      return exponential(value, Math.round(Math.log10(Math.abs(value) / step)));
-    }
+    if (value !== 0 && largest < 1e-2) return exponential(value, Math.round(Math.log10(Math.abs(value) / step)));
     const [scale, suffix] = largest >= 1e9 ? [1e9, "G"] : largest >= 1e6 ? [1e6, "M"]
       : largest >= 2e4 ? [1e3, "k"] : [1, ""];
     const digits = Math.max(0, Math.min(8, Math.ceil(-Math.log10(step / scale) - 1e-9)));
@@ -93,9 +92,9 @@
     const seen = parts.flatMap(({ y, from, to }) => y.slice(from, to)).filter((y) => canDraw(view, y));
     if (seen.length === 0) return [0.1, 1];
     const low = seen.reduce((a, b) => Math.min(a, b)), high = seen.reduce((a, b) => Math.max(a, b));
-    const factor = low === high ? 2 : (high / low) ** 0.05; // beyond both ends
+    const factor = low === high ? 2 : Math.exp(0.05 * (Math.log(high) - Math.log(low))); // beyond both ends
     const pad = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * 0.06;
-    if (view.log) return [low / factor, high * factor];
+    if (view.log) return [Math.max(low / factor, 1e-307), Math.min(high * factor, 1e307)];
     return [low < 0 ? low - pad : Math.max(0, low - pad), high + pad];
   }
 
@@ -114,19 +113,21 @@
     view.svg.replaceChildren();
     view.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const grid = make(view.svg, "g", { class: "grid" });
+    const [name, size] = data.units[state.axis];
     for (const [x, text] of ticks(low, high, Math.max(2, Math.floor(width / 110)))) {
       const at = view.toX(x), last = at > width - 34;
       make(grid, "line", { x1: at, x2: at, y1: TOP, y2: height - BOTTOM });
-      make(grid, "text", { x: last ? width : at, y: height - 8, "text-anchor": last ? "end" : "middle" }, text);
+      make(grid, "text", { x: last ? width : at, y: height - 8, "text-anchor": last ? "end" : "middle" },
+        size === null ? text : `${text} ${name}`);
     }
     for (const [y, text] of view.log ? logTicks(bottom, top) : ticks(bottom, top, 5)) {
       const at = view.toY(y);
       make(grid, "line", { x1: LEFT, x2: width - RIGHT, y1: at, y2: at });
       make(grid, "text", { x: LEFT - 7, y: at + 4, "text-anchor": "end" }, text);
     }
-    const id = `clip${views.indexOf(view)}`;
-    make(make(view.svg, "clipPath", { id }), "rect", { x: LEFT - 1, y: TOP, width: inner + 2, height: tall + 1 });
-    const plot = make(view.svg, "g", { "clip-path": `url(#${id})` });
+    const clip = make(view.svg, "clipPath", { id: `clip${views.indexOf(view)}` });
+    make(clip, "rect", { x: LEFT - 1, y: TOP, width: inner + 2, height: tall + 1 });
+    const plot = make(view.svg, "g", { "clip-path": `url(#${clip.id})` });
     for (const part of parts) drawCurve(view, plot, part);
     view.mark = make(view.svg, "g", { class: "cursor" });
     view.selection = make(view.svg, "rect", { class: "selection", y: TOP, height: tall, width: 0 });
@@ -148,10 +149,10 @@
   }
 
   function showCursor(view) { // a line, and in the legend the values of the nearest points
-    const at = state.cursor, [name] = data.units[state.axis];
+    const at = state.cursor, [name, size] = data.units[state.axis];
     view.mark.replaceChildren();
-    const place = ["steps", "tokens"].includes(name) ? Math.round(at).toLocaleString("en") : valueText(at);
-    view.place.textContent = at === null ? "" : `${place} ${name}`;
+    const place = size === null ? Math.round(at).toLocaleString("en") : valueText(at);
+    view.place.textContent = at === null ? "" : name === "step" ? `step ${place}` : `${place} ${name}`;
     for (const curve of view.curves) curve.output.textContent = "";
     if (at === null) return;
     const across = view.toX(at);
@@ -219,9 +220,8 @@
     on("keydown", onKey);
   }
 
-  function onClick(button, act) { // which returns whether the button is pressed now
+  const onClick = (button, act) => // which returns whether the button is pressed now
     button.addEventListener("click", () => button.setAttribute("aria-pressed", act()));
-  }
 
   function build(figure) {
     const view = { curves: data.charts[Number(figure.dataset.chart)], log: false };

@@ -15,6 +15,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.report.curves import common_charts
 from tensorgrad.report.document import (
     check_output,
+    counted,
     curves_section,
     document,
     escaped,
@@ -88,7 +89,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     environment, _ = _differences([_flat(run.environment) for run in runs])
     notes = [f"{n}: {note}" for n, run in zip(names, runs, strict=True) for note in run.notes]
     if skipped:
-        notes.append(f"{skipped} settings that not all of these runs have are not compared")
+        count = counted(skipped, "setting")
+        notes.append(f"not compared, since not all of these runs have them: {count}")
     sections = {
         "Configuration": settings,
         "Environment": environment,

@@ -58,14 +58,14 @@ class Chart:
 
 
 def smoothing_span(count: int) -> int:
-    """Return the number of points that smoothing averages: 1 % of all, from 5 to 500."""
-    return min(500, max(5, count // 100))
+    """Return the number of points that smoothing averages: odd, 1 % of all, from 5 to 501."""
+    return 2 * min(250, max(2, count // 200)) + 1
 
 
 def smoothed(values: Column) -> Column:
     """Return the mean of the finite values around each step.
 
-        y[i] = mean(x[i - h], ..., x[i + h]),  h = span / 2, without what is before or after all
+        y[i] = mean(x[i - h], ..., x[i + h]),  2 h + 1 = span, without what is before or after all
 
     A mean to both sides does not lag behind a loss that falls. See `smoothing_span`.
     """
@@ -126,9 +126,12 @@ def axes(run: Run) -> dict[str, list[float]]:
     }
 
 
-def units(axes: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[str, float]]:
-    """Return the unit of each axis on a page with these runs, and its size in seconds or steps."""
-    found: dict[str, tuple[str, float]] = {"step": ("steps", 1), "tokens": ("tokens", 1)}
+def units(axes: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[str, float | None]]:
+    """Return the unit of each axis on a page with these runs, and of times its seconds."""
+    found: dict[str, tuple[str, float | None]] = {
+        "step": ("step", None),
+        "tokens": ("tokens", None),
+    }
     for key in ("seconds", "elapsed"):
         longest = max((axis[key][-1] for axis in axes if key in axis), default=0.0)
         known = (("d", 86400), ("h", 3600), ("min", 60))

@@ -28,6 +28,11 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
+def counted(number: int, one: str, more: str = "") -> str:
+    """Return a number with its noun, such as "1 line" and "3 lines"."""
+    return f"{number:,} {one if number == 1 else more or one + 's'}"
+
+
 def document(title: str, body: str, data: str) -> str:
     """Return a page.
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensorgrad.report.curves import charts, title_of
 from tensorgrad.report.document import (
     check_output,
+    counted,
     curves_section,
     document,
     escaped,
@@ -19,7 +23,7 @@ from tensorgrad.report.document import (
     write_text,
 )
 from tensorgrad.report.result import Result, label_of, result_of, text_of
-from tensorgrad.report.run import Run, read_run
+from tensorgrad.report.run import Column, Run, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
 
 FILE = "report.html"
@@ -85,7 +89,8 @@ def _header(run: Run, result: Result) -> str:
         tiles.append(("Device", shortened(value_text(gpu), 60), ""))
     notes = [*run.notes]
     if result.not_finite:
-        notes.append(f"{result.not_finite:,} logged losses are not finite: gaps in the curve")
+        count = counted(result.not_finite, "logged loss", "logged losses")
+        notes.append(f"the curve of the loss has gaps: {count} not finite")
     if not run.config:
         notes.append("config.json: no settings are known")
     cells = "".join(
@@ -102,23 +107,29 @@ def _header(run: Run, result: Result) -> str:
 
 
 def _evaluations(run: Run) -> str:
-    keys = ["validation_loss", *run.measures]
-    values = {key: run.metrics[key] for key in keys}
-    by_step: dict[int, dict[str, str]] = {}
-    for key, found in values.items():
-        for step, value in zip(found.steps.tolist(), found.values.tolist(), strict=True):
-            by_step.setdefault(step, {})[key] = text_of(key, value) if value == value else "NaN"
-    if not by_step:
+    found = {key: run.metrics[key] for key in ("validation_loss", *run.measures)}
+    found = {key: values for key, values in found.items() if len(values)}
+    if not found:
         return ""
-    steps = sorted(by_step)
-    shown = steps[-_ROWS:]
-    caption = "Evaluations" if shown == steps else f"The last {_ROWS} of {len(steps):,} evaluations"
-    keys = [key for key in keys if len(values[key])]
-    rows = [[f"{step:,}", *(by_step[step].get(key, "") for key in keys)] for step in shown]
-    inside = table(caption, ["Step", *map(title_of, keys)], rows)
-    return section(
-        "Evaluations", f"<details><summary>{len(steps):,} evaluations</summary>\n{inside}</details>"
-    )
+    steps = np.unique(np.concatenate([values.steps for values in found.values()]))
+    shown = steps[-_ROWS:].tolist()
+    count = counted(len(steps), "evaluation")
+    caption = f"The last {_ROWS} of {count}" if len(shown) < len(steps) else "Evaluations"
+    columns = [_cells(key, values, shown) for key, values in found.items()]
+    rows = [[f"{step:,}", *cells] for step, *cells in zip(shown, *columns, strict=True)]
+    inside = table(caption, ["Step", *map(title_of, found)], rows)
+    return section("Evaluations", f"<details><summary>{count}</summary>\n{inside}</details>\n")
+
+
+def _cells(key: str, values: Column, steps: list[int]) -> list[str]:
+    """Return a value as text at each step, and nothing where it was not measured."""
+    recent = values.steps >= steps[0]
+    at = dict(zip(values.steps[recent].tolist(), values.values[recent].tolist(), strict=True))
+    return [_evaluated(key, at[step]) if step in at else "" for step in steps]
+
+
+def _evaluated(key: str, value: float) -> str:
+    return "not finite" if math.isnan(value) else text_of(key, value)
 
 
 def _samples(run: Run) -> str:
@@ -201,7 +212,7 @@ def _diff(run: Run) -> str:
     more = f", the first {len(lines):,} shown; the rest is in uncommitted.diff" if cut else ""
     return section(
         "Uncommitted changes",
-        f"<details><summary>{total:,} lines of git diff{more}</summary>\n"
+        f"<details><summary>{counted(total, 'line')} of git diff{more}</summary>\n"
         f'<pre class="diff" tabindex="0">{"".join(_highlighted(lines))}</pre></details>\n',
     )
 

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad.cli.report import report
+from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.report import write_report
+from tensorgrad.report.page import page
+from tensorgrad.report.run import Column, Log, read_run
+from tests.report.made_run import make_run, write_lines
+
+MEGABYTE = 1_000_000
+
+
+class Parsed(HTMLParser):
+    """The elements of a page, their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem is None:
+            self.text += data
+        else:
+            self.scripts.append(data)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.scripts[1])  # after the style
+        return found
+
+
+def parsed(folder: Path) -> Parsed:
+    return Parsed(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_a_page_has_every_part_of_a_run(tmp_path: Path) -> None:
+    found = parsed(make_run(tmp_path / "gpt2-1", steps=60, every=20))
+    for text in (
+        *("gpt2-1", "finished, 60 steps", "Best validation loss", "NVIDIA H200", "38,212 MB"),
+        *("Loss", "Learning rate", "Gradient norm", "Throughput", "MFU", "Memory", "GPU power"),
+        *("4 evaluations", "def train(model):", "Configuration", "bfloat16", "Optimization"),
+        *("tensorgrad train --preset gpt2-124M", "cupy-cuda13x", "ef9b8b3c7e1d with uncommitted"),
+        *("return a <= b", "lines of git diff"),
+    ):
+        assert text in found.text, text
+    charts = found.data["charts"]
+    assert len(charts) == found.tags.count("figure") == 9
+    assert [curve["steps"][-1] for curve in charts[0]] == [60, 60, 60]
+    assert found.tags.count("h1") == 1
+    assert found.tags.count("caption") == found.tags.count("table") > 5
+
+
+def test_values_that_differ_from_the_defaults_are_marked(tmp_path: Path) -> None:
+    text = write_report(make_run(tmp_path / "run", steps=60)).read_text()
+    marked = re.findall(r'class="changed"><th scope="row">(\w+)</th><td>(.*?)</td><td>(.*?)<', text)
+    assert marked == [("steps", "60", "800"), ("dtype", "bfloat16", "float32")]
+    (tmp_path / "run" / "config.json").write_text('{"steps": 60, "own": 1, "other": [1, {}]}')
+    text = write_report(tmp_path / "run").read_text()
+    assert "changed" not in re.sub(r"<style>.*</style>", "", text, flags=re.DOTALL)
+    assert "[1, {}]" in text
+
+
+EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\'&<!--\u202e'
+
+
+def dress(value: Any) -> Any:
+    """Return JSON whose texts are hostile: of keys too, but not of those that a run must have."""
+    if isinstance(value, dict):
+        return {key: dress(inner) for key, inner in value.items()}
+    return [dress(inner) for inner in value] if isinstance(value, list) else dressed(value)
+
+
+def dressed(value: Any) -> Any:
+    return value + EVIL if isinstance(value, str) else value
+
+
+def test_nothing_that_a_run_wrote_becomes_an_element(tmp_path: Path) -> None:
+    plain = make_run(tmp_path / "run")
+    evil = make_run(tmp_path / "</h1><script>1<" / "script>")
+    for folder, end in ((plain, "more"), (evil, EVIL)):
+        extra = [{"step": 60, "measure" + end: 1.0}]
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in extra)
+    for name in ("config.json", "environment.json"):
+        content = dress(json.loads((evil / name).read_text()))
+        (evil / name).write_text(json.dumps(content))
+    samples = [json.loads(line) for line in (evil / "samples.jsonl").read_text().splitlines()]
+    write_lines(evil / "samples.jsonl", [dress(sample) for sample in samples])
+    changed = (evil / "uncommitted.diff").read_text().replace("\n", EVIL + "\n")
+    (evil / "uncommitted.diff").write_text(changed)
+    expected, found = parsed(plain), parsed(evil)
+    usual = [name for name, _ in expected.attributes if name != "class"]  # marks of changed values
+    assert found.tags == expected.tags
+    assert [name for name, _ in found.attributes if name != "class"] == usual
+    assert found.text.count("alert(1)") > 20
+    assert not [name for name, _ in found.attributes if name.startswith("on") or name == "style"]
+
+
+def test_the_policy_allows_the_page_and_nothing_else(tmp_path: Path) -> None:
+    text = write_report(make_run(tmp_path / "run")).read_text()
+    found = Parsed(text)
+    (policy,) = (value for name, value in found.attributes if value and "default-src" in value)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in found.scripts]
+    style, _, script = hashes
+    assert rules == {
+        "default-src": "'none'",
+        "img-src": "data:",
+        "style-src": f"'sha256-{style}'",
+        "script-src": f"'sha256-{script}'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    addresses = [value for name, value in found.attributes if name in ("src", "href", "action")]
+    assert addresses == ["data:,"]
+    outside = set(re.findall(r"https?://[^\s\"'<)]+", text))
+    assert outside == {"http://www.w3.org/2000/svg"}  # a name, which nothing loads
+
+
+def long_run(folder: Path, steps: int) -> Path:
+    """Write a run whose logs have a line for each step, with numbers that are fast to make."""
+    make_run(folder)
+    rng = np.random.default_rng(0)
+    for name in ("metrics", "times"):
+        lines = (folder / f"{name}.jsonl").read_text().splitlines()
+        keys = [key for key in json.loads(lines[1 if name == "metrics" else 0]) if key != "step"]
+        form = '{"step": %d' + "".join(f', "{key}": %.6f' for key in keys) + "}\n"
+        rows = np.abs(rng.standard_normal((steps, len(keys)))).cumsum(1)
+        text = "".join(form % (step, *row) for step, row in enumerate(rows.tolist(), 1))
+        (folder / f"{name}.jsonl").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("steps", [10_000, 50_000])
+def test_a_long_run_has_a_small_page(tmp_path: Path, steps: int) -> None:
+    target = write_report(long_run(tmp_path / "run", steps))
+    assert target.stat().st_size < MEGABYTE
+    curves = [c for chart in Parsed(target.read_text()).data["charts"] for c in chart]
+    assert max(len(curve["steps"]) for curve in curves) <= 4500
+    assert {curve["steps"][-1] for curve in curves} == {steps}
+
+
+def test_a_run_with_much_of_everything_has_a_page_that_opens(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    noisy = Column(np.arange(20_000), np.random.default_rng(0).standard_normal(20_000))
+    many = replace(
+        run,
+        metrics=Log({f"measure{n}": noisy for n in range(60)}, 19_999),
+        config={f"key{n}": "<" * 10_000 for n in range(5000)},
+        environment={"packages": {f"p{n}": "&" * 10_000 for n in range(5000)}},
+        samples=[{"step": n, "prompt": "<", "text": "<" * 100_000} for n in range(500)],
+        diff="+<\n-&\n" * 200_000,
+        notes=("&" * 100_000,) * 4,
+    )
+    text = page(many)
+    assert len(text.encode()) < 6 * MEGABYTE
+    found = Parsed(text)
+    assert sum(len(curve["steps"]) for chart in found.data["charts"] for curve in chart) < 80_000
+    assert "The last 300 of 20,000 evaluations" in found.text
+    assert "The newest 30 of 500." in found.text
+    assert "1,200,000 lines" not in found.text
+    assert "400,000 lines of git diff, the first 5,000 shown" in found.text
+
+
+def test_a_run_that_only_evaluated_has_a_page(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "validation_loss": 2.5, "bleu": 30.5}])
+    found = parsed(tmp_path)
+    for text in ("evaluated, not trained", "1 evaluation", "no settings are known", "30.5000"):
+        assert text in found.text
+    assert len(found.data["charts"]) == 2
+
+
+def test_a_run_without_a_step_has_a_page_without_charts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"steps": 10}')
+    found = parsed(tmp_path)
+    assert "no step logged yet" in found.text
+    assert "No step has been logged." in found.text
+    assert found.scripts[1:] == []
+
+
+def test_losses_that_are_not_finite_are_gaps_and_a_note(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 61, "loss": null, "lr": 1e-4, "gradient_norm": null}\n')
+        file.write('{"step": 62, "loss": NaN}\n')
+    found = parsed(tmp_path / "run")
+    assert "2 logged losses not finite" in found.text
+    assert found.data["charts"][0][0]["values"][-2:] == [None, None]
+
+
+def test_only_losses_that_are_not_finite_make_no_chart(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "loss": None}])
+    found = parsed(tmp_path)
+    assert "1 logged loss not finite" in found.text
+    assert "figure" not in found.tags
+
+
+def test_halves_of_surrogate_pairs_are_written_as_question_marks(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    (tmp_path / "run" / "samples.jsonl").write_text('{"step": 1, "text": "a\\ud800b"}\n')
+    assert "a?b" in parsed(tmp_path / "run").text
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("config.json", r"--out \S*config.json has the ending '.json', expected .html or .htm"),
+        ("nowhere/a.html", "which is not a folder"),
+        (".", "is a folder, expected a file"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    run = make_run(tmp_path / "run")
+    before = (run / "config.json").read_text()
+    with pytest.raises(ArgumentError, match=reason):
+        write_report(run, run / name)
+    assert (run / "config.json").read_text() == before
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.chmod(0o555)
+    with pytest.raises(ArgumentError, match="choose another place with --out"):
+        write_report(run)
+    assert write_report(run, tmp_path / "a.html").exists()
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    assert report(run, out=tmp_path / "page.html") == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}: 0.04 MB\n"
+    assert sorted(path.name for path in run.glob("*.html")) == []
+    with pytest.raises(DataError):
+        report(tmp_path)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorgrad.errors import DataError
+from tensorgrad.report.result import result_of
+from tensorgrad.report.run import Log, read_run, to_log
+from tensorgrad.train.folder import hold
+from tests.report.made_run import DIFF, ENVIRONMENT, make_run, write_lines
+
+
+def same(log: Log, key: str, steps: list[int], values: list[float]) -> None:
+    assert log[key].steps.tolist() == steps
+    np.testing.assert_array_equal(log[key].values, values)
+
+
+def test_a_whole_run_is_read(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "gpt2-1", steps=60, every=20))
+    assert run.name == "gpt2-1"
+    assert run.config["steps"] == 60
+    assert run.metrics["loss"].steps.tolist() == list(range(1, 61))
+    assert run.metrics["validation_loss"].steps.tolist() == [0, 20, 40, 60]
+    assert run.times["tokens"].values[-1] == 60 * 524_288
+    assert [sample["step"] for sample in run.samples] == [30, 60]
+    assert run.environment == ENVIRONMENT
+    assert run.diff == DIFF
+    assert run.measures == []
+    assert (run.is_training, run.notes) == (False, ())
+
+
+def test_what_a_run_lacks_is_empty(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "validation_loss": 2.0}])
+    run = read_run(tmp_path)
+    assert (run.config, run.samples, run.environment, run.diff) == ({}, [], {}, "")
+    assert run.times.columns == {}
+    assert run.notes == ()
+
+
+def test_a_folder_that_is_not_of_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no config\.json and no metrics\.jsonl, expected"):
+        read_run(tmp_path)
+    make_run(tmp_path / "one")
+    with pytest.raises(DataError, match="; it has the runs one"):
+        read_run(tmp_path)
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"config\.json is a file, expected the folder of a run"):
+        read_run(tmp_path / "one" / "config.json")
+
+
+def test_damaged_files_are_noted_and_the_rest_is_read(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "loss": 3}', "\x00\x00", '{"step": "2"}', "[1]", '{"step": 3, "loss": 2}']
+    cut = '{"step": 4, "lo'
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, cut]))
+    (tmp_path / "config.json").write_text('{"steps": 1')
+    (tmp_path / "environment.json").mkdir()
+    os.mkfifo(tmp_path / "times.jsonl")
+    (tmp_path / "uncommitted.diff").write_bytes(b"+\xff\n")
+    run = read_run(tmp_path)
+    same(run.metrics, "loss", [1, 3], [3, 2])
+    assert run.diff == "+\ufffd\n"
+    found = {note.partition(".")[0]: note for note in run.notes}
+    assert list(found) == ["config", "metrics", "times", "environment"]
+    assert found["metrics"] == "metrics.jsonl: skipped 3 damaged lines"
+    assert found["environment"] == "environment.json cannot be read: Is a directory"
+    assert "FIFO" in found["times"]
+
+
+def test_of_equal_steps_the_last_line_counts() -> None:
+    records = [{"step": 1, "x": 1.0}, {"step": 3, "x": 3.0}, {"step": 2, "x": 2.0}]
+    log = to_log([*records, {"step": 3, "x": 4.0}, {"step": 5}])
+    same(log, "x", [1, 2, 3], [1, 2, 4])
+    same(log, "y", [], [])
+    assert log.last_step == 5
+
+
+def test_what_is_not_a_finite_number_is_nan(tmp_path: Path) -> None:
+    values = ["1", "null", "NaN", "1e999", "true", '"2"', "1" + "0" * 400, "[3]", "2.5"]
+    text = "".join(f'{{"step": {step}, "x": {value}}}\n' for step, value in enumerate(values))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    expected = [1, *[np.nan] * 7, 2.5]
+    same(read_run(tmp_path).metrics, "x", list(range(9)), expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "records", "expected"),
+    [
+        ({"steps": 3}, [{"step": 3, "loss": 1.0}], "finished, 3 steps"),
+        ({"steps": 8000}, [{"step": 3000, "loss": 1.0}], "stopped at step 3,000 of 8,000"),
+        ({"steps": 0}, [{"step": 3, "loss": 1.0}], "3 steps"),
+        ({}, [{"step": 3, "loss": 1.0}], "3 steps"),
+        ({"steps": "many"}, [{"step": 3, "loss": 1.0}], "3 steps"),
+        ({"steps": 8}, [{"step": 0, "validation_loss": 1.0}], "evaluated, not trained"),
+        ({"steps": 8}, [], "no step logged yet"),
+    ],
+)
+def test_the_status(
+    tmp_path: Path, config: object, records: list[dict[str, float]], expected: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_lines(tmp_path / "metrics.jsonl", records)
+    assert result_of(read_run(tmp_path)).status == expected
+
+
+def test_a_run_that_is_training_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", steps=60)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**config, "steps": 90}))
+    with hold(tmp_path / "run"):
+        before = (tmp_path / "run" / ".lock").read_text()
+        assert result_of(read_run(tmp_path / "run")).status == "training, step 60 of 90"
+        assert (tmp_path / "run" / ".lock").read_text() == before
+    assert result_of(read_run(tmp_path / "run")).status == "stopped at step 60 of 90"
+
+
+def test_the_result(tmp_path: Path) -> None:
+    losses = [{"step": step, "loss": loss} for step, loss in ((1, 4.0), (2, 3.0), (3, None))]
+    scores = [{"step": 2, "validation_loss": 1.5, "accuracy": 0.5}]
+    scores.append({"step": 3, "validation_loss": 1.75, "accuracy": 0.25})
+    clock = [{"step": 3, "seconds": 2.0, "elapsed": 3.0, "tokens": 300, "mfu": 0.5}]
+    write_lines(tmp_path / "metrics.jsonl", [*losses, *scores])
+    write_lines(tmp_path / "times.jsonl", [{"step": 1, "peak_memory_mb": 7}, *clock])
+    result = result_of(read_run(tmp_path))
+    assert result.values == {
+        "validation_loss": 1.75,
+        "best_validation_loss": 1.5,
+        "training_loss": 3.5,
+        "accuracy": 0.25,
+        "step": 3,
+        "tokens": 300,
+        "seconds": 2,
+        "elapsed": 3,
+        "tokens_per_second": 150,
+        "mfu": 0.5,
+        "peak_memory_mb": 7,
+    }
+    assert (result.best_step, result.not_finite) == (2, 1)
