@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorgrad.files import replacing
+from tensorgrad.files import is_locked, locked, replacing
 from tensorgrad.weights import save_arrays
 from tests.disk import full_disk
 from tests.source_tree import ROOT
@@ -89,3 +89,20 @@ def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
     save_arrays(tmp_path / "b", {"x": np.zeros(1)})
     usual = (tmp_path / "usual").stat().st_mode
     assert [(tmp_path / name).stat().st_mode for name in "ab"] == [usual, usual]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks are not supported there")
+def test_a_lock_is_seen_without_taking_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    assert names(tmp_path) == []
+    with locked(path, wait=False):
+        assert is_locked(path)
+        assert is_locked(path)
+    text = path.read_text()
+    assert not is_locked(path)
+    assert path.read_text() == text
+    path.chmod(0)
+    assert not is_locked(path)
+    (tmp_path / "link").symlink_to(path)
+    assert not is_locked(tmp_path / "link")

@@ -16,11 +16,13 @@ from tensorgrad.errors import DataError
 from tensorgrad.readers import (
     JSON_BYTES,
     JSON_DEPTH,
+    JSON_LINE_BYTES,
     map_array,
     open_regular,
     parse_json,
     read_bytes,
     read_json,
+    read_json_lines,
 )
 
 
@@ -202,3 +204,17 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(file.getvalue())
     with pytest.raises(DataError, match="has dtype object"):
         map_array(tmp_path / "a.npy")
+
+
+def test_lines_of_json_are_read_around_damaged_ones(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    good = [{"step": 1, "x": None}, {"step": 2, "text": "\u00fc"}, {}]
+    long = b'{"x": "' + b"a" * 3 * JSON_LINE_BYTES + b'"}\n'
+    damaged = [b"\n", b"{\n", b"[]\n", b"\xff\n", b"[" * 10**5 + b"\n", b"9" * 5000 + b"\n", long]
+    lines = [b'{"step": 1, "x": NaN}\n', *damaged, b'{"step": 2, "text": "\xc3\xbc"}\n', b"{}\n"]
+    path.write_bytes(b"".join(lines))
+    assert read_json_lines(path) == (good, len(damaged))
+    path.write_bytes(b"".join(lines) + b'{"step": 3}')  # being written
+    assert read_json_lines(path) == (good, len(damaged))
+    path.write_bytes(b"")
+    assert read_json_lines(path) == ([], 0)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tensorgrad.errors import DataError, TensorgradError
 from tensorgrad.files import is_locked
 from tensorgrad.readers import open_regular, read_json, read_json_lines
+from tensorgrad.train.config import FILE, renamed
 from tensorgrad.train.folder import LOCK
 
 Record = dict[str, Any]
@@ -116,7 +117,7 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"report: {folder} {reason}, expected the folder of a run")
-    if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl")):
+    if not any((folder / name).exists() for name in (FILE, "metrics.jsonl")):
         _refuse(folder)
     notes: list[str] = []
 
@@ -140,7 +141,7 @@ def read_run(folder: Path) -> Run:
 
     return Run(
         folder=folder,
-        config=read("config.json", read_json, {}),
+        config=renamed(read(FILE, read_json, {})),
         metrics=to_log(records("metrics.jsonl")),
         times=to_log(records("times.jsonl")),
         samples=records("samples.jsonl"),
@@ -152,11 +153,10 @@ def read_run(folder: Path) -> Run:
 
 
 def _refuse(folder: Path) -> NoReturn:
-    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    inside = sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
     hint = f"; it has the runs {', '.join(inside[:5])}" if inside else ""
     raise DataError(
-        f"report: {folder} has no config.json and no metrics.jsonl, expected the folder of a run"
-        f"{hint}"
+        f"report: {folder} has no {FILE} and no metrics.jsonl, expected the folder of a run{hint}"
     )
 
 

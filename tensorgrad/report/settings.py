@@ -9,6 +9,7 @@ from typing import Any
 
 from tensorgrad.train.config import Dataclass
 from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.translation import TranslationSettings
 
 GROUPS = {
@@ -17,21 +18,21 @@ GROUPS = {
         *("tokenizer", "tokens", "vocab", "vectors", "at_least", "validation", "held_out", "cache"),
     ),
     "Model": (
-        *("preset", "model", "layers", "heads", "width", "context", "hidden", "vocab_multiple"),
-        *("tied", "prefix", "attention", "dropout", "attention_dropout", "activation_dropout"),
-        *("word_dropout", "init_from"),
+        *("task", "preset", "model", "init_from", "layers", "heads", "width", "context", "hidden"),
+        *("vocab_multiple", "tied", "prefix", "attention", "dropout", "attention_dropout"),
+        *("activation_dropout", "word_dropout"),
     ),
     "Optimization": (
-        *("steps", "epochs", "batch", "accumulate", "lr", "warmup", "schedule", "lr_end"),
+        *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
         *("weight_decay", "beta1", "beta2", "clip", "label_smoothing", "average", "seed", "nan"),
     ),
     "Precision and devices": (
-        *("dtype", "device", "capture", "recompute", "parallel", "zero", "dp", "tp", "pp"),
-        *("stages", "micro_batches", "pipeline_schedule", "bucket_mb", "ranks"),
+        *("dtype", "device", "capture", "recompute", "parallel", "bucket_mb", "dp", "pp", "tp"),
+        *("pipeline_schedule", "chunks", "sequence_parallel"),
     ),
 }
 OTHER = "Evaluation and output"
-_SETTINGS: tuple[type[Dataclass], ...] = (GPT2Settings, TranslationSettings)
+_PROGRAMS: tuple[type[Dataclass], ...] = (GPT2Settings, TranslationSettings, SentimentSettings)
 _COVERED = 0.75  # of a run's settings, for its program to be known
 
 
@@ -44,13 +45,17 @@ def grouped(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of settings; {} if the program that wrote them is not known."""
+    """Return the defaults of settings; {} if the program that wrote them is not known.
+
+    Its task says which it is; of a run of an earlier version, the names of its settings.
+    """
     known = [
-        {f.name: f.default for f in fields(kind) if f.default is not MISSING} for kind in _SETTINGS
+        {f.name: f.default for f in fields(kind) if f.default is not MISSING} for kind in _PROGRAMS
     ]
-    best = max(known, key=lambda names: len(names.keys() & config.keys()))
-    shared = {name: value for name, value in best.items() if name in config}
-    return shared if len(shared) >= _COVERED * max(1, len(config)) else {}
+    fitting = [each for each in known if config.get("task", each.get("task")) == each.get("task")]
+    shared = [{n: value for n, value in each.items() if n in config} for each in fitting]
+    best = max(shared, key=len, default={})
+    return best if len(best) >= _COVERED * max(1, len(config)) else {}
 
 
 def value_text(value: Any) -> str:

@@ -139,6 +139,11 @@ def save(settings: Dataclass, folder: Path) -> None:
         file.write((to_json(kept, 2) + "\n").encode())
 
 
+def renamed(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in a config.json, which may be of an earlier version, by their names."""
+    return {_RENAMED.get(name, name): value for name, value in saved.items()}
+
+
 def load(settings: type[_Settings], folder: Path) -> _Settings:
     """Return the settings that a run was started with.
 
@@ -149,7 +154,7 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     try:
         found = read_json(path)
         if isinstance(found, dict):
-            found = {_RENAMED.get(name, name): value for name, value in found.items()}
+            found = renamed(found)
             expected = {f.name: f.default for f in fields(settings)}.get("task")
             if found.get("task", expected) != expected:
                 raise ValueError(f"task is {found['task']!r:.80}, expected {expected!r}")

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from tensorgrad.report.settings import OTHER, defaults, grouped, value_text
+from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.sentiment import SentimentSettings
+from tensorgrad.train.translation import TranslationSettings
+
+
+@pytest.mark.parametrize("kind", [GPT2Settings, TranslationSettings, SentimentSettings])
+@pytest.mark.parametrize("has_task", [True, False])
+def test_defaults_are_those_of_the_program(kind: Any, has_task: bool) -> None:
+    config = {key: value for key, value in asdict(kind()).items() if has_task or key != "task"}
+    assert defaults(config) == config
+    assert defaults({**config, "new": 1}) == config
+
+
+def test_unknown_programs_have_no_defaults() -> None:
+    assert defaults({}) == {}
+    assert defaults({"steps": 3, "own": 1}) == {}
+    assert defaults({**asdict(GPT2Settings()), "task": "chess"}) == {}
+    assert defaults({**asdict(GPT2Settings()), "task": ["gpt2"]}) == {}
+
+
+def test_every_setting_is_in_one_group() -> None:
+    config = {**asdict(GPT2Settings()), "own": 1}
+    groups = grouped(config)
+    names = [name for group in groups.values() for name in group]
+    assert sorted(names) == sorted(config)
+    assert groups["Model"][0] == "task"
+    assert groups[OTHER][-1] == "own"
+    assert list(grouped({"own": 1})) == [OTHER]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a b", "a b"),
+        ("", "(empty)"),
+        (None, "none"),
+        (1e-4, "0.0001"),
+        (True, "true"),
+        (["a", "b"], "a b"),
+        ([1, "b"], '[1, "b"]'),
+        ({"x": "ü"}, '{"x": "ü"}'),
+    ],
+)
+def test_values_as_text(value: Any, text: str) -> None:
+    assert value_text(value) == text
