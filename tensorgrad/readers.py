@@ -12,6 +12,7 @@ import mmap
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
@@ -110,8 +111,8 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def read_json_lines(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
-    """Return the objects in a file with one on each line, and how many other lines there are.
+def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any] | None]:
+    """Yield the objects in a file with one on each line, and None for each damaged line.
 
     A line is damaged if it is not an object in JSON or has more than JSON_LINE_BYTES. A last line
     without its end is being written, or was cut short by a kill: it is skipped, and not damaged.
@@ -122,28 +123,25 @@ def read_json_lines(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]],
         DataError: it is a FIFO or a device.
         OSError: it is missing or cannot be read.
     """
-    found, damaged = [], 0
     is_rest = False  # of a line that is too long
     with open_regular(path) as file:
         for line in iter(partial(file.readline, JSON_LINE_BYTES), b""):
             ends = line.endswith(b"\n")
-            value = None if is_rest or not ends else _line_value(line)
-            if isinstance(value, dict):
-                found.append(value)
-            elif ends:
-                damaged += 1
+            if ends:
+                yield None if is_rest else _object_on(line)
             is_rest = not ends
-    return found, damaged
 
 
 _LINE_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
-def _line_value(line: bytes) -> Any:
+def _object_on(line: bytes) -> dict[str, Any] | None:
     try:
-        return _LINE_DECODER.decode(line.decode())
+        text = line.decode().strip()
+        value, end = _LINE_DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None
+    return value if end == len(text) and isinstance(value, dict) else None
 
 
 def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:

@@ -210,11 +210,18 @@ def test_lines_of_json_are_read_around_damaged_ones(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     good = [{"step": 1, "x": None}, {"step": 2, "text": "\u00fc"}, {}]
     long = b'{"x": "' + b"a" * 3 * JSON_LINE_BYTES + b'"}\n'
-    damaged = [b"\n", b"{\n", b"[]\n", b"\xff\n", b"[" * 10**5 + b"\n", b"9" * 5000 + b"\n", long]
-    lines = [b'{"step": 1, "x": NaN}\n', *damaged, b'{"step": 2, "text": "\xc3\xbc"}\n', b"{}\n"]
+    bad = [b"\n", b"{\n", b"[]\n", b"{}{}\n", b"\xff\n", b"[" * 10**5 + b"\n", b"9" * 5000 + b"\n"]
+    lines = [
+        b'{"step": 1, "x": NaN}\n',
+        *bad,
+        long,
+        b' {"step": 2, "text": "\xc3\xbc"} \n',
+        b"{}\n",
+    ]
     path.write_bytes(b"".join(lines))
-    assert read_json_lines(path) == (good, len(damaged))
+    expected = [good[0], *[None] * (len(bad) + 1), *good[1:]]
+    assert list(read_json_lines(path)) == expected
     path.write_bytes(b"".join(lines) + b'{"step": 3}')  # being written
-    assert read_json_lines(path) == (good, len(damaged))
+    assert list(read_json_lines(path)) == expected
     path.write_bytes(b"")
-    assert read_json_lines(path) == ([], 0)
+    assert list(read_json_lines(path)) == []

@@ -57,7 +57,8 @@ class Comparison:
 
     Attributes:
         names: of the runs.
-        sections: rows by heading; the settings and environment that differ, and all results.
+        sections: rows by heading: the settings that differ, the facts of the environment that
+            differ where a run has an environment.json, and all results.
         notes: sentences about what is not compared or could not be read.
         runs: the runs, in the order of names.
     """
@@ -91,11 +92,11 @@ def compare(folders: Sequence[Path]) -> Comparison:
     if skipped:
         count = counted(skipped, "setting")
         notes.append(f"not compared, since not all of these runs have them: {count}")
-    sections = {
-        "Configuration": settings,
-        "Environment": environment,
-        "Result": _results(runs, not skipped),
-    }
+    sections = {"Configuration": settings, "Result": _results(runs, not skipped)}
+    unknown = [name for name, run in zip(names, runs, strict=True) if not run.environment]
+    if len(unknown) < len(runs):
+        sections = {"Configuration": settings, "Environment": environment, **sections}
+        notes += [f"{name}: no environment.json to compare" for name in unknown]
     return Comparison(names, sections, tuple(notes), runs)
 
 

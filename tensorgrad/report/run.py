@@ -8,7 +8,7 @@ used, and `Run.notes` says what could not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -61,14 +61,19 @@ class Log:
     Attributes:
         columns: the values under each key but "step".
         last_step: the largest of any line; 0 without lines.
+        damaged: the number of damaged lines.
     """
 
     columns: dict[str, Column]
-    last_step: int
+    last_step: int = 0
+    damaged: int = 0
 
     def __getitem__(self, key: str) -> Column:
         """Return the values under a key: an empty column where no line has it."""
         return self.columns.get(key, _EMPTY)
+
+
+_NO_LOG = Log({})
 
 
 @dataclass(frozen=True)
@@ -131,25 +136,39 @@ def read_run(folder: Path) -> Run:
             notes.append(f"{name} cannot be read: {reason}")
             return missing
 
-    def records(name: str) -> list[Record]:
-        empty: tuple[list[Record], int] = [], 0
-        found, damaged = read(name, read_records, empty)
-        if damaged:
-            lines = "1 damaged line" if damaged == 1 else f"{damaged:,} damaged lines"
-            notes.append(f"{name}: skipped {lines}")
-        return found
-
+    metrics, times = (
+        read(name, lambda path: to_log(records(path)), _NO_LOG)
+        for name in ("metrics.jsonl", "times.jsonl")
+    )
+    nothing: list[Record | None] = []
+    samples = read("samples.jsonl", lambda path: list(records(path)), nothing)
+    notes += _notes_of_damage(
+        {
+            "metrics.jsonl": metrics.damaged,
+            "times.jsonl": times.damaged,
+            "samples.jsonl": samples.count(None),
+        }
+    )
     return Run(
         folder=folder,
         config=renamed(read(FILE, read_json, {})),
-        metrics=to_log(records("metrics.jsonl")),
-        times=to_log(records("times.jsonl")),
-        samples=records("samples.jsonl"),
+        metrics=metrics,
+        times=times,
+        samples=[sample for sample in samples if sample is not None],
         environment=read("environment.json", read_json, {}),
         diff=read("uncommitted.diff", _read_diff, ""),
         is_training=is_locked(folder / LOCK),
         notes=tuple(notes),
     )
+
+
+def _notes_of_damage(lines: Mapping[str, int]) -> list[str]:
+    """Return a note for each file with damaged lines."""
+    return [
+        f"{name}: skipped {count:,} damaged line{'s' * (count > 1)}"
+        for name, count in lines.items()
+        if count
+    ]
 
 
 def _refuse(folder: Path) -> NoReturn:
@@ -160,18 +179,15 @@ def _refuse(folder: Path) -> NoReturn:
     )
 
 
-def read_records(path: Path) -> tuple[list[Record], int]:
-    """Return the records of a file of JSON lines, and the number of damaged lines.
-
-    A record is an object with a step.
+def records(path: Path) -> Iterator[Record | None]:
+    """Yield the records of a file of JSON lines, objects with a step; None for a damaged line.
 
     Raises:
         DataError: the path is not a regular file.
         OSError: the file is missing or cannot be read.
     """
-    found, damaged = read_json_lines(path)
-    records = [record for record in found if _has_step(record)]
-    return records, damaged + len(found) - len(records)
+    for found in read_json_lines(path):
+        yield found if found is not None and _has_step(found) else None
 
 
 def _has_step(record: Record) -> bool:
@@ -179,18 +195,24 @@ def _has_step(record: Record) -> bool:
     return type(step) is int and 0 <= step < _LARGEST_STEP
 
 
-def to_log(records: Sequence[Record]) -> Log:
+def to_log(records: Iterable[Record | None]) -> Log:
     """Return the numbers of records by key; of lines with equal steps the last one counts."""
     found: dict[str, tuple[list[int], list[Any]]] = {}
+    damaged = 0
     for record in records:
+        if record is None:
+            damaged += 1
+            continue
         step = record["step"]
         for key, value in record.items():
-            steps, values = found.setdefault(key, ([], []))
+            if key not in found:
+                found[key] = [], []
+            steps, values = found[key]
             steps.append(step)
             values.append(value)
     steps, _ = found.pop("step", ([], []))
     columns = {key: _column(*pair) for key, pair in found.items()}
-    return Log(columns, max(steps, default=0))
+    return Log(columns, max(steps, default=0), damaged)
 
 
 def _column(steps: list[int], values: list[Any]) -> Column:

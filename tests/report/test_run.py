@@ -65,7 +65,7 @@ def test_damaged_files_are_noted_and_the_rest_is_read(tmp_path: Path) -> None:
     same(run.metrics, "loss", [1, 3], [3, 2])
     assert run.diff == "+\ufffd\n"
     found = {note.partition(".")[0]: note for note in run.notes}
-    assert list(found) == ["config", "metrics", "times", "environment"]
+    assert sorted(found) == ["config", "environment", "metrics", "times"]
     assert found["metrics"] == "metrics.jsonl: skipped 3 damaged lines"
     assert found["environment"] == "environment.json cannot be read: Is a directory"
     assert "FIFO" in found["times"]
