@@ -126,7 +126,7 @@
       make(grid, "text", { x: LEFT - 7, y: at + 4, "text-anchor": "end" }, text);
     }
     const clip = make(view.svg, "clipPath", { id: `clip${views.indexOf(view)}` });
-    make(clip, "rect", { x: LEFT - 1, y: TOP, width: inner + 2, height: tall + 1 });
+    make(clip, "rect", { x: LEFT - 4, y: TOP - 4, width: inner + 8, height: tall + 5 });
     const plot = make(view.svg, "g", { "clip-path": `url(#${clip.id})` });
     for (const part of parts) drawCurve(view, plot, part);
     view.mark = make(view.svg, "g", { class: "cursor" });
