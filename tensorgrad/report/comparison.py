@@ -353,11 +353,7 @@ class Outputs:
             OSError: one cannot be written.
         """
         written = []
-        for path, form in (
-            (self.page, to_page),
-            (self.csv, to_csv),
-            (self.markdown, to_markdown),
-        ):
+        for path, form in ((self.page, to_page), (self.csv, to_csv), (self.markdown, to_markdown)):
             if path is not None:
                 write_text(path, form(comparison))
                 written.append(path)

@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 
 from tensorgrad.report.run import Column, Run
 
-AXES = {
-    "step": "Steps",
-    "tokens": "Tokens",
-    "seconds": "Training time",
-    "elapsed": "Elapsed time",
-}
+AXES = {"step": "Steps", "tokens": "Tokens", "seconds": "Training time", "elapsed": "Elapsed time"}
 COLORS = 8  # that page.css has
 _AXIS_POINTS = 1000
 _DIGITS = 5  # of a value on a page
@@ -163,10 +158,7 @@ def loss_curves(run: Run, number: int = 0, name: str = "") -> list[Curve]:
     training = _noisy(f"{before}training", run.metrics["loss"], number, number, bool(name))
     validation = run.metrics["validation_loss"]
     color = number if name else number + 1
-    return [
-        *training,
-        Curve(f"{before}validation", validation, "markers", color, number),
-    ]
+    return [*training, Curve(f"{before}validation", validation, "markers", color, number)]
 
 
 def _noisy(label: str, values: Column, color: int, run: int, is_one: bool) -> list[Curve]:

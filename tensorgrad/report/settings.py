@@ -50,12 +50,18 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     Its task says which it is; of a run of an earlier version, the names of its settings.
     """
     known = [
-        {f.name: f.default for f in fields(kind) if f.default is not MISSING} for kind in _PROGRAMS
+        {f.name: _as_saved(f.default) for f in fields(kind) if f.default is not MISSING}
+        for kind in _PROGRAMS
     ]
     fitting = [each for each in known if config.get("task", each.get("task")) == each.get("task")]
     shared = [{n: value for n, value in each.items() if n in config} for each in fitting]
     best = max(shared, key=len, default={})
     return best if len(best) >= _COVERED * max(1, len(config)) else {}
+
+
+def _as_saved(value: Any) -> Any:
+    """Return a value as it comes back from a JSON file."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def value_text(value: Any) -> str:

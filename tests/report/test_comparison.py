@@ -162,7 +162,7 @@ def test_the_page_has_curves_of_all_runs(two: list[Path]) -> None:
     page = Parsed(to_page(compare(two)))
     first = page.data["charts"][0]
     assert [(c["run"], c["color"], c["style"]) for c in first] == [
-        *((0, 0, "line"), (0, 0, "markers"), (1, 1, "line"), (1, 1, "markers")),
+        *((0, 0, "line"), (0, 0, "markers"), (1, 1, "line"), (1, 1, "markers"))
     ]
     for text in ("a: training", "b: validation", "Tokens", "Elapsed time", "What differs"):
         assert text in page.text
