@@ -244,7 +244,7 @@ def prepare_corpus(
 def evaluate(
     settings: GPT2Settings, path: Path, device: str, checkpoint: str = "best"
 ) -> dict[str, float]:
-    """Return the loss of a trained model on validation text, over all of it.
+    """Return the loss of a trained model on the whole validation text.
 
     Args:
         settings: whose data, cache, validation, batch and dtype count.
