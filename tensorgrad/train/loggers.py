@@ -180,12 +180,16 @@ class WandB(Logger):
         """Start or resume a run of this id."""
         identity = resumed or secrets.token_hex(4)
         environment = os.environ
+        folder = Path(environment.get("WANDB_DIR", trainer.folder))
+        # W&B names a part of an offline run by the second: two starts in one would share a folder.
+        while any((folder / "wandb").glob(f"*{time.strftime('%Y%m%d_%H%M%S')}-{identity}")):
+            time.sleep(0.05)
         self._run = self._package.init(
             project=environment.get("WANDB_PROJECT", _PROJECT),
             name=_name(trainer),
             id=identity,
             resume="allow",
-            dir=environment.get("WANDB_DIR", trainer.folder),
+            dir=folder,
             mode=None if "WANDB_MODE" in environment else "offline",
             config=_settings(trainer),
             allow_val_change=True,
