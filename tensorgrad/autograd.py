@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad import ranges
 from tensorgrad.arrays import cast
 from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_function
@@ -72,7 +73,12 @@ def record(
         ]
         for edge in edges:
             if edge is not None:
-                return Tensor(outputs, True, Node(name, edges, backward, saved, outputs))
+                node = Node(name, edges, backward, saved, outputs)
+                if ranges.active is not None:
+                    ranges.active.op(name, outputs, inputs, node, saved)
+                return Tensor(outputs, True, node)
+    if ranges.active is not None:
+        ranges.active.op(name, outputs, inputs, None, saved)
     return Tensor(outputs)
 
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from tensorgrad import ranges
 from tensorgrad.accumulation import Into, into
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
 from tensorgrad.backend import (
@@ -160,7 +162,8 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
         DtypeError: `dy` holds no real numbers.
         DeviceError: `dy` is a tensor on another device.
     """
-    _walk(root, _seed(root, dy), _deliver, retain_graph, need=_need)
+    with ranges.phase("backward"):
+        _walk(root, _seed(root, dy), _deliver, retain_graph, need=_need)
 
 
 def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | None]:
@@ -259,6 +262,7 @@ def _walk(
     ready: list[tuple[Edge, Any]] = [(start, cast(dy, start.dtype))]
     found: Sequence[Array | None]
     dx: Any
+    observer = ranges.active
     while ready:
         edge, dy = ready.pop()
         if type(edge) is not Node or (ends and edge in ends):
@@ -280,7 +284,11 @@ def _walk(
                 ]
             else:
                 needs = [type(e) is Node or (e is not None and need(e, offered)) for e in edges]
-            if offered:
+            if observer is not None:
+                with leaves if offered else nullcontext():
+                    found = observer.backward(edge, dy, saved or (), needs)
+                offered.clear()
+            elif offered:
                 with leaves:
                     found = edge.backward(dy, saved or (), needs)
                 offered.clear()

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import backend, random
+from tensorgrad import backend, random, ranges
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.files import finite, make_folder
@@ -257,7 +257,8 @@ class Trainer:
                 self._measure()
             stopped_by = None
             while self.step < end and stopped_by is None:
-                self._train_step(self._next(batches))
+                with ranges.phase("step"):
+                    self._train_step(self._next(batches))
                 measures = self._due(settings.evaluate_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
                 asked = interrupts.received
@@ -301,7 +302,8 @@ class Trainer:
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """Return the batch of the next step."""
         try:
-            return _checked(next(batches))
+            with ranges.phase("data"):
+                return _checked(next(batches))
         except StopIteration as error:
             raise ArgumentError(
                 f"train: batches ended after step {self.step}, expected one for each of the "
@@ -367,7 +369,8 @@ class Trainer:
         if self._evaluate is None:
             return
         began = time.perf_counter()
-        self._measured = dict(self._evaluate())
+        with ranges.phase("evaluation"):
+            self._measured = dict(self._evaluate())
         if self._log is not None:
             self._log.write({"step": self.step, **finite(self._measured)})
             values = "  ".join(f"{name} {value:.4f}" for name, value in self._measured.items())
