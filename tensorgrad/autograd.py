@@ -91,6 +91,8 @@ def _record_several(
 ) -> Any:
     """Do as `record` for several outputs, which become edges of their own."""
     first = record(name, outputs[0], inputs, backward, saved)
+    if ranges.active is not None:
+        ranges.active.further_outputs(outputs[1:])
     node, count = first.node, len(outputs)
     if node is None:
         return tuple(map(Tensor, outputs))

@@ -32,11 +32,14 @@ class Observer(Protocol):
 
         Args:
             name: of the op.
-            output: the array, the first of several.
+            output: the array, the first of several: `further_outputs` gets the others.
             inputs: the tensors (or None) that it depends on.
             node: what the graph records of it; None where no gradient is wanted.
             saved: what backward needs.
         """
+
+    def further_outputs(self, outputs: Sequence[Any]) -> None:
+        """Note the other arrays that the op noted last has computed."""
 
     def backward(self, node: Any, dy: Any, saved: tuple[Any, ...], needs: Sequence[Any]) -> Any:
         """Return `node.backward(dy, saved, needs)`."""

@@ -1,0 +1,104 @@
+"""FLOPs of the matrix products of an op, and the bytes that it must move, from its arrays.
+
+A multiplication and an addition count as two. What is not a matrix product counts as 0 FLOPs: the
+memory bounds it. Tests: tests/profile/test_work.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from tensorgrad.backend import is_array
+from tensorgrad.kernels.attention.options import AttentionOptions
+
+
+def forward_flops(name: str, inputs: Sequence[Any], output: Any, saved: tuple[Any, ...]) -> float:
+    """Return the FLOPs of an op; arguments as of `ranges.Observer.op`."""
+    count = _FORWARD.get(name)
+    if count is None:
+        return 0.0
+    shapes = [() if each is None else each.shape for each in inputs]
+    return float(count(shapes, output.shape, saved))
+
+
+def backward_flops(name: str, flops: float, needs: Sequence[Any]) -> float:
+    """Return the FLOPs of the backward of an op whose forward has `flops`.
+
+    Each operand of a product costs one more product. Attention computes its scores again: 5
+    products for the 2 of forward. The loss with its linear layer has computed its gradients in
+    forward.
+    """
+    if name == "linear_cross_entropy":
+        return 0.0
+    if name.startswith("attention"):
+        return 2.5 * flops
+    if name in ("matmul", "linear", "linear_gelu"):
+        return flops * sum(need is not False for need in needs[:2])
+    return 2 * flops
+
+
+def nbytes(values: Iterable[Any]) -> int:
+    """Return the bytes of the arrays among values, each counted once; a view without strides."""
+    found = {id(each): each for each in values if is_array(each)}
+    return sum(int(each.size) * each.itemsize for each in found.values())
+
+
+def _matmul(shapes: list[Any], y: Any, saved: Any) -> int:
+    return 2 * math.prod(y) * int(shapes[0][-1])
+
+
+def _feed_forward(shapes: list[Any], y: Any, saved: Any) -> int:
+    x, up, down = shapes[0], shapes[1], shapes[3]
+    return 2 * math.prod(x[:-1]) * (math.prod(up) + math.prod(down))
+
+
+def _gated_linear(shapes: list[Any], y: Any, saved: Any) -> int:
+    return 4 * math.prod(y) * int(shapes[0][-1])
+
+
+def _einsum(shapes: list[Any], y: Any, saved: Any) -> int:
+    return 2 * math.prod(saved[-1].values()) if len(shapes) > 1 else 0
+
+
+def _attention(shapes: list[Any], y: Any, saved: Any) -> int:
+    q, k = saved[0].shape, saved[1].shape
+    options = next(each for each in saved if isinstance(each, AttentionOptions))
+    batch, heads, queries, width = q
+    pairs = queries * k[2]
+    if options.sequences is None:  # whose lengths are on the device
+        pairs = _pairs(queries, k[2], options.before, options.after)
+    return 4 * batch * heads * width * pairs
+
+
+@lru_cache(maxsize=256)
+def _pairs(queries: int, keys: int, before: int, after: int) -> int:
+    """Return how many pairs of a query and a key a causal mask or a window keeps."""
+    positions = range(keys - queries, keys)
+    return sum(
+        max(0, min(keys - 1, position + after) - max(0, position - before) + 1)
+        for position in positions
+    )
+
+
+def _linear_cross_entropy(shapes: list[Any], y: Any, saved: Any) -> int:
+    x, weight = shapes[0], shapes[1]
+    product = 2 * math.prod(x[:-1]) * math.prod(weight)
+    return product * (3 if saved and saved[-1] else 1)  # gradients that forward computed
+
+
+_FORWARD: dict[str, Callable[[list[Any], Any, Any], int]] = {
+    "matmul": _matmul,
+    "linear": _matmul,
+    "linear_gelu": _matmul,
+    "feed_forward": _feed_forward,
+    "gated_linear": _gated_linear,
+    "einsum": _einsum,
+    "tensordot": _einsum,
+    "attention": _attention,
+    "attention_packed": _attention,
+    "attention_varlen": _attention,
+    "linear_cross_entropy": _linear_cross_entropy,
+}
