@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from tensorgrad.command import command, printable
 from tensorgrad.train import OneProcess
-from tensorgrad.train.config import read_command_line
+from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.gpt2 import GPT2Settings, train
 

@@ -2,35 +2,20 @@
 
     mpirun -n 2 python examples/train_gpt2_dp.py
     mpirun -n 8 python examples/train_gpt2_dp.py --preset gpt2-124M --dtype bfloat16 --batch 256
-    mpirun -n 4 python examples/train_gpt2_dp.py --zero 1
+    mpirun -n 4 python examples/train_gpt2_dp.py --parallel zero1
     mpirun -n 2 python examples/train_gpt2_dp.py --resume runs/gpt2-1
 
 Runs on CPUs, or with one GPU per rank. Options, data and results are those of train_gpt2.py:
 --batch counts the sequences of all ranks together, and any number of ranks takes the same steps. So
-a run may be resumed on another number of ranks, and with other --reduction, --bucket-mb and --zero:
-they change speed and memory, not the losses. Rank 0 prints and saves; with --zero all ranks save.
+a run may be resumed on another number of ranks, and with another --parallel and --bucket-mb: they
+change speed and memory, not the losses. Rank 0 prints and saves; with ZeRO all ranks save.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 
-from tensorgrad.parallel import Comm, DataParallel, Zero
 from tensorgrad.parallel.train_gpt2 import ParallelSettings, run_on_ranks
-from tensorgrad.train import Ranks
-
-
-@dataclass(frozen=True)
-class DataParallelSettings(ParallelSettings):
-    """The options of data parallel training."""
-
-    def ranks(self, comm: Comm) -> Ranks:
-        """Return the strategy with which the ranks train together."""
-        if self.zero:
-            return Zero(comm, self.zero, self.bucket_mb)
-        return DataParallel(comm, self.reduction, self.bucket_mb)
-
 
 if __name__ == "__main__":
-    sys.exit(run_on_ranks(DataParallelSettings, __doc__, print))
+    sys.exit(run_on_ranks(ParallelSettings, __doc__, print))

@@ -76,7 +76,7 @@ class Pipeline(NestedRanks):
         ranks = Pipeline(comm, "1f1b")
         optimizer = ranks.prepare(model, make_optimizer)
 
-    Micro-batches are the parts into which the training loop divides a batch (`accumulate`).
+    Micro-batches are the parts into which the training loop divides a batch (`micro_batches`).
 
     Args:
         comm: the stages, in order.

@@ -58,7 +58,10 @@ def mesh_ranks(
             f"mesh_ranks: reduction is {reduction!r} with zero {zero}, expected 'overlap'"
         )
     check_schedule("mesh_ranks", schedule, chunks)
-    dp, pp, tp = (world.split(mesh.line(axis)) for axis in ("dp", "pp", "tp"))
+    dp, pp, tp = (
+        world if getattr(mesh, axis) == world.size else world.split(mesh.line(axis))
+        for axis in ("dp", "pp", "tp")
+    )
     ranks: Ranks = Zero(dp, zero, bucket_mb) if zero else DataParallel(dp, reduction, bucket_mb)
     if dp.size == 1 and world.size > 1:
         ranks = OneProcess()  # after the checks of the options above

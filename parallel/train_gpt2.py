@@ -1,4 +1,4 @@
-"""Training a GPT-2 on several ranks: the program of the examples train_gpt2_dp, _pp and _3d.
+"""Training a GPT-2 on several ranks: the options, and the program that each rank runs.
 
 Rank 0 reads the command line and prints; an error that a user can fix ends all ranks with one line.
 """
@@ -17,10 +17,17 @@ from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.data import REDUCTIONS
-from tensorgrad.train.config import option, read_command_line
+from tensorgrad.parallel.mesh import Mesh, make_mesh
+from tensorgrad.parallel.schedule import SCHEDULES
+from tensorgrad.parallel.strategy import mesh_ranks
+from tensorgrad.train.command_line import read_command_line
+from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.gpt2 import GPT2Settings, train
 from tensorgrad.train.ranks import Ranks
+
+ZERO = {"zero1": 1, "zero2": 2, "zero3": 3}
+MODES = ("none", *REDUCTIONS, *ZERO)
 
 
 @dataclass(frozen=True)
@@ -30,23 +37,31 @@ class ParallelSettings(GPT2Settings):
     How the ranks share the work is not saved with a run: each start says it again.
     """
 
-    reduction: str = option(
+    parallel: str = option(
         "overlap",
-        "how gradients are all-reduced: naive (a call per parameter), flat (one call), or overlap "
-        "(a call per bucket during backward)",
-        choices=REDUCTIONS,
+        "how data parallel ranks work together: gradients are all-reduced by a call per parameter "
+        "(naive), one call (flat), or a call per bucket during backward (overlap); ZeRO shards "
+        "optimizer state (zero1), gradients too (zero2), parameters too (zero3); none: one process",
+        choices=MODES,
         saved=False,
     )
     bucket_mb: float | None = option(
         None, "size of a gradient bucket in MB", shown="chosen by the number of gradients",
         saved=False,
     )  # fmt: skip
-    zero: int = option(
-        0,
-        "ZeRO stage, what is sharded: 1 optimizer state; 2 gradients too; 3 parameters too",
-        low=0,
-        high=3,
-        saved=False,
+    dp: int | None = option(
+        None, "data parallel ranks", shown="as many as pp and tp allow", low=1, saved=False
+    )
+    pp: int = option(1, "pipeline stages", low=1, saved=False)
+    tp: int = option(1, "tensor parallel ranks, which share each layer", low=1, saved=False)
+    pipeline_schedule: str = option(
+        "1f1b", "order of micro-batches in a pipeline", choices=tuple(SCHEDULES), saved=False
+    )
+    chunks: int | None = option(
+        None, "model chunks per stage", shown="1, or 2 if interleaved", low=1, saved=False
+    )
+    sequence_parallel: bool = option(
+        False, "shard activations between layers over the tp ranks; no sample", saved=False
     )
     timeout: float = option(
         10, "minutes to wait for another rank before all ranks exit", low=0.01, saved=False
@@ -54,38 +69,87 @@ class ParallelSettings(GPT2Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.zero and self.reduction != "overlap":
+        if self.bucket_mb is not None and self.parallel not in ("overlap", "zero1"):
             raise ArgumentError(
-                f"--reduction: got {self.reduction!r} with --zero {self.zero}, expected 'overlap'"
-            )
-        if self.bucket_mb is not None and (self.zero > 1 or self.reduction != "overlap"):
-            how = f"--zero {self.zero}" if self.zero else f"--reduction {self.reduction}"
-            raise ArgumentError(
-                f"--bucket-mb: got {self.bucket_mb} with {how}, expected none: it has no buckets"
+                f"--bucket-mb: got {self.bucket_mb} with --parallel {self.parallel}, expected "
+                "none: it has no buckets"
             )
 
+    @property
+    def samples(self) -> bool:
+        """Whether to write a sample: with sequence parallelism one token alone has no logits."""
+        return super().samples and not self.sequence_parallel
+
     def ranks(self, comm: Comm) -> Ranks:
-        """Return the strategy with which the ranks train together."""
-        raise NotImplementedError
+        """Return the strategy with which the ranks train together.
+
+        Raises:
+            ArgumentError: the options do not fit each other or the number of ranks.
+        """
+        if self.parallel == "none" and comm.size > 1:
+            raise ArgumentError(f"--parallel: got none with {comm.size} ranks, expected one")
+        mesh = make_mesh(comm.size, comm.rank, dp=self.dp, pp=self.pp, tp=self.tp)
+        self._check_batch(mesh)
+        zero = ZERO.get(self.parallel, 0)
+        return mesh_ranks(
+            comm,
+            mesh,
+            zero=zero,
+            reduction=self.parallel if self.parallel in REDUCTIONS else "overlap",
+            bucket_mb=self.bucket_mb,
+            schedule=self.pipeline_schedule,
+            chunks=self.chunks or (2 if self.pipeline_schedule == "interleaved" else 1),
+            sequence=self.sequence_parallel,
+        )
+
+    def _check_batch(self, mesh: Mesh) -> None:
+        """Raise ArgumentError unless a batch divides into micro-batches of equal size."""
+        if mesh.pp == 1:
+            return
+        if self.batch % mesh.dp:
+            raise ArgumentError(
+                f"--batch: got {self.batch}, expected a multiple of the {mesh.dp} pipelines"
+            )
+        rows = self.batch // mesh.dp
+        if rows % self.micro_batches:
+            raise ArgumentError(
+                f"--micro-batches: got {self.micro_batches}, expected a divisor of the {rows} "
+                "sequences of a pipeline"
+            )
 
 
 _Settings = TypeVar("_Settings", bound=ParallelSettings)
+Read = Callable[[], tuple[_Settings, Path, bool]]
 
 
 def run_on_ranks(
     kind: type[_Settings], description: str | None, show: Callable[[str], object]
 ) -> int:
-    """Train together with the other ranks, each on its device; return the exit status.
+    """Train with the options of the command line; return the exit status.
 
     Args:
         kind: the settings, whose `ranks` is the strategy.
         description: of the program; its first line is for --help.
         show: called on the main rank with a sample of the trained model's text.
     """
+    return train_on_ranks(kind, lambda: read_command_line(kind, description), show)
+
+
+def train_on_ranks(
+    kind: type[_Settings], read: Read[_Settings], show: Callable[[str], object]
+) -> int:
+    """Train together with the other ranks, each on its device; return the exit status.
+
+    Args:
+        kind: the settings, whose `ranks` is the strategy.
+        read: returns the settings, the folder of the run and whether it is one to resume; called on
+            rank 0 only.
+        show: called on the main rank with a sample of the trained model's text.
+    """
     comm = world()
     level = logging.INFO if comm.rank == 0 else logging.ERROR
     logging.basicConfig(level=level, format="%(message)s")
-    settings, folder, resuming = _read_once(comm, kind, description)
+    settings, folder, resuming = _read_once(comm, kind, read)
     try:
         ranks = settings.ranks(comm)
     except ArgumentError as error:  # the same on all ranks: each exits by itself
@@ -111,15 +175,15 @@ def run_on_ranks(
 
 
 def _read_once(
-    comm: Comm, kind: type[_Settings], description: str | None
+    comm: Comm, kind: type[_Settings], read_settings: Read[_Settings]
 ) -> tuple[_Settings, Path, bool]:
-    """Return what rank 0 reads from the command line; it also chooses the folder of the run."""
+    """Return what rank 0 reads; it also chooses the folder of the run."""
     read: dict[str, Any] = {}
     if comm.rank == 0:
         try:
-            settings, folder, resuming = read_command_line(kind, description)
+            settings, folder, resuming = read_settings()
             read = {"settings": asdict(settings), "folder": str(folder), "resuming": resuming}
-        except SystemExit as end:  # --help or an unknown option: all ranks exit with this status
+        except SystemExit as end:  # after --help: all ranks exit with this status
             read = {"status": end.code}
         except TensorgradError as error:
             logging.error("%s", error)

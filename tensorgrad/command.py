@@ -73,7 +73,7 @@ def status_and_line(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, MemoryError):
         return 1, (
             f"out of memory: {_allocation(error)}; expected more memory, or a smaller model, "
-            "--batch, --rows or --context (a larger --accumulate keeps the effective batch)"
+            "--batch, --rows or --context (a larger --micro-batches keeps the effective batch)"
         )
     if isinstance(error, UnicodeEncodeError):
         return 1, f"{error}; expected an output in UTF-8, as with PYTHONIOENCODING=utf-8"

@@ -165,9 +165,9 @@ def test_ranks_of_a_command_can_share_the_batch(parts: list[str]) -> None:
     said = dict(pairwise(parts))
     pipelines = script.endswith("_pp.py")
     ranks = int(said["-n"])
-    stages = int(said.get("--stages", ranks) if pipelines else said.get("--pp", 1))
+    stages = int(said.get("--pp", ranks) if pipelines else said.get("--pp", 1))
     replicas = ranks // (stages * int(said.get("--tp", 1)))
-    micro = int(said.get("--micro-batches", 4) if pipelines else said.get("--accumulate", 1))
+    micro = int(said.get("--micro-batches", 4) if pipelines else said.get("--micro-batches", 1))
     assert int(said.get("--batch", 8)) % (replicas * micro) == 0
 
 

@@ -32,7 +32,7 @@ class TrainingJob:
         config: of the model.
         mesh: dp, pp and tp.
         batch: sequences of a step, on all ranks together.
-        micro: micro-batches of a step, one after the other on each rank.
+        micro_batches: micro-batches of a step, one after the other on each rank.
         zero: what dp ranks shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
             parameters.
         schedule: one of SCHEDULES.
@@ -46,7 +46,7 @@ class TrainingJob:
     config: GPT2Config
     mesh: Mesh = field(default_factory=Mesh)
     batch: int = 8
-    micro: int = 1
+    micro_batches: int = 1
     zero: int = 0
     schedule: str = "1f1b"
     chunks: int = 1
@@ -56,7 +56,7 @@ class TrainingJob:
     def __post_init__(self) -> None:
         """Check that the sizes fit together."""
         mesh = self.mesh
-        for name in ("batch", "micro"):
+        for name in ("batch", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"plan: {name} is {getattr(self, name)}, expected 1 or more")
         if self.zero not in range(4):
@@ -66,15 +66,15 @@ class TrainingJob:
                 f"plan: dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}"
             )
         check_schedule("plan", self.schedule, self.chunks)
-        if self.batch % (mesh.dp * self.micro):
+        if self.batch % (mesh.dp * self.micro_batches):
             raise ArgumentError(
-                f"plan: batch is {self.batch} sequences, expected a multiple of dp * micro, "
-                f"{mesh.dp} * {self.micro}"
+                f"plan: batch is {self.batch} sequences, expected a multiple of "
+                f"dp * micro_batches, {mesh.dp} * {self.micro_batches}"
             )
-        if self.schedule == "interleaved" and self.chunks > 1 and self.micro % mesh.pp:
+        if self.schedule == "interleaved" and self.chunks > 1 and self.micro_batches % mesh.pp:
             raise ArgumentError(
-                f"plan: micro is {self.micro}, expected a multiple of the {mesh.pp} stages for "
-                "interleaved"
+                f"plan: micro_batches is {self.micro_batches}, expected a multiple of the "
+                f"{mesh.pp} stages for interleaved"
             )
         if self.sequence and self.config.context % mesh.tp:
             raise ArgumentError(
@@ -94,7 +94,7 @@ class TrainingJob:
     @property
     def tokens(self) -> int:
         """The tokens of a micro-batch on one rank."""
-        return self.batch // (self.mesh.dp * self.micro) * self.config.context
+        return self.batch // (self.mesh.dp * self.micro_batches) * self.config.context
 
     @property
     def problems(self) -> list[str]:
@@ -207,7 +207,7 @@ class Estimate:
     def bubble_fraction(self) -> float:
         """The fraction of the pipeline's time in which a stage is idle."""
         job = self.job
-        return bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
+        return bubble_fraction(job.schedule, job.mesh.pp, job.micro_batches, job.chunks)
 
     @property
     def tokens_per_second(self) -> float:
@@ -239,14 +239,16 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     parameters = shared if job.zero == 3 else root + every
     gradients = shared if job.zero >= 2 else root + every
     state = (2 + (job.dtype != "float32")) * (root + every) / (mesh.dp if job.zero else 1)
-    remembered = max_in_flight(job.schedule, mesh.pp, job.micro, stage, job.chunks)
+    remembered = max_in_flight(job.schedule, mesh.pp, job.micro_batches, stage, job.chunks)
     if mesh.pp == 1 and job.schedule == "gpipe":
         remembered = 1  # without a pipeline, backward of each micro-batch follows its forward
     kept = max(parts) * costs.kept_by_block(tokens)
     ends = costs.kept_by_embedding(tokens) if first or last else 0.0
     if last:
         ends += costs.kept_by_head(tokens)
-    at_ends = remembered if job.chunks == 1 else min(job.micro, -(-remembered // job.chunks))
+    at_ends = (
+        remembered if job.chunks == 1 else min(job.micro_batches, -(-remembered // job.chunks))
+    )
     work = max(costs.block_work(tokens), costs.chunk(tokens) if last else 0.0)
     return {
         "parameters": parameters * costs.item,
@@ -280,9 +282,9 @@ def estimate(
     forward, backward = _compute(job, slowest)
     sent = [*_sent_by_layers(job, speeds, slowest), *_sent_by_stages(job, speeds, slowest)]
     sent += _sent_by_copies(job, speeds, slowest, backward / speeds.flops, bucket)
-    compute = job.micro * (forward + backward) / speeds.flops
+    compute = job.micro_batches * (forward + backward) / speeds.flops
     layers = sum(each.exposed for each in sent if each.axis == "tp")
-    bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro, job.chunks)
+    bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro_batches, job.chunks)
     updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
     moved = 32 if job.dtype == "float32" else 36  # docs/chapters/optimizer.md
     time = {
@@ -319,7 +321,7 @@ def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
         return
     blocks = sum(job.parts(stage))
     ends = int(stage == 0) + int(stage == job.mesh.pp - 1)
-    calls = job.micro * (4 * blocks + ends)
+    calls = job.micro_batches * (4 * blocks + ends)
     activation = job.config.width * job.tokens * job.costs.item
     sent = calls * 2 * (ranks - 1) / ranks * activation
     if job.sequence:
@@ -335,7 +337,7 @@ def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
         return
     size = job.costs.boundary(job.tokens)
     ends = (stage == 0) + (stage == mesh.pp - 1)  # which have a neighbour on one side only
-    calls = job.micro * (2 * job.chunks - ends)
+    calls = job.micro_batches * (2 * job.chunks - ends)
     one = speeds.latency + size / speeds.link(mesh.size)
     waits = 2 * (mesh.pp - 1) * one  # while the pipeline fills and drains; otherwise it computes
     yield Traffic("activations and gradients", "pp", calls, calls * size, calls * one, waits)
@@ -373,14 +375,14 @@ def _sent_by_copies(
             sent = replace(sent, exposed=model.overhead(bucket))
         yield sent
     else:
-        calls = job.micro * blocks + 1
-        size = fraction * _WIDE * (job.micro * inside + root)
-        hidden = job.micro * backward if overlaps else 0.0
+        calls = job.micro_batches * blocks + 1
+        size = fraction * _WIDE * (job.micro_batches * inside + root)
+        hidden = job.micro_batches * backward if overlaps else 0.0
         yield speeds.traffic("gradients, reduce-scatter", *link, calls, size, hidden)
     if job.zero in (1, 2):
         yield speeds.traffic("parameters, all-gather", *link, 1, fraction * item * parameters)
     elif job.zero == 3:
-        passes = job.micro * max(1, 2 * blocks - _SLOTS)
+        passes = job.micro_batches * max(1, 2 * blocks - _SLOTS)
         size = fraction * item * (passes * job.costs.block_parameters + root)
-        hidden = 1.5 * job.micro * backward if overlaps else 0.0
+        hidden = 1.5 * job.micro_batches * backward if overlaps else 0.0
         yield speeds.traffic("parameters, all-gather", *link, passes + 1, size, hidden)

@@ -1,8 +1,6 @@
 """Plan the training of a GPT-2 on many GPUs: memory, traffic and time, or the smallest mesh.
 
-    python -m tensorgrad.parallel.planning.plan --model gpt2-1558M --dp 8 --pp 4 --tp 2 --batch 512
-    python -m tensorgrad.parallel.planning.plan --model gpt2-1558M --fit --memory 80GiB --batch 512
-    python -m tensorgrad.parallel.planning.plan --model gpt2-124M --dp 2 --batch 64 --json
+The program is `tensorgrad plan`.
 
 Memory is that of the fullest GPU, time that of the slowest stage at the given speeds, both from the
 formulas of costs.py and estimate.py. No GPU is needed. Tests: tests/parallel/planning/test_plan.py.
@@ -10,30 +8,22 @@ formulas of costs.py and estimate.py. No GPU is needed. Tests: tests/parallel/pl
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
-from tensorgrad.command import command
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import PRESETS
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning.estimate import (
-    DTYPES,
     Estimate,
     Speeds,
     TrainingJob,
     estimate,
     stage_memory,
 )
-from tensorgrad.parallel.schedule import SCHEDULES
 
-_SIZES = {name: name for name in ("layers", "heads", "width", "context")} | {"vocab": "vocab_size"}
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -72,8 +62,8 @@ def fit(
         for stage in stages if mesh.dp > 1 else stages[:1]:
             if stage > 1 and mesh.pp > 1:
                 continue  # several blocks are in use at a time
-            for micro in _micros(job, mesh):
-                tried = replace(job, mesh=mesh, zero=stage, micro=micro)
+            for micro_batches in _micros(job, mesh):
+                tried = replace(job, mesh=mesh, zero=stage, micro_batches=micro_batches)
                 ends = {0, mesh.pp - 1} if mesh.pp > 1 else {0}
                 need = reserved + max(sum(stage_memory(tried, each).values()) for each in ends)
                 if nearest is None or need < nearest[0]:
@@ -93,7 +83,16 @@ def fit(
             f"{need / 2**30:.1f} GiB or more, as for {describe(job)}"
         )
     # Among plans of about equal time prefer large micro-batches, whose products are more efficient.
-    return min(found, key=lambda each: (float(f"{each.seconds:.2g}"), each.job.micro))
+    return min(found, key=lambda each: (float(f"{each.seconds:.2g}"), each.job.micro_batches))
+
+
+def usual_micro_batches(batch: int, dp: int = 1, pp: int = 1) -> int:
+    """Return a number of micro-batches that divides the batch: 1, with stages up to 4 times pp."""
+    if pp <= 1 or batch < 1 or dp < 1 or batch % dp:
+        return 1
+    local = batch // dp
+    fitting = [m for m in _divisors(local) if m <= 4 * pp and m % pp == 0]
+    return max(fitting, default=max(m for m in _divisors(local) if m <= 4 * pp))
 
 
 def describe(job: TrainingJob) -> str:
@@ -105,7 +104,9 @@ def describe(job: TrainingJob) -> str:
     if mesh.pp > 1:
         parts.append(job.schedule + (f" with {job.chunks} parts on a stage" * (job.chunks > 1)))
     each = job.tokens // job.config.context
-    parts.append(f"batch {job.batch} = {mesh.dp} dp x {job.micro} micro-batches x {each} sequences")
+    parts.append(
+        f"batch {job.batch} = {mesh.dp} dp x {job.micro_batches} micro-batches x {each} sequences"
+    )
     return ", ".join(parts)
 
 
@@ -126,9 +127,9 @@ def _meshes(job: TrainingJob, speeds: Speeds, most: int) -> Iterator[Mesh]:
 
 def _micros(job: TrainingJob, mesh: Mesh) -> Iterator[int]:
     """Yield numbers of micro-batches from the largest, which needs least memory but for GPipe."""
-    for micro in reversed(_divisors(job.batch // mesh.dp)):
-        if job.schedule != "interleaved" or job.chunks == 1 or micro % mesh.pp == 0:
-            yield micro
+    for micro_batches in reversed(_divisors(job.batch // mesh.dp)):
+        if job.schedule != "interleaved" or job.chunks == 1 or micro_batches % mesh.pp == 0:
+            yield micro_batches
 
 
 @lru_cache(maxsize=1024)
@@ -161,7 +162,15 @@ def to_json(found: Estimate, reserved: float = 0.0) -> dict[str, Any]:
         "gpus": job.mesh.size,
         "job": {
             name: getattr(job, name)
-            for name in ("batch", "micro", "zero", "schedule", "chunks", "sequence", "dtype")
+            for name in (
+                "batch",
+                "micro_batches",
+                "zero",
+                "schedule",
+                "chunks",
+                "sequence",
+                "dtype",
+            )
         },
         "speeds": asdict(found.speeds),
         "fullest_stage": found.stage,
@@ -213,106 +222,3 @@ def table(name: str, found: Estimate, memory: float | None = None, reserved: flo
     rate, flops = found.tokens_per_second, found.flops_per_second
     lines += ["", f"{rate:,.0f} tokens/s, {flops / 1e12:.0f} TFLOP/s of the model a GPU"]
     return "\n".join(lines)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m tensorgrad.parallel.planning.plan",
-        description=(__doc__ or "").splitlines()[0],
-    )
-    add = made.add_argument
-    add("--model", choices=PRESETS, default="gpt2-124M")
-    for name in _SIZES:
-        add(f"--{name}", type=int, dest=_SIZES[name], help="override the model's")
-    add("--vocab-multiple", type=int, default=128, help="pad the token embedding to a multiple")
-    add("--dp", type=int, default=1, help="data parallel ranks")
-    add("--pp", type=int, default=1, help="pipeline stages")
-    add("--tp", type=int, default=1, help="tensor parallel ranks")
-    add("--zero", type=int, choices=range(4), help="ZeRO stage; default: 0, with --fit any")
-    add("--batch", type=int, default=512, help="sequences of a step, on all GPUs together")
-    add("--micro", type=int, help="micro-batches of a step; default: 1, with --pp up to 4 times pp")
-    add("--schedule", choices=SCHEDULES, default="1f1b")
-    add("--chunks", type=int, default=1, help="parts of the model on a stage, for interleaved")
-    add("--sequence", action="store_true", help="sequence parallelism among the tp ranks")
-    add("--dtype", choices=DTYPES, default="bfloat16", help="of parameters and activations")
-    add("--fit", action="store_true", help="find the smallest mesh that fits in --memory")
-    add("--memory", help="memory of a GPU, such as 80GiB")
-    add("--reserved", default="1GiB", help="memory for CUDA, kernels and NCCL (default: 1GiB)")
-    add("--max-gpus", type=int, default=16384, help="largest number of GPUs for --fit")
-    add("--bucket", type=float, help="MB of gradients in a bucket; default: as in training")
-    usual = Speeds()
-    add("--tflops", type=float, default=usual.flops / 1e12, help="achieved by a GPU, TFLOP/s")
-    add("--memory-bandwidth", type=float, default=usual.memory_bandwidth / 1e9, help="GB/s")
-    add("--bandwidth", type=float, default=usual.bandwidth / 1e9, help="GB/s, NCCL within a host")
-    add("--network", type=float, default=usual.network / 1e9, help="GB/s a GPU, between hosts")
-    add("--latency", type=float, default=usual.latency * 1e6, help="microseconds of a call")
-    add("--gpus-per-host", type=int, default=usual.gpus_per_host)
-    add("--json", action="store_true", help="print JSON, in bytes and seconds")
-    return made
-
-
-@command
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    given = parser().parse_args(arguments)
-    memory = None if given.memory is None else bytes_of(given.memory)
-    reserved = bytes_of(given.reserved, "reserved")
-    found = _plan(given, memory, reserved)
-    if given.json:
-        print(json.dumps(to_json(found, reserved), indent=1))
-    else:
-        print(table(given.model, found, memory, reserved))
-
-
-def _plan(given: argparse.Namespace, memory: float | None, reserved: float) -> Estimate:
-    """Return the estimate that the command line asks for."""
-    mesh = [name for name in ("dp", "pp", "tp") if getattr(given, name) != 1]
-    chosen = mesh + ["micro"] * (given.micro is not None)
-    if given.fit and chosen:
-        raise ArgumentError(
-            f"plan: --fit is given with --{chosen[0]} {getattr(given, chosen[0])}, expected "
-            "without: it finds dp, pp, tp and micro itself"
-        )
-    speeds = Speeds(
-        given.tflops * 1e12,
-        given.memory_bandwidth * 1e9,
-        given.bandwidth * 1e9,
-        given.network * 1e9,
-        given.latency * 1e-6,
-        given.gpus_per_host,
-    )
-    sizes = {name: getattr(given, name) for name in _SIZES.values()}
-    changed = {name: value for name, value in sizes.items() if value is not None}
-    job = TrainingJob(
-        replace(PRESETS[given.model], vocab_multiple=given.vocab_multiple, **changed),
-        Mesh() if given.fit else Mesh(given.dp, given.pp, given.tp),
-        given.batch,
-        1 if given.fit else _usual_micro(given),
-        given.zero or 0,
-        given.schedule,
-        given.chunks,
-        given.sequence,
-        given.dtype,
-    )
-    bucket = None if given.bucket is None else given.bucket * 1e6
-    if not given.fit:
-        return estimate(job, speeds, bucket)
-    if memory is None:
-        raise ArgumentError("plan: --fit needs --memory, the memory of a GPU, such as 80GiB")
-    return fit(job, memory, speeds, given.max_gpus, given.zero, reserved, bucket)
-
-
-def _usual_micro(given: argparse.Namespace) -> int:
-    """Return --micro, or by default a number of micro-batches that divides the batch."""
-    if given.micro is not None:
-        return int(given.micro)
-    if given.pp <= 1 or given.batch < 1 or given.batch % given.dp:
-        return 1
-    local = given.batch // given.dp
-    fitting = [m for m in _divisors(local) if m <= 4 * given.pp and m % given.pp == 0]
-    return max(fitting, default=max(m for m in _divisors(local) if m <= 4 * given.pp))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,13 +4,11 @@
 class Settings:
     steps: int = option(500, "optimizer steps in all", low=1)
 
-given = vars(parser(Settings, "Train a model.").parse_args())
-settings = Settings(**given)
+The options are read by command_line.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import types
 from collections.abc import Mapping, Sequence
@@ -26,6 +24,7 @@ from tensorgrad.readers import read_json
 FILE = "config.json"
 # The types that a field accepts besides its own, and the names of types in errors.
 _FITS = {float: Real, int: Integral}
+_RENAMED = {"accumulate": "micro_batches"}  # in files of earlier versions
 _NAMES = {float: "a number", int: "an integer", str: "a text", bool: "True or False"}
 
 
@@ -66,10 +65,8 @@ def option(
     grows: bool = False,
     by_ranks: bool = False,
     saved: bool = True,
-    flag: str = "",
     shown: str = "",
     refused: str = "",
-    asks: bool = False,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
@@ -84,18 +81,14 @@ def option(
             changes.
         saved: whether config.json keeps it. A field that it does not keep is free, and must be
             given at each start of a run, such as the number of pipeline stages.
-        flag: its name on the command line, if not that of the field.
         shown: the default in --help, if not the value.
         refused: why the command line refuses it and --help omits it, such as a setting that the
             program computes from other options.
-        asks: whether it queries a run instead of training: it needs --resume and excludes all other
-            options.
     """
-    saved = saved and not refused and not asks
+    saved = saved and not refused
     metadata = {
-        "help": help, "low": low, "high": high, "choices": choices, "flag": flag,
-        "free": free or not saved, "grows": grows, "by_ranks": by_ranks, "saved": saved,
-        "shown": shown, "refused": refused, "asks": asks,
+        "help": help, "low": low, "high": high, "choices": choices, "free": free or not saved,
+        "grows": grows, "by_ranks": by_ranks, "saved": saved, "shown": shown, "refused": refused,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -122,34 +115,7 @@ def check(settings: Dataclass) -> None:
             expected = f"{high:g} or less"
         else:
             continue
-        raise ArgumentError(f"{_flag(f)}: got {value!r:.200}, expected {expected}")
-
-
-def parser(settings: type[_Settings], description: str) -> argparse.ArgumentParser:
-    """Return a parser with an option for every field; its result has only the options given."""
-    options = argparse.ArgumentParser(
-        description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False
-    )
-    hints = get_type_hints(settings)
-    for f in fields(settings):
-        kind = _kind(hints[f.name])
-        shown = f.metadata["shown"] or ("none" if f.default in (None, "") else f.default)
-        text = f"{f.metadata['help']} (default: {shown})".replace("%", "%%")
-        text = argparse.SUPPRESS if f.metadata["refused"] else text
-        if kind is bool:
-            options.add_argument(
-                _flag(f), action=argparse.BooleanOptionalAction, help=text, dest=f.name
-            )
-            continue
-        options.add_argument(
-            _flag(f),
-            type=kind,
-            help=text,
-            dest=f.name,
-            choices=f.metadata["choices"],
-            metavar=None if f.metadata["choices"] else kind.__name__.upper(),
-        )
-    return options
+        raise ArgumentError(f"{flag(f)}: got {value!r:.200}, expected {expected}")
 
 
 def save(settings: Dataclass, folder: Path) -> None:
@@ -167,7 +133,13 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     """
     path = folder / FILE
     try:
-        return settings(**read_json(path))
+        found = read_json(path)
+        if isinstance(found, dict):
+            found = {_RENAMED.get(name, name): value for name, value in found.items()}
+            expected = {f.name: f.default for f in fields(settings)}.get("task")
+            if found.get("task", expected) != expected:
+                raise ValueError(f"task is {found['task']!r:.80}, expected {expected!r}")
+        return settings(**found)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"resume: {folder} has no {FILE}, expected the folder of a run"
@@ -219,62 +191,8 @@ def contradictions(
             expected = f", expected {old!r:.80} or more"
         elif f.metadata["by_ranks"]:
             expected = f", expected {old!r:.80} with the same number of ranks"
-        wrong.append(f"{_flag(f)} is {old!r:.80} there, got {new!r:.80}{expected}")
+        wrong.append(f"{flag(f)} is {old!r:.80} there, got {new!r:.80}{expected}")
     return wrong
-
-
-def read_command_line(
-    settings: type[_ProgramSettings],
-    description: str | None,
-    arguments: Sequence[str] | None = None,
-) -> tuple[_ProgramSettings, Path, bool]:
-    """Return the settings, the folder of the run, and whether it is one to resume.
-
-    Args:
-        settings: the dataclass.
-        description: of the program; the first line is for --help.
-        arguments: of the command; default: those of this process.
-    Raises:
-        ArgumentError: a setting is out of its range, the folder holds a run already, or an option
-            contradicts another option or the run to resume.
-        CheckpointError: the folder to resume holds no run.
-    """
-    options = parser(settings, (description or "").partition("\n")[0])
-    options.add_argument("--resume", metavar="FOLDER", help="resume the run in this folder")
-    given = vars(options.parse_args(arguments))
-    _refuse(settings, given)
-    if "resume" in given:
-        folder = Path(given.pop("resume"))
-        out = Path(given.pop("out", folder))
-        if out != folder:
-            raise ArgumentError(
-                f"--out: got {out} with --resume {folder}, expected none: a run keeps its folder"
-            )
-        return resume(load(settings, folder), given, folder), folder, True
-    chosen = settings(**settings.complete(given))
-    folder = chosen.folder
-    if (folder / FILE).exists():
-        raise ArgumentError(
-            f"--out: {folder} holds a run, expected a new folder; to resume it: --resume {folder}"
-        )
-    return chosen, folder, False
-
-
-def _refuse(settings: type[Dataclass], given: Mapping[str, Any]) -> None:
-    """Raise ArgumentError where an option that was given would have no effect."""
-    for f in (f for f in fields(settings) if f.name in given):
-        if f.metadata["refused"]:
-            raise ArgumentError(
-                f"{_flag(f)}: got {given[f.name]!r}, expected none: {f.metadata['refused']}"
-            )
-        if f.metadata["asks"]:
-            others = [_flag(g) for g in fields(settings) if g.name in given and g is not f]
-            if others:
-                raise ArgumentError(
-                    f"{_flag(f)}: got {', '.join(others)} too, expected --resume alone beside it"
-                )
-            if "resume" not in given:
-                raise ArgumentError(f"{_flag(f)}: got no --resume, expected the folder of a run")
 
 
 def _kind(hint: Any) -> Any:
@@ -284,5 +202,6 @@ def _kind(hint: Any) -> Any:
     return hint
 
 
-def _flag(field: Field[Any]) -> str:
-    return str(field.metadata["flag"]) or "--" + field.name.replace("_", "-")
+def flag(field: Field[Any]) -> str:
+    """Return the name of a setting's option on the command line."""
+    return "--" + field.name.replace("_", "-")

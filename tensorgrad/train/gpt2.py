@@ -37,6 +37,7 @@ MODELS = {"small": SMALL, **PRESETS}
 class GPT2Settings(TrainSettings):
     """The options of a program that trains a GPT-2."""
 
+    task: str = option("gpt2", "what to train", choices=("gpt2",))
     steps: int = option(800, "optimizer steps", low=1, grows=True)
     lr: float = option(3e-3, "peak learning rate", low=0)
     data: str = option(
@@ -168,7 +169,7 @@ def make_trainer(
         TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
         for tokens in (corpus.train, corpus.validation)
     )
-    check_parts(settings.batch // ranks.ranks, settings.accumulate, ranks.ranks)
+    check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
 
     def loss(x: backend.Array, y: backend.Array) -> Tensor:
         with precision():

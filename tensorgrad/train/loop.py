@@ -318,7 +318,7 @@ class Trainer:
         whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
         try:
             optimizer.zero_grad()
-            parts = _parts(batch, settings.accumulate, self._ranks.ranks)
+            parts = _parts(batch, settings.micro_batches, self._ranks.ranks)
             moved = [_moved(part, self._device) for part in parts]
             total = self._ranks.compute_gradients(self._loss, moved, self.scaler)
             optimizer.lr = self._schedule(self.step)
@@ -337,7 +337,7 @@ class Trainer:
     def _read(self, asked: signal.Signals | None) -> signal.Signals | None:
         """Log the pending losses; return the signal that asked any rank to stop, or None."""
         pending, self._pending = self._pending, []
-        losses = [float(loss) / self.settings.accumulate for _, _, loss, _ in pending]
+        losses = [float(loss) / self.settings.micro_batches for _, _, loss, _ in pending]
         sums = self._ranks.sum([*losses, *(float(asked is each) for each in STOPS)])
         counts = sums[len(losses) :]
         for (step, rate, _, device_norm), total in zip(pending, sums, strict=False):
@@ -410,8 +410,8 @@ def check_parts(rows: int, count: int, ranks: int) -> None:
     if rows % count:
         each = f", {rows} on each of {ranks} ranks" if ranks > 1 else ""
         raise ArgumentError(
-            f"train: accumulate is {count} and a batch has {rows * ranks} rows{each}, expected a "
-            f"divisor of {rows}"
+            f"train: micro_batches is {count} and a batch has {rows * ranks} rows{each}, "
+            f"expected a divisor of {rows}"
         )
 
 

@@ -27,7 +27,7 @@ class TrainSettings:
 
     steps: int = option(1000, "optimizer steps", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
-    accumulate: int = option(
+    micro_batches: int = option(
         1, "parts of a batch, computed one by one to save memory", low=1, by_ranks=True
     )
     lr: float = option(1e-3, "peak learning rate", low=0)

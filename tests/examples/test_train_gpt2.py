@@ -128,7 +128,7 @@ def test_what_changed_between_stop_and_resume_is_noticed(
         ({"beta2": 0.5}, "--beta2 is 0.95 there, got 0.5"),
         ({"evaluate_every": 3}, "--evaluate-every is 6 there, got 3"),
         ({"steps": 11}, "--steps is 12 there, got 11, expected 12 or more"),
-        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 with the same"),
+        ({"micro_batches": 2}, "--micro-batches is 1 there, got 2, expected 1 with the same"),
     ):
         path.write_text(json.dumps(saved | change))
         assert message in fails(["--resume", str(folder)], caplog)
@@ -206,7 +206,10 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
         (["--data", "missing.txt"], "missing.txt"),
         (["--context", "5000"], "expected 5,001 or more"),
         (["--device", "tpu"], "device: got 'tpu'"),
-        (["--accumulate", "3"], "accumulate is 3 and a batch has 4 rows, expected a divisor of 4"),
+        (
+            ["--micro-batches", "3"],
+            "micro_batches is 3 and a batch has 4 rows, expected a divisor of 4",
+        ),
     ],
 )
 def test_bad_options_are_named(

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.mpi
 PROGRAM = ROOT / "examples" / "train_gpt2_3d.py"
 # A small step: where a gradient is rounding alone (the bias of all keys), Adam makes a step of it,
 # and the runs would drift apart by more than the order of sums does.
-SIZES = ["--accumulate", "2", "--vocab-multiple", "4", "--lr", "2e-4"]
+SIZES = ["--micro-batches", "2", "--vocab-multiple", "4", "--lr", "2e-4"]
 
 __all__ = ["options"]  # a fixture
 
@@ -23,10 +23,10 @@ def test_a_run_resumes_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> 
     first = ["--pp", 2, "--tp", 2, "--stop-after", 5]
     result = run_ranks(PROGRAM, 4, [*options, *SIZES, *first, "--out", folder])
     assert "stopped after step 5 of 20" in result.stderr
-    second = ["--dp", 2, "--tp", 2, "--sequence", "--zero", 1, "--stop-after", 8]
+    second = ["--dp", 2, "--tp", 2, "--sequence-parallel", "--parallel", "zero1", "--stop-after", 8]
     result = run_ranks(PROGRAM, 4, ["--resume", folder, *second])
     assert "stopped after step 13 of 20" in result.stderr
-    result = run_ranks(PROGRAM, 2, ["--resume", folder, "--tp", 2, "--sequence"])
+    result = run_ranks(PROGRAM, 2, ["--resume", folder, "--tp", 2, "--sequence-parallel"])
     assert "def " not in result.stdout  # no sample
     result = run_ranks(PROGRAM, 1, ["--resume", folder])
     assert result.stdout.count("def ") == 1

@@ -25,7 +25,7 @@ from tests.source_tree import ROOT
 pytestmark = pytest.mark.mpi
 PROGRAM = ROOT / "examples" / "train_gpt2_dp.py"
 MODEL = "--layers 2 --heads 2 --width 32 --context 32 --vocab 300 --batch 8"
-MODE = {2: ["--zero", 3], 4: ["--bucket-mb", 0.02]}
+MODE = {2: ["--parallel", "zero3"], 4: ["--bucket-mb", 0.02]}
 SHORT = "--steps 20 --warmup 4 --evaluate-every 10 --checkpoint-every 8 --evaluation-batches 3"
 
 
@@ -106,16 +106,16 @@ def test_a_run_resumes_with_another_number_of_ranks(
     options: list[str], alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    run_ranks(PROGRAM, 4, [*options, "--out", folder, "--stop-after", 5, "--zero", 3])
+    run_ranks(PROGRAM, 4, [*options, "--out", folder, "--stop-after", 5, "--parallel", "zero3"])
     with locked(folder / ".lock", wait=False):
         result = run_ranks(PROGRAM, 2, ["--resume", folder], check=False)
         assert result.returncode == 1
         assert result.stderr.count("another process trains in") == 1
         assert "Traceback" not in result.stderr
-    more = ["--reduction", "naive", "--accumulate", 2]
+    more = ["--parallel", "naive", "--micro-batches", 2]
     result = run_ranks(PROGRAM, 2, ["--resume", folder, "--stop-after", 8, *more])
     assert "resuming from step 5 of 20" in result.stderr
-    train_alone("--resume", folder, "--stop-after", 100, "--accumulate", 1)
+    train_alone("--resume", folder, "--stop-after", 100, "--micro-batches", 1)
     same_run(folder, alone)
 
 

@@ -17,15 +17,15 @@ __all__ = ["options"]  # a fixture
 
 def test_a_run_resumes_with_another_number_of_stages(options: list[str], tmp_path: Path) -> None:
     alone, folder = tmp_path / "alone", tmp_path / "run"
-    train_alone(*options, "--accumulate", 4, "--out", alone)
+    train_alone(*options, "--micro-batches", 4, "--out", alone)
     result = run_ranks(PROGRAM, 2, [*options, "--out", folder, "--stop-after", 5])
     assert "stopped after step 5 of 20" in result.stderr
     saved = json.loads((folder / "config.json").read_text())
     assert saved == json.loads((alone / "config.json").read_text()) | {"out": str(folder)}
-    more = ["--stages", 1, "--zero", 1, "--stop-after", 3]
+    more = ["--pp", 1, "--parallel", "zero1", "--stop-after", 3]
     result = run_ranks(PROGRAM, 2, ["--resume", folder, *more])
     assert "stopped after step 8 of 20" in result.stderr
-    result = run_ranks(PROGRAM, 2, ["--resume", folder, "--order", "gpipe"])
+    result = run_ranks(PROGRAM, 2, ["--resume", folder, "--pipeline-schedule", "gpipe"])
     assert result.stdout.count("def ") == 1  # the sample, once
     same_run(folder, alone)
 
@@ -33,10 +33,13 @@ def test_a_run_resumes_with_another_number_of_stages(options: list[str], tmp_pat
 def test_sizes_that_do_not_fit_are_reported_once(options: list[str], tmp_path: Path) -> None:
     for given, message in (
         (["--micro-batches", 3], "--micro-batches: got 3, expected a divisor of the 8 sequences"),
-        (["--order", "interleaved"], "the model has 2 layers, expected 4 or more: 2 stages with 2"),
-        (["--stages", 1, "--batch", 7], "--batch: got 7, expected a multiple of the 2 pipelines"),
         (
-            ["--order", "gpipe", "--chunks", 2],
+            ["--pipeline-schedule", "interleaved"],
+            "the model has 2 layers, expected 4 or more: 2 stages with 2",
+        ),
+        (["--pp", 1, "--batch", 7], "--batch: got 7, expected a multiple of the 2 pipelines"),
+        (
+            ["--pipeline-schedule", "gpipe", "--chunks", 2],
             "chunks is 2 with schedule 'gpipe', expected 1; more",
         ),
     ):

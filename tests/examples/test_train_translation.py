@@ -295,7 +295,7 @@ def test_a_translator_says_what_is_missing(
         (["--heads", "3"], "expected a multiple of"),
         (["--data", "missing"], "'missing', which is not a folder"),
         (["--batch", "40"], "batch_tokens has 40, expected 48 or more"),
-        (["--accumulate", "2"], "--accumulate: got 2, expected none: a batch has"),
+        (["--micro-batches", "2"], "--micro-batches: got 2, expected none: a batch has"),
         (["--average", "9"], "--average: got 9, expected at most --keep, 5"),
         (["--length-penalty", "11"], "--length-penalty: got 11.0, expected 10 or less"),
         (["--steps", "2"], "--warmup: got 2, expected less than --steps, 2"),

@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "warmup": 2,
     "batch": BATCH,
     "lr": 1e-3,
-    "accumulate": MICRO,
+    "micro_batches": MICRO,
     "clip": 0.5,
     "evaluate_every": 10,
     "checkpoint_every": 20,
@@ -201,7 +201,7 @@ def check_resume(comm: Comm, folder: Path) -> None:
         assert trainer.run().step == 10 + 5 * stage
     for zero, stop in ((1, 3), (0, None)):
         ranks = pipelines(comm, comm.size // 2, zero)
-        trainer = make_trainer(folder / "run", config, ranks, accumulate=2, stop_after=stop)
+        trainer = make_trainer(folder / "run", config, ranks, micro_batches=2, stop_after=stop)
         assert trainer.resume()
         assert trainer.run().finished == (stop is None)
     compare(comm, folder / "run", folder.parent / "check_schedules" / f"alone-{comm.size}")
@@ -283,10 +283,10 @@ def check_errors(comm: Comm, folder: Path) -> None:
         rf"Pipeline: blocks.{p - 1}.\w+.weight is blocks.0.\w+.weight too, expected layers that",
     )
     ranks = Pipeline(comm, "interleaved", 2)
-    trainer = make_trainer(folder / "odd", gpt2(2 * p), ranks, accumulate=1, steps=3)
+    trainer = make_trainer(folder / "odd", gpt2(2 * p), ranks, micro_batches=1, steps=3)
     fails(trainer.run, f"interleaved: micro is 1, expected a multiple of the {p} stages")
-    trainer = make_trainer(folder / "rows", gpt2(p), Pipeline(comm), accumulate=3, steps=3)
-    fails(trainer.run, "accumulate is 3 and a batch has 8 rows")
+    trainer = make_trainer(folder / "rows", gpt2(p), Pipeline(comm), micro_batches=3, steps=3)
+    fails(trainer.run, "micro_batches is 3 and a batch has 8 rows")
     x = next(batches(0))[0]
     fails(lambda: trainer.model(x), "this rank has some of the layers, expected to be called by")
     assert isinstance(trainer.model, GPT2)

@@ -345,7 +345,7 @@ def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
     half = comm.size // 2
     groups = [range(half), range(half, comm.size)]
     fewer = comm.split(groups[comm.rank >= half])
-    alone = make_trainer(folder / f"alone-{comm.rank}", steps=12, accumulate=4)
+    alone = make_trainer(folder / f"alone-{comm.rank}", steps=12, micro_batches=4)
     alone.run()
     expected = {name: p.data for name, p in alone.model.named_parameters()}
     for chain in (("zero 3", "zero 1", "overlap"), ("flat", "zero 3", "zero 2")):
@@ -357,7 +357,7 @@ def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
                 ranks = STRATEGIES[strategy](group)
                 parts = 4 // group.size
                 trainer = make_trainer(
-                    place, ranks, steps=12, accumulate=parts, stop_after=stop_after
+                    place, ranks, steps=12, micro_batches=parts, stop_after=stop_after
                 )
                 assert trainer.resume() == (strategy != chain[0])
                 trainer.run()

@@ -111,10 +111,10 @@ def test_other_numbers_of_ranks_go_on_with_the_same_training(tmp_path: Path) -> 
     short = ["--steps", "24", "--checkpoint-every", "8", "--evaluate-every", "6", "--no-plot"]
     folder, alone = tmp_path / "run", tmp_path / "alone"
     for ranks, stage in ((4, 3), (2, 1)):
-        parts = ["--accumulate", 4 // ranks, "--stop-after", 8]
+        parts = ["--micro-batches", 4 // ranks, "--stop-after", 8]
         run_ranks(PROGRAM, ranks, [folder, stage, "--resume", *short, *parts])
     for place, resumes in ((folder, True), (alone, False)):
-        trainer = make_trainer(place, DataParallel(Comm()), checkpoint_every=8, accumulate=4)
+        trainer = make_trainer(place, DataParallel(Comm()), checkpoint_every=8, micro_batches=4)
         assert not resumes or trainer.resume()
         assert trainer.run().finished
     expected = list(read_metrics(alone / "metrics.jsonl"))

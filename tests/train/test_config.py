@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cyclopts import App
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.train import config
+from tensorgrad.train import command_line, config
 from tensorgrad.train.config import option
 
 
@@ -29,7 +30,16 @@ class Settings:
 
 
 def given(*args: str) -> dict[str, object]:
-    return vars(config.parser(Settings, "Try it.").parse_args(args))
+    found: dict[str, object] = {}
+
+    def program(**options: object) -> None:
+        found.update(options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command_line, "choose_run", lambda _, options: program(**options))
+        command = command_line.training_command(Settings, lambda read: read())  # type: ignore[type-var]
+        command_line.run_app(App(default_command=command, config=command_line.read_config), args)
+    return found
 
 
 def test_the_command_line_gives_only_the_options_given() -> None:
@@ -43,14 +53,13 @@ def test_the_command_line_gives_only_the_options_given() -> None:
 
 
 def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        given("--help")
+    given("--help")
     shown = " ".join(capsys.readouterr().out.split())
     for text in (
-        "--steps INT how many, 100 % of them (default: 10)",
-        "--kind {a,b}",
+        "--steps INT how many, 100 % of them [default: 10]",
+        "[choices: a, b] [default: a]",
         "--no-fast",
-        "number (default: no limit)",
+        "number [default: no limit]",
     ):
         assert text in shown
 
@@ -135,7 +144,6 @@ def test_options_that_are_not_saved_are_given_at_each_start(tmp_path: Path) -> N
 @dataclass(frozen=True)
 class Program(Settings):
     every: int = option(1, "steps between looks", refused="epochs count here; see --looks")
-    ask: str | None = option(None, "ask the run", asks=True)
     out: str = option("", "folder of the run")
 
     @property
@@ -148,7 +156,7 @@ class Program(Settings):
 
 
 def read(*args: str) -> tuple[Program, Path, bool]:
-    return config.read_command_line(Program, "Try it.", args)
+    return command_line.read_command_line(Program, "Try it.", args)
 
 
 def test_an_option_takes_effect_or_is_refused(
@@ -157,7 +165,7 @@ def test_an_option_takes_effect_or_is_refused(
     run = str(tmp_path)
     settings, _, _ = read("--out", run, "--steps", "5")
     config.save(settings, tmp_path)
-    assert set(json.loads((tmp_path / "config.json").read_text())).isdisjoint({"every", "ask"})
+    assert set(json.loads((tmp_path / "config.json").read_text())).isdisjoint({"every"})
     expected = settings, tmp_path, True
     for given in (["--steps", "5"], ["--out", run], ["--out", f"{run}/."]):
         assert read("--resume", run, *given) == expected
@@ -165,12 +173,93 @@ def test_an_option_takes_effect_or_is_refused(
         (["--every", "1"], "--every: got 1, expected none: epochs count here; see --looks"),
         (["--resume", run, "--every", "2"], "--every: got 2, expected none"),
         (["--resume", run, "--out", "other"], f"--out: got other with --resume {run}, expected"),
-        (["--ask", "a"], "--ask: got no --resume, expected the folder of a run"),
-        (["--resume", run, "--ask", "a", "--text", "b"], "--ask: got --text too, expected"),
     ):
         with pytest.raises(ArgumentError, match=re.escape(message)):
             read(*given)
-    assert read("--resume", run, "--ask", "a")[0].ask == "a"
     with pytest.raises(SystemExit):
         read("--help")
     assert "--every" not in capsys.readouterr().out
+
+
+def test_a_file_gives_settings_that_the_command_line_overrides(tmp_path: Path) -> None:
+    files = {
+        "one.yaml": "steps: 7\nkind: b\nfast: false\n",
+        "one.toml": 'steps = 7\nkind = "b"\nfast = false\n',
+        "one.json": '{"steps": 7, "kind": "b", "fast": false}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        found = given("--config", str(tmp_path / name), "--steps", "9")
+        assert found == {"steps": 9, "kind": "b", "fast": False}, name
+
+
+def test_a_saved_config_is_such_a_file(tmp_path: Path) -> None:
+    config.save(Settings(steps=7, kind="b", limit=3), tmp_path)
+    found = given("--config", str(tmp_path / "config.json"))
+    assert Settings(**found) == Settings(steps=7, kind="b", limit=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "stps: 3", r"Unknown option: .*stps.*a\.yaml. Did you mean --steps"),
+        ("a.yaml", "steps: five", r'\[steps\] from .*a\.yaml: unable to convert "five" into int'),
+        ("a.yaml", "kind: c", r'Invalid value "c" .*kind.*Choose from: "a", "b"'),
+        ("a.yaml", "steps: [", r"a\.yaml.*flow node|flow node"),
+        (
+            "a.yaml",
+            "- 1",
+            r"--config: cannot read .*a\.yaml: got a list, expected settings by name",
+        ),
+        ("a.json", "{", r"--config: cannot read .*a\.json"),
+        ("a.toml", "steps = ", r"--config: cannot read .*a\.toml"),
+        ("a.ini", "", r"--config: got .*a\.ini, expected a file in \.json, \.toml, \.yaml, \.yml"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ArgumentError, match=message):
+        given("--config", str(tmp_path / name))
+    with pytest.raises(ArgumentError, match=r"--config: cannot read .*none\.yaml"):
+        given("--config", str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--stps", "3"], "Unknown option: --stps. Did you mean --steps?"),
+        (["--steps", "x"], 'unable to convert "x" into int'),
+        (["--kind", "c"], 'Choose from: "a", "b"'),
+        (["--steps"], "--steps requires an argument"),
+        (["more"], "more"),
+    ],
+)
+def test_what_is_wrong_on_the_command_line_is_named(args: list[str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        given(*args)
+
+
+def test_settings_of_earlier_versions_have_their_new_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"steps": 3, "accumulate": 2}')
+
+    @dataclass(frozen=True)
+    class Renamed(Settings):
+        micro_batches: int = option(1, "parts")
+
+    assert config.load(Renamed, tmp_path) == Renamed(steps=3, micro_batches=2)
+
+
+def test_a_run_of_another_task_is_named(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Task(Settings):
+        task: str = option("one", "what to train", choices=("one",))
+
+    @dataclass(frozen=True)
+    class Other(Settings):
+        task: str = option("other", "what to train", choices=("other",))
+
+    config.save(Other(), tmp_path)
+    with pytest.raises(CheckpointError, match="task is 'other', expected 'one'"):
+        config.load(Task, tmp_path)

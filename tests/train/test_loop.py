@@ -65,9 +65,9 @@ def test_a_run_learns_and_leaves_what_it_should(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16-parameters", "float16"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_in_pieces_equals_one_in_one(tmp_path: Path, dtype: str, accumulate: int) -> None:
-    options: dict[str, Any] = {"dtype": dtype, "accumulate": accumulate}
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_run_in_pieces_equals_one_in_one(tmp_path: Path, dtype: str, micro_batches: int) -> None:
+    options: dict[str, Any] = {"dtype": dtype, "micro_batches": micro_batches}
     whole = make_trainer(tmp_path / "whole", **options)
     whole.run()
     for stop_after in (3, 4, 6, None):
@@ -150,9 +150,11 @@ def test_looking_at_the_loss_less_often_changes_nothing(tmp_path: Path) -> None:
 
 def test_parts_of_a_batch_add_up_to_it(tmp_path: Path) -> None:
     ends = []
-    for accumulate in (1, 4):
+    for micro_batches in (1, 4):
         config = replace(MODEL, dropout=0.0)
-        trainer = make_trainer(tmp_path / str(accumulate), None, config, accumulate=accumulate)
+        trainer = make_trainer(
+            tmp_path / str(micro_batches), None, config, micro_batches=micro_batches
+        )
         trainer.run()
         ends.append(np.concatenate([p.numpy().ravel() for p in trainer.model.parameters()]))
     one, four = ends
@@ -175,14 +177,14 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
 
 def test_a_batch_that_does_not_divide_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ArgumentError, match="accumulate is 3 and a batch has 4 rows, expected a divisor"
+        ArgumentError, match="micro_batches is 3 and a batch has 4 rows, expected a divisor"
     ):
-        make_trainer(tmp_path, accumulate=3).run()
+        make_trainer(tmp_path, micro_batches=3).run()
     with pytest.raises(
         ArgumentError,
-        match="accumulate is 4 and a batch has 4 rows, 2 on each of 2 ranks, expected",
+        match="micro_batches is 4 and a batch has 4 rows, 2 on each of 2 ranks, expected",
     ):
-        make_trainer(tmp_path, Two(), accumulate=4).run()
+        make_trainer(tmp_path, Two(), micro_batches=4).run()
 
 
 @pytest.mark.parametrize(
@@ -242,11 +244,11 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"lr": 0.02}, "--lr is 0.01 there, got 0.02"),
         ({"seed": 1}, "--seed is 0 there, got 1"),
-        ({"accumulate": 2}, "--accumulate is 1 there, got 2, expected 1 with the same"),
+        ({"micro_batches": 2}, "--micro-batches is 1 there, got 2, expected 1 with the same"),
     ):
         with pytest.raises(CheckpointError, match=f"made with other settings: {message}"):
             make_trainer(tmp_path, **change).resume()
-    assert make_trainer(tmp_path, Two(), accumulate=2).resume()  # another number of ranks
+    assert make_trainer(tmp_path, Two(), micro_batches=2).resume()  # another number of ranks
 
 
 def test_leftovers_of_a_kill_are_deleted_when_a_run_is_resumed(tmp_path: Path) -> None:
@@ -432,7 +434,7 @@ class Two(Ranks):
 
 def test_ranks_reduce_once_a_step_and_log_their_mean(tmp_path: Path) -> None:
     two = Two()
-    make_trainer(tmp_path, two, accumulate=2).run()
+    make_trainer(tmp_path, two, micro_batches=2).run()
     assert two.reduced == 24
     losses = [r["loss"] for r in read_metrics(tmp_path / "metrics.jsonl") if "loss" in r]
     assert losses[0] == pytest.approx(math.log(32), abs=0.2)

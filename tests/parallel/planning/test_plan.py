@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import re
 import time
 from dataclasses import replace
 
@@ -18,7 +16,7 @@ from tensorgrad.parallel.planning.estimate import (
     estimate,
     stage_memory,
 )
-from tensorgrad.parallel.planning.plan import bytes_of, fit, main
+from tensorgrad.parallel.planning.plan import bytes_of, fit
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import find_units
 
@@ -76,8 +74,8 @@ def test_zero_takes_the_memory_that_is_planned(zero: int) -> None:
 
 
 def test_bytes_of_gradients_are_those_of_a_ring() -> None:
-    def sent(zero: int, micro: int = 1) -> dict[str, float]:
-        found = estimate(TrainingJob(LARGE, Mesh(4), 32, micro, zero=zero))
+    def sent(zero: int, micro_batches: int = 1) -> dict[str, float]:
+        found = estimate(TrainingJob(LARGE, Mesh(4), 32, micro_batches, zero=zero))
         return {each.what: each.bytes for each in found.sent}
 
     fraction = 3 / 4
@@ -107,8 +105,8 @@ def test_tensor_parallel_layers_send_activations() -> None:
 
 
 def test_a_pipeline_keeps_micro_batches_in_flight_and_has_a_bubble() -> None:
-    def of(schedule: str, micro: int, chunks: int = 1) -> Estimate:
-        return estimate(TrainingJob(SMALL, Mesh(1, 4), 32, micro, 0, schedule, chunks))
+    def of(schedule: str, micro_batches: int, chunks: int = 1) -> Estimate:
+        return estimate(TrainingJob(SMALL, Mesh(1, 4), 32, micro_batches, 0, schedule, chunks))
 
     whole = stage_memory(TrainingJob(SMALL, Mesh(), 32, 8), 0)["activations"] / 8  # of a block
     one = of("1f1b", 8)
@@ -152,12 +150,12 @@ def test_the_smallest_mesh_that_fits(gib: int) -> None:
     size = found.job.mesh.size
     assert (size == 1) == (gib > 29)
     smaller = [
-        replace(job, mesh=Mesh(dp, pp), micro=micro, zero=zero)
+        replace(job, mesh=Mesh(dp, pp), micro_batches=micro_batches, zero=zero)
         for dp in (1, 2, 4, 8)
         for pp in range(1, 49)
-        for micro in (1, 2, 4, 8)
+        for micro_batches in (1, 2, 4, 8)
         for zero in range(4)
-        if dp * pp < size and 8 % (dp * micro) == 0 and (pp == 1 or zero < 2)
+        if dp * pp < size and 8 % (dp * micro_batches) == 0 and (pp == 1 or zero < 2)
     ]
     assert all(estimate(each).bytes > gib * 2**30 for each in smaller)
     only = fit(job, 15 * 2**30, zero=0)
@@ -193,84 +191,6 @@ def test_plans_to_16384_gpus_take_less_than_two_seconds() -> None:
     with pytest.raises(ArgumentError, match="not enough on up to 16,384"):
         fit(TrainingJob(huge, batch=4096), 2**28)  # tries every mesh
     assert time.process_time() - begin < 2
-
-
-def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    mesh = "--model gpt2-1558M --dp 8 --pp 4 --tp 2 --zero 1 --batch 512"
-    assert main([*mesh.split(), "--memory", "80GiB"]) == 0
-    out = capsys.readouterr().out
-    for words in ("on 64 GPUs", "dp 8 x pp 4 x tp 2", "optimizer state", "of 80", "tokens/s",
-                  "pipeline bubble"):  # fmt: skip
-        assert words in out
-    assert "note" not in out  # the 25 heads are 12 and 13
-    assert main([*mesh.split(), "--memory", "2GiB"]) == 0
-    assert "of 2: too much" in capsys.readouterr().out
-    assert main(["--model", "gpt2-1558M", "--tp", "3", "--batch", "512"]) == 0
-    assert "note: the hidden width is 6400, not a multiple of tp, 3" in capsys.readouterr().out
-    assert main(["--tp", "16", "--batch", "512"]) == 0
-    assert "note: the heads are 12, expected one or more for each of tp, 16" in (
-        capsys.readouterr().out
-    )
-
-
-def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["--model", "gpt2-355M", "--dp", "4", "--batch", "64", "--zero", "3", "--json"]) == 0
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert found["mesh"] == {"dp": 4, "pp": 1, "tp": 1}
-    parts = {name: size for name, size in found["memory"].items() if name != "total"}
-    assert sum(parts.values()) == found["memory"]["total"]
-    assert found["memory"]["reserved"] == 2**30
-    spent = {name: seconds for name, seconds in found["time"].items() if name != "total"}
-    assert sum(spent.values()) == pytest.approx(found["time"]["total"])
-    assert [each["axis"] for each in found["sent"]] == ["dp", "dp"]
-    assert (
-        main(["--model", "gpt2-1558M", "--fit", "--memory", "12GiB", "--batch", "64", "--json"])
-        == 0
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert found["memory"]["total"] <= 12 * 2**30
-    two = "--layers 1 --heads 1 --batch 2 --fit --memory 1.85GiB --zero 1 --bucket 1 --json"
-    assert main(two.split()) == 0
-    assert json.loads(capsys.readouterr().out)["sent"][0]["calls"] == 187  # MB of gradients
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--dp 3", r"batch is 512 sequences, expected a multiple of dp \* micro, 3 \* 1"),
-        ("--pp 13", r"pp \* chunks is 13, expected 1 to the 12 layers"),
-        ("--pp 2 --micro 3", r"expected a multiple of dp \* micro, 1 \* 3"),
-        ("--pp 2 --schedule gpipe --chunks 2", "chunks is 2 with schedule .gpipe., expected 1"),
-        ("--pp 4 --schedule interleaved --chunks 2 --micro 2", "micro is 2, expected a multiple"),
-        ("--dp 0", "dp is 0, expected 1 or more"),
-        ("--batch 0", "batch is 0, expected 1 or more"),
-        ("--tp 3 --sequence", "the context is 1024, expected a multiple of tp, 3"),
-        ("--memory lots", "memory is 'lots', expected bytes"),
-        ("--fit", "--fit needs --memory"),
-        ("--fit --memory 80GiB --tp 4", "--fit is given with --tp 4, expected without"),
-        ("--fit --memory 80GiB --micro 1", "--fit is given with --micro 1, expected without"),
-        ("--fit --memory 1GiB --max-gpus 1", r"1\.0 GiB a GPU are not enough on up to 1,"),
-        ("--batch 0 --pp 2", "batch is 0, expected 1 or more"),
-        ("--batch -4 --pp 2", "batch is -4, expected 1 or more"),
-        ("--pp 2 --dp 0", "dp is 0, expected 1 or more"),
-        ("--reserved some", "reserved is 'some', expected bytes"),
-        ("--memory 1.2.3GiB", "memory is '1.2.3GiB', expected bytes"),
-        ("--fit --memory 1GiB --max-gpus 0", "most is 0 GPUs, expected 1 or more"),
-        ("--dp 2 --bucket 0", "bucket is 0.0 bytes, expected more than 0"),
-        ("--tflops -1", "flops is -1000000000000.0, expected a positive"),
-    ],
-)
-def test_errors_have_the_numbers(
-    options: str,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert main(options.split()) == 1
-    assert capsys.readouterr().out == ""
-    assert re.search(message, caplog.text), caplog.text
 
 
 def test_sizes_in_bytes() -> None:

@@ -1,0 +1,72 @@
+"""The program `tensorgrad`: one command for each thing to do with the library.
+
+Each command is a typed function in a module of its name, whose docstring is its help. Modules are
+imported when their command is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cyclopts import App
+
+from tensorgrad import __version__
+from tensorgrad.command import command
+from tensorgrad.errors import TensorgradError
+from tensorgrad.parallel.comm.launch import launched_ranks
+from tensorgrad.train.command_line import read_config, run_app
+
+# The commands, with the first line of their help, so that --help imports none of them.
+COMMANDS = {
+    "info": "Show devices, drivers, versions and what is missing.",
+    "train": "Train a model: a GPT-2, a translation model or a classifier of sentences.",
+    "generate": "Generate text with a trained GPT-2.",
+    "translate": "Translate text with a trained translation model.",
+    "classify": "Classify sentences with a trained classifier.",
+    "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",
+}
+ON_RANKS = ("train",)  # the commands that several ranks run together
+
+app = App(
+    name="tensorgrad",
+    help="Train, run, measure and compare language models with tensorgrad.",
+    version=__version__,
+    config=read_config,
+    default_parameter=None,
+)
+for _name, _help in COMMANDS.items():
+    app.command(f"tensorgrad.cli.{_name}:{_name}", name=_name, help=_help)
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command of the program; return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if launched_ranks() > 1:
+        return _on_ranks(given)
+    return run_app(app, given) or 0
+
+
+def _on_ranks(given: list[str]) -> int:
+    """Run a command on several ranks; rank 0 reports a wrong command line for all."""
+    from tensorgrad.parallel.comm.mpi_nccl import world
+
+    comm = world()
+    wrong: dict[str, Any] = {}
+    if comm.rank == 0:
+        try:
+            if given[:1] and given[0] in COMMANDS and given[0] not in ON_RANKS:
+                raise TensorgradError(f"{given[0]}: got {comm.size} ranks, expected one process")
+            if any(flag in given for flag in ("--help", "-h", "--version")) or not given:
+                run_app(app, given)
+                wrong = {"status": 0}
+            else:
+                app.parse_args(given, exit_on_error=False, print_error=False)
+        except Exception as error:
+            logging.error("%s", error)
+            wrong = {"status": 1}
+    wrong = comm.broadcast_object(wrong)
+    return int(wrong["status"]) if wrong else run_app(app, given) or 0

@@ -1,0 +1,228 @@
+"""`tensorgrad generate`: generate text with a trained GPT-2."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from tensorgrad import backend
+from tensorgrad.data import TextStream, Tokenizer
+from tensorgrad.data.text import read_lines, standard_input
+from tensorgrad.dtypes import as_dtype
+from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
+from tensorgrad.models.generation import generate_batch, stream
+from tensorgrad.models.gpt2 import GPT2
+from tensorgrad.ops.sampling import Sampling
+from tensorgrad.train.load import load_gpt2
+
+_log = logging.getLogger("generate")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Options:
+    """How to generate.
+
+    Args:
+        max_new_tokens: largest number of tokens.
+        temperature: 0: greedy.
+        top_k: sample from the k most likely tokens only; 0: from all.
+        top_p: sample from the fewest tokens that together have this probability.
+        repetition_penalty: above 1: earlier tokens are less likely.
+        seed: of the sampling.
+        stop: text that ends the output; may be repeated.
+        ignore_end: continue after an end-of-text token.
+        batch: prompts of a file at a time.
+    """
+
+    max_new_tokens: int = 200
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 0.95
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ()
+    ignore_end: Annotated[bool, Parameter(negative=())] = False
+    batch: int = 32
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ArgumentError(f"generate: --batch is {self.batch}, expected 1 or more")
+        if not 0 <= self.seed < 2**64:
+            raise ArgumentError(
+                f"generate: --seed is {self.seed}, expected an integer from 0 to 2^64 - 1"
+            )
+
+
+def generate(
+    model: Path,
+    prompt: str | None = None,
+    /,
+    *,
+    prompts: Path | None = None,
+    checkpoint: Literal["best", "last"] = "best",
+    tokenizer: Path | None = None,
+    options: Options = Options(),
+    device: str = "auto",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+) -> int:
+    """Generate text with a trained GPT-2.
+
+    Without a prompt the lines of the input are prompts, answered one by one.
+
+    Args:
+        model: a run, one of its checkpoints, a folder in the layout of Hugging Face transformers,
+            or a file of `python -m tensorgrad.parallel.merge`.
+        prompt: text to continue.
+        prompts: file with a prompt a line; -: standard input.
+        checkpoint: of a run: the best by validation loss, or the last.
+        tokenizer: a tokenizer.json, if not the model's.
+        device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
+        dtype: to compute in; auto: bfloat16 on a GPU, float16 if it lacks that; float32 on the CPU.
+    """
+    if prompt is not None and prompts is not None:
+        raise ArgumentError(f"--prompts: got {prompts} and a prompt, expected one of them")
+    try:
+        generator = _load(model, checkpoint, tokenizer, options, device, dtype)
+        if prompt is not None:
+            _show(generator, prompt)
+        elif prompts is not None:
+            whole = standard_input() if str(prompts) == "-" else read_lines(prompts)
+            lines = [_text(line) for line in whole if line.strip()]
+            for line, text in zip(lines, generator.texts(lines), strict=True):
+                print(f"{line}{text}\n", flush=True)
+        elif not _read_prompts(generator):
+            return 1
+    except KeyboardInterrupt:
+        print()  # ends the unfinished line
+        raise
+    return 0
+
+
+def _load(
+    path: Path, checkpoint: str, tokenizer: Path | None, options: Options, device: str, dtype: str
+) -> Generator:
+    device = backend.use_device(device)
+    chosen = as_dtype(choose_dtype(dtype, device))
+    model, found = load_gpt2(path, checkpoint, tokenizer)
+    if found.vocab_size > model.vocab_size:
+        raise CheckpointError(
+            f"load: the tokenizer has {found.vocab_size} tokens, expected at most "
+            f"{model.vocab_size} (the vocabulary of {path})"
+        )
+    return Generator(model.to(device, chosen), found, options)
+
+
+def choose_dtype(dtype: str, device: str) -> str:
+    """Return the dtype to compute in: for "auto" 16 bits on a GPU, float32 on the CPU."""
+    if dtype != "auto":
+        return dtype
+    index = backend.gpu_index(device)
+    if index is None:
+        return "float32"
+    modern = int(backend.cupy.cuda.Device(index).compute_capability) >= 80
+    return "bfloat16" if modern else "float16"
+
+
+class Generator:
+    """A model, its tokenizer and the sampling options."""
+
+    def __init__(self, model: GPT2, tokenizer: Tokenizer, given: Options) -> None:
+        self._model, self._tokenizer, self._given = model, tokenizer, given
+        self._how = Sampling(
+            given.temperature, given.top_k or None, given.top_p, given.repetition_penalty
+        )
+        self._end = () if given.ignore_end else (tokenizer.end_of_text,)
+
+    def pieces(self, prompt: str) -> Iterator[str]:
+        """Return the text after a prompt: a piece for each token, which may be empty, and the rest.
+
+        Arguments are checked by the call, before the first piece.
+        """
+        text = TextStream(self._tokenizer, self._given.stop)
+        steps = stream(
+            self._model, [self._tokens(prompt)], self._given.max_new_tokens,
+            **vars(self._how), seed=self._given.seed,
+        )  # fmt: skip
+        return self._decoded(text, steps)
+
+    def _decoded(self, text: TextStream, steps: Iterator[Any]) -> Iterator[str]:
+        for tokens in steps:
+            if tokens[0] in self._end:
+                break
+            yield text.add(int(tokens[0]))
+            if text.ended:
+                break
+        yield text.rest()
+
+    def texts(self, prompts: Sequence[str]) -> Iterator[str]:
+        """Return the text after each prompt; arguments are checked by the call."""
+        TextStream(self._tokenizer, self._given.stop)
+        tokens = [self._tokens(prompt) for prompt in prompts]
+        return self._texts(tokens)
+
+    def _texts(self, prompts: Sequence[list[int]]) -> Iterator[str]:
+        """Yield the text after each prompt; --batch prompts are generated at a time."""
+        for start in range(0, len(prompts), self._given.batch):
+            found = generate_batch(
+                self._model, prompts[start : start + self._given.batch], self._given.max_new_tokens,
+                **vars(self._how), seed=(self._given.seed + start) % 2**64, stop_tokens=self._end,
+            )  # fmt: skip
+            for tokens in found:
+                text = TextStream(self._tokenizer, self._given.stop)
+                yield "".join([*map(text.add, tokens), text.rest()])
+
+    def _tokens(self, prompt: str) -> list[int]:
+        tokens = self._tokenizer.encode(prompt)
+        if not tokens:
+            raise ArgumentError("generate: the prompt is empty, expected some text")
+        if len(tokens) > self._model.context:
+            raise ArgumentError(
+                f"generate: the prompt has {len(tokens)} tokens ({prompt[:30]!r}...), expected at "
+                f"most {self._model.context} (the model's context)"
+            )
+        return tokens
+
+
+def _read_prompts(generator: Generator) -> bool:
+    """Read and answer prompts until the input ends; return whether all of them were valid."""
+    lines, asking, failed = standard_input(), sys.stdin.isatty(), False
+    while True:
+        print("> " if asking else "", end="", flush=True)
+        line = lines.readline()
+        if not line:
+            break
+        if not line.strip():
+            continue
+        try:
+            _show(generator, _text(line))
+        except TensorgradError as error:
+            _log.error("%s", error)
+            failed = True
+    print("\n" if asking else "", end="")
+    return not failed
+
+
+def _text(line: str) -> str:
+    """Return a line of the input without its end and a byte order mark."""
+    return line.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
+
+
+def _show(generator: Generator, prompt: str) -> None:
+    """Print a prompt and the text after it token by token, then log the speed."""
+    began = time.perf_counter()
+    pieces = generator.pieces(prompt)
+    print(prompt, end="", flush=True)
+    count = -1  # the last piece is the rest
+    for piece in pieces:
+        print(piece, end="", flush=True)
+        count += 1
+    print(flush=True)
+    _log.info("[%d tokens, %.0f a second]", count, count / (time.perf_counter() - began))

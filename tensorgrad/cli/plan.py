@@ -1,0 +1,194 @@
+"""`tensorgrad plan`: memory, traffic and time of training a GPT-2 on many GPUs."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from cyclopts import Parameter
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import PRESETS, GPT2Config
+from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.planning import plan as planning
+from tensorgrad.parallel.planning.estimate import Estimate, Speeds, TrainingJob, estimate
+from tensorgrad.parallel.train_gpt2 import ZERO
+
+_SPEEDS = Speeds()
+
+
+@Parameter(name="*", group="Model")
+@dataclass(frozen=True)
+class ModelOptions:
+    """The sizes of a GPT-2.
+
+    Args:
+        preset: the sizes that the other options do not give.
+        layers: transformer blocks.
+        heads: attention heads.
+        width: width of the model.
+        context: context length in tokens.
+        vocab: size of the vocabulary.
+        vocab_multiple: pad the rows of the token embedding to a multiple of this.
+    """
+
+    preset: Literal[tuple(PRESETS)] = "gpt2-124M"  # type: ignore[valid-type]
+    layers: int | None = None
+    heads: int | None = None
+    width: int | None = None
+    context: int | None = None
+    vocab: int | None = None
+    vocab_multiple: int = 128
+
+    def config(self) -> GPT2Config:
+        """Return the sizes of the model."""
+        names = ("layers", "heads", "width", "context")
+        given = {**{name: getattr(self, name) for name in names}, "vocab_size": self.vocab}
+        changed = {name: value for name, value in given.items() if value is not None}
+        return replace(PRESETS[self.preset], vocab_multiple=self.vocab_multiple, **changed)
+
+
+@Parameter(name="*", group="Parallelism")
+@dataclass(frozen=True)
+class MeshOptions:
+    """How the GPUs share the work.
+
+    Args:
+        dp: data parallel ranks.
+        pp: pipeline stages.
+        tp: tensor parallel ranks.
+        parallel: what data parallel ranks shard: nothing (overlap), optimizer state (zero1),
+            gradients too (zero2), parameters too (zero3); default: overlap, with --fit any.
+        batch: sequences of a step, on all GPUs together.
+        micro_batches: of a step; default: 1, with --pp up to 4 times pp.
+        pipeline_schedule: order of micro-batches in a pipeline.
+        chunks: model chunks per stage, more if interleaved.
+        sequence_parallel: shard activations between layers over the tp ranks.
+        bucket_mb: gradients in a bucket; default: as in training.
+        dtype: of parameters and activations.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    parallel: Literal["overlap", "zero1", "zero2", "zero3"] | None = None
+    batch: int = 512
+    micro_batches: int | None = None
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    chunks: int = 1
+    sequence_parallel: bool = False
+    bucket_mb: float | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+@Parameter(name="*", group="Speeds of the GPUs")
+@dataclass(frozen=True)
+class SpeedOptions:
+    """What the estimate of the time assumes.
+
+    Args:
+        tflops: achieved by a GPU, TFLOP/s.
+        memory_bandwidth: GB/s.
+        bandwidth: of NCCL within a host, GB/s.
+        network: between hosts, GB/s a GPU.
+        latency: microseconds of a call.
+        gpus_per_host: GPUs of a host.
+    """
+
+    tflops: float = _SPEEDS.flops / 1e12
+    memory_bandwidth: float = _SPEEDS.memory_bandwidth / 1e9
+    bandwidth: float = _SPEEDS.bandwidth / 1e9
+    network: float = _SPEEDS.network / 1e9
+    latency: float = _SPEEDS.latency * 1e6
+    gpus_per_host: int = _SPEEDS.gpus_per_host
+
+    def speeds(self) -> Speeds:
+        """Return them in FLOP/s, bytes/s and seconds."""
+        giga = (self.memory_bandwidth * 1e9, self.bandwidth * 1e9, self.network * 1e9)
+        return Speeds(self.tflops * 1e12, *giga, self.latency * 1e-6, self.gpus_per_host)
+
+
+def plan(
+    *,
+    model: ModelOptions = ModelOptions(),
+    mesh: MeshOptions = MeshOptions(),
+    speeds: SpeedOptions = SpeedOptions(),
+    fit: bool = False,
+    memory: str | None = None,
+    reserved: str = "1GiB",
+    max_gpus: int = 16384,
+    json: bool = False,
+) -> int:
+    """Plan the training of a GPT-2 on many GPUs: memory, traffic and time, or the smallest mesh.
+
+    No GPU is needed: all follows from formulas.
+
+    Args:
+        fit: find the smallest mesh that fits in --memory.
+        memory: of a GPU, such as 80GiB.
+        reserved: memory for CUDA, kernels and NCCL.
+        max_gpus: largest number of GPUs for --fit.
+        json: print JSON, in bytes and seconds.
+    """
+    most = None if memory is None else planning.bytes_of(memory)
+    kept = planning.bytes_of(reserved, "reserved")
+    if fit:
+        found = _fitted(model, mesh, speeds, most, kept, max_gpus)
+    else:
+        found = estimate(_job(model, mesh), speeds.speeds(), _bucket(mesh))
+    if json:
+        print(jsonlib.dumps(planning.to_json(found, kept), indent=1))
+    else:
+        print(planning.table(model.preset, found, most, kept))
+    return 0
+
+
+def _job(model: ModelOptions, mesh: MeshOptions) -> TrainingJob:
+    """Return what to train, and how to parallelize it."""
+    micro_batches = mesh.micro_batches
+    if micro_batches is None:
+        micro_batches = planning.usual_micro_batches(mesh.batch, mesh.dp, mesh.pp)
+    return TrainingJob(
+        model.config(),
+        Mesh(mesh.dp, mesh.pp, mesh.tp),
+        mesh.batch,
+        micro_batches,
+        ZERO.get(mesh.parallel or "", 0),
+        mesh.pipeline_schedule,
+        mesh.chunks,
+        mesh.sequence_parallel,
+        mesh.dtype,
+    )
+
+
+def _fitted(
+    model: ModelOptions,
+    mesh: MeshOptions,
+    speeds: SpeedOptions,
+    memory: float | None,
+    reserved: float,
+    most: int,
+) -> Estimate:
+    """Return the estimate on the smallest mesh that fits in the memory.
+
+    Raises:
+        ArgumentError: an option gives what is to be found, or no mesh fits.
+    """
+    for name in ("dp", "pp", "tp", "micro_batches"):
+        value = getattr(mesh, name)
+        if value not in (1, None) or (name == "micro_batches" and value == 1):
+            raise ArgumentError(
+                f"plan: --fit is given with --{name.replace('_', '-')} {value}, expected without: "
+                "it finds dp, pp, tp and micro-batches itself"
+            )
+    if memory is None:
+        raise ArgumentError("plan: --fit needs --memory, the memory of a GPU, such as 80GiB")
+    zero = None if mesh.parallel is None else ZERO.get(mesh.parallel, 0)
+    return planning.fit(
+        _job(model, mesh), memory, speeds.speeds(), most, zero, reserved, _bucket(mesh)
+    )
+
+
+def _bucket(mesh: MeshOptions) -> float | None:
+    return None if mesh.bucket_mb is None else mesh.bucket_mb * 1e6

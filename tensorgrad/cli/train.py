@@ -1,0 +1,70 @@
+"""`tensorgrad train`: a GPT-2, a translation model or a classifier of sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from cyclopts import App
+
+from tensorgrad.command import printable
+from tensorgrad.parallel.comm.launch import launched_ranks
+from tensorgrad.parallel.mesh import make_mesh
+from tensorgrad.parallel.train_gpt2 import ParallelSettings, train_on_ranks
+from tensorgrad.train import gpt2, sentiment, translation
+from tensorgrad.train.command_line import read_config, training_command
+from tensorgrad.train.device import choose_device
+from tensorgrad.train.loop import Outcome
+from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.settings import TrainSettings
+
+_Settings = TypeVar("_Settings", bound=TrainSettings)
+_Read = Callable[[], tuple[_Settings, Path, bool]]
+
+
+def _train_gpt2(read: _Read[ParallelSettings]) -> int:
+    """Train a GPT-2 on text, in one process or on the ranks that mpirun starts."""
+    if launched_ranks() > 1:
+        return train_on_ranks(ParallelSettings, read, print)
+    settings, folder, resuming = read()
+    make_mesh(1, dp=settings.dp, pp=settings.pp, tp=settings.tp)
+    settings, device = choose_device(settings)
+    outcome, sample = gpt2.train(settings, folder, resuming, device, OneProcess())
+    if sample is not None:
+        print(printable(sample))
+    return outcome.status
+
+
+def _alone(
+    train: Callable[[_Settings, Path, bool, str], Outcome],
+) -> Callable[[_Read[_Settings]], int]:
+    """Return a program that trains in one process; it returns the exit status."""
+
+    def program(read: _Read[_Settings]) -> int:
+        settings, folder, resuming = read()
+        settings, device = choose_device(settings)
+        return train(settings, folder, resuming, device).status
+
+    return program
+
+
+train_gpt2 = training_command(ParallelSettings, _train_gpt2)
+train = App(
+    name="train",
+    help="Train a model; without the name of a task, a GPT-2.",
+    config=read_config,
+    default_command=train_gpt2,
+    version_flags=(),
+)
+train.command(train_gpt2, name="gpt2", help="Train a GPT-2 on text, on one or several ranks.")
+train.command(
+    training_command(translation.TranslationSettings, _alone(translation.train)),
+    name="translation",
+    help="Train a translation model on pairs of sentences, and measure BLEU.",
+)
+train.command(
+    training_command(sentiment.SentimentSettings, _alone(sentiment.train)),
+    name="sentiment",
+    help="Train a classifier of positive and negative sentences.",
+)

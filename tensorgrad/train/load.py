@@ -1,0 +1,226 @@
+"""Trained models: from a run, one of its checkpoints, a Hugging Face folder or a merged file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorgrad import backend
+from tensorgrad.data import Tokenizer, split_words
+from tensorgrad.errors import ArgumentError, CheckpointError, DataError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.gpt2_weights import load_huggingface
+from tensorgrad.models.restore import restore
+from tensorgrad.models.sentiment import Classifier, class_probabilities
+from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
+from tensorgrad.readers import parse_json
+from tensorgrad.train import config
+from tensorgrad.train.checkpoint import (
+    Checkpoint,
+    check_same,
+    load_best,
+    load_checkpoint,
+    load_latest,
+)
+from tensorgrad.train.sentiment import (
+    CLASSES,
+    MODELS,
+    SentimentSettings,
+    Vocabulary,
+    encode,
+    load_vocabulary,
+)
+from tensorgrad.train.translation import AVERAGED
+from tensorgrad.weights import load_arrays, load_metadata
+
+_log = logging.getLogger(__name__)
+
+
+def load_gpt2(
+    path: Path, checkpoint: str = "best", tokenizer: Path | None = None
+) -> tuple[GPT2, Tokenizer]:
+    """Return a trained GPT-2, on the CPU, and its tokenizer.
+
+    Args:
+        path: the folder of a run, of one of its checkpoints, or in Hugging Face's layout; or a
+            model file of `tensorgrad.parallel.merge`.
+        checkpoint: of a run: "best" by validation loss, or "last".
+        tokenizer: a tokenizer.json; None: the one beside the model.
+    Raises:
+        CheckpointError: the path is none of these, or damaged.
+        DataError: the tokenizer is missing or damaged.
+    """
+    if (path / "checkpoints").is_dir():
+        found = _run_checkpoint(path, checkpoint)
+        return _model(found), _tokenizer(found, tokenizer or path / "tokenizer.json")
+    if (path / "state.json").is_file():
+        run, found = path.parent.parent, load_checkpoint(path)
+        return _model(found), _tokenizer(found, tokenizer or run / "tokenizer.json")
+    if (path / "model.safetensors").is_file():
+        return load_huggingface(path), _published_tokenizer(path, tokenizer)
+    if path.is_file():
+        beside = tokenizer or path.parent / "tokenizer.json"
+        written = load_metadata(path).get("tokenizer", "{}")
+        state = {"tokenizer": parse_json(written, f"the header of {path}")}
+        return _merged(path), _tokenizer(Checkpoint(path, state), beside)
+    what = "has none of these" if path.is_dir() else "is not a folder"
+    raise CheckpointError(
+        f"load: {path} {what}, expected one with checkpoints/ (a run of "
+        "train_gpt2.py), state.json (one of its checkpoints) or model.safetensors (Hugging Face's "
+        "layout), or a file of tensorgrad.parallel.merge"
+    )
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A trained model with its tokenizer, languages and case."""
+
+    model: TranslationModel
+    tokenizer: Tokenizer
+    source: str
+    target: str
+    lowercase: bool
+
+    def __call__(
+        self, lines: Sequence[str], beams: int = 1, length_penalty: float = 0.6, rows: int = 128
+    ) -> list[str]:
+        """Return the translations; empty lines stay empty, long ones are cut with a warning."""
+        texts = [line.lower() if self.lowercase else line for line in map(str.strip, lines)]
+        longest = self.model.context // 2 - 1
+        for text, ids in zip(texts, self.tokenizer.encode_batch(texts), strict=True):
+            if len(ids) > longest:
+                _log.warning(
+                    "%r... has %d tokens, expected at most %d; the rest is omitted",
+                    *(text[:40], len(ids), longest),
+                )
+        found = generate(
+            self.model,
+            [{self.source: text} for text in texts if text],
+            *(self.source, self.target, self.tokenizer, self.model.context, "translating"),
+            beams=beams,
+            length_penalty=length_penalty,
+            rows=rows,
+        )
+        translations = iter(found)
+        return [next(translations) if text else "" for text in texts]
+
+
+def load_translator(folder: Path, checkpoint: str = "best", device: str = "auto") -> Translator:
+    """Load the model of a run.
+
+    Args:
+        folder: of the run.
+        checkpoint: "best" by validation loss, "last", or "averaged".
+        device: "cpu", "cuda", "cuda:N", or "auto": a GPU if there is one.
+    Raises:
+        CheckpointError: the folder holds no translation run, lacks the checkpoint, or has another
+            tokenizer than the checkpoint's.
+        DataError: the tokenizer is missing or damaged.
+        DeviceError: the device does not exist.
+    """
+    found = _run_checkpoint(folder, checkpoint)
+    data, sizes = found.entry("data"), found.entry("model")
+    kinds = {"source": str, "target": str, "lowercase": bool}
+    if not (isinstance(data, dict) and all(type(data.get(k)) is kinds[k] for k in kinds)):
+        raise CheckpointError(f"load: {found.path} is of another kind of run, expected translation")
+    averaged = folder / AVERAGED
+    if checkpoint == "averaged" and not averaged.is_file():
+        raise CheckpointError(
+            f"load: {averaged} is missing; it comes at the end of a run with --average, "
+            "expected that, or 'best' or 'last'"
+        )
+    arrays = load_arrays(averaged) if checkpoint == "averaged" else found.arrays("model")
+    device = backend.use_device(device)
+    name = str(averaged if checkpoint == "averaged" else found.path)
+    model = restore(TranslationModel, TranslationConfig, sizes, arrays, name)
+    model.to(device)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    check_same(found, "tokenizer", {"sha256": tokenizer.digest})
+    return Translator(model, tokenizer, data["source"], data["target"], data["lowercase"])
+
+
+@dataclass(frozen=True)
+class SentenceClassifier:
+    """A trained model with its vocabulary.
+
+    Attributes:
+        context: the context length in tokens: longer sentences are cut.
+    """
+
+    model: Classifier
+    vocabulary: Vocabulary
+    context: int
+
+    def __call__(self, texts: Sequence[str]) -> list[tuple[str, float]]:
+        """Return the class of each sentence and its probability.
+
+        Raises:
+            ArgumentError: a sentence has no word.
+        """
+        for text in texts:
+            if not split_words(text):
+                raise ArgumentError(f"classify: got {text!r}, expected a sentence")
+        tokens = encode(self.vocabulary, texts)
+        found = class_probabilities(self.model, tokens, self.context)
+        return [(CLASSES[int(row.argmax())], float(row.max())) for row in found]
+
+
+def load_classifier(folder: Path, checkpoint: str = "best") -> SentenceClassifier:
+    """Load the model of a run that trained a classifier, on the CPU.
+
+    Args:
+        folder: of the run.
+        checkpoint: "best" by validation loss, or "last".
+    Raises:
+        CheckpointError, DataError: the run has no undamaged checkpoint or vocabulary.
+    """
+    settings = config.load(SentimentSettings, folder)
+    found = _run_checkpoint(folder, checkpoint)
+    sizes, arrays = found.entry("model"), found.arrays("model")
+    sizes = {**sizes} if isinstance(sizes, dict) else {}
+    make, kind = MODELS["mean" if sizes.pop("kind", None) == "mean" else "transformer"]
+    model: Classifier = restore(make, kind, sizes, arrays, str(found.path))
+    vocabulary = load_vocabulary(settings, folder)
+    check_same(found, "vocabulary", {"sha256": vocabulary.digest})
+    return SentenceClassifier(model, vocabulary, settings.context)
+
+
+def _model(checkpoint: Checkpoint) -> GPT2:
+    sizes, arrays = checkpoint.entry("model"), checkpoint.arrays("model")
+    return restore(GPT2, GPT2Config, sizes, arrays, str(checkpoint.path))
+
+
+def _merged(path: Path) -> GPT2:
+    try:
+        sizes = parse_json(load_metadata(path).get("model", ""), f"the header of {path}")
+    except DataError as error:
+        raise CheckpointError(
+            f"load: the header of {path} lacks the sizes of the model, expected a file of "
+            f"tensorgrad.parallel.merge: {error}"
+        ) from error
+    return restore(GPT2, GPT2Config, sizes, load_arrays(path), str(path))
+
+
+def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
+    """Return a tokenizer; fail if the model was trained with another one."""
+    tokenizer = Tokenizer.load(path)
+    if checkpoint.state.get("tokenizer"):
+        check_same(checkpoint, "tokenizer", {"sha256": tokenizer.digest})
+    return tokenizer
+
+
+def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:
+    if tokenizer is None and (folder / "vocab.json").is_file():
+        return Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt")
+    return Tokenizer.load(tokenizer or folder / "tokenizer.json")
+
+
+def _run_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
+    """Return the best or the last checkpoint of a run."""
+    checkpoints = folder / "checkpoints"
+    found = load_latest(checkpoints) if checkpoint == "last" else load_best(checkpoints)
+    if found is None:
+        raise CheckpointError(f"load: {checkpoints} has no checkpoint, expected one or more")
+    return found

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tensorgrad.cli import main
+
+
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = "--preset gpt2-1558M --dp 8 --pp 4 --tp 2 --parallel zero1 --batch 512"
+    assert main(["plan", *mesh.split(), "--memory", "80GiB"]) == 0
+    out = capsys.readouterr().out
+    for words in ("on 64 GPUs", "dp 8 x pp 4 x tp 2", "optimizer state", "of 80", "tokens/s",
+                  "pipeline bubble"):  # fmt: skip
+        assert words in out
+    assert "note" not in out  # the 25 heads are 12 and 13
+    assert main(["plan", *mesh.split(), "--memory", "2GiB"]) == 0
+    assert "of 2: too much" in capsys.readouterr().out
+    assert main(["plan", "--preset", "gpt2-1558M", "--tp", "3", "--batch", "512"]) == 0
+    assert "note: the hidden width is 6400, not a multiple of tp, 3" in capsys.readouterr().out
+    assert main(["plan", "--tp", "16", "--batch", "512"]) == 0
+    assert "note: the heads are 12, expected one or more for each of tp, 16" in (
+        capsys.readouterr().out
+    )
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "plan",
+                "--preset",
+                "gpt2-355M",
+                "--dp",
+                "4",
+                "--batch",
+                "64",
+                "--parallel",
+                "zero3",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["mesh"] == {"dp": 4, "pp": 1, "tp": 1}
+    parts = {name: size for name, size in found["memory"].items() if name != "total"}
+    assert sum(parts.values()) == found["memory"]["total"]
+    assert found["memory"]["reserved"] == 2**30
+    spent = {name: seconds for name, seconds in found["time"].items() if name != "total"}
+    assert sum(spent.values()) == pytest.approx(found["time"]["total"])
+    assert [each["axis"] for each in found["sent"]] == ["dp", "dp"]
+    assert (
+        main(
+            [
+                "plan",
+                "--preset",
+                "gpt2-1558M",
+                "--fit",
+                "--memory",
+                "12GiB",
+                "--batch",
+                "64",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["memory"]["total"] <= 12 * 2**30
+    two = "--layers 1 --heads 1 --batch 2 --fit --memory 1.85GiB --parallel zero1 --bucket-mb 1 --json"
+    assert main(["plan", *two.split()]) == 0
+    assert json.loads(capsys.readouterr().out)["sent"][0]["calls"] == 187  # MB of gradients
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dp 3", r"batch is 512 sequences, expected a multiple of dp \* micro_batches, 3 \* 1"),
+        ("--pp 13", r"pp \* chunks is 13, expected 1 to the 12 layers"),
+        ("--pp 2 --micro-batches 3", r"expected a multiple of dp \* micro_batches, 1 \* 3"),
+        (
+            "--pp 2 --pipeline-schedule gpipe --chunks 2",
+            "chunks is 2 with schedule .gpipe., expected 1",
+        ),
+        (
+            "--pp 4 --pipeline-schedule interleaved --chunks 2 --micro-batches 2",
+            "micro_batches is 2, expected a multiple",
+        ),
+        ("--dp 0", "dp is 0, expected 1 or more"),
+        ("--batch 0", "batch is 0, expected 1 or more"),
+        ("--tp 3 --sequence-parallel", "the context is 1024, expected a multiple of tp, 3"),
+        ("--memory lots", "memory is 'lots', expected bytes"),
+        ("--fit", "--fit needs --memory"),
+        ("--fit --memory 80GiB --tp 4", "--fit is given with --tp 4, expected without"),
+        (
+            "--fit --memory 80GiB --micro-batches 1",
+            "--fit is given with --micro-batches 1, expected without",
+        ),
+        ("--fit --memory 1GiB --max-gpus 1", r"1\.0 GiB a GPU are not enough on up to 1,"),
+        ("--batch 0 --pp 2", "batch is 0, expected 1 or more"),
+        ("--batch -4 --pp 2", "batch is -4, expected 1 or more"),
+        ("--pp 2 --dp 0", "dp is 0, expected 1 or more"),
+        ("--reserved some", "reserved is 'some', expected bytes"),
+        ("--memory 1.2.3GiB", "memory is '1.2.3GiB', expected bytes"),
+        ("--fit --memory 1GiB --max-gpus 0", "most is 0 GPUs, expected 1 or more"),
+        ("--dp 2 --bucket-mb 0", "bucket is 0.0 bytes, expected more than 0"),
+        ("--tflops -1", "flops is -1000000000000.0, expected a positive"),
+    ],
+)
+def test_errors_have_the_numbers(
+    options: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert main(["plan", *options.split()]) == 1
+    assert capsys.readouterr().out == ""
+    assert re.search(message, caplog.text), caplog.text
