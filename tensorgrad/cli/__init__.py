@@ -26,9 +26,10 @@ COMMANDS = {
     "generate": "Generate text with a trained GPT-2.",
     "translate": "Translate text with a trained translation model.",
     "classify": "Classify sentences with a trained classifier.",
+    "profile": "Show where the time and the memory of a training step go.",
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",
 }
-ON_RANKS = ("train",)  # the commands that several ranks run together
+ON_RANKS = ("train", "profile")  # the commands that several ranks run together
 
 app = App(
     name="tensorgrad",

@@ -19,7 +19,7 @@ from tensorgrad.readers import read_json
 
 _TRACKS = {"phase": 0, "layer": 1, "op": 2, "backward": 2}
 _NAMES = ("phases", "layers", "ops")
-_STREAMS = 1000  # the track of stream 0
+_STREAMS = 1000  # the track of the first stream
 _TRANSFERS = 900
 _LARGEST = 1 << 30  # bytes of a trace to merge
 
@@ -50,14 +50,17 @@ def trace_events(recording: Recording) -> Iterator[Event]:
         for place, name in enumerate(_NAMES):
             suffix = f" of thread {thread}" if thread else ""
             yield from _track(rank, 10 * thread + place, name + suffix)
-    for stream in sorted({(each.device, each.stream) for each in recording.kernels}):
-        yield from _track(rank, _stream_track(*stream, recording), f"stream {stream[1]}")
+    streams = sorted({(each.device, each.stream) for each in recording.kernels})
+    tracks = {stream: _STREAMS + place for place, stream in enumerate(streams)}
+    for (_, stream), track in tracks.items():
+        yield from _track(rank, track, f"stream {stream}")
     if recording.transfers:
         yield from _track(rank, _TRANSFERS, "collectives")
     for each in recording.ranges:
         yield _range_event(each, rank, origin)
     for number, kernel in enumerate(recording.kernels):
-        yield from _kernel_events(number, kernel, recording, origin)
+        track = tracks[kernel.device, kernel.stream]
+        yield from _kernel_events(number, kernel, recording, track)
     for number, transfer in enumerate(recording.transfers):
         # They overlap each other, which only asynchronous events may on one track.
         common = {"name": transfer.call, "cat": "transfer", "pid": rank, "tid": _TRANSFERS}
@@ -137,12 +140,6 @@ def _track(rank: int, track: int, name: str) -> Iterator[Event]:
     yield _metadata(rank, track, "thread_sort_index", sort_index=track)
 
 
-def _stream_track(device: int, stream: int, recording: Recording) -> int:
-    """Return the track of a stream: streams in the order of their handles, which may be large."""
-    streams = sorted({(each.device, each.stream) for each in recording.kernels})
-    return _STREAMS + streams.index((device, stream))
-
-
 def _range_event(each: Range, rank: int, origin: int) -> Event:
     arguments: dict[str, Any] = {"number": each.number}
     if each.is_op:
@@ -163,11 +160,10 @@ def _range_event(each: Range, rank: int, origin: int) -> Event:
 
 
 def _kernel_events(
-    number: int, kernel: Kernel, recording: Recording, origin: int
+    number: int, kernel: Kernel, recording: Recording, track: int
 ) -> Iterator[Event]:
     around = recording.range_of(kernel)
-    rank = recording.rank
-    track = _stream_track(kernel.device, kernel.stream, recording)
+    rank, origin = recording.rank, recording.window[0]
     start = (kernel.start - origin) / 1e3
     arguments: dict[str, Any] = {"stream": kernel.stream}
     if around is not None:
