@@ -3,7 +3,9 @@
 The places that a profiler needs to see read `active` each time: the entry and the record of an op
 (operands.py, autograd.py), its backward (engine.py), the call of a module (nn/module.py), phases
 of a step and collectives. So without a profiler each of them costs a load and a branch, and
-nothing is wrapped. `tensorgrad.profile.Profiler` sets and clears it.
+nothing is wrapped. CPython switches threads neither between the load and the branch nor before the
+second load, so another thread may clear it at any time. `tensorgrad.profile.Profiler` sets it.
+Tests: tests/profile/test_profiler.py.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "layers and optimizers": ("nn", "optim"),
     "data and models": ("data", "models"),
     "training on one or many ranks": ("train", "parallel"),
+    "instruments": ("profile",),
     "the package": ("",),
+    "the program": ("cli", "__main__"),
     "programs": ("examples",),
 }
 PICTURE = ROOT / "docs" / "layers.svg"

@@ -35,9 +35,7 @@ def use_attention(model: LanguageModel, kind: Kind) -> None:
         ArgumentError: the kind is unknown, or the attention has a feature that it lacks.
     """
     if kind not in KINDS:
-        raise ArgumentError(
-            f"use_attention: kind is {kind!r}, expected one of {', '.join(KINDS)}"
-        )
+        raise ArgumentError(f"use_attention: kind is {kind!r}, expected one of {', '.join(KINDS)}")
     for layer in model.attention_layers():
         if kind == "flash":
             vars(layer).pop("forward", None)
@@ -48,7 +46,7 @@ def use_attention(model: LanguageModel, kind: Kind) -> None:
                 f"use_attention: kind is {kind!r} and the attention has grouped queries, a rotary "
                 "embedding, a window or dropout, expected 'flash' or none of them"
             )
-        layer.forward = partial(_in_parts, layer, kind == "fused-softmax")
+        vars(layer)["forward"] = partial(_in_parts, layer, kind == "fused-softmax")
 
 
 def _in_parts(

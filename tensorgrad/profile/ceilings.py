@@ -62,7 +62,7 @@ def _bandwidth(device: str) -> float:
     def copy() -> None:
         xp.copyto(target, source)
 
-    return 2 * source.nbytes / _best_seconds(xp, copy)
+    return 2 * int(source.nbytes) / _best_seconds(xp, copy)
 
 
 @cache
@@ -77,7 +77,7 @@ def _product_flops(device: str, name: str) -> float:
     def multiply() -> Array:
         return product(a, b, dtype)
 
-    return 2 * size**3 / _best_seconds(xp, multiply)
+    return 2.0 * size**3 / _best_seconds(xp, multiply)
 
 
 def _best_seconds(xp: Any, call: Callable[[], object]) -> float:

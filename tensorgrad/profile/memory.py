@@ -20,7 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import tensorgrad
 from tensorgrad import backend
 from tensorgrad.backend import Array, is_array
 from tensorgrad.engine import Node, Output
@@ -29,7 +28,7 @@ KINDS = (
     *("parameters", "optimizer", "gradients", "activations", "activation gradients"),
     *("other", "workspace"),
 )
-_PACKAGE = str(Path(tensorgrad.__file__).parent)
+_PACKAGE = str(Path(backend.__file__).parent)
 _MODELS = str(Path(_PACKAGE) / "models")  # which users read and change: user code
 _REAL = tuple(str(Path(_PACKAGE, name).resolve()) for name in ("", "parallel"))
 _REAL_MODELS = str(Path(_MODELS).resolve())
@@ -383,7 +382,7 @@ def _is_user(filename: str) -> bool:
 
 @cache
 def _shown(filename: str) -> str:
-    """Return a path relative to the working directory or the library's parent where it is inside."""
+    """Return a path relative to the working directory, or to the folder of the library."""
     for folder in (Path.cwd(), Path(_PACKAGE).parent):
         if Path(filename).is_relative_to(folder):
             return str(Path(filename).relative_to(folder))

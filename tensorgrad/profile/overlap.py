@@ -45,9 +45,7 @@ def overlap(recording: Recording) -> Overlap:
     if recording.kernels:
         sends = [each for each in recording.kernels if each.communicates]
         sent = [(each.start, each.end) for each in sends]
-        computed = [
-            (each.start, each.end) for each in recording.kernels if not each.communicates
-        ]
+        computed = [(each.start, each.end) for each in recording.kernels if not each.communicates]
         calls = len(clipped(sent, window))
     else:
         sent = [(each.start, each.end) for each in transfers]

@@ -63,9 +63,7 @@ def plot_roofline(
     roof.legend(fontsize=8)
     others = [row for row in table.rows if not row.flops and row.nbytes and row.seconds]
     others = others[:_MOST_BARS][::-1]
-    bars.barh(
-        [_label(row) for row in others], [row.bytes_per_second / 1e9 for row in others]
-    )
+    bars.barh([_label(row) for row in others], [row.bytes_per_second / 1e9 for row in others])
     bars.axvline(ceilings.bandwidth / 1e9, color="black", linestyle="--", linewidth=1)
     bars.set(xlabel="GB/s of operands and results (dashed: a copy)")
     bars.set_title("other ops, the longest on top")
@@ -74,9 +72,7 @@ def plot_roofline(
     _save(figure, path)
 
 
-def plot_memory(
-    recording: MemoryRecording, path: str | os.PathLike[str], title: str = ""
-) -> None:
+def plot_memory(recording: MemoryRecording, path: str | os.PathLike[str], title: str = "") -> None:
     """Draw memory by kind over the ops of a recording, with its peak.
 
     Args:

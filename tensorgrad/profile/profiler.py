@@ -98,14 +98,12 @@ class Profiler:
         self._model, self._optimizer, self._rank = model, optimizer, rank
         self._source: Source = HostSource() if memory else choose(source)
         self._device = _device_of(model)
-        self._tracker = (
-            MemoryTracker(memory_module.allocator_of(self._device)) if memory else None
-        )
+        self._tracker = MemoryTracker(memory_module.allocator_of(self._device)) if memory else None
         self._nvtx = nvtx_functions() if nvtx else None
         self._numbers = itertools.count()
         self._threads = itertools.count()
         self._thread = _Thread(self._threads)
-        self._dropped: dict[int, int] = {}  # the range around one that was never recorded
+        self._unrecorded: dict[int, int] = {}  # the range around a pending op
         self._more_bytes: dict[int, int] = {}  # of further outputs, by the number of the op
         self._ranges: list[Range] = []
         self._transfers: list[Transfer] = []
@@ -126,6 +124,8 @@ class Profiler:
 
     def __exit__(self, *_: object) -> None:
         ranges.active = None
+        if self._thread.stack:  # ops that began and were not recorded
+            self._pop(self._thread, self._thread.stack[0], keep=False)
         kernels = self._source.stop()
         window = self._began, time.perf_counter_ns()
         device = _device_name(self._device)
@@ -196,10 +196,11 @@ class Profiler:
     ) -> None:
         """Note that an op has computed its output."""
         thread = self._thread
-        opened = _pending(thread.stack, name) or _pending(thread.stack, None)
+        opened = _pending(thread.stack, name)
         if opened is None:  # none of its operands was checked
             opened = self._begin(thread, "op", name)
         opened.name = name
+        self._unrecorded.pop(opened.number, None)
         shapes = tuple([() if each is None else _shape(each) for each in inputs])
         flops = forward_flops(name, inputs, output, saved)
         moved = nbytes((output, *(getattr(each, "data", None) for each in inputs)))
@@ -255,6 +256,8 @@ class Profiler:
         number = next(self._numbers)
         if self._nvtx is not None:
             self._nvtx.push(f"{name} backward" if kind == "backward" else name)
+        if pending:
+            self._unrecorded[number] = thread.stack[-1].number if thread.stack else -1
         opened = _Open(number, kind, name, time.perf_counter_ns(), pending)
         thread.stack.append(opened)
         self._source.begin(number, holds)
@@ -283,15 +286,13 @@ class Profiler:
             self._source.end(last.number, kept)
             if self._nvtx is not None:
                 self._nvtx.pop()
-            if not kept:
-                self._dropped[last.number] = thread.stack[-1].number if thread.stack else -1
             if last is opened:
                 break
 
     def _kept(self, number: int) -> int:
         """Return the number of the innermost recorded range around a place."""
-        while number in self._dropped:
-            number = self._dropped[number]
+        while number in self._unrecorded:
+            number = self._unrecorded[number]
         return number
 
     def _name_of(self, module: Module, around: str) -> str:
@@ -315,12 +316,12 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return found
 
 
-def _pending(stack: list[_Open], name: str | None) -> _Open | None:
-    """Return the innermost pending op of a name, or of any, that holds nothing but pending ops."""
+def _pending(stack: list[_Open], name: str) -> _Open | None:
+    """Return the pending op of a name that holds nothing but pending ops."""
     for opened in reversed(stack):
         if not opened.pending:
             return None
-        if name is None or opened.name == name:
+        if opened.name == name:
             return opened
     return None
 

@@ -1,6 +1,6 @@
 """Tables of a recording: time by op, by kernel, by layer; and how it sums up to the step.
 
-    window = busy + gaps            the times in which something runs, and those in which nothing does
+    step = busy + gaps              the times in which something runs, and the others
     sum of rows = busy + overlap    what runs at the same time on two streams counts twice
 
 On a GPU rows are the times of kernels. On the CPU they are an op's own time in the thread that
@@ -183,9 +183,7 @@ def busy_times(recording: Recording) -> list[Interval]:
         found: Iterable[Interval] = ((each.start, each.end) for each in recording.kernels)
     else:
         found = (
-            (each.start, each.end)
-            for each in recording.ranges
-            if each.is_work and each.thread == 0
+            (each.start, each.end) for each in recording.ranges if each.is_work and each.thread == 0
         )
     return union(clipped(found, recording.steps_window))
 

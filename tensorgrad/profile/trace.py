@@ -70,9 +70,7 @@ def trace_events(recording: Recording) -> Iterator[Event]:
         yield {**common, "ph": "e", "id": number, "ts": end}
 
 
-def merge_traces(
-    paths: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]
-) -> None:
+def merge_traces(paths: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> None:
     """Write the traces of several ranks as one, aligned by the clocks of their hosts.
 
     Raises:

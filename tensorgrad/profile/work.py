@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tensorgrad.backend import is_array
+from tensorgrad.backend import Shape, is_array
 from tensorgrad.kernels.attention.options import AttentionOptions
+
+_Shapes = list[Shape]
 
 
 def forward_flops(name: str, inputs: Sequence[Any], output: Any, saved: tuple[Any, ...]) -> float:
@@ -46,31 +48,32 @@ def nbytes(values: Iterable[Any]) -> int:
     return sum(int(each.size) * each.itemsize for each in found.values())
 
 
-def _matmul(shapes: list[Any], y: Any, saved: Any) -> int:
+def _matmul(shapes: _Shapes, y: Shape, saved: Any) -> int:
     return 2 * math.prod(y) * int(shapes[0][-1])
 
 
-def _feed_forward(shapes: list[Any], y: Any, saved: Any) -> int:
+def _feed_forward(shapes: _Shapes, y: Shape, saved: Any) -> int:
     x, up, down = shapes[0], shapes[1], shapes[3]
     return 2 * math.prod(x[:-1]) * (math.prod(up) + math.prod(down))
 
 
-def _gated_linear(shapes: list[Any], y: Any, saved: Any) -> int:
+def _gated_linear(shapes: _Shapes, y: Shape, saved: Any) -> int:
     return 4 * math.prod(y) * int(shapes[0][-1])
 
 
-def _einsum(shapes: list[Any], y: Any, saved: Any) -> int:
-    return 2 * math.prod(saved[-1].values()) if len(shapes) > 1 else 0
+def _einsum(shapes: _Shapes, y: Shape, saved: Any) -> int:
+    sizes: dict[Any, int] = saved[-1]
+    return 2 * math.prod(sizes.values()) if len(shapes) > 1 else 0
 
 
-def _attention(shapes: list[Any], y: Any, saved: Any) -> int:
-    q, k = saved[0].shape, saved[1].shape
+def _attention(shapes: _Shapes, y: Shape, saved: Any) -> int:
+    q: Shape = saved[0].shape  # (B, H, Tq, D)
+    queries, keys = q[2], int(saved[1].shape[2])
     options = next(each for each in saved if isinstance(each, AttentionOptions))
-    batch, heads, queries, width = q
-    pairs = queries * k[2]
+    pairs = queries * keys
     if options.sequences is None:  # whose lengths are on the device
-        pairs = _pairs(queries, k[2], options.before, options.after)
-    return 4 * batch * heads * width * pairs
+        pairs = _pairs(queries, keys, options.before, options.after)
+    return 4 * q[0] * q[1] * q[3] * pairs
 
 
 @lru_cache(maxsize=256)
@@ -83,13 +86,13 @@ def _pairs(queries: int, keys: int, before: int, after: int) -> int:
     )
 
 
-def _linear_cross_entropy(shapes: list[Any], y: Any, saved: Any) -> int:
+def _linear_cross_entropy(shapes: _Shapes, y: Shape, saved: Any) -> int:
     x, weight = shapes[0], shapes[1]
     product = 2 * math.prod(x[:-1]) * math.prod(weight)
     return product * (3 if saved and saved[-1] else 1)  # gradients that forward computed
 
 
-_FORWARD: dict[str, Callable[[list[Any], Any, Any], int]] = {
+_FORWARD: dict[str, Callable[[_Shapes, Shape, Any], int]] = {
     "matmul": _matmul,
     "linear": _matmul,
     "linear_gelu": _matmul,
