@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,12 +122,17 @@ def profile(
     folder = _new_folder(out, comm)
     if main and find_spec("matplotlib") is None:
         _log.warning("no pictures: run `pip install 'tensorgrad-cupy[plot]'` to draw them")
-    with _Progress(main) as progress:
-        found = profile_step(
-            settings, device, steps=steps, warmup=warmup, attention=attention,
-            what=tuple(dict.fromkeys(what)), nvtx=nvtx, source=source, comm=comm,
-            progress=progress.show,
-        )  # fmt: skip
+    try:
+        with _Progress(main) as progress:
+            found = profile_step(
+                settings, device, steps=steps, warmup=warmup, attention=attention,
+                what=tuple(dict.fromkeys(what)), nvtx=nvtx, source=source, comm=comm,
+                progress=progress.show,
+            )  # fmt: skip
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()  # nothing was written
+        raise
     written = write_step_profile(found, folder, comm)
     if main:
         print(printable(_report(found, rows)))

@@ -19,6 +19,7 @@ from tensorgrad.dtypes import as_dtype
 from tensorgrad.ops.matmul import product
 
 _CPU_COPY, _GPU_COPY = 1 << 26, 1 << 30  # bytes: more than caches hold
+_CPU_PRODUCT = 1024  # rows and columns of matrices
 _ROUNDS = 5
 
 
@@ -69,10 +70,10 @@ def _bandwidth(device: str) -> float:
 def _product_flops(device: str, name: str) -> float:
     dtype = as_dtype(name)
     xp = backend.namespace_on(device)
-    size = 1024 if xp is np else 8192 if dtype.itemsize == 2 else 4096
+    size = _CPU_PRODUCT if xp is np else 8192 if dtype.itemsize == 2 else 4096
     rng = np.random.default_rng(0)
-    rows = rng.standard_normal((256, size), np.float32)
-    a, b = (xp.asarray(np.tile(rows, (size // 256, 1)), dtype) for _ in range(2))
+    rows = rng.standard_normal((min(256, size), size), np.float32)
+    a, b = (xp.asarray(np.tile(rows, (size // len(rows), 1)), dtype) for _ in range(2))
 
     def multiply() -> Array:
         return product(a, b, dtype)

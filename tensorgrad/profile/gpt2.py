@@ -60,7 +60,7 @@ class StepProfile:
         seconds: of a step without the profiler, the mean of as many steps.
         recording: of the steps with the profiler; None where time was not asked for.
         overlaps: communication of each rank; on rank 0, with several ranks.
-        ceilings: of the device; None where time was not asked for.
+        ceilings: of the device, on rank 0; None where time was not asked for.
         memory: of a full step; None where memory was not asked for.
         memory_forward: of forward alone, without gradients.
     """
@@ -148,9 +148,11 @@ def profile_step(
                 run()
             run.wait()
         recording = profiler.recording
-        progress("ceilings", 0, 1)
-        dtypes = {each.dtype for each in recording.ranges if each.flops}
-        ceilings = measure_ceilings(device, dtypes)
+        ceilings = None
+        if rank == 0:  # which writes the tables
+            progress("ceilings", 0, 1)
+            dtypes = {each.dtype for each in recording.ranges if each.flops}
+            ceilings = measure_ceilings(device, dtypes)
         found = replace(
             *(found,),
             device=recording.device, recording=recording, ceilings=ceilings,

@@ -339,7 +339,7 @@ class MemoryTracker:
         self._alive[id(owner)] = weakref.ref(owner, freed), tracked
 
     def _skip(self, array: Array) -> None:
-        """Remember a buffer that is no op's output, such as a batch: it counts as other."""
+        """Remember a buffer that no op made, such as a batch: it counts as other."""
         owner = _owner(array)
         known = self._alive.get(id(owner))
         if known is None or known[0]() is not owner:

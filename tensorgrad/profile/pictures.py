@@ -48,14 +48,16 @@ def plot_roofline(
         x = [min(low, ridge), ridge, max(high, ridge)]
         y = [ceilings.bandwidth * x[0] / 1e12, peak / 1e12, peak / 1e12]
         roof.plot(x, y, label=f"{dtype}: {peak / 1e12:.3g} TFLOP/s")
-    roof.plot([], [], " ", label=f"copy: {ceilings.bandwidth / 1e9:.3g} GB/s")
+    ridge = max(ceilings.flops.values(), default=1e3 * ceilings.bandwidth) / ceilings.bandwidth
+    slope = [ceilings.bandwidth * x / 1e12 for x in (low, ridge)]
+    roof.plot([low, ridge], slope, "k:", label=f"copy: {ceilings.bandwidth / 1e9:.3g} GB/s")
     longest = max((row.seconds for row in products), default=1.0)
     for number, row in enumerate(products):
         point = row.flops / row.nbytes, row.flops_per_second / 1e12
         roof.scatter(*point, s=20 + 300 * row.seconds / longest, color=f"C{number % 10}", alpha=0.6)
         if number < _MOST_POINTS:
             roof.annotate(
-                _label(row), point, fontsize=7, xytext=(6, -3), textcoords="offset points"
+                _label(row), point, fontsize=7, xytext=(10, -3), textcoords="offset points"
             )
     roof.set(xscale="log", yscale="log", xlabel="FLOPs / byte", ylabel="TFLOP/s")
     roof.set_title("matrix products")

@@ -6,6 +6,7 @@ the end. Tests: tests/profile/test_sources.py, with fakes, and tests/profile/tes
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -170,34 +171,21 @@ def _clock_offset(clock: Callable[[], int]) -> int:
 
 
 def _demangled(name: str) -> str:
-    """Return the name of a kernel in C++, where the demangler of the compiler is there."""
+    """Return the name of a kernel in C++, where the C++ library is there to demangle it."""
     if not name.startswith("_Z"):
         return name
+    status = ctypes.c_int()
     try:
-        from cuda.core.utils import demangle  # type: ignore[attr-defined, unused-ignore]
-
-        return str(demangle(name))
-    except Exception:
-        return _demangle_with_library(name)
-
-
-def _demangle_with_library(name: str) -> str:
-    """Demangle with __cxa_demangle of the C++ library; return the name as it is without it."""
-    import ctypes
-
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-        library.__cxa_demangle.restype = ctypes.c_void_p
-        status = ctypes.c_int()
-        text = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
-        if status.value != 0 or not text:
-            return name
-        found = ctypes.string_at(text).decode()
-        libc = ctypes.CDLL(None)
-        libc.free.argtypes = [ctypes.c_void_p]
-        libc.free(text)
+        demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+        free = ctypes.CDLL(None).free
     except (OSError, AttributeError):
         return name
+    demangle.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    text = demangle(name.encode(), None, None, ctypes.byref(status))
+    if not text:
+        return name
+    found = ctypes.string_at(text).decode()
+    free(text)
     return found
 
 

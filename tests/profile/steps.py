@@ -38,5 +38,5 @@ class Step:
 
 def made(*ranges: Range, kernels: tuple[Kernel, ...] = (), **facts: Any) -> Recording:
     """Return a recording from 0 to the end of the last range or kernel."""
-    end = max(each.end for each in (*ranges, *kernels))
+    end = max([*(each.end for each in ranges), *(each.end for each in kernels)])
     return Recording(ranges, (0, end), kernels, **facts)
