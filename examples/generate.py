@@ -10,19 +10,42 @@ reads prompts from files and interactively.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from cyclopts import App
+
 from tensorgrad import backend
+from tensorgrad.command import command
+from tensorgrad.data import TextStream
 from tensorgrad.models.generation import stream
+from tensorgrad.train.command_line import run_app
 from tensorgrad.train.load import load_gpt2
 
-if __name__ == "__main__":
-    path, prompt = sys.argv[1:]
-    model, tokenizer = load_gpt2(Path(path))
-    model.to(backend.use_device("auto"))
-    print(prompt, end="", flush=True)
-    for (token,) in stream(model, [tokenizer.encode(prompt)], 200, temperature=0.8, top_p=0.95):
+
+def generate(model: Path, prompt: str, /) -> None:
+    """Generate text.
+
+    Args:
+        model: a run, a checkpoint, a Hugging Face folder or a merged file.
+        prompt: text to continue.
+    """
+    gpt2, tokenizer = load_gpt2(model)
+    gpt2.to(backend.use_device("auto"))
+    text = TextStream(tokenizer)
+    print(prompt, end="")
+    for (token,) in stream(gpt2, [tokenizer.encode(prompt)], 200, temperature=0.8, top_p=0.95):
         if token == tokenizer.end_of_text:
             break
-        print(tokenizer.decode([int(token)]), end="", flush=True)
-    print()
+        print(text.add(int(token)), end="", flush=True)
+    print(text.rest())
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    run_app(App(default_command=generate), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

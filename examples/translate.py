@@ -8,11 +8,32 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from cyclopts import App
+
+from tensorgrad.command import command
+from tensorgrad.train.command_line import run_app
 from tensorgrad.train.load import load_translator
 
-if __name__ == "__main__":
-    run, text = sys.argv[1:]
-    translator = load_translator(Path(run))
+
+def translate(run: Path, text: str, /) -> None:
+    """Translate a sentence.
+
+    Args:
+        run: folder of a run of train_translation.py.
+        text: to translate.
+    """
+    translator = load_translator(run)
     print(translator([text], beams=4)[0])
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    run_app(App(default_command=translate), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,6 +13,7 @@ from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.linear import linear as linear_op
 from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy_op
+from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 
 __all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize"]
@@ -33,6 +34,7 @@ class LanguageModel(nn.Module):
         tokens: Embedding(V or more, C).
         blocks: the transformer blocks.
         norm: after the last block.
+        recompute: whether a block saves only its input, and runs again in backward.
         output: Linear(C, V) without bias; None where the head is tied to the token embedding.
         linear, linear_cross_entropy: compute logits and losses from features and the head; tensor
             parallelism replaces these functions where ranks share the head.
@@ -44,6 +46,7 @@ class LanguageModel(nn.Module):
     blocks: nn.ModuleList
     norm: nn.Module
     output: nn.Linear | None = None
+    recompute: bool = False
     linear: Callable[..., Tensor] = staticmethod(linear_op)
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy_op)
 
@@ -113,9 +116,18 @@ class LanguageModel(nn.Module):
         """The device of the parameters."""
         return next(self.parameters()).device
 
+    def run_block(
+        self, number: int, x: Tensor, cache: Cache | None = None, mask: Any = None
+    ) -> Tensor:
+        """Return the output of a block, (B, T, C)."""
+        block = self.blocks[number]
+        if cache is not None:
+            return block(x, mask, cache[number])  # type: ignore[no-any-return]
+        return (checkpoint(block) if self.recompute else block)(x, mask)
+
     def _run_blocks(self, x: Tensor, cache: Cache | None, mask: Any = None) -> Tensor:
-        for number, block in enumerate(self.blocks):
-            x = block(x, mask, None if cache is None else cache[number])
+        for number in range(len(self.blocks)):
+            x = self.run_block(number, x, cache, mask)
         return x
 
     def _checked(self, tokens: Any, cache: Cache | None) -> tuple[Tensor, int]:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.checks import check_integer, check_number
+from tensorgrad.checks import check_between, check_integer
 from tensorgrad.data.pair_loader import IGNORED
 from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
@@ -47,11 +47,7 @@ class TranslationConfig(TransformerLMConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("TranslationConfig", "label_smoothing", self.label_smoothing)
-        if not 0 <= self.label_smoothing <= 1:
-            raise ArgumentError(
-                f"TranslationConfig: label_smoothing is {self.label_smoothing}, expected 0 to 1"
-            )
+        check_between("TranslationConfig", "label_smoothing", self.label_smoothing, 0, 1)
 
 
 class TranslationModel(TransformerLM):
@@ -90,12 +86,10 @@ class TranslationModel(TransformerLM):
         if targets is None:
             return super().finish(x)
         targets = self._fitting(targets, x)
+        x = self.norm(x[:, x.shape[1] - targets.shape[1] :])
+        smoothing = self.config.label_smoothing if self.training else 0.0
         return self.linear_cross_entropy(
-            self.norm(x[:, x.shape[1] - targets.shape[1] :]),
-            self.head(),
-            targets,
-            label_smoothing=self.config.label_smoothing if self.training else 0.0,
-            vocab_size=self.vocab_size,
+            x, self.head(), targets, label_smoothing=smoothing, vocab_size=self.vocab_size
         )
 
     @staticmethod

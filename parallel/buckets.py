@@ -8,12 +8,13 @@ which gradients become ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby, takewhile
 
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.dtypes import compute_dtype
+from tensorgrad.engine import replaced
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.nn import Embedding, Module
 from tensorgrad.optim.flat import Segment
@@ -23,9 +24,7 @@ from tensorgrad.tensor import Tensor
 
 
 def assign_buckets(
-    parameters: Mapping[str, Tensor],
-    megabytes: float | None,
-    at_end: Collection[str] = (),
+    parameters: Mapping[str, Tensor], megabytes: float | None, at_end: Collection[str] = ()
 ) -> dict[str, int]:
     """Return the number of each parameter's bucket; the last parameters are in bucket 0.
 
@@ -96,14 +95,9 @@ class Buckets:
             for name in names:
                 on_grad_ready(parameters[name], self._hook(missing, name))
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """Send nothing in this context, because more gradients will be added."""
-        before, self._holds = self._holds, True
-        try:
-            yield
-        finally:
-            self._holds = before
+        return replaced(self, _holds=True)
 
     def finish(self) -> None:
         """Send the buckets with missing gradients too, and wait for all of them."""

@@ -26,6 +26,7 @@ from tensorgrad import backend, random
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, as_dtype
+from tensorgrad.engine import replaced
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.nn import Module
@@ -292,17 +293,14 @@ class Pipeline(NestedRanks):
 
     def _run_blocks(self, part: int, x: Tensor, cache: Any = None) -> Tensor:
         for number in self.parts[part]:
-            x = self._model.blocks[number](x, cache=None if cache is None else cache[number])
+            x = self._model.run_block(number, x, cache)
         return x
 
     def _run_part(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
         """Run a part forward, on the activation `x` or, for the first part, on the tokens."""
         given = None if x is None else Tensor(x, requires_grad=True)
-        self._now = part, given
-        try:
+        with replaced(self, _now=(part, given)):
             return _PartPass(given, loss(*batch))
-        finally:
-            self._now = None
 
     def _dry_run(self, loss: Loss, batch: Batch) -> list[_Output]:
         """Return the outputs of all parts for such a batch; the first time, run it with zeros."""

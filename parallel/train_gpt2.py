@@ -104,17 +104,16 @@ class ParallelSettings(GPT2Settings):
 
     def _check_batch(self, mesh: Mesh) -> None:
         """Raise ArgumentError unless a batch divides into micro-batches of equal size."""
-        if mesh.pp == 1:
-            return
         if self.batch % mesh.dp:
             raise ArgumentError(
-                f"--batch: got {self.batch}, expected a multiple of the {mesh.dp} pipelines"
+                f"--batch: got {self.batch}, expected a multiple of the {mesh.dp} data parallel "
+                "ranks"
             )
         rows = self.batch // mesh.dp
         if rows % self.micro_batches:
             raise ArgumentError(
                 f"--micro-batches: got {self.micro_batches}, expected a divisor of the {rows} "
-                "sequences of a pipeline"
+                "sequences of a data parallel rank"
             )
 
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import promoted
@@ -25,9 +24,8 @@ from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.cross_entropy import Options, Scale, rescale
-from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
-from tensorgrad.ops.linear_cross_entropy import check_shapes, rows_at_a_time
+from tensorgrad.ops.linear_cross_entropy import loss_operands, rows_at_a_time
 from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.tensor import Tensor
@@ -71,18 +69,13 @@ def vocabulary_parallel_cross_entropy(
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     op = "vocabulary_parallel_cross_entropy"
-    x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
-    if mode.autocast is not None:
-        x, weight = cast_operands(x, weight)
-    targets = integer_array(op, "targets", targets)
-    arrays = (x.data, weight.data, targets)
-    backend.same_device(op, ("x", "weight", "targets"), arrays)
-    classes = check_shapes(op, arrays[:2], targets, vocab_size, comm.size)
+    x, weight, targets, classes = loss_operands(op, x, weight, targets, vocab_size, comm.size)
+    arrays = (x.data, weight.data)
     options = Options(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     if reduction == "none":
         raise ArgumentError(f"{op}: reduction is 'none', expected 'mean' or 'sum'")
-    dtype = promoted(op, ("x", "weight"), arrays[:2])
+    dtype = promoted(op, ("x", "weight"), arrays)
     wide = compute_dtype(dtype)
     chunk = rows_at_a_time(op, chunk, len(weight.data) * wide.itemsize, is_numpy(targets))
     if is_numpy(targets):
@@ -93,15 +86,13 @@ def vocabulary_parallel_cross_entropy(
     if reduction == "mean":
         divisor = backend.namespace(counted).maximum(counted.sum(), 1).astype(wide)
     ids = targets.reshape(-1)
-    inputs = _LossInputs(
-        comm, x.data, weight.data, ids, classes, options, counted, divisor, dtype, chunk
-    )
+    inputs = _LossInputs(comm, *arrays, ids, classes, options, counted, divisor, dtype, chunk)
     wants = [mode.grad_enabled and tensor.requires_grad for tensor in (x, weight)]
     losses, gradients = _losses_and_gradients(inputs, wants)
     loss = losses.sum() if divisor is None else losses.sum() / divisor
     if divisor is not None and not losses.size:
         loss = backend.namespace(losses).full_like(loss, np.nan)  # the mean of no rows
-    saved = (*arrays[:2], inputs, [gradients])
+    saved = (*arrays, inputs, [gradients])
     return record(op, loss, (x, weight), _backward, saved)
 
 

@@ -94,8 +94,7 @@ class Zero(DataParallel):
         Raises:
             CommError: they are not.
         """
-        self._comm.agree("train", {"step": step, **(facts or {})})
-        broadcast_parameters(self._others, self._comm)
+        super().begin(step, self._others, facts)
         self.after_step()  # the shards may come from a checkpoint
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from tensorgrad import engine
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import stand_in
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, float16, float64, is_float
-from tensorgrad.engine import mode
+from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import DtypeError
 from tensorgrad.tensor import Tensor
 
@@ -40,12 +40,8 @@ def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[No
     target = as_dtype(dtype)
     if target not in (bfloat16, float16):
         raise DtypeError(f"autocast: dtype is {target}, expected bfloat16 or float16")
-    before = mode.autocast
-    mode.autocast = Casts(target) if enabled else None
-    try:
+    with replaced(mode, autocast=Casts(target) if enabled else None):
         yield
-    finally:
-        mode.autocast = before
 
 
 class Casts:

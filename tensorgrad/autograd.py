@@ -19,18 +19,12 @@ from tensorgrad import ranges
 from tensorgrad.arrays import cast
 from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_function
-from tensorgrad.engine import Backward, Node, Output, edge_of, gradients, leaves, mode
+from tensorgrad.engine import Backward, Node, Output, edge_of, gradients, leaves, mode, replaced
 from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "grad",
-    "no_grad",
-    "on_grad_ready",
-    "record",
-    "value_and_grad",
-]
+__all__ = ["grad", "no_grad", "on_grad_ready", "record", "value_and_grad"]
 
 _NDARRAY = np.ndarray
 
@@ -170,12 +164,8 @@ def value_and_grad(
                             "are not supported")  # fmt: skip
         places = [_argument(i, len(args)) for i in wanted]
         leaves = {i: Tensor(tensor_of("grad", f"argument {i}", args[i]).data, True) for i in places}
-        mode.inside_grad, before = True, mode.grad_enabled
-        mode.grad_enabled = True
-        try:
+        with replaced(mode, inside_grad=True, grad_enabled=True):
             y = f(*[leaves.get(i, arg) for i, arg in enumerate(args)], **kwargs)
-        finally:
-            mode.inside_grad, mode.grad_enabled = False, before
         if not isinstance(y, Tensor) or y.data.size != 1:
             got = f"shape {y.shape}" if isinstance(y, Tensor) else type(y).__name__
             raise GradError(f"grad: the function returned {got}, expected a scalar tensor")

@@ -277,19 +277,18 @@ def parallel_blocks(
     BLAS spend most of their time waiting for each other: so BLAS is limited to one thread, and
     where that is not possible, all blocks run in this thread, with the threads of BLAS.
     """
-    if multiplies:
-        with _single_threaded_blas() as single:
-            if single:
-                parallel_blocks(function, length, block)
-                return
-            for start in range(0, length, block):
-                function(slice(start, min(start + block, length)))
-        return
 
     def run(begin: int, end: int) -> None:
         for start in range(begin, end, block):
             function(slice(start, min(start + block, end)))
 
+    if multiplies:
+        with _single_threaded_blas() as single:
+            if single:
+                parallel_blocks(function, length, block)
+            else:
+                run(0, length)
+        return
     workers = min(threads(), -(-length // block))
     pool = _pool(os.getpid()) if workers > 1 else None
     if pool is None:

@@ -148,6 +148,13 @@ def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
         raise ArgumentError(f"{op}: {name} is {value}, expected a {limits}")
 
 
+def check_between(op: str, name: str, value: Any, low: float, high: float) -> None:
+    """Raise ArgumentError unless low <= value <= high."""
+    check_number(op, name, value)
+    if not low <= value <= high:
+        raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high}")
+
+
 def probability(op: str, name: str, value: Any) -> float:
     """Return the value, which must lie in [0, 1)."""
     check_number(op, name, value)

@@ -13,30 +13,10 @@ import numpy as np
 from tensorgrad.errors import DtypeError
 
 __all__ = [
-    "ALL",
-    "FLOATS",
-    "INTEGERS",
-    "SCALARS",
-    "Dtype",
-    "DtypeLike",
-    "as_dtype",
-    "bfloat16",
-    "bool_",
-    "c_name",
-    "compute_dtype",
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "is_float",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-]
+    "ALL", "FLOATS", "INTEGERS", "SCALARS", "Dtype", "DtypeLike", "as_dtype", "bfloat16", "bool_",
+    "c_name", "compute_dtype", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
+    "is_float", "uint8", "uint16", "uint32", "uint64",
+]  # fmt: skip
 
 Dtype = np.dtype
 DtypeLike = str | type | np.dtype

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,15 +22,7 @@ import numpy as np
 from tensorgrad import ranges
 from tensorgrad.accumulation import Into, into
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
-from tensorgrad.backend import (
-    Array,
-    Shape,
-    add_into,
-    byte_bounds,
-    is_array,
-    namespace,
-    same_device,
-)
+from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import DtypeError, GradError, ShapeError
@@ -52,6 +44,19 @@ class _Mode(threading.local):
 
 
 mode = _Mode()
+
+
+@contextmanager
+def replaced(target: object, **values: object) -> Iterator[None]:
+    """Set attributes of an object in the `with` block, and restore them after it."""
+    before = {name: getattr(target, name) for name in values}
+    for name, value in values.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
 
 
 class Node:

@@ -18,6 +18,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32, float64, uint64
 from tensorgrad.kernels.random import Key, fill, keep_threshold
+from tensorgrad.special import polynomial
 
 _PIECE = 8192  # elements that NumPy's temporaries hold: a few of them stay in the L2 cache
 _BLOCK = 65536  # elements for which a bit generator is set up
@@ -145,11 +146,7 @@ def _fill_below(y: Array, key: Key, bits: int, kernel: str, probability: float) 
 
 
 def _fill(
-    y: Array,
-    key: Key,
-    lanes: int,
-    transform: Callable[[Array, Array], Any],
-    piece: int = _PIECE,
+    y: Array, key: Key, lanes: int, transform: Callable[[Array, Array], Any], piece: int = _PIECE
 ) -> None:
     """Call transform(words, out) on pieces of y; `lanes` elements come from a word of 64 bits."""
     flat = y.reshape(-1)
@@ -188,8 +185,8 @@ def _normal_quantile(q: Array) -> Array:
     for start in range(0, q.size, _PIECE):
         piece = q[start : start + _PIECE]
         inside = 0.180625 - piece * piece  # 0.425^2 - q^2
-        ratio = _polynomial(inside, _A)
-        ratio /= _polynomial(inside, _B)
+        ratio = polynomial(_A, inside)
+        ratio /= polynomial(_B, inside)
         np.multiply(piece, ratio, out=y[start : start + _PIECE])
     far = np.flatnonzero(q * q > 0.180625)
     y[far] = _tail_quantile(q[far])
@@ -198,9 +195,9 @@ def _normal_quantile(q: Array) -> Array:
 
 def _tail_quantile(q: Array) -> Array:
     r = np.sqrt(-_log(0.5 - np.abs(q)))
-    y = _polynomial(r - 1.6, _C) / _polynomial(r - 1.6, _D)
+    y = polynomial(_C, r - 1.6) / polynomial(_D, r - 1.6)
     if (r > 5).any():
-        y = np.where(r <= 5, y, _polynomial(r - 5, _E) / _polynomial(r - 5, _F))
+        y = np.where(r <= 5, y, polynomial(_E, r - 5) / polynomial(_F, r - 5))
     return np.copysign(y, q)
 
 
@@ -221,17 +218,7 @@ def _log(x: Array) -> Array:
     e = exponent.astype(float64)
     s = (m - 1) / (m + 1)
     z = s * s
-    return e * _LOG2_HIGH + (2 * s + (s * (z * _polynomial(z, _ATANH)) + e * _LOG2_LOW))
-
-
-def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
-    """Return c[0] * x^n + ... + c[n]."""
-    y = x * coefficients[0]
-    for c in coefficients[1:-1]:
-        y += c
-        y *= x
-    y += coefficients[-1]
-    return y
+    return e * LOG2_HIGH + (2 * s + (s * (z * polynomial(_ATANH, z)) + e * LOG2_LOW))
 
 
 def _multiply_high(a: Array, b: np.uint64) -> Array:
@@ -257,7 +244,7 @@ def _largest_below(high: float, low: float, dtype: Dtype) -> float:
 
 
 _SQRT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
-_LOG2_HIGH, _LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+LOG2_HIGH, LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _ATANH = tuple([2 / k for k in range(21, 2, -2)])
 # Numerator and denominator near 0, in the tails and far out, highest power first.
 _A = (2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4,

@@ -18,7 +18,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import Casts
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
-from tensorgrad.engine import Edge, Node, mode
+from tensorgrad.engine import Edge, Node, mode, replaced
 from tensorgrad.errors import GradError
 from tensorgrad.tensor import Tensor
 
@@ -93,13 +93,12 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 @contextmanager
 def _same_conditions(call: _Call) -> Iterator[None]:
     """Restore the conditions of forward: recording, autocast and random state."""
-    before, state = (mode.grad_enabled, mode.autocast), random.get_state()
-    mode.grad_enabled, mode.autocast = True, call.autocast
+    state = random.get_state()
     random.set_state(call.random)
     try:
-        yield
+        with replaced(mode, grad_enabled=True, autocast=call.autocast):
+            yield
     finally:
-        mode.grad_enabled, mode.autocast = before
         random.set_state(state)
 
 

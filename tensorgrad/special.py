@@ -8,6 +8,7 @@ the table by themselves accept integers too, which they convert to floats first.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,28 +26,14 @@ _ERF_TAYLOR = [
 # u = 1.5849... * t - 0.32075..., t = (x - 2.5) / (x + 2.5), which runs over [-1, 1]: interpolated
 # at the 21 Chebyshev points
 _ERFC_POLYNOMIAL = [
-    1.4756382738292506e-12,
-    -2.3584241685963065e-11,
-    -5.118545041705333e-11,
-    2.871763047543469e-10,
-    8.227710008659648e-10,
-    -2.2372941366045047e-09,
-    -1.0240367644633848e-08,
-    1.6740191803069427e-08,
-    1.2028148186453867e-07,
-    -1.7087890218781025e-07,
-    -1.4524904057797915e-06,
-    3.0296892220328056e-06,
-    1.7319807673508482e-05,
-    -7.630787935971998e-05,
-    -9.722071649451366e-05,
-    0.0018422609174446587,
-    -0.00831764276886486,
-    0.02290001241289514,
-    -0.042026684310127,
-    0.043448024432760315,
-    0.5461260092804002,
-]
+    1.4756382738292506e-12, -2.3584241685963065e-11, -5.118545041705333e-11,
+    2.871763047543469e-10, 8.227710008659648e-10, -2.2372941366045047e-09,
+    -1.0240367644633848e-08, 1.6740191803069427e-08, 1.2028148186453867e-07,
+    -1.7087890218781025e-07, -1.4524904057797915e-06, 3.0296892220328056e-06,
+    1.7319807673508482e-05, -7.630787935971998e-05, -9.722071649451366e-05,
+    0.0018422609174446587, -0.00831764276886486, 0.02290001241289514,
+    -0.042026684310127, 0.043448024432760315, 0.5461260092804002,
+]  # fmt: skip
 _HALVES = (float16, bfloat16)
 _NUMBERS = (bool, int, float)  # each holds those before it
 _GELU_SCALE = 2 * math.sqrt(2 / math.pi)
@@ -83,10 +70,10 @@ def _erf_parts(x: Values) -> tuple[Values, Values, Values]:
     """Return |x|, erf(|x|) that holds up to 1, and erfc(|x|) that holds from there on."""
     size = np.minimum(np.abs(x * 1.0), 27.5)  # abs alone leaves the least integer negative
     square = size * size
-    near = _polynomial(_ERF_TAYLOR, np.minimum(square, 1.0)) * size
+    near = polynomial(_ERF_TAYLOR, np.minimum(square, 1.0)) * size
     t = np.maximum(size, 1.0)
     far = (t - 2.5) / (t + 2.5)
-    far = _polynomial(_ERFC_POLYNOMIAL, 1.5849056603773586 * far + -0.32075471698113206)
+    far = polynomial(_ERFC_POLYNOMIAL, 1.5849056603773586 * far + -0.32075471698113206)
     far *= np.exp(-square)
     far /= t
     return size, near, far
@@ -143,11 +130,7 @@ def gelu_tanh(x: Values) -> Values:
     (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
     """
     with np.errstate(over="ignore"):  # as in `sigmoid`
-        t = x * x
-        t *= -_GELU_SCALE * _GELU_CUBE
-        t -= _GELU_SCALE
-        t *= x
-        t = np.exp(t)
+        t = _exp_minus_2u(x)
     t += 1
     y: Values = x / t
     return y
@@ -157,11 +140,7 @@ def gelu_tanh_derivative(x: Values) -> Values:
     """Return the derivative of `gelu_tanh`, s + x * s * (1 - s) * 2u', s = sigmoid(2 u)."""
     bound = 10.0 if x.dtype == np.float32 else 21.0  # exp overflows farther out
     x = np.clip(x, -bound, bound)
-    t = x * x
-    t *= -_GELU_SCALE * _GELU_CUBE
-    t -= _GELU_SCALE
-    t *= x
-    t = np.exp(t)
+    t = _exp_minus_2u(x)
     y: Values = 1 / (1 + t)
     t *= y  # 1 - y, with its digits
     t *= x
@@ -174,7 +153,17 @@ def gelu_tanh_derivative(x: Values) -> Values:
     return y
 
 
-def _polynomial(coefficients: list[float], x: Values) -> Values:
+def _exp_minus_2u(x: Values) -> Values:
+    """Return exp(-2 u), u as in `gelu_tanh`."""
+    t = x * x
+    t *= -_GELU_SCALE * _GELU_CUBE
+    t -= _GELU_SCALE
+    t *= x
+    y: Values = np.exp(t)
+    return y
+
+
+def polynomial(coefficients: Sequence[float], x: Values) -> Values:
     """Return the polynomial with these coefficients, highest power first."""
     y: Values = x * coefficients[0]
     for coefficient in coefficients[1:-1]:

@@ -387,12 +387,5 @@ class Tensor:
         return shape.squeeze(self, axis)
 
 
-from tensorgrad.ops import (  # noqa: E402  last: they import Tensor from here
-    elementwise,
-    indexing,
-    matmul,
-    numpy_functions,
-    reduce,
-    shape,
-    sorting,
-)
+# Last, because they import Tensor from here.
+from tensorgrad.ops import elementwise, indexing, matmul, numpy_functions, reduce, shape, sorting  # noqa: E402

@@ -22,12 +22,7 @@ from tensorgrad.readers import open_regular
 
 _SUM = "crc32"  # the header entry with the checksum of the rest of the file
 
-__all__ = [
-    "ArrayFile",
-    "load_arrays",
-    "load_metadata",
-    "save_arrays",
-]
+__all__ = ["ArrayFile", "load_arrays", "load_metadata", "save_arrays"]
 
 
 def save_arrays(

@@ -25,8 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "training on one or many ranks": ("train", "parallel"),
     "instruments": ("profile",),
     "the package": ("",),
-    "the program": ("cli", "__main__"),
-    "programs": ("examples",),
+    "programs": ("cli", "__main__", "examples"),
 }
 PICTURE = ROOT / "docs" / "layers.svg"
 

@@ -70,12 +70,7 @@ def run_ranks(
     program = [str(target)] if str(target).endswith(".py") else ["-m", str(target)]
     command = [*launcher, "-n", str(n), sys.executable, *program, *map(str, args)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    variables = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": path,
-        **(env or {}),
-    }
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(env or {})}
     variables.pop("PYTHONUNBUFFERED", None)  # it parts lines from their ends, for others to come in
     process = subprocess.Popen(
         command,

@@ -127,7 +127,7 @@ def test_characters_that_the_output_cannot_take_are_escaped(
     assert printable("für") == r"f\xfcr"
 
 
-PROGRAM = f"{sys.executable} -m tensorgrad.parallel.planning.plan --model gpt2-124M"
+PROGRAM = f"{sys.executable} -m tensorgrad plan --preset gpt2-124M"
 
 
 @pytest.mark.parametrize(

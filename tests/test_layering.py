@@ -12,7 +12,7 @@ import pytest
 from tests.layers import LAYERS, PICTURE, layer_of, picture
 from tests.source_tree import ROOT, Source, examples, imports, library, module_names
 
-RUN_TIME = {"numpy", "ml_dtypes", "tqdm", "safetensors", "tokenizers"}
+RUN_TIME = {"numpy", "ml_dtypes", "tqdm", "safetensors", "tokenizers", "cyclopts"}
 ONLY_IN = {
     "mpi4py": {"tensorgrad.parallel.comm.mpi_nccl"},
     "cupy.cuda.nccl": {"tensorgrad.parallel.comm.mpi_nccl"},
@@ -267,7 +267,7 @@ def test_the_library_prints_nothing() -> None:
 
 
 def _is_command(source: Source) -> bool:
-    return any(
+    return source.module.startswith("tensorgrad.cli") or any(
         isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
         for node in source.tree.body
     )

@@ -60,12 +60,7 @@ def python(*args: str, cwd: Path, paths: Sequence[Path] = ()) -> subprocess.Comp
     if paths:
         variables["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     return subprocess.run(
-        [sys.executable, *args],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
+        [sys.executable, *args], cwd=cwd, env=variables, capture_output=True, text=True, timeout=240
     )
 
 
@@ -184,7 +179,9 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
         for line in metadata.splitlines()
         if line.startswith("Requires-Dist:") and "extra ==" not in line
     ]
-    assert sorted(always) == ["ml-dtypes", "numpy", "safetensors", "tokenizers", "tqdm"]
+    assert sorted(always) == [
+        "cyclopts", "ml-dtypes", "numpy", "pyyaml", "safetensors", "tokenizers", "tqdm",
+    ]  # fmt: skip
     assert wheel.name.startswith(f"tensorgrad_cupy-{tensorgrad.__version__}-")
     assert "\nName: tensorgrad-cupy\n" in metadata
     assert f"\nVersion: {tensorgrad.__version__}\n" in metadata

@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tests.source_tree import ROOT, module_names
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
-PROGRAM = r"((?:[A-Z_]+=\S+ |taskset \S+ \S+ )*(?:python|mpirun) {})"
+PROGRAM = r"((?:[A-Z_]+=\S+ |taskset \S+ \S+ )*(?:python|mpirun|tensorgrad) {})"
 INDENTED = re.compile("^ {4}" + PROGRAM.format(".+$"), re.MULTILINE)
 QUOTED = re.compile("`" + PROGRAM.format("[^`]+") + "`")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -185,9 +185,12 @@ def is_path(word: str) -> bool:
 
 def unknown_options(parts: list[str]) -> Iterator[str]:
     """Yield the options that a program of this repository does not have."""
-    ours = re.compile(r"examples/.+\.py|(tensorgrad|examples)\..+")
+    ours = re.compile(r"examples/.+\.py|(tensorgrad|examples)\..+|tensorgrad")
     place = next((i for i, word in enumerate(parts) if ours.fullmatch(word)), len(parts))
     program = parts[place - 1 : place + 1] if "-m" in parts[:place] else parts[place : place + 1]
+    if program == ["tensorgrad"]:
+        words = takewhile(lambda word: re.fullmatch("[a-z0-9]+", word), parts[place + 1 :])
+        program = ["-m", *program, *islice(words, 2 if parts[place + 1] == "train" else 1)]
     for word in parts[place + 1 :]:
         option = re.escape(word.partition("=")[0])
         if word.startswith("--") and not re.search(
@@ -201,7 +204,7 @@ def help_of(*program: str) -> str:
     return subprocess.run(
         [sys.executable, *program, "--help"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -31,7 +31,7 @@ from examples.bench.torch_transformer_lm import transformer_lm
 from tensorgrad import backend
 from tensorgrad.command import command
 from tensorgrad.data.pair_loader import PairBatch
-from tensorgrad.train.config import read_command_line
+from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.translation import TranslationRun, TranslationSettings
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import check_integer, check_number
+from tensorgrad.checks import check_between, check_integer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import check_tokens, checked_prompts
 from tensorgrad.models.transformer_lm import TransformerLM
@@ -33,12 +33,7 @@ LARGEST_PENALTY = 10  # larger exponents overflow for long sequences
 
 
 def greedy_search(
-    model: TransformerLM,
-    prompts: Prompts,
-    end: int,
-    max_new_tokens: int,
-    *,
-    use_cache: bool = True,
+    model: TransformerLM, prompts: Prompts, end: int, max_new_tokens: int, *, use_cache: bool = True
 ) -> list[list[int]]:
     """Return the tokens after each prompt, each the most likely one, up to the token `end`.
 
@@ -105,11 +100,7 @@ def beam_search(
     Source: Wu et al. 2016, arXiv:1609.08144, section 7, eq. 14.
     """
     check_integer("beam_search", "beams", beams, 1)
-    check_number("beam_search", "length_penalty", length_penalty)
-    if not 0 <= length_penalty <= LARGEST_PENALTY:
-        raise ArgumentError(
-            f"beam_search: length_penalty is {length_penalty}, expected 0 to {LARGEST_PENALTY}"
-        )
+    check_between("beam_search", "length_penalty", length_penalty, 0, LARGEST_PENALTY)
     prompts = _checked(model, prompts, end, max_new_tokens)
     if not prompts:
         return []

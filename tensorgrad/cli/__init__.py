@@ -17,7 +17,7 @@ from tensorgrad import __version__
 from tensorgrad.command import command
 from tensorgrad.errors import TensorgradError
 from tensorgrad.parallel.comm.launch import launched_ranks
-from tensorgrad.train.command_line import read_config, run_app
+from tensorgrad.train.command_line import STYLE, run_app
 
 # The commands, with the first line of their help, so that --help imports none of them.
 COMMANDS = {
@@ -35,8 +35,7 @@ app = App(
     name="tensorgrad",
     help="Train, run, measure and compare language models with tensorgrad.",
     version=__version__,
-    config=read_config,
-    default_parameter=None,
+    **STYLE,
 )
 for _name, _help in COMMANDS.items():
     app.command(f"tensorgrad.cli.{_name}:{_name}", name=_name, help=_help)

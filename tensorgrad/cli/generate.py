@@ -48,7 +48,7 @@ class Options:
     top_p: float = 0.95
     repetition_penalty: float = 1.0
     seed: int = 0
-    stop: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ()
+    stop: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
     ignore_end: Annotated[bool, Parameter(negative=())] = False
     batch: int = 32
 
@@ -66,7 +66,7 @@ def generate(
     prompt: str | None = None,
     /,
     *,
-    prompts: Path | None = None,
+    prompts: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     checkpoint: Literal["best", "last"] = "best",
     tokenizer: Path | None = None,
     options: Options = Options(),

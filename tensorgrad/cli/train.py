@@ -13,7 +13,7 @@ from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.mesh import make_mesh
 from tensorgrad.parallel.train_gpt2 import ParallelSettings, train_on_ranks
 from tensorgrad.train import gpt2, sentiment, translation
-from tensorgrad.train.command_line import read_config, training_command
+from tensorgrad.train.command_line import STYLE, training_command
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.loop import Outcome
 from tensorgrad.train.ranks import OneProcess
@@ -53,9 +53,9 @@ train_gpt2 = training_command(ParallelSettings, _train_gpt2)
 train = App(
     name="train",
     help="Train a model; without the name of a task, a GPT-2.",
-    config=read_config,
     default_command=train_gpt2,
     version_flags=(),
+    **STYLE,
 )
 train.command(train_gpt2, name="gpt2", help="Train a GPT-2 on text, on one or several ranks.")
 train.command(

@@ -53,6 +53,27 @@ class Corpus:
     train: TokenFile
     validation: TokenFile
 
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Copy tokenizer.json, train.npy and validation.npy into a folder, for `open_prepared`.
+
+        Raises:
+            ArgumentError: the folder has one of these files.
+            DataError: a file cannot be written.
+        """
+        target = Path(folder)
+        for name in _FILES:
+            if (target / name).exists():
+                raise ArgumentError(f"save: {target / name} exists, expected a folder without it")
+        try:
+            make_folder(target)
+            for name in _FILES:
+                with replacing(target / name) as file, open_regular(self.folder / name) as source:
+                    shutil.copyfileobj(source, file, _CHUNK)
+        except OSError as error:
+            raise DataError(
+                f"save: cannot write {error.filename or target}: {error.strerror}"
+            ) from error
+
 
 def prepare(
     source: str | os.PathLike[str],
@@ -135,6 +156,31 @@ def prepare(
     return corpus
 
 
+def is_prepared(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder has the files of `open_prepared`."""
+    return all(Path(folder, name).is_file() for name in _FILES)
+
+
+def open_prepared(
+    folder: str | os.PathLike[str], progress: ProgressCallback | None = None
+) -> Corpus:
+    """Open a corpus that is ready: tokenizer.json, train.npy and validation.npy in a folder.
+
+    `Corpus.save` and the cache of `prepare` make such folders; the files may be anyone's.
+
+    Args:
+        folder: with the three files; the tokens are uint16 or uint32, with one axis.
+        progress: as for `prepare`, with the stage "checking".
+    Raises:
+        DataError: a file is missing or damaged, or a token is outside the vocabulary.
+    """
+    folder = Path(folder)
+    for name in _FILES:
+        if not (folder / name).is_file():
+            raise DataError(f"open_prepared: {folder / name} is missing, expected a file")
+    return _corpus(folder, _sums(folder, progress))
+
+
 def _find(
     folder: Path, settings: Mapping[str, Any], progress: ProgressCallback | None
 ) -> tuple[Corpus | None, DataError | None]:
@@ -161,12 +207,17 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback 
             raise DataError(
                 f"prepare: {folder / name} is damaged: it has another SHA-256 than {_FACTS} says"
             )
+    return _corpus(folder, found)
+
+
+def _corpus(folder: Path, sums: Mapping[str, str]) -> Corpus:
+    """Return the corpus in files whose SHA-256 are known."""
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     train, validation = (
         TokenFile.open(folder / name, tokenizer.vocab_size)
         for name in ("train.npy", "validation.npy")
     )
-    whole = hashlib.sha256(b"".join(map(bytes.fromhex, found.values())))
+    whole = hashlib.sha256(b"".join(map(bytes.fromhex, sums.values())))
     return Corpus(folder, whole.hexdigest(), tokenizer, train, validation)
 
 

@@ -36,10 +36,7 @@ _STDLIB_SKIPPED = {
 
 
 def documents(
-    source: str | os.PathLike[str],
-    *,
-    suffixes: Sequence[str] = SUFFIXES,
-    column: str | None = None,
+    source: str | os.PathLike[str], *, suffixes: Sequence[str] = SUFFIXES, column: str | None = None
 ) -> Iterator[str]:
     """Yield the documents of a source, always in the same order.
 
@@ -74,10 +71,7 @@ def documents(
 
 
 def fingerprint(
-    source: str | os.PathLike[str],
-    *,
-    suffixes: Sequence[str] = SUFFIXES,
-    column: str | None = None,
+    source: str | os.PathLike[str], *, suffixes: Sequence[str] = SUFFIXES, column: str | None = None
 ) -> str:
     """Return a text that changes when the source does: for files, when a size or a time does.
 

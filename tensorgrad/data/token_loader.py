@@ -81,12 +81,8 @@ class TokenLoader:
                 f"TokenLoader: tokens has {array.size:,} tokens, expected {context + 1:,} or more "
                 f"(context {context:,} and the token after it)"
             )
-        self._tokens = array
-        self._batch = batch
-        self._context = context
-        self._seed = seed
-        self._rank = rank
-        self._ranks = ranks
+        self._tokens, self._batch, self._context = array, batch, context
+        self._seed, self._rank, self._ranks = seed, rank, ranks
         # With one window less than fits, the windows can be shifted by `context` or more.
         self.windows = max(1, (array.size - 1) // context - 1)
         self._offsets = array.size - self.windows * context

@@ -1,7 +1,13 @@
 """Neural-network layers, and the base class to write them with."""
 
 from tensorgrad.nn import functional, init
-from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
+from tensorgrad.nn.attention import (
+    ATTENTION_KERNELS,
+    KeyValueCache,
+    MultiHeadAttention,
+    RotaryEmbedding,
+    use_attention,
+)
 from tensorgrad.nn.container import ModuleList, Sequential
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.embedding import Embedding
@@ -11,6 +17,7 @@ from tensorgrad.nn.norm import LayerNorm, RMSNorm
 from tensorgrad.nn.transformer import FeedForward, SwiGLU, TransformerBlock
 
 __all__ = [
+    "ATTENTION_KERNELS",
     "Dropout",
     "Embedding",
     "FeedForward",
@@ -29,4 +36,5 @@ __all__ = [
     "evaluating",
     "functional",
     "init",
+    "use_attention",
 ]

@@ -15,6 +15,7 @@ from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.attention import attention, attention_packed
+from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.creation import empty
 from tensorgrad.ops.decode import attend
 from tensorgrad.ops.rotary import rotary as rotary_op
@@ -48,9 +49,7 @@ class RotaryEmbedding(Module):
             raise ArgumentError(f"RotaryEmbedding: base is {base}, expected a number above 0")
         if width < 2 or width % 2:
             raise ArgumentError(f"RotaryEmbedding: width is {width}, expected an even number")
-        self.width = width
-        self.base = base
-        self.interleaved = interleaved
+        self.width, self.base, self.interleaved = width, base, interleaved
         self._last: tuple[tuple[Any, ...], Array, Array] | None = None
         self._table: tuple[tuple[Any, ...], Array, Array] | None = None
 
@@ -200,6 +199,7 @@ class MultiHeadAttention(Module):
     Attributes:
         qkv: Linear(C, (H + 2 * kv_heads) * D): the queries of all heads, then keys, then values.
         proj: Linear(C, C).
+        kernel: how attention without a cache is computed, see `use_attention`.
     Raises:
         ArgumentError: a size is below 1 or does not divide as above, or dropout is outside [0, 1).
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2.
@@ -237,6 +237,7 @@ class MultiHeadAttention(Module):
         self.proj = Linear(width, width, bias)
         self.rotary = rotary
         self.window = window
+        self.kernel = "flash"
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
         """Return the attention of x, (B, T, C).
@@ -257,7 +258,14 @@ class MultiHeadAttention(Module):
                 start = cache.lengths[:, None]
             qkv = self.rotary(each, start, self.heads + self.kv_heads).reshape(qkv.shape)
         dropout = self.dropout if self.training else 0.0
-        if cache is None:
+        if cache is None and self.kernel != "flash":
+            each = qkv.reshape(batch, length, parts, width // parts)
+            y = attention_unfused(
+                *self._heads(each), mask, self.causal,
+                dropout=dropout, window=self.window, fused_softmax=self.kernel == "fused-softmax",
+            )  # fmt: skip
+            y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
+        elif cache is None:
             y = attention_packed(
                 qkv, self.heads, self.kv_heads, mask, self.causal,
                 dropout=dropout, window=self.window,
@@ -269,14 +277,16 @@ class MultiHeadAttention(Module):
             y = Tensor(attend(newest, keys, values, cache.lengths, self.window)[:, None])
         else:
             each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
-            q, k, v = split(
-                each.swapaxes(1, 2), [self.heads, self.heads + self.kv_heads], axis=1
-            )  # (B, H, T, D) and twice (B, kv_heads, T, D)
+            q, k, v = self._heads(each)
             k, v = cache.append(k, v)  # (B, kv_heads, S, D), S the steps so far
             y = attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
             y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
         result: Tensor = self.proj(y)  # y is (B, T, H D) in each case
         return result
+
+    def _heads(self, parts: Tensor) -> list[Tensor]:
+        """Return (B, H, T, D) and twice (B, kv_heads, T, D) of (B, T, H + 2 kv_heads, D)."""
+        return split(parts.swapaxes(1, 2), [self.heads, self.heads + self.kv_heads], axis=1)
 
     def new_cache(self, batch: int, steps: int) -> KeyValueCache:
         """Return an empty cache for `batch` sequences of up to `steps` steps."""
@@ -290,3 +300,24 @@ class MultiHeadAttention(Module):
         dropout = f", dropout={self.dropout}" if self.dropout else ""
         window = "" if self.window is None else f", window={self.window}"
         return f"heads={self.heads}{shared}, causal={self.causal}{dropout}{window}"
+
+
+ATTENTION_KERNELS = ("unfused", "fused-softmax", "flash")
+
+
+def use_attention(module: Module, kernel: str) -> None:
+    """Choose how the attention layers of a module compute, but for steps with a cache.
+
+    Args:
+        module: the layers in it are changed.
+        kernel: "flash": one kernel, which never holds all scores; "fused-softmax": scores by a
+            matrix product, then one kernel for scaling, mask and softmax; "unfused": op by op.
+    Raises:
+        ArgumentError: there is no such kernel.
+    """
+    if kernel not in ATTENTION_KERNELS:
+        expected = ", ".join(ATTENTION_KERNELS)
+        raise ArgumentError(f"use_attention: kernel is {kernel!r}, expected one of {expected}")
+    for layer in module.modules():
+        if isinstance(layer, MultiHeadAttention):
+            layer.kernel = kernel

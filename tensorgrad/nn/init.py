@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorgrad import backend, random
 from tensorgrad.autograd import no_grad
-from tensorgrad.engine import assign
+from tensorgrad.engine import assign, replaced
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.tensor import Tensor
 
@@ -56,11 +56,8 @@ def on(device: str) -> Iterator[None]:
         DeviceError: the device does not exist.
     """
     index = backend.gpu_index(device)
-    before, _place.device = _place.device, "cpu" if index is None else f"cuda:{index}"
-    try:
+    with replaced(_place, device="cpu" if index is None else f"cuda:{index}"):
         yield
-    finally:
-        _place.device = before
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:

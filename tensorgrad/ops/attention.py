@@ -46,16 +46,9 @@ __all__ = ["attention", "attention_packed", "attention_varlen"]
 
 @overload
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = ...,
-    causal: bool = ...,
-    scale: float | None = ...,
-    dropout: float = ...,
-    window: int | None = ...,
-    return_logsumexp: Literal[False] = ...,
-) -> Tensor: ...
+    q: Any, k: Any, v: Any, mask: Any = ..., causal: bool = ..., scale: float | None = ...,
+    dropout: float = ..., window: int | None = ..., return_logsumexp: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
 
 
 @overload

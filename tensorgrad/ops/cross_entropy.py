@@ -17,7 +17,7 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import check_indices, check_integer, check_number, check_range, check_shape
+from tensorgrad.checks import check_between, check_indices, check_integer, check_range, check_shape
 from tensorgrad.dtypes import Dtype, compute_dtype, float16
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
@@ -111,10 +111,8 @@ def check_options(op: str, options: Options, reduction: str) -> None:
     """Raise ArgumentError unless the options are in range."""
     if options.ignore_index is not None:
         check_integer(op, "ignore_index", options.ignore_index)
-    check_number(op, "label_smoothing", options.label_smoothing)
+    check_between(op, "label_smoothing", options.label_smoothing, 0, 1)
     check_range(op, "z_loss", options.z_loss)
-    if not 0 <= options.label_smoothing <= 1:
-        raise ArgumentError(f"{op}: label_smoothing is {options.label_smoothing}, expected 0 to 1")
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {_REDUCTIONS}")
 

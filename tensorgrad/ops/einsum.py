@@ -30,12 +30,7 @@ from tensorgrad.ops.matmul import product
 from tensorgrad.ops.shape import ravel
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "dot",
-    "einsum",
-    "outer",
-    "tensordot",
-]
+__all__ = ["dot", "einsum", "outer", "tensordot"]
 
 Labels = list[Hashable]
 

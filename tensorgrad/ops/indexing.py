@@ -29,11 +29,7 @@ from tensorgrad.kernels.indexing import add_rows_cuda
 from tensorgrad.operands import integer_array, tensor_of
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "getitem",
-    "take",
-    "take_along_axis",
-]
+__all__ = ["getitem", "take", "take_along_axis"]
 
 _AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements

@@ -28,12 +28,7 @@ from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "feed_forward",
-    "gated_linear",
-    "linear",
-    "linear_gelu",
-]
+__all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
 
 
 def linear(

@@ -13,7 +13,6 @@ With N rows of width C, a vocabulary V and chunks of n rows, 16 bits: n V * 2 by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,12 +79,7 @@ def linear_cross_entropy(
     Source: Wijmans et al. 2024, arXiv:2411.09009, computes the same without logits in memory.
     """
     op = "linear_cross_entropy"
-    x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
-    if mode.autocast is not None:
-        x, weight = cast_operands(x, weight)
-    targets = integer_array(op, "targets", targets)
-    backend.same_device(op, ("x", "weight", "targets"), (x.data, weight.data, targets))
-    classes = check_shapes(op, (x.data, weight.data), targets, vocab_size)
+    x, weight, targets, classes = loss_operands(op, x, weight, targets, vocab_size)
     if bias is not None:
         bias = float_tensor(op, "bias", bias)
         backend.same_device(op, ("x", "bias"), (x.data, bias.data))
@@ -144,28 +138,34 @@ def rows_at_a_time(op: str, chunk: int | None, row_bytes: int, on_host: bool) ->
     return chunk
 
 
-def check_shapes(
-    op: str,
-    arrays: Sequence[Array],
-    targets: Array,
-    vocab_size: int | None,
-    ranks: int | None = None,
-) -> int:
-    """Return the number of classes; with `ranks`, each rank has this many rows of the weight."""
-    x, weight = arrays
-    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight):
+def loss_operands(
+    op: str, x: Any, weight: Any, targets: Any, vocab_size: int | None, ranks: int | None = None
+) -> tuple[Tensor, Tensor, Array, int]:
+    """Return the checked operands, and the number of classes.
+
+    Args:
+        op, x, weight, targets, vocab_size: see `linear_cross_entropy`.
+        ranks: how many ranks share the weight, each with equally many rows; None: it is whole.
+    """
+    x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
+    if mode.autocast is not None:
+        x, weight = cast_operands(x, weight)
+    targets = integer_array(op, "targets", targets)
+    backend.same_device(op, ("x", "weight", "targets"), (x.data, weight.data, targets))
+    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight.data):
         shape = f"({'V' if ranks is None else 'n'}, {x.shape[-1] if x.ndim else 'C'})"
         raise ShapeError(
             f"{op}: weight has shape {weight.shape}, expected {shape} as x has shape {x.shape}"
         )
     check_shape(op, "targets", targets, x.shape[:-1], " (x without the last axis)")
-    rows = len(weight) * (1 if ranks is None else ranks)
+    own = len(weight.data)
+    rows = own * (1 if ranks is None else ranks)
     classes = rows if vocab_size is None else vocab_size
     check_integer(op, "vocab_size", classes)
     if not 1 <= classes <= rows:
-        what = "rows of weight" if ranks is None else f"{len(weight)} rows on each of {ranks} ranks"
+        what = "rows of weight" if ranks is None else f"{own} rows on each of {ranks} ranks"
         raise ArgumentError(f"{op}: vocab_size is {classes}, expected 1 to {rows} ({what})")
-    return classes
+    return x, weight, targets, classes
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:

@@ -24,9 +24,7 @@ from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "matmul",
-]
+__all__ = ["matmul"]
 
 
 def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:

@@ -22,11 +22,11 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.prepared import Launch, now
 from tensorgrad.kernels.random import Key
 from tensorgrad.kernels.sampling import sample_tokens
-from tensorgrad.philox import fill_words
+from tensorgrad.philox import LOG2_HIGH, LOG2_LOW, fill_words
+from tensorgrad.special import polynomial
 
 STOPPED, BROKEN = 1, 2  # of State.flags
-_FACTORIALS = [float(math.factorial(n)) for n in range(13, -1, -1)]
-_LOG2_HIGH, _LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_EXP_TAYLOR = [1 / math.factorial(n) for n in range(13, -1, -1)]
 
 
 @dataclass(frozen=True)
@@ -202,11 +202,8 @@ def _weights(x: Array) -> Array:
     """Return exp(x) for x <= 0 as multiples of 2^-40, uint64."""
     x = np.where(x > -27.7, x, -100.0)
     n = np.rint(x * 1.4426950408889634)
-    r = (x - n * _LOG2_HIGH) - n * _LOG2_LOW
-    y = np.full_like(x, 1 / _FACTORIALS[0])
-    for factorial in _FACTORIALS[1:]:
-        y *= r
-        y += 1 / factorial
+    r = (x - n * LOG2_HIGH) - n * LOG2_LOW
+    y = polynomial(_EXP_TAYLOR, r)
     power = ((np.maximum(n, -40).astype(np.int64) + 1063) << 52).view(np.float64)  # 2^(40 + n)
     y *= power
     y[x == -100.0] = 0

@@ -16,12 +16,7 @@ from tensorgrad.operands import tensor_of
 from tensorgrad.ops.indexing import take_along_axis
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "argsort",
-    "searchsorted",
-    "sort",
-    "topk",
-]
+__all__ = ["argsort", "searchsorted", "sort", "topk"]
 
 
 def sort(x: Any, axis: int | None = -1, descending: bool = False) -> Tensor:

@@ -21,10 +21,10 @@ from tensorgrad.data import Tokenizer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import replacing, to_json
 from tensorgrad.models.gpt2 import GPT2
+from tensorgrad.nn import use_attention
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.train_gpt2 import ParallelSettings
-from tensorgrad.profile.attention import Kind, use_attention
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
 from tensorgrad.profile.overlap import Overlap, overlap, overlaps_to_markdown
@@ -105,7 +105,7 @@ def profile_step(
     *,
     steps: int = 3,
     warmup: int = 2,
-    attention: Kind = "flash",
+    attention: str = "flash",
     what: Sequence[str] = ("time", "memory"),
     nvtx: bool = False,
     source: str | None = None,
@@ -123,7 +123,7 @@ def profile_step(
         device: "cpu", "cuda" or "cuda:N".
         steps: to record.
         warmup: steps before, which compile kernels and fill the memory pool.
-        attention: see `use_attention`.
+        attention: see `nn.use_attention`.
         what: of "time" and "memory".
         nvtx, source: as of `Profiler`.
         comm: the ranks; default: this process alone.
@@ -265,7 +265,7 @@ class _Step:
     """A model, its optimizer and a batch; called, it trains one step."""
 
     def __init__(
-        self, settings: ParallelSettings, device: str, attention: Kind, comm: Comm | None
+        self, settings: ParallelSettings, device: str, attention: str, comm: Comm | None
     ) -> None:
         self._settings, self._device = settings, device
         self._ranks: Ranks = OneProcess() if comm is None else settings.ranks(comm)

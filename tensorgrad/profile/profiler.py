@@ -135,9 +135,7 @@ class Profiler:
         more = self._more_bytes
         found = [
             replace(
-                each,
-                parent=self._kept(each.parent),
-                nbytes=each.nbytes + more.get(each.number, 0),
+                each, parent=self._kept(each.parent), nbytes=each.nbytes + more.get(each.number, 0)
             )
             for each in self._ranges
         ]

@@ -16,15 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tensorgrad.profile.recording import (
-    Interval,
-    Kernel,
-    Range,
-    Recording,
-    clipped,
-    length,
-    union,
-)
+from tensorgrad.profile.recording import Interval, Kernel, Range, Recording, clipped, length, union
+
+# The ops of attention that is computed op by op; the others are those of scale, mask and softmax.
+_PARTS = {
+    **dict.fromkeys(("matmul", "einsum"), "matrix products"),
+    **dict.fromkeys(("reshape", "swapaxes", "transpose", "split", "getitem", ""), "layout"),
+    **dict.fromkeys(("dropout", "rotary"), "dropout and rotary"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +190,16 @@ def busy_times(recording: Recording) -> list[Interval]:
 def attention_split(recording: Recording) -> dict[str, float]:
     """Return seconds of a step inside attention layers, by what takes them.
 
-    The keys are "softmax", "matrix products", "fused attention" and "other". The linear layers
-    around attention are layers of their own: they do not count.
+    The keys are "flash attention", or where it is computed op by op "matrix products", "softmax"
+    (with scale and mask), "dropout and rotary" and "layout" (splits and transposes). The linear
+    layers around it are layers of their own: they do not count.
     """
     found: dict[str, float] = defaultdict(float)
     for span in spans(recording):
         if "attention" not in span.layer.rpartition(".")[2].lower():
             continue
-        if span.op.startswith("attention"):
-            kind = "fused attention"
-        elif "softmax" in span.op:
-            kind = "softmax"
-        elif span.op in ("matmul", "einsum"):
-            kind = "matrix products"
-        else:
-            kind = "other"
-        found[kind] += span.seconds / recording.steps
+        kind = "flash attention" if span.op.startswith("attention") else _PARTS.get(span.op)
+        found[kind or "softmax"] += span.seconds / recording.steps
     return dict(found)
 
 

@@ -79,6 +79,17 @@ class Checkpoint:
             raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected a mapping")
         return found
 
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """Return an entry of the state that says what the run was started with; {} if it has none.
+
+        Raises:
+            CheckpointError: the entry is not a mapping.
+        """
+        found = self.state.get(name, {})
+        if not isinstance(found, Mapping):
+            raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected settings")
+        return found
+
     def arrays(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return the arrays of NAME.safetensors.
 
@@ -366,11 +377,7 @@ def _is_checkpoint(entry: os.DirEntry[str]) -> bool:
 
 def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> None:
     """Raise CheckpointError where `state[name]` differs from the expected, naming each key."""
-    found = checkpoint.state.get(name, {})
-    if not isinstance(found, Mapping):
-        raise CheckpointError(
-            f"load: {checkpoint.path}: {name} is {found!r:.80}, expected settings"
-        )
+    found = checkpoint.settings(name)
     expected = parse_json(to_json(expected), name)  # tuples become lists, as in the file
     wrong = [
         f"{key!s:.80} is {found.get(key)!r:.80} there, expected {expected.get(key)!r:.80}"

@@ -28,6 +28,14 @@ _READERS: dict[str, type[ConfigFromFile]] = {
 _FILE = "settings from this file: .json, .yaml or .toml; options given here override them"
 _RESUME = "resume the run in this folder"
 
+# What all command lines have in common. Of an option that is repeated the last counts, so that a
+# script can add options of its caller.
+STYLE: dict[str, Any] = {
+    "config": lambda *found: read_config(*found),
+    "default_parameter": Parameter(allow_repeating=True, negative_iterable=()),
+    "suppress_keyboard_interrupt": False,
+}
+
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
 
 
@@ -50,8 +58,7 @@ def read_command_line(
     found: list[tuple[_Settings, Path, bool]] = []
     program = training_command(settings, lambda read: found.append(read()))
     program.__doc__ = (description or "").partition("\n")[0]
-    app = App(default_command=program, config=read_config, version_flags=())
-    run_app(app, arguments)
+    run_app(App(default_command=program, version_flags=(), **STYLE), arguments)
     if not found:
         raise SystemExit(0)
     return found[0]
@@ -79,24 +86,29 @@ def training_command(
         run: called with a function that returns what `choose_run` does.
     """
 
+    return options_command(settings, lambda given: run(lambda: choose_run(settings, given)))
+
+
+def options_command(
+    settings: type[Any], run: Callable[[dict[str, Any]], Any]
+) -> Callable[..., Any]:
+    """Return a function whose keyword arguments are the settings, --resume and --config.
+
+    Args:
+        settings: the dataclass.
+        run: called with what was given on the command line and in the file, by name.
+    """
+
     def program(**given: Any) -> Any:
         given.pop("config", None)
-        return run(lambda: choose_run(settings, given))
+        return run(given)
 
-    option = inspect.Parameter
-    extra = {"resume": _RESUME, "config": _FILE}
-    program.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            *(_parameter(f, hint) for f, hint in _hinted(settings)),
-            *(
-                option(
-                    name, option.KEYWORD_ONLY, default=None,
-                    annotation=Annotated[Path | None, Parameter(help=text)],
-                )
-                for name, text in extra.items()
-            ),
-        ]
-    )  # fmt: skip
+    options = [_parameter(f, hint) for f, hint in _hinted(settings)]
+    for name, text in (("resume", _RESUME), ("config", _FILE)):
+        about = Annotated[Path | None, Parameter(help=text)]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        options.append(inspect.Parameter(name, kind, default=None, annotation=about))
+    program.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return program
 
 
@@ -172,7 +184,6 @@ def _parameter(f: Field[Any], hint: Any) -> inspect.Parameter:
         help=f.metadata["help"],
         show=not f.metadata["refused"] and len(choices or "many") > 1,
         show_default=(lambda _: shown) if shown else f.default not in (None, ""),
-        negative_iterable=(),
     )
     return inspect.Parameter(
         f.name,

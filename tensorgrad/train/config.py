@@ -164,10 +164,7 @@ def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Setting
 
 
 def contradictions(
-    settings: Dataclass,
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    same_ranks: bool = False,
+    settings: Dataclass, before: Mapping[str, Any], now: Mapping[str, Any], same_ranks: bool = False
 ) -> list[str]:
     """Return the settings that a resumed run must not change but has.
 

@@ -29,12 +29,7 @@ from tensorgrad.files import finite, make_folder
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
-from tensorgrad.train.checkpoint import (
-    Checkpoint,
-    check_same,
-    list_checkpoints,
-    prune_checkpoints,
-)
+from tensorgrad.train.checkpoint import Checkpoint, check_same, list_checkpoints, prune_checkpoints
 from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
 from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
@@ -198,12 +193,8 @@ class Trainer:
 
     def _check_settings(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError where a setting differs that a resumed run must keep."""
-        before, ranks = checkpoint.state.get("settings", {}), checkpoint.state.get("ranks")
-        if not isinstance(before, Mapping):
-            raise CheckpointError(
-                f"load: {checkpoint.path}: settings is {before!r:.80}, expected settings"
-            )
-        same_ranks = ranks == self._ranks.ranks
+        before = checkpoint.settings("settings")
+        same_ranks = checkpoint.state.get("ranks") == self._ranks.ranks
         wrong = contradictions(self.settings, before, asdict(self.settings), same_ranks)
         if wrong:
             raise CheckpointError(
@@ -273,14 +264,9 @@ class Trainer:
         if shown and settings.plot:
             plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
         finished = self.step >= settings.steps  # a longer run may have been resumed
-        return Outcome(
-            self.step,
-            finished,
-            self._skipped,
-            self._progress.tokens_per_second,
-            self._saved,
-            None if finished else stopped_by,
-        )
+        stopped_by = None if finished else stopped_by
+        speed = self._progress.tokens_per_second
+        return Outcome(self.step, finished, self._skipped, speed, self._saved, stopped_by)
 
     def _synchronize(self) -> None:
         """Broadcast the main rank's state, and give each rank its stream of random numbers.
@@ -381,20 +367,16 @@ class Trainer:
         began = time.perf_counter()
         if self._log is not None:
             self._log.sync()
+        state = {
+            **self._belongs_to,
+            "settings": asdict(self.settings),
+            "ranks": self._ranks.ranks,
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "generator": random.get_state(),
+            "metrics": finite(self._measured),
+        }
         self._saved = self._ranks.save(
-            self.checkpoints,
-            self.step,
-            self.model,
-            self.optimizer,
-            {
-                **self._belongs_to,
-                "settings": asdict(self.settings),
-                "ranks": self._ranks.ranks,
-                "scaler": None if self.scaler is None else self.scaler.state_dict(),
-                "generator": random.get_state(),
-                "metrics": finite(self._measured),
-            },
-            self.settings.keep,
+            self.checkpoints, self.step, self.model, self.optimizer, state, self.settings.keep
         )
         self._progress.pause(time.perf_counter() - began)
 

@@ -127,10 +127,7 @@ class EpochSettings(TrainSettings):
     epochs: int = option(10, "passes over the training data", low=1, grows=True)
     steps: int = option(0, "optimizer steps; 0: those of --epochs", low=0, grows=True)
     warmup: int | None = option(
-        None,
-        "warmup steps, fewer than all",
-        shown="the preset's; with --steps, 5 % of them",
-        low=0,
+        None, "warmup steps, fewer than all", shown="the preset's; with --steps, 5 % of them", low=0
     )
     weight_decay: float = option(0.01, "weight decay of matrices, times --lr a step", low=0)
 

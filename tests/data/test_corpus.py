@@ -75,7 +75,7 @@ def test_a_source_becomes_two_token_files(text: Path, tmp_path: Path) -> None:
     size = len("".join(documents(text)))
     assert 0.05 * size < len("".join(validation)) <= 0.1 * size
     assert [s for n, (s, _, _) in enumerate(calls) if n == 0 or s != calls[n - 1][0]] == [
-        *("reading", "tokenizer", "encoding"),
+        *("reading", "tokenizer", "encoding")
     ]
     assert calls[-1] == ("encoding", size, size)
     facts = json.loads((corpus.folder / "corpus.json").read_text())

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad.data.labelled import (
-    REVIEWS,
-    LabelledTexts,
-    hold_out,
-    read_labelled,
-    sentences_of,
-)
+from tensorgrad.data.labelled import REVIEWS, LabelledTexts, hold_out, read_labelled, sentences_of
 from tensorgrad.data.reviews import reviews
 from tensorgrad.errors import ArgumentError, DataError
 

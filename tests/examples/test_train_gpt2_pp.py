@@ -37,7 +37,7 @@ def test_sizes_that_do_not_fit_are_reported_once(options: list[str], tmp_path: P
             ["--pipeline-schedule", "interleaved"],
             "the model has 2 layers, expected 4 or more: 2 stages with 2",
         ),
-        (["--pp", 1, "--batch", 7], "--batch: got 7, expected a multiple of the 2 pipelines"),
+        (["--pp", 1, "--batch", 7], "--batch: got 7, expected a multiple of the 2 data"),
         (
             ["--pipeline-schedule", "gpipe", "--chunks", 2],
             "chunks is 2 with schedule 'gpipe', expected 1; more",

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from examples import train_sentiment
+from tensorgrad.cli import main
 from tensorgrad.data.labelled import read_labelled
-from tensorgrad.train import config
+from tensorgrad.train import command_line, sentiment
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
+from tensorgrad.train.load import load_classifier
 from tensorgrad.train.log import read_metrics
 from tests.processes import closed_streams
 
@@ -25,8 +27,8 @@ KINDS = {
 }
 
 
-def read_settings(arguments: Sequence[str]) -> train_sentiment.SentimentSettings:
-    return config.read_command_line(train_sentiment.SentimentSettings, None, arguments)[0]
+def read_settings(arguments: Sequence[str]) -> sentiment.SentimentSettings:
+    return command_line.read_command_line(sentiment.SentimentSettings, None, arguments)[0]
 
 
 @pytest.fixture
@@ -81,12 +83,11 @@ def test_it_learns_and_answers(
     assert found[-1][2] > 0.8 > found[0][2]
     assert len(list_checkpoints(folder / "checkpoints")) in (2, 3)
     assert json.loads((folder / "config.json").read_text())["steps"] == 0
-    ask = ["--resume", str(folder), "--predict"]
     for text, answer in (
         ("The film is Funny, warm and tender!", "positive ("),
         ("the plot is shallow , silly and bland", "negative ("),
     ):
-        assert train_sentiment.main([*ask, text]) == 0
+        assert main(["classify", str(folder), text]) == 0
         said = capsys.readouterr().out
         assert said.startswith(answer)
         assert said.endswith(f"%): {text}\n")
@@ -116,8 +117,7 @@ def test_it_trains_and_answers_without_standard_streams(
 ) -> None:
     with closed_streams(monkeypatch):
         assert train_sentiment.main(mean) == 0
-        resume = ["--resume", str(tmp_path / "run")]
-        assert train_sentiment.main([*resume, "--predict", "a good film"]) == 0
+        assert main(["classify", str(tmp_path / "run"), "a good film"]) == 0
 
 
 def test_few_sentences_are_passed_more_often(tmp_path: Path) -> None:
@@ -136,11 +136,10 @@ def test_the_accuracy_is_that_of_the_answers(mean: list[str], tmp_path: Path, da
     assert train_sentiment.main([*mean, "--keep", "9"]) == 0
     folder = tmp_path / "run"
     dev = read_labelled(str(data), "validation")
-    settings = config.load(train_sentiment.SentimentSettings, folder)
     _, loss, accuracy = min(measured(folder), key=lambda found: found[1])
     right = [
-        train_sentiment.predict(settings, folder, text).startswith(train_sentiment.CLASSES[label])
-        for text, label in zip(dev.texts, dev.labels, strict=True)
+        found == sentiment.CLASSES[label]
+        for (found, _), label in zip(load_classifier(folder)(dev.texts), dev.labels, strict=True)
     ]
     assert sum(right) / len(right) == accuracy
     assert loss > 0
@@ -201,10 +200,15 @@ def test_bad_options_are_named(
 
 def test_a_run_of_few_steps_is_warm_before_its_end() -> None:
     for given, warmup in (([], 100), (["--steps", "40"], 2), (["--epochs", "1"], 49)):
-        settings = config.read_command_line(
-            train_sentiment.SentimentSettings, None, ["--data", "any", *given]
+        settings = command_line.read_command_line(
+            sentiment.SentimentSettings, None, ["--data", "any", *given]
         )[0]
         assert settings.with_steps(50).warmup_steps == warmup
+
+
+def unable_to_classify(folder: str, caplog: pytest.LogCaptureFixture) -> str:
+    assert main(["classify", folder, "fine"]) == 1
+    return caplog.records[-1].getMessage()
 
 
 def test_bad_labels_and_vectors_are_named(
@@ -226,16 +230,15 @@ def test_what_contradicts_the_run_is_refused(
     (tmp_path / "file").touch()
     assert "cannot write to" in fails([*mean, "--out", str(tmp_path / "file")], caplog)
     folder = str(tmp_path / "run")
-    assert "--predict: got no --resume" in fails(["--predict", "fine"], caplog)
-    assert "has no config.json" in fails(["--resume", folder, "--predict", "fine"], caplog)
+    assert main(["classify", folder, "fine"]) == 1
+    assert "has no config.json" in caplog.records[-1].getMessage()
     assert train_sentiment.main([*mean, "--stop-after", "2"]) == 0
     assert f"{folder} holds a run" in fails(mean, caplog)
     assert "--model is 'mean' there" in fails(
         ["--resume", folder, "--model", "transformer"], caplog
     )
-    assert "got ' ', expected a sentence" in fails(["--resume", folder, "--predict", " "], caplog)
-    message = fails(["--resume", folder, "--predict", "fine", "--device", "cuda"], caplog)
-    assert "--predict: got --device too, expected --resume alone" in message
+    assert main(["classify", folder, " "]) == 1
+    assert "got ' ', expected a sentence" in caplog.records[-1].getMessage()
     for part in ("train", "dev"):
         before = (data / f"{part}.tsv").read_bytes()
         (data / f"{part}.tsv").write_bytes(before + b"1\tfine\n")
@@ -259,13 +262,13 @@ def test_what_contradicts_the_run_is_refused(
             state["model"] |= size
             del state["crc32"]
             path.write_text(json.dumps(state))
-        assert message in fails(["--resume", folder, "--predict", "fine"], caplog)
+        assert message in unable_to_classify(folder, caplog)
         for path, before in states.items():
             path.write_bytes(before)
     words = tmp_path / "run" / "words.json"
     words.write_text(words.read_text().replace('"film"', '"flim"'))
-    message = fails(["--resume", folder, "--predict", "fine"], caplog)
-    assert "is of another vocabulary than" in message
+    message = unable_to_classify(folder, caplog)
+    assert "is of another vocabulary: sha256" in message
     words.unlink()
-    message = fails(["--resume", folder, "--predict", "fine"], caplog)
+    message = unable_to_classify(folder, caplog)
     assert f"cannot read {words}: No such file" in message

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from examples import train_translation, translate
+from examples import train_translation
+from tensorgrad.cli import main, translate
 from tensorgrad.data import Tokenizer, phrases
-from tensorgrad.train import checkpoint, config, translation
+from tensorgrad.train import checkpoint, command_line, translation
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.translation import TranslationSettings
 from tests.processes import closed_streams, unread_output
@@ -48,7 +49,7 @@ def options(folder: Path, tmp_path: Path) -> list[str]:
 
 
 def read_command_line(arguments: Sequence[str]) -> tuple[TranslationSettings, Path, bool]:
-    return config.read_command_line(TranslationSettings, None, arguments)
+    return command_line.read_command_line(TranslationSettings, None, arguments)
 
 
 def results(folder: Path, name: str) -> Any:
@@ -84,7 +85,7 @@ def test_a_run_leaves_what_it_promises(
 def test_losses_that_are_not_finite_are_null(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_translation.EvaluatedRun, "validation_loss", lambda *_: math.nan)
+    monkeypatch.setattr(translation.EvaluatedRun, "validation_loss", lambda *_: math.nan)
     assert train_translation.main(options) == 0
     assert results(tmp_path / "run", "epoch1")["validation_loss"] is None
     assert results(tmp_path / "run", "averaged")["validation_loss"] is None
@@ -187,25 +188,25 @@ def test_what_was_trained_translates(
     sources = (folder / "test.de").read_text(encoding="utf-8")
     capsys.readouterr()
     monkeypatch.setattr(sys, "stdin", io.StringIO(sources + "\n"))
-    assert translate.main([run, "--checkpoint", "last", "--beams", "1", "--device", "cpu"]) == 0
+    assert main(["translate", run, "--checkpoint", "last", "--beams", "1", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.split("\n")
     texts = [entry["translation"] for entry in results(tmp_path / "run", "epoch2")["translations"]]
     assert lines == [*texts, "", ""]  # an empty line stays one
     monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeff" + sources))
-    assert translate.main([run, "--checkpoint", "last", "--beams", "1", "--device", "cpu"]) == 0
+    assert main(["translate", run, "--checkpoint", "last", "--beams", "1", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.split("\n") == [*texts, ""]
     stdin = io.TextIOWrapper(io.BytesIO(b"acht\rUhr\r\nneun\r\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert translate.main([run, "--device", "cpu"]) == 0
+    assert main(["translate", run, "--device", "cpu"]) == 0
     assert capsys.readouterr().out.count("\n") == 2
     stdin = io.TextIOWrapper(io.BytesIO(b"acht\n\xff\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert translate.main([run, "--device", "cpu"]) == 1
+    assert main(["translate", run, "--device", "cpu"]) == 1
     assert "can't decode byte 0xff" in caplog.records[-1].getMessage()
     for which in ("best", "averaged"):
-        assert translate.main([run, "--checkpoint", which, "--device", "cpu", "acht Uhr"]) == 0
+        assert main(["translate", run, "--checkpoint", which, "--device", "cpu", "acht Uhr"]) == 0
         assert capsys.readouterr().out.count("\n") == 1
-    assert translate.main([run, "eins zwei " * 30, "--device", "cpu"]) == 0
+    assert main(["translate", run, "eins zwei " * 30, "--device", "cpu"]) == 0
     assert "tokens, expected at most 23; the rest is omitted" in caplog.text
 
 
@@ -221,23 +222,23 @@ def test_a_line_gives_a_line_and_what_cannot_be_written_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(translate, "load", lambda *_: Fixed())
+    monkeypatch.setattr(translate, "load_translator", lambda *_: Fixed())
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
-    assert translate.main(["run"]) == 0
+    assert main(["translate", "run"]) == 0
     assert capsys.readouterr().out == "drei Zeilen für\n" * 2
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert translate.main(["run", "one"]) == 1
+    assert main(["translate", "run", "one"]) == 1
     assert "'ascii' codec can't encode" in caplog.records[-1].getMessage()
 
 
 def test_nobody_need_read_translations(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(translate, "load", lambda *_: Fixed())
+    monkeypatch.setattr(translate, "load_translator", lambda *_: Fixed())
     with unread_output(monkeypatch):
-        assert translate.main(["run", "one"]) == 141
+        assert main(["translate", "run", "one"]) == 141
     with closed_streams(monkeypatch):
-        assert translate.main(["run"]) == 0
+        assert main(["translate", "run"]) == 0
     assert caplog.records == []
 
 
@@ -254,7 +255,7 @@ def test_a_translator_says_what_is_missing(
 ) -> None:
     def message(*arguments: str) -> str:
         caplog.clear()
-        assert translate.main(list(arguments)) == 1
+        assert main(["translate", *arguments]) == 1
         return caplog.records[-1].getMessage()
 
     run = str(tmp_path / "run")
@@ -387,7 +388,7 @@ def test_more_pairs_and_lower_case(options: list[str], folder: Path) -> None:
 
 def test_the_validation_loss_weighs_tokens(options: list[str], tmp_path: Path) -> None:
     settings, folder, _ = read_command_line(options)
-    run = train_translation.EvaluatedRun(settings, folder, "cpu", False)
+    run = translation.EvaluatedRun(settings, folder, "cpu", False)
     together = run.validation_loss(run.validation.evaluation_batches())
     alone = []
     for tokens, targets in run.validation.evaluation_batches():

@@ -28,7 +28,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples import generate, train_sentiment, translate
 from tensorgrad.data import TokenFile, Tokenizer, documents, prepare, read_labelled, read_pairs
 from tensorgrad.data.words import WordVocabulary, read_vectors
 from tensorgrad.errors import TensorgradError
@@ -46,7 +45,9 @@ from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, save_checkpoint
+from tensorgrad.train.load import load_classifier, load_gpt2, load_translator
 from tensorgrad.train.log import MetricsLog, read_metrics
+from tensorgrad.train.sentiment import CLASSES, SentimentSettings
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 from tests.fuzz.cases import cases
@@ -60,7 +61,7 @@ SECONDS, MEMORY = 10, 1 << 30
 TEXT = "".join(f"Line {n}: the häuser of the {n % 7} <b>\n" for n in range(60))
 SIZES = GPT2Config(vocab_size=270, context=8, layers=2, heads=2, width=4)
 TINY = GPT2Config(vocab_size=32, context=8, layers=1, heads=2, width=4)
-SETTINGS = train_sentiment.SentimentSettings()
+SETTINGS = SentimentSettings()
 Files = dict[str, bytes]
 
 
@@ -217,7 +218,7 @@ def make_published(folder: Path) -> None:
 
 
 def load_generate(path: Path) -> None:
-    model, found = generate.load(path)
+    model, found = load_gpt2(path)
     check_gpt2(model)
     check_tokenizer(found)
 
@@ -318,10 +319,12 @@ def make_sentiment(folder: Path) -> None:
         "vocabulary": {"sha256": hashlib.sha256(words.to_json().encode()).hexdigest()},
     }
     save_run(folder, MeanClassifier(sizes), state, 1)
+    config.save(SETTINGS, folder)
 
 
 def load_sentiment(folder: Path) -> None:
-    assert "good film" in train_sentiment.predict(SETTINGS, folder, "good film")
+    ((name, _),) = load_classifier(folder)(["good film"])
+    assert name in CLASSES
 
 
 def make_translation(folder: Path) -> None:
@@ -335,7 +338,7 @@ def make_translation(folder: Path) -> None:
 
 
 def load_translation(folder: Path) -> None:
-    found = translate.load(folder, "best", "cpu")
+    found = load_translator(folder, "best", "cpu")
     check_tokenizer(found.tokenizer)
     assert sum(p.size for p in found.model.parameters()) == found.model.config.parameters
 

@@ -9,12 +9,7 @@ from tensorgrad import backend, no_grad, random
 from tensorgrad.data import PairLoader, Tokenizer, encode_pairs, language_token, train_tokenizer
 from tensorgrad.errors import ArgumentError, DataError, ShapeError
 from tensorgrad.models.generation import generate_batch
-from tensorgrad.models.translation import (
-    TranslationConfig,
-    TranslationModel,
-    generate,
-    prefix_mask,
-)
+from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate, prefix_mask
 from tensorgrad.optim import AdamW
 
 WORDS = {"eins": "one", "zwei": "two", "rot": "red", "blau": "blue"}

@@ -11,13 +11,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, autocast, nn, random
 from tensorgrad.dtypes import bfloat16, float32, float64
-from tensorgrad.errors import (
-    ArgumentError,
-    DeviceError,
-    DtypeError,
-    OutOfRangeError,
-    ShapeError,
-)
+from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
 
 RNG = np.random.default_rng(0)
 

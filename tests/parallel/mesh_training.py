@@ -243,10 +243,7 @@ def check_layers_of_others(comm: Comm) -> None:
         model.linear_cross_entropy = partial(tg.linear_cross_entropy, label_smoothing=0.1)
 
     for put, message in (
-        (
-            put_gate,
-            "blocks.1.feed_forward.gate is a Twice with a forward of its own, expected nn",
-        ),
+        (put_gate, "blocks.1.feed_forward.gate is a Twice with a forward of its own, expected nn"),
         (put_linear, "blocks.1.feed_forward is a Linear, expected nn.FeedForward or nn.SwiGLU,"),
         (put_recomputed, "blocks.0 is a TransformerBlock with a forward of its own, expected nn.T"),
         (

@@ -12,20 +12,16 @@ import sys
 from pathlib import Path
 
 from tensorgrad.parallel import DataParallel, Zero, world
-from tensorgrad.train import config
-from tensorgrad.train.settings import TrainSettings
-from tests.train.tiny_run import make_trainer
+from tests.train.tiny_run import given_options, make_trainer
 
 
 def main() -> None:
     """Train in the folder of the command line."""
     folder, stage, *rest = sys.argv[1:]
     resuming = "--resume" in rest
-    options = [word for word in rest if word != "--resume"]
-    given = vars(config.parser(TrainSettings, "").parse_args(options))
     comm = world()
     ranks = Zero(comm, int(stage), bucket_mb=0.005) if int(stage) else DataParallel(comm)
-    trainer = make_trainer(Path(folder), ranks, **given)
+    trainer = make_trainer(Path(folder), ranks, **given_options(rest))
     if resuming:
         trainer.resume()
     pids = comm.all_gather_objects(os.getpid())

@@ -24,21 +24,10 @@ from tensorgrad.nn import Linear, Parameter
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel import checkpoint as sharded
-from tensorgrad.parallel.checkpoint import (
-    Shards,
-    load_latest,
-    load_pieces,
-    pieces_of,
-    save_pieces,
-)
+from tensorgrad.parallel.checkpoint import Shards, load_latest, load_pieces, pieces_of, save_pieces
 from tensorgrad.parallel.merge import merge
 from tensorgrad.parallel.placement import ArrayPiece, Placement, cut_box, divide
-from tensorgrad.train.checkpoint import (
-    list_checkpoints,
-    load_checkpoint,
-    save_checkpoint,
-    sums_of,
-)
+from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint, sums_of
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 from tests.disk import flip, full_disk

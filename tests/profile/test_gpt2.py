@@ -4,21 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tensorgrad import Tensor, no_grad
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.models.gpt2 import GPT2
-from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.parallel.train_gpt2 import ParallelSettings
 from tensorgrad.profile import gpt2
-from tensorgrad.profile.attention import KINDS, Kind, use_attention
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.gpt2 import profile_step, settings_of_run, summary, write_step_profile
 from tensorgrad.profile.tables import attention_split, op_table
 from tensorgrad.train import config
-from tests.profile.steps import TINY
 
 SIZES: dict[str, Any] = {
     "layers": 2, "heads": 2, "width": 16, "context": 8, "vocab": 300, "batch": 4,
@@ -63,30 +57,8 @@ def test_a_profile_and_its_files(tmp_path: Path) -> None:
     assert len(forwards) == 2 * 2  # one for each micro-batch
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16-parameters"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_attention_in_parts_gives_the_same(kind: Kind, dtype: str) -> None:
-    model = GPT2(TINY).to(dtype.removesuffix("-parameters"))
-    tokens = Tensor(np.random.default_rng(0).integers(0, 64, (2, 8)))
-    expected = model(tokens, tokens)
-    expected.backward()
-    gradient = next(model.parameters()).grad
-    model.zero_grad()
-    use_attention(model, kind)
-    loss = model(tokens, tokens)
-    loss.backward()
-    assert float(loss.item()) == pytest.approx(float(expected.item()), rel=2e-2)
-    bound = 1e-6 if dtype == "float32" else 5e-3
-    found = next(model.parameters()).grad
-    assert gradient is not None
-    assert found is not None
-    np.testing.assert_allclose(
-        np.asarray(found, "float32"), np.asarray(gradient, "float32"), atol=bound
-    )
-
-
 def test_what_attention_in_parts_spends(tmp_path: Path) -> None:
-    def split(kind: Kind) -> set[str]:
+    def split(kind: str) -> set[str]:
         found = profile_step(
             ParallelSettings(**SIZES), steps=1, warmup=0, attention=kind, what=["time"]
         )
@@ -96,26 +68,9 @@ def test_what_attention_in_parts_spends(tmp_path: Path) -> None:
         assert sum(row.seconds for row in table.rows) + table.gaps == pytest.approx(table.step)
         return set(attention_split(found.recording))
 
-    assert split("flash") == {"fused attention"}
-    assert split("fused-softmax") == {"softmax", "matrix products", "other"}
-    assert split("unfused") == {"softmax", "matrix products", "other"}
-
-
-def test_attention_in_parts_lacks_some_features() -> None:
-    model = GPT2(TINY)
-    with pytest.raises(ArgumentError, match="kind is 'fast', expected one of flash"):
-        use_attention(model, "fast")  # type: ignore[arg-type]
-    rotary = TransformerLM(
-        TransformerLMConfig(vocab_size=9, context=8, layers=1, heads=2, kv_heads=2, width=8)
-    )
-    with pytest.raises(ArgumentError, match="rotary"):
-        use_attention(rotary, "unfused")
-    use_attention(model, "unfused")
-    with pytest.raises(ArgumentError, match="got a mask or a cache"):
-        model(Tensor(np.zeros((1, 2), int)), cache=model.new_cache(1))
-    use_attention(model, "flash")
-    with no_grad():
-        model(Tensor(np.zeros((1, 2), int)), cache=model.new_cache(1))
+    assert split("flash") == {"flash attention"}
+    assert split("fused-softmax") == {"softmax", "matrix products", "layout"}
+    assert split("unfused") == {"softmax", "matrix products", "layout"}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +80,7 @@ def test_attention_in_parts_lacks_some_features() -> None:
         ({"warmup": -1}, "--warmup: got -1, expected 0 or more"),
         ({"what": []}, "--what: got '', expected time, memory or both"),
         ({"what": ["space"]}, "--what: got 'space'"),
+        ({"attention": "fast"}, "kernel is 'fast'"),
     ],
 )
 def test_options_out_of_their_range(options: dict[str, Any], message: str) -> None:

@@ -18,7 +18,6 @@ from tensorgrad.models.gpt2 import GPT2, PRESETS
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel.train_gpt2 import ParallelSettings
 from tensorgrad.profile import Profiler
-from tensorgrad.profile.attention import Kind
 from tensorgrad.profile.ceilings import measure_ceilings
 from tensorgrad.profile.gpt2 import profile_step, write_step_profile
 from tensorgrad.profile.memory import KINDS
@@ -123,8 +122,7 @@ def test_files_of_a_profile(tmp_path: Path) -> None:
         layers=2, heads=4, width=256, context=256, vocab=1000, batch=8, device="cuda",
         dtype="bfloat16-parameters",
     )  # fmt: skip
-    kinds: tuple[Kind, ...] = ("flash", "unfused")
-    for attention in kinds:
+    for attention in ("flash", "unfused"):
         found = profile_step(settings, "cuda", steps=2, attention=attention)
         assert found.recording is not None
         folder = tmp_path / attention

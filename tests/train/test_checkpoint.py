@@ -234,10 +234,7 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
 
 @pytest.mark.parametrize("number", UNREADABLE, ids=errno.errorcode.__getitem__)
 def test_one_failed_read_deletes_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    number: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     best = save(tmp_path, 1, 1.0)
     for step in (2, 3):

@@ -31,14 +31,8 @@ class Settings:
 
 def given(*args: str) -> dict[str, object]:
     found: dict[str, object] = {}
-
-    def program(**options: object) -> None:
-        found.update(options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command_line, "choose_run", lambda _, options: program(**options))
-        command = command_line.training_command(Settings, lambda read: read())  # type: ignore[type-var]
-        command_line.run_app(App(default_command=command, config=command_line.read_config), args)
+    command = command_line.options_command(Settings, found.update)
+    command_line.run_app(App(default_command=command, **command_line.STYLE), args)
     return found
 
 

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cyclopts import App
 
 from tensorgrad import random
 from tensorgrad.data import TokenLoader
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.tensor import Tensor
-from tensorgrad.train import config
+from tensorgrad.train import command_line
 from tensorgrad.train.loop import Trainer, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
@@ -88,14 +89,21 @@ def make_trainer(
     )
 
 
+def given_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that a command line gives."""
+    given: dict[str, Any] = {}
+    command = command_line.options_command(TrainSettings, given.update)
+    words = [word for word in words if word != "--resume"]
+    command_line.run_app(App(default_command=command, **command_line.STYLE), words)
+    return given
+
+
 def main() -> None:
     """Train in the folder that the command line names."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     folder, *rest = sys.argv[1:]
     resuming = "--resume" in rest
-    options = [word for word in rest if word != "--resume"]
-    given = vars(config.parser(TrainSettings, "").parse_args(options))
-    trainer = make_trainer(Path(folder), **given)
+    trainer = make_trainer(Path(folder), **given_options(rest))
     if resuming:
         trainer.resume()
     print("ready", flush=True)

@@ -13,15 +13,7 @@ from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.elementwise.row import Row, unary
 from tensorgrad.tensor import Tensor
 
-__all__ = [
-    "bias_gelu",
-    "gelu",
-    "relu",
-    "sigmoid",
-    "silu",
-    "softplus",
-    "swiglu",
-]
+__all__ = ["bias_gelu", "gelu", "relu", "sigmoid", "silu", "softplus", "swiglu"]
 
 relu = unary(
     "relu",

@@ -107,10 +107,7 @@ class Row:
         named = expressions.names([g for g in gradients if g is not None])
         self._saved = [n for n in (*value.parameters, "y") if n in named]
         self._keep = Formula(
-            name,
-            [*value.parameters, "y"],
-            expressions,
-            [expressions.name(n) for n in self._saved],
+            name, [*value.parameters, "y"], expressions, [expressions.name(n) for n in self._saved]
         ).function()
         self._differentiable = any(g is not None for g in gradients)
         self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype]] = {}

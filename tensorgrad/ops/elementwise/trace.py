@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, is_float
-from tensorgrad.engine import mode
+from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.kernels.expression import Expressions
 from tensorgrad.tensor import Tensor
@@ -59,11 +59,8 @@ class Trace:
         self, f: Callable[..., Tensor], symbols: Sequence[Symbol], constants: dict[str, Any]
     ) -> Tensor:
         """Call the function; record its derivative under `no_grad` too, for later calls."""
-        before, mode.grad_enabled = mode.grad_enabled, True
-        try:
+        with replaced(mode, grad_enabled=True):
             return f(*[Tensor(s) for s in symbols], **constants)
-        finally:
-            mode.grad_enabled = before
 
     def apply(
         self,

@@ -131,11 +131,7 @@ def test_tokens_come_one_by_one_and_the_mode_is_kept(model: LanguageModel) -> No
     ],
 )
 def test_bad_input_is_named(
-    model: LanguageModel,
-    prompt: Any,
-    options: dict[str, Any],
-    error: type[Exception],
-    message: str,
+    model: LanguageModel, prompt: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         generate(model, prompt, **{"max_new_tokens": 3, **options})
@@ -191,8 +187,5 @@ def test_a_model_gone_wrong_is_an_error(name: str, value: float, dtype: str, dev
     broken = GPT2(GPT2Config(VOCAB, context=10, layers=1, heads=2, width=16)).to(device, dtype)
     dict(broken.named_parameters())[name].data[-1] = value
     for use_cache in (True, False):
-        with (
-            np.errstate(all="ignore"),
-            pytest.raises(ArgumentError, match="logits are not finite"),
-        ):
+        with np.errstate(all="ignore"), pytest.raises(ArgumentError, match="logits are not finite"):
             generate(broken, [1, 2], 3, use_cache=use_cache)

@@ -87,8 +87,7 @@ def test_enough_beams_find_the_best_of_all_sequences(length_penalty: float) -> N
     found = beam_search(model, prompts, end, longest, 64, length_penalty)
     for prompt, tokens in zip(prompts, found, strict=True):
         best = max(
-            all_of_them,
-            key=lambda t: logp(model, prompt, t) / ((5 + len(t)) / 6) ** length_penalty,
+            all_of_them, key=lambda t: logp(model, prompt, t) / ((5 + len(t)) / 6) ** length_penalty
         )
         assert tokens == [token for token in best if token != end]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from examples import generate
 from tensorgrad import random
+from tensorgrad.cli import generate, main
 from tensorgrad.data import Tokenizer
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -24,6 +24,10 @@ from tests.disk import flip
 from tests.processes import closed_streams, unread_output
 
 OPTIONS = ["--device", "cpu", "--max-new-tokens", "12"]
+
+
+def program(arguments: list[str]) -> int:
+    return main(["generate", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +80,10 @@ def test_a_run_a_checkpoint_and_published_weights_write_the_same(
     tokenizer.save(published / "tokenizer.json")
     text = expected(model, tokenizer, "def ")
     for folder in (run, run / "checkpoints/step-00000001", published):
-        given = ["--checkpoint", str(folder), "--prompt", "def ", *OPTIONS]
-        assert generate.main(given) == 0
+        given = [str(folder), "def ", *OPTIONS]
+        assert program(given) == 0
         assert capsys.readouterr().out == text + "\n"
-    assert generate.main(["--checkpoint", str(run), "--which", "last", *given[2:]]) == 0
+    assert program([str(run), "def ", "--checkpoint", "last", *OPTIONS]) == 0
     assert capsys.readouterr().out != text + "\n"  # its weights are 0
 
 
@@ -89,12 +93,12 @@ def test_a_merged_file_writes_as_its_run(
 ) -> None:  # fmt: skip
     file, other = run / "merged.safetensors", tmp_path / "other.safetensors"
     merge(open_checkpoint(run / "checkpoints/step-00000001"), file)
-    assert generate.main(["--checkpoint", str(file), "--prompt", "def ", *OPTIONS]) == 0
+    assert program([str(file), "def ", *OPTIONS]) == 0
     assert capsys.readouterr().out == expected(model, tokenizer, "def ") + "\n"
     for said in ({}, {"model": "a free text"}):
         caplog.clear()
         save_arrays(other, load_arrays(file), said)
-        assert generate.main(["--checkpoint", str(other), "--prompt", "a", *OPTIONS]) == 1
+        assert program([str(other), "a", *OPTIONS]) == 1
         assert "lacks the sizes of the model" in caplog.text
 
 
@@ -106,8 +110,8 @@ def test_the_speed_has_a_line_of_its_own(
         lines.append((capsys.readouterr().out, said))
 
     lines: list[Any] = []
-    monkeypatch.setattr(generate.log, "info", say)
-    assert generate.main(["--checkpoint", str(run), "--prompt", "def ", *OPTIONS]) == 0
+    monkeypatch.setattr(generate._log, "info", say)
+    assert program([str(run), "def ", *OPTIONS]) == 0
     assert capsys.readouterr().out == ""
     ((before, (_, count, speed)),) = lines
     assert before == expected(model, tokenizer, "def ") + "\n"
@@ -120,12 +124,12 @@ def test_lines_of_a_file_are_written_on_together(
 ) -> None:
     lines = ["def a", "return", "x"]
     (tmp_path / "lines.txt").write_text("\n\n".join(lines))
-    given = ["--checkpoint", str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
-    assert generate.main([*given, "--rows", "2"]) == 0
+    given = [str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
+    assert program([*given, "--batch", "2"]) == 0
     together = capsys.readouterr().out
     for number, line in enumerate(lines):
-        single = ["--checkpoint", str(run), "--prompt", line, "--seed", str(number), *OPTIONS]
-        assert generate.main(single) == 0
+        single = [str(run), line, "--seed", str(number), *OPTIONS]
+        assert program(single) == 0
         assert capsys.readouterr().out + "\n" in together
 
 
@@ -141,7 +145,7 @@ def test_lines_end_at_line_feeds_and_byte_order_marks_are_dropped(
         source = name if name == "-" else str(tmp_path / name)
         stdin = io.TextIOWrapper(io.BytesIO(text.encode("utf-8-sig")), encoding="utf-8")
         monkeypatch.setattr("sys.stdin", stdin)
-        assert generate.main(["--checkpoint", str(run), "--prompts", source, *OPTIONS]) == 0
+        assert program([str(run), "--prompts", source, *OPTIONS]) == 0
         outputs.add(capsys.readouterr().out)
     (found,) = outputs
     assert found.startswith("def a\u2028b\rc")
@@ -156,10 +160,10 @@ def test_a_prompt_that_is_too_long_is_found_before_the_first_is_written(
 
     monkeypatch.setattr(generate, "generate_batch", refuse)
     (tmp_path / "lines.txt").write_text("a\n" + "xyz" * 20)
-    given = ["--checkpoint", str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
-    assert generate.main([*given, "--rows", "1"]) == 1
+    given = [str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
+    assert program([*given, "--batch", "1"]) == 1
     (tmp_path / "lines.txt").write_text("a\nb\n")
-    assert generate.main([*given, "--stop", ""]) == 1
+    assert program([*given, "--stop", ""]) == 1
 
 
 def test_what_is_written_is_shown_before_the_rest_is(
@@ -174,8 +178,8 @@ def test_what_is_written_is_shown_before_the_rest_is(
     seeds: list[int] = []
     monkeypatch.setattr(generate, "generate_batch", interrupted)
     (tmp_path / "lines.txt").write_text("a\nb\nc\n")
-    given = ["--checkpoint", str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
-    assert generate.main([*given, "--rows", "2", "--seed", str(2**64 - 1)]) == 130
+    given = [str(run), "--prompts", str(tmp_path / "lines.txt"), *OPTIONS]
+    assert program([*given, "--batch", "2", "--seed", str(2**64 - 1)]) == 130
     assert capsys.readouterr().out == "a\n\nb\n\n\n"
     assert seeds == [2**64 - 1, 1]  # prompt i has the seed s + i, modulo 2^64
 
@@ -184,7 +188,7 @@ def test_what_cannot_be_written_is_an_error(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert generate.main(["--checkpoint", str(run), "--prompt", "für", *OPTIONS]) == 1
+    assert program([str(run), "für", *OPTIONS]) == 1
     assert "'ascii' codec can't encode" in caplog.text
 
 
@@ -192,7 +196,7 @@ def test_nobody_need_read_on(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with unread_output(monkeypatch):
-        assert generate.main(["--checkpoint", str(run), "--prompt", "def ", *OPTIONS]) == 141
+        assert program([str(run), "def ", *OPTIONS]) == 141
     assert caplog.records == []
 
 
@@ -201,7 +205,7 @@ def test_a_disk_that_is_full_is_an_error(
 ) -> None:
     with monkeypatch.context() as patch, open("/dev/full", "w") as full:
         patch.setattr("sys.stdout", full)
-        assert generate.main(["--checkpoint", str(run), "--prompt", "def ", *OPTIONS]) == 1
+        assert program([str(run), "def ", *OPTIONS]) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "[Errno 28] No space left on device"
     ]
@@ -211,7 +215,7 @@ def test_a_conversation_without_an_input_ends_at_once(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closed_streams(monkeypatch):
-        assert generate.main(["--checkpoint", str(run), *OPTIONS]) == 0
+        assert program([str(run), *OPTIONS]) == 0
 
 
 def test_it_asks_for_prompts(
@@ -219,7 +223,7 @@ def test_it_asks_for_prompts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr("sys.stdin", io.StringIO("def \n\n  x\n"))
-    assert generate.main(["--checkpoint", str(run), *OPTIONS]) == 0
+    assert program([str(run), *OPTIONS]) == 0
     texts = [expected(model, tokenizer, prompt) + "\n" for prompt in ("def ", "  x")]
     assert capsys.readouterr().out == "".join(texts)
 
@@ -229,9 +233,9 @@ def test_prompts_after_one_that_is_too_long_are_answered(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("sys.stdin", io.StringIO("xyz" * 20 + "\ndef \n"))
-    assert generate.main(["--checkpoint", str(run), *OPTIONS]) == 1
+    assert program([str(run), *OPTIONS]) == 1
     assert capsys.readouterr().out == expected(model, tokenizer, "def ") + "\n"
-    assert "--prompt has 60 tokens" in caplog.text
+    assert "the prompt has 60 tokens" in caplog.text
 
 
 def test_a_stop_text_ends_the_output(
@@ -239,31 +243,28 @@ def test_a_stop_text_ends_the_output(
 ) -> None:
     text = expected(model, tokenizer, "def ")
     stop = text[7:9]
-    given = ["--checkpoint", str(run), "--prompt", "def ", "--stop", stop, *OPTIONS]
-    assert generate.main(given) == 0
+    given = [str(run), "def ", "--stop", stop, *OPTIONS]
+    assert program(given) == 0
     assert capsys.readouterr().out == text[: text.index(stop, 4)] + "\n"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--prompt", ""], "--prompt is empty, expected some text"),
-        (["--prompt", "xyz" * 20], "--prompt has 60 tokens .* expected at most 16"),
-        (["--prompt", "a", "--temperature", "-1"], r"temperature is -1\.0, expected a finite"),
-        (["--prompt", "a", "--top-p", "2"], r"top_p is 2\.0, expected above 0 and at most 1"),
-        (["--prompt", "a", "--top-k", "-3"], "top_k is -3, expected 1 or more"),
-        (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty is 0"),
-        (["--prompt", "a", "--max-new-tokens", "-2"], "max_new_tokens is -2, expected 0 or more"),
-        (["--prompt", "a", "--stop", ""], "stops has ''"),
-        (["--prompt", "a", "--seed", "-1"], "seed is -1, expected an integer"),
+        ([""], "the prompt is empty, expected some text"),
+        (["xyz" * 20], "the prompt has 60 tokens .* expected at most 16"),
+        (["a", "--temperature", "-1"], r"temperature is -1\.0, expected a finite"),
+        (["a", "--top-p", "2"], r"top_p is 2\.0, expected above 0 and at most 1"),
+        (["a", "--top-k", "-3"], "top_k is -3, expected 1 or more"),
+        (["a", "--repetition-penalty", "0"], "repetition_penalty is 0"),
+        (["a", "--max-new-tokens", "-2"], "max_new_tokens is -2, expected 0 or more"),
+        (["a", "--stop", ""], "stops has ''"),
+        (["a", "--seed", "-1"], "seed is -1, expected an integer"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
-        (["--prompts", "-", "--rows", "0"], "--rows is 0, expected 1 or more"),
-        (["--checkpoint", "nowhere", "--prompt", "a"], "--checkpoint nowhere is not a folder"),
-        (
-            ["--checkpoint", ".", "--prompt", "a"],
-            r"--checkpoint \. has none of these",
-        ),
-        (["--device", "tpu", "--prompt", "a"], "device: got 'tpu'"),
+        (["--prompts", "-", "--batch", "0"], "--batch is 0, expected 1 or more"),
+        (["nowhere", "a"], "nowhere is not a folder"),
+        ([".", "a"], r"load: \. has none of these"),
+        (["a", "--device", "tpu"], "device: got 'tpu'"),
     ],
 )
 def test_bad_options_are_named(
@@ -272,7 +273,8 @@ def test_bad_options_are_named(
 ) -> None:  # fmt: skip
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    assert generate.main(["--checkpoint", str(run), *OPTIONS, *options]) == 1
+    model = [] if options[0] in (".", "nowhere") else [str(run)]
+    assert program([*model, *OPTIONS, *options]) == 1
     assert len(caplog.records) == 1
     assert re.search(message, caplog.text)
     assert capsys.readouterr().out == ""
@@ -284,10 +286,10 @@ def test_other_models_are_refused(run: Path, caplog: pytest.LogCaptureFixture) -
     state["model"]["rope_base"] = 10000.0
     del state["crc32"]
     path.write_text(json.dumps(state))
-    assert generate.main(["--checkpoint", str(run), "--prompt", "a", *OPTIONS]) == 1
+    assert program([str(run), "a", *OPTIONS]) == 1
     assert "is of another kind of model, expected a GPT2" in caplog.text
     path.write_text("{")
-    assert generate.main(["--checkpoint", str(path.parent), "--prompt", "a", *OPTIONS]) == 1
+    assert program([str(path.parent), "a", *OPTIONS]) == 1
     assert "is damaged" in caplog.text
 
 
@@ -299,7 +301,7 @@ def test_a_tokenizer_of_another_model_is_refused(
     merge(open_checkpoint(run), merged)
     for checkpoint in (run, run / "checkpoints/step-00000001", merged):
         caplog.clear()
-        assert generate.main(["--checkpoint", str(checkpoint), "--prompt", "a", *OPTIONS]) == 1
+        assert program([str(checkpoint), "a", *OPTIONS]) == 1
         assert re.search("is of another tokenizer: sha256 is '.*' there", caplog.text)
 
 
@@ -308,8 +310,8 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused(
 ) -> None:
     save_huggingface(model, tmp_path / "published")
     Tokenizer.train(["more words, more words"], 265).save(tmp_path / "published/tokenizer.json")
-    published = ["--checkpoint", str(tmp_path / "published")]
-    assert generate.main([*published, "--prompt", "a", *OPTIONS]) == 1
+    published = [str(tmp_path / "published")]
+    assert program([*published, "a", *OPTIONS]) == 1
     assert re.search(r"tokenizer has 26\d tokens, expected at most 25\d", caplog.text)
 
 
@@ -324,7 +326,7 @@ def test_weights_with_a_flipped_bit_are_refused(
     ):
         flip(path)
         caplog.clear()
-        assert generate.main(["--checkpoint", str(checkpoint), "--prompt", "a", *OPTIONS]) == 1
+        assert program([str(checkpoint), "a", *OPTIONS]) == 1
         assert "model.safetensors has another CRC-32 than when it was written" in caplog.text
 
 
@@ -345,7 +347,7 @@ def test_sizes_that_no_memory_holds_are_refused(
     merged = run / "merged.safetensors"
     save_arrays(merged, arrays, {"model": json.dumps(asdict(model.config) | {name: 10**12})})
     for number, path in enumerate((run / "checkpoints/step-00000001", merged)):
-        assert generate.main(["--checkpoint", str(path), "--prompt", "a", *OPTIONS]) == 1
+        assert program([str(path), "a", *OPTIONS]) == 1
         assert f"load: {path} has arrays of" in caplog.records[number].getMessage()
 
 
@@ -358,5 +360,5 @@ def test_a_merged_file_whose_header_is_damaged_is_named(
     path = run / "merged.safetensors"
     arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
     save_arrays(path, arrays, {"model": header})
-    assert generate.main(["--checkpoint", str(path), "--prompt", "a", *OPTIONS]) == 1
+    assert program([str(path), "a", *OPTIONS]) == 1
     assert f"load: the header of {path} lacks the sizes of the model" in caplog.text
