@@ -352,8 +352,11 @@ def _memory(run: _Step, call: Callable[[], None]) -> MemoryRecording:
 
 
 def _gathered(recording: Recording, comm: Comm | None) -> list[Overlap]:
-    """Return the overlap of each rank, on all ranks; nothing for one rank."""
-    if comm is None or comm.size == 1:
+    """Return the overlap of each rank, on all ranks; nothing for one rank.
+
+    Events around ops do not time the kernels of NCCL, which are on a stream of their own.
+    """
+    if comm is None or comm.size == 1 or recording.source == "events":
         return []
     return [Overlap(**each) for each in comm.all_gather_objects(asdict(overlap(recording)))]
 

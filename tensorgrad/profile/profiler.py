@@ -29,7 +29,7 @@ from tensorgrad.profile import memory as memory_module
 from tensorgrad.profile.memory import MemoryRecording, MemoryTracker, user_line
 from tensorgrad.profile.nvtx import nvtx_functions
 from tensorgrad.profile.recording import CONTAINERS, Kind, Range, Recording, Transfer
-from tensorgrad.profile.sources import HostSource, Source, choose
+from tensorgrad.profile.sources import Source, choose
 from tensorgrad.profile.work import backward_flops, forward_flops, nbytes
 
 _HOLDS_PHASES = ("", "step")  # a layer outside any other phase is forward
@@ -43,6 +43,11 @@ class _Open:
     def __init__(self, number: int, kind: Kind, name: str, start: int, pending: bool) -> None:
         self.number, self.kind, self.name, self.start = number, kind, name, start
         self.pending = pending
+
+
+_Facts = tuple[tuple[Any, ...], Any, float, int]  # shapes, dtype, FLOPs, bytes
+_Ended = tuple[_Open, int, int, tuple[int, str, str], _Facts]  # parent, end; thread, phase, layer
+_NO_FACTS: _Facts = (), None, 0.0, 0
 
 
 class _Thread(threading.local):
@@ -96,8 +101,10 @@ class Profiler:
             )
         self.memory: MemoryRecording | None = None
         self._model, self._optimizer, self._rank = model, optimizer, rank
-        self._source: Source = HostSource() if memory else choose(source)
         self._device = _device_of(model)
+        if memory or (source is None and self._device == "cpu"):
+            source = "host"
+        self._source: Source = choose(source)
         self._tracker = MemoryTracker(memory_module.allocator_of(self._device)) if memory else None
         self._nvtx = nvtx_functions() if nvtx else None
         self._numbers = itertools.count()
@@ -105,7 +112,7 @@ class Profiler:
         self._thread = _Thread(self._threads)
         self._unrecorded: dict[int, int] = {}  # the range around a pending op
         self._more_bytes: dict[int, int] = {}  # of further outputs, by the number of the op
-        self._ranges: list[Range] = []
+        self._ended: list[_Ended] = []
         self._transfers: list[Transfer] = []
         self._names: dict[int, tuple[str, Module]] = {}
         self._recorded: dict[int, tuple[str, float, str]] = {}  # layer, FLOPs, line by node
@@ -131,14 +138,8 @@ class Profiler:
         device = _device_name(self._device)
         if self._tracker is not None:
             self.memory = self._tracker.stop(device)
-        names = {each.number: each.name for each in self._ranges}
-        more = self._more_bytes
-        found = [
-            replace(
-                each, parent=self._kept(each.parent), nbytes=each.nbytes + more.get(each.number, 0)
-            )
-            for each in self._ranges
-        ]
+        found = list(map(self._range, self._ended))
+        names = {each.number: each.name for each in found}
         linked = [replace(each, range=self._kept(each.range)) for each in kernels]
         named = [each if each.name else replace(each, name=names[each.range]) for each in linked]
         self.recording = Recording(
@@ -199,14 +200,15 @@ class Profiler:
             opened = self._begin(thread, "op", name)
         opened.name = name
         self._unrecorded.pop(opened.number, None)
+        end = time.perf_counter_ns()
         shapes = tuple([() if each is None else _shape(each) for each in inputs])
         flops = forward_flops(name, inputs, output, saved)
         moved = nbytes((output, *(getattr(each, "data", None) for each in inputs)))
-        facts = shapes, str(output.dtype), flops, moved
+        facts = shapes, output.dtype, flops, moved
         line = "" if self._tracker is None else user_line()
         if node is not None:
             self._recorded[id(node)] = thread.layer, flops, line
-        self._end(thread, opened, facts)
+        self._end(thread, opened, end, facts)
         if self._tracker is not None:
             self._tracker.op((name, thread.phase, thread.layer), line, output, inputs, saved)
 
@@ -222,18 +224,18 @@ class Profiler:
         layer, flops, line = self._recorded.pop(id(node), ("", 0.0, ""))
         before, thread.layer = thread.layer, layer
         opened = self._begin(thread, "backward", node.name)
-        facts: tuple[Any, ...] = ((), "", 0.0, 0)
-        found = None
+        end, facts, found = 0, _NO_FACTS, None
         try:
             found = node.backward(dy, saved, needs)
+            end = time.perf_counter_ns()
             several = isinstance(dy, list)
             first = next(each for each in dy if each is not None) if several else dy
             moved = nbytes((*(dy if several else (dy,)), *saved, *found))
             flops = backward_flops(node.name, flops, needs)
-            facts = (first.shape,), str(first.dtype), flops, moved
+            facts = (first.shape,), first.dtype, flops, moved
             return found
         finally:
-            self._end(thread, opened, facts)
+            self._end(thread, opened, end, facts)
             if self._tracker is not None:
                 place = f"{node.name} backward", thread.phase, layer
                 self._tracker.backward(place, line, node.edges, found)
@@ -261,19 +263,21 @@ class Profiler:
         self._source.begin(number, holds)
         return opened
 
-    def _end(
-        self, thread: _Thread, opened: _Open, facts: tuple[Any, ...] = ((), "", 0.0, 0)
-    ) -> None:
-        """End a range and add it to the recording."""
-        end = time.perf_counter_ns()
+    def _end(self, thread: _Thread, opened: _Open, end: int = 0, facts: _Facts = _NO_FACTS) -> None:
+        """End a range, at a time or now, and add it to the recording."""
         self._pop(thread, opened)
         parent = thread.stack[-1].number if thread.stack else -1
         thread.last = opened.number
-        self._ranges.append(
-            Range(
-                *(opened.number, parent, opened.kind, opened.name, opened.start, end),
-                *(thread.number, thread.phase, thread.layer, *facts),
-            )
+        place = thread.number, thread.phase, thread.layer
+        self._ended.append((opened, parent, end or time.perf_counter_ns(), place, facts))
+
+    def _range(self, ended: _Ended) -> Range:
+        """Return a range as part of the recording."""
+        opened, parent, end, place, (shapes, dtype, flops, moved) = ended
+        return Range(
+            *(opened.number, self._kept(parent), opened.kind, opened.name, opened.start, end),
+            *(*place, shapes, str(dtype or ""), flops),
+            moved + self._more_bytes.get(opened.number, 0),
         )
 
     def _pop(self, thread: _Thread, opened: _Open, keep: bool = True) -> None:

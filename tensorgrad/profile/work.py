@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tensorgrad.backend import Shape, is_array
+from tensorgrad.backend import Shape
 from tensorgrad.kernels.attention.options import AttentionOptions
 
 _Shapes = list[Shape]
@@ -44,8 +44,7 @@ def backward_flops(name: str, flops: float, needs: Sequence[Any]) -> float:
 
 def nbytes(values: Iterable[Any]) -> int:
     """Return the bytes of the arrays among values, each counted once; a view without strides."""
-    found = {id(each): each for each in values if is_array(each)}
-    return sum(int(each.size) * each.itemsize for each in found.values())
+    return sum({id(each): getattr(each, "nbytes", 0) for each in values}.values())
 
 
 def _matmul(shapes: _Shapes, y: Shape, saved: Any) -> int:

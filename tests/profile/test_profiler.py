@@ -21,6 +21,7 @@ from tensorgrad.profile.recording import Range
 from tests.opcheck import Case, _draw
 from tests.ops.test_coverage import ALL_CASES
 from tests.profile.steps import Step
+from tests.train.tiny_run import make_trainer
 
 
 def of(found: Profiler, kind: str, name: str = "") -> list[Range]:
@@ -166,6 +167,21 @@ def test_threads_have_ranges_of_their_own() -> None:
         work()
     assert Counter(each.name for each in of(found, "op")) == {"exp": 4, "sum": 4}
     assert {each.thread for each in of(found, "op")} == {0, 1, 2, 3}
+
+
+def test_a_trainer_has_steps_data_and_evaluation(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "run", steps=4, evaluate_every=2, micro_batches=2)
+    with Profiler(trainer.model) as found:
+        trainer.run()
+    phases = Counter(each.name for each in of(found, "phase"))
+    assert phases["step"] == phases["data"] == phases["optimizer"] == phases["all-reduce"] == 4
+    assert phases["backward"] == 2 * 4
+    assert phases["evaluation"] == 3
+    by_number = {each.number: each for each in found.recording.ranges}
+    assert {by_number[each.parent].name for each in of(found, "phase", "data")} == {"step"}
+    attention = {each.layer for each in of(found, "op", "attention_packed")}
+    assert attention == {"blocks.0.attention"}  # the loss calls model.forward
+    assert found.recording.steps == 4
 
 
 def test_results_are_the_same_with_and_without() -> None:
