@@ -375,17 +375,18 @@ class Comm:
         view: Callable[[Array], Array] = arguments.as_bytes,
     ) -> Handle:
         """Begin a collective of `array` that writes `out`; a single rank copies `array` there."""
-        transport = self._enter(call, array)
-        if transport is None:
-            if out is not array:
-                out[...] = array
-            return Handle()
-        if array.size == 0:
-            return Handle()
-        done = None if ranges.active is None else ranges.active.transfer(call, int(out.nbytes))
-        data = self._staged(array, transport)
-        whole = data if out is array else self._staged(out, transport, reads=False)
-        finish = begin(transport, view(data), view(whole))
+        with ranges.phase("communication"):
+            transport = self._enter(call, array)
+            if transport is None:
+                if out is not array:
+                    out[...] = array
+                return Handle()
+            if array.size == 0:
+                return Handle()
+            done = None if ranges.active is None else ranges.active.transfer(call, int(out.nbytes))
+            data = self._staged(array, transport)
+            whole = data if out is array else self._staged(out, transport, reads=False)
+            finish = begin(transport, view(data), view(whole))
         return self._handle(call, [finish, _copy_back(whole, out), done], wait)
 
     def _staged(self, array: Array, transport: Transport, reads: bool = True) -> Array:

