@@ -27,10 +27,10 @@ def leaf(megabytes: int) -> Tensor:
 
 
 def kinds(recording: MemoryRecording, place: int) -> dict[str, int]:
-    """Return MB by kind after a sample."""
-    sizes = recording.samples[place].kinds
+    """Return MB by kind after a sample; workspace depends on the number of threads."""
+    sizes = zip(KINDS, recording.samples[place].kinds, strict=True)
     return {
-        kind: round(size / MB) for kind, size in zip(KINDS, sizes, strict=True) if size > MB // 2
+        kind: round(size / MB) for kind, size in sizes if size > MB // 2 and kind != "workspace"
     }
 
 
@@ -50,7 +50,7 @@ def test_a_chain_of_two_ops_by_hand() -> None:
     assert "activations" not in kinds(recording, 6)  # freed
     peak = recording.peak
     assert peak is not None
-    assert 16 * MB <= peak.peak < 17 * MB + MB // 2
+    assert 16 * MB <= peak.used < 17 * MB
 
 
 def test_kinds_sum_up_to_the_peak_and_nothing_is_negative() -> None:
@@ -83,7 +83,7 @@ def test_what_an_op_needs_while_it_runs_is_workspace() -> None:
     assert kinds(recording, 0)["other"] >= 3
     x = leaf(2)
     half = recorded(lambda: tg.softmax(x.reshape(2, -1).astype("float16")))
-    assert kinds(half, len(half.samples) - 1)["workspace"] >= 1  # float32 in between
+    assert half.samples[-1].kinds[KINDS.index("workspace")] >= MB  # float32 in between
 
 
 def test_the_line_is_that_of_the_user() -> None:
@@ -140,9 +140,7 @@ def test_forward_without_gradients_keeps_no_activations() -> None:
         with no_grad():
             tg.tanh(tg.tanh(tg.tanh(tg.tanh(x))))
 
-    peak = recorded(work).peak
-    assert peak is not None
-    assert peak.peak < 13 * MB
+    assert max(sample.used for sample in recorded(work).samples) < 13 * MB
 
 
 def test_nothing_recorded() -> None:
