@@ -4,8 +4,9 @@
     python examples/train_gpt2.py --data my_texts --preset gpt2-124M --dtype bfloat16 --batch 32
     python examples/train_gpt2.py --resume runs/gpt2-1
 
-The folder of a run gets config.json, tokenizer.json, metrics.jsonl, loss.png and checkpoints/. On
-Ctrl-C the run writes a checkpoint; --resume continues from it to the same bits.
+The folder of a run gets config.json, tokenizer.json, metrics.jsonl, times.jsonl, samples.jsonl,
+loss.png and checkpoints/. On Ctrl-C the run writes a checkpoint; --resume continues from it to the
+same bits.
 
 To follow a step: model, batches and loss are in tensorgrad/train/gpt2.py, the loop is in
 tensorgrad/train/loop.py.

@@ -64,6 +64,18 @@ class GPT2Config:
         block = 12 * self.width**2 + 13 * self.width
         return (self.rows + self.context + 2) * self.width + self.layers * block
 
+    @property
+    def training_flops(self) -> int:
+        """FLOPs of a training step for a token, three times those of the forward pass.
+
+            forward = L (24 C^2 + 2 T C) + 2 V C
+
+        That is 2 for each element of a matrix, and causal attention. What is recomputed does not
+        count.
+        """
+        block = 24 * self.width**2 + 2 * self.context * self.width
+        return 3 * (self.layers * block + 2 * self.rows * self.width)
+
 
 # Radford et al. 2019, "Language models are unsupervised multitask learners", table 2, with the
 # widths and heads of the published weights.

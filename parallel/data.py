@@ -99,6 +99,7 @@ class DataParallel(ShardedRanks):
         self._flat: FlatParameters | None = None
         self._buckets: Buckets | None = None
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
+        self.processes = comm.size
 
     save = Ranks.save  # rank 0 has everything
 

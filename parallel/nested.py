@@ -28,6 +28,7 @@ class NestedRanks(ShardedRanks):
         self._comm, self._world = comm, world or comm
         self._inner = OneProcess() if inner is None else inner
         self.rank, self.ranks = self._inner.rank, self._inner.ranks
+        self.processes = self._world.size
         self.is_main = comm.rank == 0 and self._inner.is_main
 
     def begin(

@@ -59,7 +59,7 @@ class _PartPass(NamedTuple):
     y: Tensor
 
 
-class _Output(NamedTuple):
+class _PartOutput(NamedTuple):
     """The output of a part for a micro-batch, and the count of random numbers it draws."""
 
     shape: Shape
@@ -112,7 +112,7 @@ class Pipeline(NestedRanks):
         self._schedule, self._chunks = schedule, chunks
         self.parts: list[range] = []
         self._actions_by_count: dict[int, list[Action]] = {}  # by the number of micro-batches
-        self._outputs: dict[Any, list[_Output]] = {}  # of each part, by the shapes of a batch
+        self._outputs: dict[Any, list[_PartOutput]] = {}  # of each part, by the shapes of a batch
         self._now: tuple[int, Tensor | None] | None = None  # the running part, and its input
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
@@ -302,12 +302,12 @@ class Pipeline(NestedRanks):
         with replaced(self, _now=(part, given)):
             return _PartPass(given, loss(*batch))
 
-    def _dry_run(self, loss: Loss, batch: Batch) -> list[_Output]:
+    def _dry_run(self, loss: Loss, batch: Batch) -> list[_PartOutput]:
         """Return the outputs of all parts for such a batch; the first time, run it with zeros."""
         key = (self._model.training, *((each.shape, str(each.dtype)) for each in batch))
         if key not in self._outputs:
             comm, before = self._comm, random.get_state()
-            found: list[_Output] = []
+            found: list[_PartOutput] = []
             for part in range(len(self.parts)):
                 told: Any = None
                 if part % comm.size == comm.rank:
@@ -321,7 +321,7 @@ class Pipeline(NestedRanks):
                     told = [y.shape, str(y.dtype), draws]
                     random.set_state(before)
                 shape, dtype, draws = comm.broadcast_object(told, part % comm.size)
-                found.append(_Output(tuple(shape), as_dtype(dtype), draws))
+                found.append(_PartOutput(tuple(shape), as_dtype(dtype), draws))
             self._outputs[key] = found
         return self._outputs[key]
 
@@ -344,7 +344,7 @@ class _ScheduleRun:
         loss: Loss,
         batches: Sequence[Batch],
         scaler: LossScaler | None,
-        outputs: Sequence[_Output],
+        outputs: Sequence[_PartOutput],
     ) -> None:
         self._pipeline, self._loss, self._scaler = pipeline, loss, scaler
         self._batches, self._outputs = batches, outputs

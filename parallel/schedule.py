@@ -178,7 +178,7 @@ def max_in_flight(name: str, stages: int, micro: int, stage: int, chunks: int = 
     return min(chunks * micro, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
 
 
-class Span(NamedTuple):
+class ActionTimes(NamedTuple):
     """When an action begins and ends."""
 
     begin: float
@@ -187,7 +187,7 @@ class Span(NamedTuple):
 
 def timeline(
     plans: Sequence[Sequence[Action]], forward: float = 1.0, backward: float = 2.0
-) -> dict[Action, Span]:
+) -> dict[Action, ActionTimes]:
     """Return when each action runs if each stage starts its next one as soon as possible.
 
     Args:
@@ -198,7 +198,7 @@ def timeline(
     """
     lengths = {"forward": forward, "backward": backward}
     last = max(action.part for plan in plans for action in plan)
-    spans: dict[Action, Span] = {}
+    spans: dict[Action, ActionTimes] = {}
     places, clocks = [0] * len(plans), [0.0] * len(plans)
     moved = True
     while moved:
@@ -211,7 +211,7 @@ def timeline(
                     break
                 begin = max([clocks[stage], *(spans[need].end for need in needs)])
                 clocks[stage] = begin + lengths[action.kind]
-                spans[action] = Span(begin, clocks[stage])
+                spans[action] = ActionTimes(begin, clocks[stage])
                 places[stage] += 1
                 moved = True
     for stage, plan in enumerate(plans):

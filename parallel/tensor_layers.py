@@ -9,7 +9,7 @@
 A parallel region is what a rank computes with its shard of a layer. Outside the regions every rank
 has the same activations. With sequence parallelism (`sequence`) it has 1 / ranks of their rows
 there, and norms, dropout and residuals work on these rows. `tensor_parallel` in tensor.py puts
-these layers in the place of a model's. Tests: tests/parallel/test_tensor.py.
+these layers in place of a model's. Tests: tests/parallel/test_tensor.py.
 
 Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al. 2022,
     arXiv:2205.05198, section 4 (sequence parallelism).

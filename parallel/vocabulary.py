@@ -23,7 +23,7 @@ from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError
-from tensorgrad.kernels.cross_entropy import Options, Scale, rescale
+from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions, rescale
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
 from tensorgrad.ops.linear_cross_entropy import loss_operands, rows_at_a_time
 from tensorgrad.ops.matmul import flat, product, product_into
@@ -71,7 +71,7 @@ def vocabulary_parallel_cross_entropy(
     op = "vocabulary_parallel_cross_entropy"
     x, weight, targets, classes = loss_operands(op, x, weight, targets, vocab_size, comm.size)
     arrays = (x.data, weight.data)
-    options = Options(ignore_index, label_smoothing, z_loss)
+    options = LossOptions(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     if reduction == "none":
         raise ArgumentError(f"{op}: reduction is 'none', expected 'mean' or 'sum'")
@@ -104,7 +104,7 @@ class _LossInputs(NamedTuple):
     weight: Array  # this rank's rows of the head
     ids: Array  # (N,)
     classes: int
-    options: Options
+    options: LossOptions
     counted: Array  # (N,)
     divisor: Array | None  # of the sum of losses
     dtype: Dtype
@@ -130,7 +130,7 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Seque
         if gradient is None:
             continue
         if not is_numpy(gradient):
-            rescale(gradient, Scale(backend.contiguous(factor).reshape(-1)))
+            rescale(gradient, GradientFactor(backend.contiguous(factor).reshape(-1)))
         elif factor != 1:
             gradient *= factor.astype(gradient.dtype)
     return gradients

@@ -48,7 +48,8 @@ def record(
             is False where no gradient is wanted, else True or the gradient so far, to which the
             function may add instead of returning an array (see accumulation.py). Where the op
             broadcast an input, the gradient may come in the broadcast shape: the walk sums it
-            down. Where it has another float dtype than the input, the walk casts it.
+            down. Where it has another float dtype than the input, the walk casts it. An array that
+            is neither dy nor in `saved`, nor a view, is given away: it may be kept and added to.
         saved: what backward needs, most of all arrays; freed as the walk passes.
 
     Returns:
@@ -145,7 +146,7 @@ def value_and_grad(
 
     Gradients come back as tensors and no `.grad` is touched: `f` is treated as a function of
     those arguments alone. A gradient is zero where f does not depend on the argument. Negative
-    places are counted from the last positional argument.
+    indices are counted from the last positional argument.
 
     Raises:
         ArgumentError: f is not a function (the gradients of a tensor are those of `backward`).
@@ -162,8 +163,9 @@ def value_and_grad(
         if mode.inside_grad:
             raise GradError("grad: got a nested call, expected one level: second derivatives "
                             "are not supported")  # fmt: skip
-        places = [_argument(i, len(args)) for i in wanted]
-        leaves = {i: Tensor(tensor_of("grad", f"argument {i}", args[i]).data, True) for i in places}
+        indices = [_argument(i, len(args)) for i in wanted]
+        inputs = [(i, tensor_of("grad", f"argument {i}", args[i])) for i in indices]
+        leaves = {i: Tensor(tensor.data, True) for i, tensor in inputs}
         with replaced(mode, inside_grad=True, grad_enabled=True):
             y = f(*[leaves.get(i, arg) for i, arg in enumerate(args)], **kwargs)
         if not isinstance(y, Tensor) or y.data.size != 1:
@@ -174,7 +176,7 @@ def value_and_grad(
             i: Tensor(namespace(t.data).zeros_like(t.data) if g is None else cast(g, t.dtype))
             for g, (i, t) in zip(found, leaves.items(), strict=True)
         }
-        each = tuple([grads[i] for i in places])
+        each = tuple([grads[i] for i in indices])
         return y.detach(), each[0] if single else each
 
     return with_grad
@@ -187,13 +189,13 @@ def _check_differentiable(op: str, f: Any) -> None:
     )
 
 
-def _argument(place: Any, count: int) -> int:
-    """Return the place of a positional argument, counted from the first."""
-    if not isinstance(place, int | np.integer) or not -count <= place < count:
+def _argument(index: Any, count: int) -> int:
+    """Return the index of a positional argument, counted from the first."""
+    if not isinstance(index, int | np.integer) or not -count <= index < count:
         raise ArgumentError(
-            f"grad: argnums has {place!r}, expected places of the {count} positional arguments"
+            f"grad: argnums has {index!r}, expected indices of the {count} positional arguments"
         )
-    return int(place) % count
+    return int(index) % count
 
 
 def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:

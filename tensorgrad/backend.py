@@ -89,6 +89,16 @@ def device_of(array: Array) -> str:
     return "cpu" if type(array) is np.ndarray else f"cuda:{array.device.id}"
 
 
+def memory_bytes() -> tuple[int, int]:
+    """Return the bytes of the current GPU that arrays use, and those that their pool has reserved.
+
+    The pool keeps what arrays no longer use: the second number is the peak of the first, rounded up
+    to the pool's blocks.
+    """
+    pool = cupy.get_default_memory_pool()
+    return int(pool.used_bytes()), int(pool.total_bytes())
+
+
 def use_device(device: str) -> str:
     """Make a GPU the current one of this thread.
 

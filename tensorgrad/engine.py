@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tensorgrad import ranges
-from tensorgrad.accumulation import Into, into
+from tensorgrad.accumulation import into
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
 from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
@@ -82,12 +82,13 @@ class Node:
 
 
 class Output:
-    """One of the `count` outputs of a node."""
+    """One of the `count` outputs of a node, which is its only edge."""
 
-    __slots__ = ("count", "dtype", "index", "node", "shape")
+    __slots__ = ("count", "dtype", "edges", "index", "node", "shape")
 
     def __init__(self, node: Node, index: int, count: int, data: Array) -> None:
         self.node = node
+        self.edges = (node,)
         self.index = index
         self.count = count
         self.dtype: Dtype = data.dtype
@@ -95,6 +96,7 @@ class Output:
 
 
 Edge: TypeAlias = "Node | Output | Tensor"
+_NDARRAY = np.ndarray
 _RECORDED = frozenset((Node, Output))  # all edges but leaves
 
 
@@ -260,9 +262,9 @@ def _walk(
     need: returns the need for an edge; one that holds a leaf's gradient notes the leaf in a list.
     """
     start = edge_of(root)
-    waiting = {edge: uses for edge, uses in _count_uses(start, ends).items() if uses > 1}
+    waiting = _shared_uses(start, ends)
     sums: dict[Edge, Any] = {}
-    private: dict[Edge | None, Into] = {}  # sums that nobody else holds
+    private: dict[Edge | None, Any] = {None: False}  # needs of edges whose sum nobody else holds
     offered: list[Any] = []
     ready: list[tuple[Edge, Any]] = [(start, cast(dy, start.dtype))]
     found: Sequence[Array | None]
@@ -276,29 +278,26 @@ def _walk(
             else:
                 deliver(edge, dy, False)
             continue
-        edges, saved = edge.edges, edge.saved
+        edges = edge.edges
+        saved: Any = edge.saved
         if saved is None or edge.version != _versions.current:
             _check_saved(edge)
         if dy is None:
             found = [None] * len(edges)
         else:
-            if private:
-                needs = [
-                    e is not None and (private.get(e) or type(e) is Node or need(e, offered))
-                    for e in edges
-                ]
-            else:
-                needs = [type(e) is Node or (e is not None and need(e, offered)) for e in edges]
+            needs = [
+                private[e] if e in private else type(e) is Node or need(e, offered) for e in edges
+            ]
             if observer is not None:
                 with leaves if offered else nullcontext():
                     found = observer.backward(edge, dy, saved or (), needs)
                 offered.clear()
             elif offered:
                 with leaves:
-                    found = edge.backward(dy, saved or (), needs)
+                    found = edge.backward(dy, saved, needs)
                 offered.clear()
             else:
-                found = edge.backward(dy, saved or (), needs)
+                found = edge.backward(dy, saved, needs)
         if not retain_graph:
             edge.saved, edge.edges = None, ()
         if len(found) != len(edges):
@@ -318,21 +317,28 @@ def _walk(
                 if other is not None:
                     if dx is None:
                         dx = other
-                    elif type(other) is np.ndarray and dx.dtype is other.dtype is target.dtype:
+                    elif target in private and dx.dtype is other.dtype and type(other) is _NDARRAY:
+                        other += dx
+                        dx = other
+                    elif type(other) is _NDARRAY and dx.dtype is other.dtype is target.dtype:
                         dx = other + dx
-                        if type(dx) is not np.ndarray:
+                        if type(dx) is not _NDARRAY:
                             dx = np.asarray(dx)  # NumPy turns 0-d sums into scalars
                     else:
                         dx = _sum(other, dx, target)
                 uses = waiting[target] - 1
                 if uses:
-                    waiting[target], sums[target] = uses, dx
-                    if dx is not other and other is not None:  # a new sum
-                        private[target] = into(dx)
+                    waiting[target] = uses
+                    if dx is not other:
+                        sums[target] = dx
+                        # a new sum, or the first of many contributions
+                        if other is not None or (
+                            uses > 1 and _can_grow(dx, target, (dy, *found, *saved))
+                        ):
+                            private[target] = into(dx)
                     continue
                 sums.pop(target, None)
-                if private:
-                    private.pop(target, None)
+                private.pop(target, None)
                 if dx is not None and type(target) is Node:
                     dx = cast(dx, target.dtype)
             if type(target) is Node or type(target) is Output:
@@ -340,7 +346,7 @@ def _walk(
             else:  # at once: who waits for a gradient need not wait for the rest of the walk
                 leaf: Any = target
                 first = leaf.grad is None and leaf not in waiting  # else it is added or copied
-                own = first and _is_own(dx, (dy, *found, *(saved or ())))
+                own = first and _is_own(dx, (dy, *found, *saved))
                 deliver(leaf, dx, own)
         found, saved, dx = (), (), None  # so that memory falls before the next backward runs
 
@@ -363,21 +369,22 @@ def _collect(
         ready.append((node, None if all(dy is None for dy in dys) else dys))
 
 
-def _count_uses(start: Edge, ends: frozenset[Edge]) -> dict[Edge, int]:
-    """Return how many recorded ops use each node and leaf between `start` and `ends`."""
-    uses: dict[Edge, int] = {start: 0}
+def _shared_uses(start: Edge, ends: frozenset[Edge]) -> dict[Edge, int]:
+    """Return the uses of each node and leaf between `start` and `ends` that has several."""
+    uses: dict[Edge, int] = {}
+    seen = {start}
     stack: list[Any] = [start] if type(start) in _RECORDED else []
     while stack:
         edge = stack.pop()
         if ends and edge in ends:
             continue
-        for target in edge.edges if type(edge) is Node else (edge.node,):
+        for target in edge.edges:
             if target is None:
                 continue
-            if target in uses:
-                uses[target] += 1
+            if target in seen:
+                uses[target] = uses.get(target, 1) + 1
             else:
-                uses[target] = 1
+                seen.add(target)
                 if type(target) is Node or type(target) is Output:
                     stack.append(target)
     return uses
@@ -427,6 +434,14 @@ def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
     if dx is None or dx.base is not None or not dx.flags.c_contiguous:
         return False
     return sum([other is dx for other in others]) <= 1
+
+
+def _can_grow(dx: Array, target: Edge, others: Sequence[Any]) -> bool:
+    """Whether others may be added to the first contribution, which the op gave away.
+
+    On the CPU alone: on the GPU products would add to it, and round once instead of twice.
+    """
+    return type(dx) is _NDARRAY and dx.dtype is target.dtype and _is_own(dx, others)
 
 
 def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:

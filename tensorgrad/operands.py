@@ -69,7 +69,7 @@ def float_tensor(op: str, name: str, value: Any) -> Tensor:
     return tensor
 
 
-def mask_operand(op: str, mask: Any, name: str, beside: Array) -> Array:
+def mask_operand(op: str, mask: Any, name: str, other: Array) -> Array:
     """Return a mask of bools or floats on the device of the operand that `name` names.
 
     Raises:
@@ -79,7 +79,7 @@ def mask_operand(op: str, mask: Any, name: str, beside: Array) -> Array:
     mask = tensor_of(op, "mask", mask)
     if mask.requires_grad:
         raise GradError(f"{op}: mask requires a gradient, expected one that does not")
-    backend.same_device(op, (name, "mask"), (beside, mask.data))
+    backend.same_device(op, (name, "mask"), (other, mask.data))
     if mask.dtype != np.bool_ and not is_float(mask.dtype):
         raise DtypeError(f"{op}: mask has dtype {mask.dtype}, expected bool or a float")
     return mask.data

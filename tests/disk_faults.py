@@ -37,7 +37,7 @@ from tensorgrad.train.checkpoint import (
     save_checkpoint,
     step_of,
 )
-from tensorgrad.train.log import MetricsLog, read_metrics
+from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.loop import Trainer
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.weights import load_arrays, load_metadata
@@ -279,7 +279,7 @@ class Metrics(Scenario):
 
     def write(self, folder: Path, step: int) -> None:
         """Go on from a step, to the end."""
-        log = MetricsLog(folder / "metrics.jsonl", step)
+        log = StepLog(folder / "metrics.jsonl", step)
         try:
             for record in self.records[step + 1 :]:
                 log.write(record)

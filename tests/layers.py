@@ -12,7 +12,7 @@ from tests.source_tree import ROOT, examples, library
 LAYERS: dict[str, tuple[str, ...]] = {
     "ground: devices, types, files": (
         *("errors", "interrupt", "dtypes", "backend", "files", "readers", "command"),
-        *("ranges", "checks", "accumulation", "special", "dlpack", "weights"),
+        *("ranges", "checks", "accumulation", "special", "dlpack", "weights", "gpu"),
     ),
     "kernels: how an op runs on a GPU": ("kernels",),
     "tensors and differentiation": (

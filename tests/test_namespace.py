@@ -14,7 +14,7 @@ import pytest
 
 import tensorgrad
 from tensorgrad import errors
-from tests.source_tree import library
+from tests.source_tree import ROOT, library
 
 SOURCES = {source.module: source for source in library()}
 # The root's docstring lists them; those of models are imported from the modules themselves.
@@ -88,6 +88,27 @@ def test_type_variables_are_private() -> None:
     ]
     assert len(variables) > 2
     assert [name for name in variables if ": _" not in name] == []
+
+
+def test_the_name_of_a_class_has_one_meaning() -> None:
+    """Private names count too; a struct that crosses to CUDA is declared once in structs.py."""
+    classes = [
+        (node.name.lstrip("_"), str(source))
+        for source in SOURCES.values()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    crossing = defined("tensorgrad.kernels.structs")
+    aliases = set()
+    for path in sorted((ROOT / "tensorgrad").rglob("*.cu*")):
+        text = re.sub("//.*", "", path.read_text(encoding="utf-8"))
+        aliases |= {(name, path.name) for name in re.findall(r"\busing (\w+) =", text)}
+        structs = re.findall(r"\b(?:struct|enum) (?:\w+\([^)]*\) )?(\w+)(?: : [^;{]*)? {", text)
+        classes += [(name, path.name) for name in structs if name not in crossing]
+    names = [name for name, _ in classes]
+    assert {"MatmulOperand", "Node", "OnlineSoftmax"} <= set(names)
+    assert [where for where in classes if names.count(where[0]) > 1] == []
+    assert [where for where in aliases if where[0] in names] == []
 
 
 def test_every_error_is_public() -> None:

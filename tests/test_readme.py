@@ -42,6 +42,7 @@ SHELL = {"sh", "bash", "shell", "console"}
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi}
 BENCHES = sorted(ROOT.glob("examples/bench/*.py"))
 PROGRAMS = [*sorted(ROOT.glob("examples/*.py")), *BENCHES]
+SCRIPTS = [ROOT / ".ci" / "run", *sorted((ROOT / "examples" / "cluster").iterdir())]
 MADE_BY_RUNNING = ("runs/", ".venv")
 
 
@@ -262,6 +263,27 @@ def test_source_paths_exist(document: Path) -> None:
     assert list(missing_sources(document.read_text(encoding="utf-8"))) == []
 
 
+def missing_files(script: str) -> Iterator[str]:
+    """Yield the documents, programs and .cu files that a shell script names and that are missing.
+
+    The .cu files are those of a compile command, so their paths begin at the kernels' folder.
+    """
+    for name in re.findall(r"(?<![\w/])(?:docs|examples|tests)/[\w/-]+\.\w+", script):
+        if not (ROOT / name).is_file():
+            yield name
+    for name in re.findall(r"[\w/{},]+\.cu\b", script):
+        before, brace, rest = name.partition("{")
+        middles, _, after = rest.partition("}") if brace else ("", "", "")
+        for middle in middles.split(","):
+            if not (ROOT / "tensorgrad/kernels" / (path := before + middle + after)).is_file():
+                yield path
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_files_that_a_script_names_exist(script: Path) -> None:
+    assert list(missing_files(script.read_text(encoding="utf-8"))) == []
+
+
 def test_the_index_lists_every_document() -> None:
     index = ROOT / "docs" / "README.md"
     links = LINK.findall(index.read_text(encoding="utf-8"))
@@ -286,5 +308,7 @@ def test_the_checks_would_notice() -> None:
     sources = "`tensorgrad/tensor.py` `tensor.py` `models/none.py` `gpt2.py` `tensorgrad/nothing/`"
     assert list(missing_sources(sources)) == ["models/none.py", "tensorgrad/nothing/"]
     assert list(missing_sources("`tensor.py` `python none.py` `state.json`")) == ["tensor.py"]
+    script = "compile attention/{short,none}.cu softmax.cu lost.cu  # docs/none.md docs/README.md"
+    assert list(missing_files(script)) == ["docs/none.md", "attention/none.cu", "lost.cu"]
     assert len(list(python_blocks())) > 0
     assert len(list(commands())) > 2

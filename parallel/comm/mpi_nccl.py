@@ -248,7 +248,7 @@ class _MpiNetwork(HostTransport):
 
     def connect_gpus(self, device: int) -> Transport:
         """Connect the ranks' GPUs with NCCL, or through the host where ranks share a GPU."""
-        mine = {"gpu": _gpu_identity(device), "nccl": _nccl_version()}
+        mine = {"gpu": _gpu_identity(device), "nccl": nccl_version()}
         ranks = [json.loads(text) for text in self.exchange(json.dumps(mine))]
         versions = [rank["nccl"] for rank in ranks]
         if "missing" in versions or len(set(versions)) > 1:
@@ -484,7 +484,7 @@ def _gpu_identity(device: int) -> str:
     return bytes(properties["uuid"]).hex()
 
 
-def _nccl_version() -> str:
+def nccl_version() -> str:
     """Return the version of the NCCL that CuPy loads, or "missing"."""
     from cupy.cuda import nccl
 

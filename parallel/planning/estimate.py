@@ -217,9 +217,8 @@ class Estimate:
     @property
     def flops_per_second(self) -> float:
         """The FLOP/s of each GPU that the model needs, three times its forward pass."""
-        whole = Costs(self.job.config)
-        forward = whole.block_flops()[0] * self.job.config.layers + whole.head_flops()[0]
-        return 3 * forward * self.tokens_per_second / self.job.mesh.size
+        flops = self.job.config.training_flops
+        return flops * self.tokens_per_second / self.job.mesh.size
 
 
 def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:

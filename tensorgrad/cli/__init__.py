@@ -23,7 +23,9 @@ from tensorgrad.train.command_line import STYLE, run_app
 COMMANDS = {
     "info": "Show devices, drivers, versions and what is missing.",
     "train": "Train a model: a GPT-2, a translation model or a classifier of sentences.",
+    "prepare": "Train a tokenizer and write the tokens of a text.",
     "generate": "Generate text with a trained GPT-2.",
+    "evaluate": "Measure a trained model on its validation data.",
     "translate": "Translate text with a trained translation model.",
     "classify": "Classify sentences with a trained classifier.",
     "profile": "Show where the time and the memory of a training step go.",

@@ -108,7 +108,7 @@ def generate(
 
 def _load(
     path: Path, checkpoint: str, tokenizer: Path | None, options: Options, device: str, dtype: str
-) -> Generator:
+) -> PromptGenerator:
     device = backend.use_device(device)
     chosen = as_dtype(choose_dtype(dtype, device))
     model, found = load_gpt2(path, checkpoint, tokenizer)
@@ -117,7 +117,7 @@ def _load(
             f"load: the tokenizer has {found.vocab_size} tokens, expected at most "
             f"{model.vocab_size} (the vocabulary of {path})"
         )
-    return Generator(model.to(device, chosen), found, options)
+    return PromptGenerator(model.to(device, chosen), found, options)
 
 
 def choose_dtype(dtype: str, device: str) -> str:
@@ -131,7 +131,7 @@ def choose_dtype(dtype: str, device: str) -> str:
     return "bfloat16" if modern else "float16"
 
 
-class Generator:
+class PromptGenerator:
     """A model, its tokenizer and the sampling options."""
 
     def __init__(self, model: GPT2, tokenizer: Tokenizer, given: Options) -> None:
@@ -191,7 +191,7 @@ class Generator:
         return tokens
 
 
-def _read_prompts(generator: Generator) -> bool:
+def _read_prompts(generator: PromptGenerator) -> bool:
     """Read and answer prompts until the input ends; return whether all of them were valid."""
     lines, asking, failed = standard_input(), sys.stdin.isatty(), False
     while True:
@@ -215,7 +215,7 @@ def _text(line: str) -> str:
     return line.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
 
 
-def _show(generator: Generator, prompt: str) -> None:
+def _show(generator: PromptGenerator, prompt: str) -> None:
     """Print a prompt and the text after it token by token, then log the speed."""
     began = time.perf_counter()
     pieces = generator.pieces(prompt)

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from tensorgrad.command import printable
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import check_writable, make_folder
+from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
@@ -54,6 +55,9 @@ class StepOptions:
         vocab_multiple: pad the rows of the token embedding to a multiple of this (default: 1).
         batch: sequences of a step, on all ranks together (default: 8).
         micro_batches: parts of a batch, computed one by one (default: 1).
+        attention: one kernel (flash), one for the softmax (fused-softmax), or op by op (unfused);
+            the last two show what its parts cost (default: flash).
+        recompute: compute each block again in backward (default: no).
         dtype: dtype of matrix products, as in training (default: float32).
         parallel: how data parallel ranks work together, as in training (default: overlap).
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one (default: auto).
@@ -69,6 +73,8 @@ class StepOptions:
     vocab_multiple: int | None = None
     batch: int | None = None
     micro_batches: int | None = None
+    attention: Literal[ATTENTION_KERNELS] | None = None  # type: ignore[valid-type]
+    recompute: bool | None = None
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     parallel: Literal[MODES] | None = None  # type: ignore[valid-type]
     device: str | None = None
@@ -88,7 +94,6 @@ def profile(
     /,
     *,
     step: StepOptions = StepOptions(),
-    attention: Literal["flash", "fused-softmax", "unfused"] = "flash",
     what: tuple[Literal["time", "memory"], ...] = ("time", "memory"),
     steps: int = 3,
     warmup: int = 2,
@@ -104,8 +109,6 @@ def profile(
 
     Args:
         run: a run or its config.json, whose step to profile; default: a step from the options.
-        attention: one op, or several to see what they cost: with one for scale, mask and softmax
-            (fused-softmax), or one for each (unfused).
         what: time, memory, or both.
         steps: to record.
         warmup: steps before, which compile kernels.
@@ -125,7 +128,7 @@ def profile(
     try:
         with _Progress(main) as progress:
             found = profile_step(
-                settings, device, steps=steps, warmup=warmup, attention=attention,
+                settings, device, steps=steps, warmup=warmup,
                 what=tuple(dict.fromkeys(what)), nvtx=nvtx, source=source, comm=comm,
                 progress=progress.show,
             )  # fmt: skip
@@ -163,7 +166,7 @@ def _report(found: StepProfile, rows: int) -> str:
     ms = 1e3 * found.seconds
     lines = [
         f"GPT-2, {found.parameters:,} parameters, batch {settings.batch}, {settings.dtype}, on "
-        f"{found.device}: {ms:.2f} ms a step, {found.tokens_per_second:,.0f} tokens/s",
+        f"{found.device}: {ms:.2f} ms a step, {found.tokens_per_second:,.0f} tokens/s"
     ]
     if found.recording is not None:
         table = op_table(found.recording)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorgrad.data.corpus import Corpus, prepare
+from tensorgrad.data.corpus import Corpus, is_prepared, open_prepared, prepare
 from tensorgrad.data.labelled import LabelledTexts, hold_out, read_labelled
 from tensorgrad.data.labelled_loader import LabelledLoader
 from tensorgrad.data.pair_loader import PairLoader
@@ -26,7 +26,7 @@ from tensorgrad.data.words import WordVocabulary, read_vectors, split_words
 __all__ = [
     "END_OF_TEXT", "Corpus", "LabelledLoader", "LabelledTexts", "PairCorpus", "PairLoader", "Split",
     "TextStream", "TokenFile", "TokenLoader", "Tokenizer", "WordVocabulary", "documents",
-    "encode_pairs", "fingerprint", "hold_out", "language_token", "phrases", "plan_split", "prepare",
-    "read_labelled", "read_pairs", "read_vectors", "reviews", "split_words", "token_dtype",
-    "train_tokenizer", "write_tokens",
+    "encode_pairs", "fingerprint", "hold_out", "is_prepared", "language_token", "open_prepared",
+    "phrases", "plan_split", "prepare", "read_labelled", "read_pairs", "read_vectors", "reviews",
+    "split_words", "token_dtype", "train_tokenizer", "write_tokens",
 ]  # fmt: skip

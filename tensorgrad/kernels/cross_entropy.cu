@@ -143,8 +143,8 @@ cross_entropy_rescale(T* __restrict__ values, const GradientScale<Compute<T>> sc
 // 1 where rows do not consist of whole vectors. Those from `end` on are -inf.
 template <typename T, int N, int W>
 struct RowRegisters {
-    using Piece = Vec<T, W>;
-    Piece pieces[N / W];
+    using Vector = Vec<T, W>;
+    Vector pieces[N / W];
 
     __device__ static int column(int j) { return (j / W * blockDim.x + threadIdx.x) * W + j % W; }
 
@@ -177,12 +177,14 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits,
     using Own = RowRegisters<T, N, W>;
     const long long stride = gridDim.x * (long long)blockDim.y, last = rows - 1;
     const bool smooth = targets.each != 0;
+    // Load the first row.
     long long next = min(group_row(), last), next_id = targets.ids[next];
     Own next_registers;
     next_registers.fetch(logits + next * width, classes);
     // Every thread of a warp takes every turn; a row beyond the last is the last one again,
     // unwritten.
     for (long long r = group_row(); r - threadIdx.y < rows; r += stride) {
+        // Take over the row that was loaded, and load the next.
         const long long id = next_id, row = min(r, last);
         C values[N];
         next_registers.unpack_to(values, classes);
@@ -193,6 +195,7 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits,
         next_id = targets.ids[next];
         next_registers.fetch(logits + next * width, classes);
         asm volatile("" :: "r"(int(at_target != 0)));   // read before a thread writes over it
+        // Online softmax, then across the threads.
         OnlineSoftmax<C> own = {-infinity<C>(), 0};
         own.template absorb<T>(values);
         own = warp_reduce(
@@ -206,10 +209,12 @@ __device__ inline void group_of_threads(C* losses, T* dlogits, const T* logits,
             below = warp_sum(below, blockDim.x);
         }
         if (r >= rows) continue;
+        // Loss.
         const LogitGradient<T> gradient(row_max, own.total, targets, weight);
         if (losses != nullptr && threadIdx.x == 0)
             losses[r] = counts ? targets.loss(row_max, own.total, at_target, below) : C(0);
         if (dlogits == nullptr) continue;
+        // Gradient.
         T* dx = dlogits + r * width;
         if (!counts) {
             for (int column = threadIdx.x; column < width; column += blockDim.x)
@@ -348,12 +353,14 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
         if (dlogits != nullptr) clear(dx, 0, width);
         return;
     }
+    // Load what is outside the vectors.
     const UnalignedRow<T> row(logits + r * width, classes);
     const Target<T> target(id, row);
     const C at_target = target.known ? to_compute(row.x[target.place]) : not_a_number<C>();
     const T other = own_other(row);
     const C weight = scale(r);
     const bool smooth = targets.each != 0;
+    // Online softmax, then across the threads.
     LogitStatistics<T> statistics(smooth, smooth ? row.x[0] : T(0.f));
     for (int base = threadIdx.x; base < row.vectors; base += UNROLL * blockDim.x) {
         Words xs[UNROLL];
@@ -367,6 +374,7 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
             if (base + u * blockDim.x < row.vectors) statistics.absorb(xs[u]);
     }
     statistics.finish(row, other);
+    // Loss.
     const C row_max = statistics.all.shift(), total = statistics.all.total;
     const LogitGradient<T> gradient(row_max, total, targets, weight);
     if (target.mine) {
@@ -375,6 +383,7 @@ cross_entropy_forward(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ 
         peaks[gridDim.x + r] = total;
     }
     if (dlogits == nullptr) return;
+    // Gradient.
     #pragma unroll 2
     for (int v = threadIdx.x; v < row.vectors; v += blockDim.x)
         store_gradient<T, C>(dx + row.head + v * VECTOR<T>, load_words(row.vector(v)), gradient);
@@ -392,6 +401,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
     extern __shared__ __align__(16) unsigned char memory[];
     Words* staged = reinterpret_cast<Words*>(memory);
     const bool smooth = targets.each != 0;
+    // Load the first row.
     long long id = targets.ids[blockIdx.x];
     UnalignedRow<T> row(logits + blockIdx.x * (long long)width, classes);
     T other = own_other(row), first = smooth ? row.x[0] : T(0.f);
@@ -400,6 +410,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
             cp_async(staged + v, row.vector(v), true);
     cp_async_commit();
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
+        // Load what is outside the vectors of the next row.
         const long long next = min(r + gridDim.x, rows - 1);
         const UnalignedRow<T> next_row(logits + next * width, classes);
         const long long next_id = targets.ids[next];
@@ -411,6 +422,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
         const Target<T> target(id, row);
         const C weight = scale(r);
         T* dx = dlogits + r * width;
+        // Online softmax, then across the threads.
         cp_async_wait<0>();
         LogitStatistics<T> statistics(smooth, first);
         #pragma unroll 2
@@ -420,6 +432,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
             at_target = to_compute(!row.in_vector(target.place) ? other :
                 reinterpret_cast<const T*>(staged)[target.place - row.head]);
         if (counts) statistics.finish(row, other);
+        // Loss.
         const C row_max = statistics.all.shift(), total = statistics.all.total;
         const LogitGradient<T> gradient(row_max, total, targets, weight);
         if (target.mine) {
@@ -427,6 +440,7 @@ cross_entropy_staged(Compute<T>* __restrict__ losses, Compute<T>* __restrict__ p
             peaks[r] = row_max;
             peaks[rows + r] = total;
         }
+        // Gradient; load the next row.
         #pragma unroll 2
         for (int v = threadIdx.x; v < max(vectors, next_vectors); v += blockDim.x) {
             if (v < vectors)

@@ -28,7 +28,7 @@ _FILE = "cross_entropy.cu"
 _ALONE = 65536  # the most numbers that one block adds
 
 
-class Options(NamedTuple):
+class LossOptions(NamedTuple):
     """What the loss of a row is: see `cross_entropy`."""
 
     ignore_index: int | None
@@ -37,7 +37,7 @@ class Options(NamedTuple):
 
 
 def forward(
-    logits: Array, targets: Array, options: Options, reduction: str, differentiate: bool
+    logits: Array, targets: Array, options: LossOptions, reduction: str, differentiate: bool
 ) -> tuple[Array, tuple[Any, ...]]:
     """Return the loss, and what `backward` needs."""
     rows = backend.contiguous(logits).reshape(-1, logits.shape[-1])
@@ -50,7 +50,7 @@ def forward(
     peaks = backend.empty((2, len(ids)), dtype, like=rows)
     ahead = differentiate and reduction != "none"
     dlogits = backend.empty_like(rows) if ahead else None
-    rows_forward(losses, peaks, dlogits, rows, ids, options, Scale(None, count))
+    rows_forward(losses, peaks, dlogits, rows, ids, options, GradientFactor(None, count))
     loss = losses.reshape(targets.shape) if reduction == "none" else total(losses, count)
     # With a retained graph dlogits holds the gradient of the last backward, not of dy == 1.
     prepared = [ahead]
@@ -60,7 +60,7 @@ def forward(
 def backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
     """Return the gradient of the logits."""
     rows, ids, peaks, count, dlogits, prepared, options, shape = saved
-    scale = Scale(backend.contiguous(dy).reshape(-1), count)
+    scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
     if dlogits is None:
         dlogits = backend.empty_like(rows)
     height, width = rows.shape
@@ -77,7 +77,7 @@ def backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[
     return (dlogits.reshape(shape),)
 
 
-class Scale(NamedTuple):
+class GradientFactor(NamedTuple):
     """What gradients are multiplied with: dy (one, or one a row) / divisor; None stands for 1."""
 
     dy: Array | None = None
@@ -94,7 +94,7 @@ def flat_ids(targets: Array) -> Array:
     return backend.contiguous(targets.astype(np.int64, copy=False)).reshape(-1)
 
 
-def count_targets(ids: Array, options: Options) -> Array:
+def count_targets(ids: Array, options: LossOptions) -> Array:
     """Return how many targets count, an array of one on the device."""
     blocks = max(1, min(128, len(ids) // _ALONE * 4))
     count = backend.empty((1,), np.dtype(np.int64), like=ids)
@@ -125,7 +125,7 @@ def total(losses: Array, count: Array | None) -> Array:
 
 def rows_forward(
     losses: Array, peaks: Array, dlogits: Array | None, logits: Array, ids: Array,
-    options: Options, scale: Scale, classes: int | None = None,
+    options: LossOptions, scale: GradientFactor, classes: int | None = None,
 ) -> None:  # fmt: skip
     """Write the loss of each row and, unless `dlogits` is None, the gradient.
 
@@ -170,7 +170,7 @@ def rows_forward(
     )
 
 
-def rescale(values: Array, scale: Scale) -> None:
+def rescale(values: Array, scale: GradientFactor) -> None:
     """Multiply in place with one number; memory is not touched where that is 1."""
     if values.size:
         load(_FILE, f"cross_entropy_rescale<{c_name(values.dtype)}>")(
@@ -189,8 +189,8 @@ def _held(logits: Array) -> int:
 
 
 def _group(
-    losses: Array | None, dlogits: Array | None, logits: Array, ids: Array, options: Options,
-    scale: Scale, classes: int, prepared: bool = False,
+    losses: Array | None, dlogits: Array | None, logits: Array, ids: Array, options: LossOptions,
+    scale: GradientFactor, classes: int, prepared: bool = False,
 ) -> None:  # fmt: skip
     """Write losses and gradients of short rows, each held by at most 32 threads."""
     height, width = logits.shape
@@ -207,7 +207,7 @@ def _group(
     )  # fmt: skip
 
 
-def _targets(ids: Array, options: Options, classes: int = 1) -> Any:
+def _targets(ids: Array, options: LossOptions, classes: int = 1) -> Any:
     """Return the struct Targets."""
     index, smoothing, z_loss = options
     ignored = (0 if index is None else index, index is not None)

@@ -58,11 +58,13 @@ decode_norm(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ we
     y += blockIdx.x * (long long)width;
     const bool alike = aligned_alike(x, y) && aligned_alike(x, weight) &&
                        (bias == nullptr || aligned_alike(x, bias));
+    // Moments.
     C mean = 0;
     if (centred) mean = block_sum(sum_values(x, width, [](C value) { return value; })) / C(width);
     const C squares =
         sum_values(x, width, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(block_sum(squares) / C(width) + C(eps));
+    // Normalize and store.
     for_places(x, width, alike, [&](int place, auto n) {
         auto values = load<n>(x + place);
         const auto weights = load<n>(weight + place),
@@ -123,6 +125,7 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
     for (int j = 0; j < 2 * BANDS; ++j)
         rows_here[j] = weight + min(first + lane / 4 + 8 * j, columns - 1) * (long long)width;
 
+    // Load and multiply, each warp its part of the terms.
     Fragment<BANDS, 8 * TILES> sums;   // rows of weight, columns of x
     sums.clear();
     for (int start = warp * 32; start < width; start += AHEAD * warps * 32) {
@@ -158,6 +161,7 @@ decode_product(T* y, float* wide, const T* __restrict__ x, const T* __restrict__
         }
     }
 
+    // Add up the warps; epilogue.
     using Sums = float[TILES * 8][BANDS * 16];   // [row][column] of y
     Sums* shared = reinterpret_cast<Sums*>(memory);
     sums.for_each([&](float x, int h, int c) {
@@ -187,6 +191,7 @@ decode_product_plain(T* y, float* wide, const T* __restrict__ x, const T* __rest
     weight += column * (long long)width;
     x += top * (long long)width;
     const int count = min(ROWS, rows - top);
+    // Load and multiply.
     float sums[ROWS] = {};
     #pragma unroll 4
     for (int k = lane; k < width; k += 32) {
@@ -195,6 +200,7 @@ decode_product_plain(T* y, float* wide, const T* __restrict__ x, const T* __rest
         for (int r = 0; r < ROWS; ++r)
             if (r < count) sums[r] += w * to_compute(x[r * (long long)width + k]);
     }
+    // Add up the lanes; epilogue.
     const DecodeEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu};
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

@@ -58,6 +58,7 @@ __device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, 
     using C = Compute<X>;
     constexpr int VECTORS = LANES / N;   // of a thread
     const int thread = threadIdx.x % 32;
+    // Load.
     Vec<X, N> xs[VECTORS];
     Vec<Y, N> rest[VECTORS];
     #pragma unroll
@@ -68,6 +69,7 @@ __device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, 
         for (int k = 0; k < VECTORS; ++k)
             rest[k] = load_within<WHOLE, N>(residual, start + (k * 32 + thread) * N, size);
 
+    // Draw the keep mask of 16 elements.
     const Bits bits = philox(seed, draw, stream, start / LANES + thread);
     unsigned int kept = 0;   // lane i is kept where its 16 bits, in the upper half, are <= limit
     #pragma unroll
@@ -75,6 +77,7 @@ __device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, 
         const unsigned int half = bits.values[i / 4] >> i % 4 / 2 * 32;
         if ((i % 2 == 0 ? half << 16 : half) <= limit) kept |= 1u << i;
     }
+    // Exchange masks; bias, mask, residual and store.
     #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
         const int vector = k * 32 + thread;

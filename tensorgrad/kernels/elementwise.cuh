@@ -1,4 +1,4 @@
-// Functions that the expressions of the elementwise table may call, beside CUDA's own
+// Functions that the expressions of the elementwise table may call, in addition to CUDA's own
 // (exp, log, sqrt, tanh, erf, ...). Every operand arrives in the compute type C: float for
 // float and the 16-bit types, double, or an integer. Whoever includes this defines ROUGH first:
 // whether all results have 16 bits, for which the approximations of the hardware do.

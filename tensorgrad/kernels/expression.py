@@ -42,10 +42,10 @@ class Expressions:
     """A growing set of expressions, each held once."""
 
     def __init__(self) -> None:
-        # ("name", x), ("constant", float, "0.5"), ("negative", place), ("+", place, place),
-        # ("exp", place): what is done, then with what
+        # ("name", x), ("constant", float, "0.5"), ("negative", index), ("+", index, index),
+        # ("exp", index): the operator, then its operands
         self._nodes: list[tuple[Any, ...]] = []
-        self._places: dict[tuple[Any, ...], int] = {}
+        self._indices: dict[tuple[Any, ...], int] = {}
 
     def name(self, name: str) -> int:
         """Return the expression that is a named value."""
@@ -57,15 +57,15 @@ class Expressions:
 
     def node(self, *parts: Any) -> int:
         """Return the expression of these parts, an operator or function and its operands."""
-        place = self._places.setdefault(parts, len(self._nodes))
-        if place == len(self._nodes):
+        index = self._indices.setdefault(parts, len(self._nodes))
+        if index == len(self._nodes):
             self._nodes.append(parts)
-        return place
+        return index
 
     def parse(self, text: str, names: Mapping[str, int]) -> int:
         """Return the expression that Python code stands for, `names` replaced."""
 
-        def place(node: ast.expr) -> int:
+        def convert(node: ast.expr) -> int:
             match node:
                 case ast.Name():
                     return names[node.id] if node.id in names else self.name(node.id)
@@ -74,20 +74,22 @@ class Expressions:
                 case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=float() as value)):
                     return self.number(-value)
                 case ast.UnaryOp(op=ast.USub()):
-                    return self.node("negative", place(node.operand))
+                    return self.node("negative", convert(node.operand))
                 case ast.BinOp():
-                    return self.node(_BINARY[type(node.op)], place(node.left), place(node.right))
+                    return self.node(
+                        _BINARY[type(node.op)], convert(node.left), convert(node.right)
+                    )
                 case ast.Compare(ops=[operator], comparators=[right]):
-                    return self.node(_BINARY[type(operator)], place(node.left), place(right))
+                    return self.node(_BINARY[type(operator)], convert(node.left), convert(right))
                 case ast.Call(func=ast.Name(id=name)):
-                    return self.node(name, *[place(a) for a in node.args])
+                    return self.node(name, *[convert(a) for a in node.args])
             raise AssertionError(f"no expression for {ast.dump(node)}")
 
-        return place(ast.parse(text, mode="eval").body)
+        return convert(ast.parse(text, mode="eval").body)
 
     def names(self, results: Sequence[int]) -> set[str]:
         """Return the named values that the results depend on."""
-        nodes = [self._nodes[place] for place in self._needed(results)]
+        nodes = [self._nodes[index] for index in self._needed(results)]
         return {node[1] for node in nodes if node[0] == "name"}
 
     def lines(
@@ -101,14 +103,14 @@ class Expressions:
         """
         needed = self._needed(results)
         uses = dict.fromkeys(needed, 0)
-        for place in (*results, *(p for n in needed for p in self._operands(n))):
-            uses[place] += 1
+        for index in (*results, *(p for n in needed for p in self._operands(n))):
+            uses[index] += 1
         texts: dict[int, str] = {}
         named: list[tuple[str, str]] = []
-        for place in needed:
-            kind, *operands = self._nodes[place]
+        for index in needed:
+            kind, *operands = self._nodes[index]
             if kind in ("name", "constant"):
-                texts[place] = operands[0] if kind == "name" else number(operands[1])
+                texts[index] = operands[0] if kind == "name" else number(operands[1])
                 continue
             parts = [texts[p] for p in operands]
             if kind == "negative":
@@ -117,14 +119,14 @@ class Expressions:
                 text = f"({parts[0]} {kind} {parts[1]})"
             else:
                 text = f"{kind}({', '.join(parts)})"
-            if uses[place] > 1:
+            if uses[index] > 1:
                 named.append((f"t{len(named)}", text))
                 text = named[-1][0]
-            texts[place] = text
-        return named, [texts[place] for place in results]
+            texts[index] = text
+        return named, [texts[index] for index in results]
 
-    def _operands(self, place: int) -> Sequence[int]:
-        kind, *operands = self._nodes[place]
+    def _operands(self, index: int) -> Sequence[int]:
+        kind, *operands = self._nodes[index]
         return () if kind in ("name", "constant") else operands
 
     def _needed(self, results: Sequence[int]) -> list[int]:
@@ -132,10 +134,10 @@ class Expressions:
         needed: set[int] = set()
         stack = list(results)
         while stack:
-            place = stack.pop()
-            if place not in needed:
-                needed.add(place)
-                stack += self._operands(place)
+            index = stack.pop()
+            if index not in needed:
+                needed.add(index)
+                stack += self._operands(index)
         return sorted(needed)  # an operand is older than its user
 
 

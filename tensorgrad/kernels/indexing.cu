@@ -61,6 +61,7 @@ sort_scatter(unsigned int* __restrict__ keys_out, unsigned int* __restrict__ ord
     __shared__ unsigned int next[DIGITS];          // where the next number with the digit goes
     __shared__ unsigned int places[WARPS][DIGITS];   // and those of each warp
     const int thread = threadIdx.x, warp = thread / 32;
+    // Where the first number with each digit goes.
     unsigned int total = 0, mine = 0;
     if (thread < DIGITS) {
         for (unsigned int block = 0; block < gridDim.x; ++block) {
@@ -79,6 +80,7 @@ sort_scatter(unsigned int* __restrict__ keys_out, unsigned int* __restrict__ ord
     }
     if (thread < DIGITS) next[thread] += mine - total;
 
+    // Rank the numbers of a warp among those with the same digit.
     const unsigned int end = min(size, (blockIdx.x + 1) * chunk);
     for (unsigned int start = blockIdx.x * chunk; start < end; start += SORT_THREADS) {
         for (int i = thread; i < WARPS * DIGITS; i += SORT_THREADS) places[0][i] = 0;
@@ -91,6 +93,7 @@ sort_scatter(unsigned int* __restrict__ keys_out, unsigned int* __restrict__ ord
         const int rank = __popc(same & ((1u << thread % 32) - 1));
         if (given && rank == 0) places[warp][digit] = __popc(same);
         __syncthreads();
+        // Where those of each warp go.
         if (thread < DIGITS) {
             unsigned int place = next[thread];
             for (int w = 0; w < WARPS; ++w) {
@@ -101,6 +104,7 @@ sort_scatter(unsigned int* __restrict__ keys_out, unsigned int* __restrict__ ord
             next[thread] = place;
         }
         __syncthreads();
+        // Scatter.
         if (given) {
             const unsigned int place = places[warp][digit] + rank;
             keys_out[place] = key;
@@ -120,6 +124,7 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
     constexpr int BATCH = 4;   // rows under way at a time
     constexpr int PART = N < VECTOR<C> ? N : VECTOR<C>, PARTS = N / PART;   // of one access
     __shared__ unsigned int row[WINDOW + 2], from[WINDOW];   // row[1] is the first of the window
+    // Load the row numbers of the window.
     const unsigned int first = blockIdx.x * WINDOW;
     const int count = min(WINDOW, size - first);
     for (int i = threadIdx.x; i < WINDOW + 2; i += blockDim.x)
@@ -128,6 +133,7 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
     __syncthreads();
     const bool from_before = blockIdx.x > 0 && row[0] == row[1];
     const bool continues = first + WINDOW < size && row[WINDOW] == row[WINDOW + 1];
+    // Sum each run of equal numbers.
     const int column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (column >= width || row[1] == height) return;
     Vec<C, PART> sum[PARTS] = {}, base[PARTS];
@@ -135,6 +141,7 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
     for (int start = 0; start < count; start += BATCH) {
         Vec<T, N> batch[BATCH];
         Vec<C, PART> before[BATCH][PARTS];
+        // Load.
         #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
             const int i = start + k;
@@ -146,6 +153,7 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
                     before[k][p] =
                         load<PART>(total + row[i + 1] * (long long)width + column + p * PART);
         }
+        // Add; store where a run ends.
         #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
             const int i = start + k;
@@ -182,11 +190,13 @@ add_rows_join(C* __restrict__ total, const C* __restrict__ heads, const C* __res
               int width) {
     constexpr int BATCH = 8;
     __shared__ Vec<C, N> sums[GROUPS][32];
+    // Find the run that this window opens.
     const unsigned int window = blockIdx.x, windows = gridDim.x, end = (window + 1) * WINDOW;
     if (end >= size) return;
     const unsigned int row = keys[end], first_row = keys[window * WINDOW];
     const bool starts_here = window == 0 || first_row != row || keys[window * WINDOW - 1] != row;
     if (row == height || keys[end - 1] != row || !starts_here) return;
+    // Add its parts, each group of threads some of them.
     const int column = (blockIdx.y * 32 + threadIdx.x) * N;
     const bool given = column < width;
     Vec<C, N> sum = {};
@@ -208,6 +218,7 @@ add_rows_join(C* __restrict__ total, const C* __restrict__ heads, const C* __res
                 if (inside[k]) sum.values[j] += parts[k].values[j];
         open = inside[BATCH - 1];
     }
+    // Add up the groups and store.
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (!given || threadIdx.y > 0) return;

@@ -158,10 +158,10 @@ def expand(pattern: str, choices: Mapping[str, Sequence[str]] | None = None) -> 
     if not brace:
         return [_canonical(pattern)]
     options, depth, start = [], 0, 0
-    for place, letter in enumerate(rest):
+    for position, letter in enumerate(rest):
         if depth == 0 and letter in "|}":
-            options.append(rest[start:place].strip())
-            start = place + 1
+            options.append(rest[start:position].strip())
+            start = position + 1
         depth += (letter == "{") - (letter == "}")
         if depth < 0:
             break

@@ -53,6 +53,7 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
     GroupReducer<Pair<C>> group(sums);
     const long long step = gridDim.x * (long long)blockDim.y;
     const int vectors = width / WIDTH;
+    // Load the weights.
     C weights[VECTORS][WIDTH], dweight[VECTORS][WIDTH] = {}, dbias[VECTORS][WIDTH] = {};
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
@@ -98,6 +99,7 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
     const C inverse_width = C(1) / C(width);
     int slot = 0;
     for (long long base = blockIdx.x * (long long)blockDim.y; base < rows; base += step) {
+        // Wait for a row and start loading another.
         const long long row = base + threadIdx.y;
         cp_async_wait<STAGES - 1>();
         Words xs[VECTORS], dys[VECTORS];
@@ -117,6 +119,7 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         fetch(row + STAGES * step, slot);
         slot = slot + 1 < STAGES ? slot + 1 : 0;
 
+        // Sums of the row.
         C values[WIDTH], gradients[WIDTH];
         Pair<C> sum = {0, 0};
         #pragma unroll
@@ -135,6 +138,7 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
             keep_packed<T>(dys[i]);
         }
         sum = group.sum(sum);
+        // dx.
         const C shift = mean_in != nullptr ? sum.first * inverse_width : C(0),
                 projection = sum.second * inverse_width;
         #pragma unroll
@@ -156,6 +160,7 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
     }
     if (partials == nullptr) return;
 
+    // The partial row of dweight and dbias.
     cp_async_wait<0>();   // the stages are used again
     __syncthreads();
     partials += blockIdx.x * 2ll * width;
@@ -193,6 +198,7 @@ norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __rest
     dx += row * width;
     if (dsum != nullptr) dsum += row * width;
 
+    // Sums of the row.
     Pair<C> sum = {0, 0};
     for_places(x, count, aligned_alike(x, dy), [&](int place, auto n) {
         const auto xs = load<n>(x + place), dys = load<n>(dy + place);
@@ -205,6 +211,7 @@ norm_backward_loop(T* __restrict__ dx, const T* __restrict__ dy, const T* __rest
         }
     });
     sum = group.sum(sum);
+    // dx.
     const C shift = mean_in != nullptr ? sum.first / C(width) : C(0),
             projection = sum.second / C(width);
     const bool alike = aligned_alike(x, dy) && aligned_alike(x, dx) &&
@@ -238,6 +245,7 @@ norm_backward_columns(Compute<T>* __restrict__ partials, const T* __restrict__ d
     __shared__ Pair<C> sums[8][32];
     const int column = blockIdx.x * 32 + threadIdx.x;
     const long long begin = blockIdx.y * chunk, end = min(begin + chunk, rows);
+    // Sums of a thread.
     Pair<C> sum = {0, 0};
     if (column < width) {
         #pragma unroll 4
@@ -248,6 +256,7 @@ norm_backward_columns(Compute<T>* __restrict__ partials, const T* __restrict__ d
             sum.second += d;
         }
     }
+    // Sums of the block.
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || column >= width) return;

@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
     };
     fetch();
 
+    // Load the weights.
     C count = 0;   // of the values that this warp has of a row
     const int lanes = min(row_threads, 32), first = row_threads > 32 ? threadIdx.x / 32 * 32 : 0;
     Words weights[WIDE ? 1 : VECTORS], biases[WIDE ? 1 : VECTORS];
@@ -101,6 +102,7 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
 
     int turn = 0;
     while (row - threadIdx.y < rows) {
+        // Load and add the residual.
         const long long mine = row, here = place;
         row += step;
         place += step * (long long)width;
@@ -120,8 +122,10 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
                 unpack<T>(rounded, values[i]);
             }
         }
+        // Start loading the next row.
         fetch();
         const bool centre = mean_out != nullptr;
+        // Moments of a warp.
         Moments<C> own = {count, 0, 0};
         if constexpr (sizeof(T) == 2) {
             // Both sums at once, of the differences to the first value. Where that lies far off the
@@ -158,6 +162,7 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
             }
             own.squares = warp_sum(own.squares, lanes);
         }
+        // Moments of the row.
         if (const int warps = row_threads / 32; warps > 1) {
             Moments<C>* of = shared[turn] + threadIdx.y * warps;   // in turn: one barrier is enough
             turn ^= 1;
@@ -166,6 +171,7 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
             own = of[0];
             for (int i = 1; i < warps; ++i) merge(own, of[i]);
         }
+        // Normalize and store.
         const C rstd = rsqrt(own.squares * inverse_width + C(eps)), shift = -own.mean * rstd;
         if (mine >= rows) continue;
         if (threadIdx.x == 0) {
@@ -208,6 +214,7 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     const int count = row < rows ? width : 0;
     x += row * width;
     y += row * width;
+    // Add the residual.
     if (residual != nullptr) {   // from here on x is the sum
         residual += row * width;
         T* sum = sum_out + row * width;
@@ -225,6 +232,7 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
         x = sum;
     }
 
+    // Moments of the row.
     C mean = 0;
     if (mean_out != nullptr)
         mean = group.sum(sum_values(x, count, [](C value) { return value; })) / C(width);
@@ -236,6 +244,7 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
         rstd_out[row] = rstd;
         if (mean_out != nullptr) mean_out[row] = mean;
     }
+    // Normalize and store.
     for_places(x, count, aligned_alike(x, y), [&](int place, auto n) {
         auto values = load<n>(x + place);
         #pragma unroll

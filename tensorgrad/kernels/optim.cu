@@ -82,12 +82,14 @@ adam_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __r
     const long long i = (blockIdx.x * 256ll + threadIdx.x) * N;
     const double factor = hyper[FACTOR];
     if (i >= size || factor == 0) return;
+    // Load.
     const Vec<C> gradient = load<N>(grad + i);
     Vec<C> m = load<N>(m_all + i), v = load<N>(v_all + i);
     const C shrink = DECOUPLED && i < decayed ? C(hyper[DECAY]) : C(1);
     const C decay = !DECOUPLED && i < decayed ? C(weight_decay) : C(0);
     const C step = C(hyper[SIZE]), eps = C(hyper[EPS]);
     const C keep1 = C(beta1), keep2 = C(beta2);
+    // Update the moments and the parameters.
     update_parameters(data, master, i, [&](Vec<C>& p) {
         #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -97,6 +99,7 @@ adam_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __r
             p.values[j] = p.values[j] * shrink - step * m.values[j] / (sqrt(v.values[j]) + eps);
         }
     });
+    // Store.
     store(m_all + i, m);
     store(v_all + i, v);
 }
@@ -112,11 +115,13 @@ sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master,
     const long long i = (blockIdx.x * 256ll + threadIdx.x) * N;
     const double factor = hyper[FACTOR];
     if (i >= size || factor == 0) return;
+    // Load.
     const Vec<C> gradient = load<N>(grad + i);
     Vec<C> m = {};
     if constexpr (KIND > 0) m = load<N>(momentum_all + i);
     const C decay = i < decayed ? C(weight_decay) : C(0), step = C(hyper[SIZE]),
             gain = C(hyper[GAIN]);
+    // Update the momentum and the parameters.
     update_parameters(data, master, i, [&](Vec<C>& p) {
         #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -128,5 +133,6 @@ sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master,
             p.values[j] -= step * direction;
         }
     });
+    // Store.
     if constexpr (KIND > 0) store(momentum_all + i, m);
 }

@@ -58,6 +58,7 @@ __device__ inline void absorb_row(typename Op::Acc& acc, const typename Op::In* 
     const int past = int(reinterpret_cast<size_t>(p) / sizeof(In) % WIDTH);
     const int head = min(count, (WIDTH - past) % WIDTH);
     const int vectors = (count - head) / WIDTH;
+    // UNROLL vectors at a time, then one at a time.
     int v = thread;
     for (; v + (UNROLL - 1) * threads < vectors; v += UNROLL * threads) {
         In x[UNROLL * WIDTH];
@@ -89,6 +90,7 @@ reduce_rows_tile(typename Op::Out* __restrict__ y, const typename Op::In* __rest
     using In = typename Op::In;
     extern __shared__ __align__(16) unsigned char memory[];
     In* tile = reinterpret_cast<In*>(memory);
+    // Load the rows of the block.
     const long long first = blockIdx.x * 128ll, row = first + threadIdx.x;
     const int count = int(min(128ll, rows - first)) * length, vectors = count / VECTOR<In>;
     x += first * length;
@@ -99,6 +101,7 @@ reduce_rows_tile(typename Op::Out* __restrict__ y, const typename Op::In* __rest
     cp_async_wait<0>();
     __syncthreads();
     if (row >= rows) return;
+    // Absorb a row.
     typename Op::Acc acc = Op::identity();
     const In* own = tile + threadIdx.x * length;
     int i = 0;
@@ -166,6 +169,7 @@ reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restri
     const bool inside = column < inner && slab < outer;
     const int step = blockDim.y;
 
+    // Each thread absorbs its values.
     Acc acc[WIDTH];
     #pragma unroll
     for (int j = 0; j < WIDTH; ++j) acc[j] = Op::identity();
@@ -196,6 +200,7 @@ reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restri
         }
     }
 
+    // Across the threads of a column.
     const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
     for (int half = step / 2; half > 0; half /= 2) {   // the upper half hands over to the lower
         if (threadIdx.y >= half && threadIdx.y < 2 * half)
@@ -207,6 +212,7 @@ reduce_columns(typename Op::Out* __restrict__ y, const typename Op::In* __restri
             for (int j = 0; j < WIDTH; ++j)
                 acc[j] = Op::combine(acc[j], shared[j][thread + half * blockDim.x]);
     }
+    // Store.
     if (inside && threadIdx.y == 0) {
         #pragma unroll
         for (int j = 0; j < WIDTH; ++j) {
@@ -236,6 +242,7 @@ scan_rows(typename Op::Out* __restrict__ y, const typename Op::In* __restrict__ 
     y += row * length + begin;
     Acc before = split > 0 ? totals[blockIdx.x - 1] : Op::identity();
     for (int base = 0; base < count; base += 256) {
+        // Load, then sum within a warp.
         const int i = base + threadIdx.x;
         Acc acc = Op::identity();
         if (i < count) {
@@ -247,6 +254,7 @@ scan_rows(typename Op::Out* __restrict__ y, const typename Op::In* __restrict__ 
             const Acc left = __shfl_up_sync(0xffffffff, acc, offset);
             if (lane >= offset) acc = Op::combine(left, acc);
         }
+        // Across the warps.
         if (lane == 31) sums[warp] = acc;
         __syncthreads();
         Acc own = before;
@@ -256,6 +264,7 @@ scan_rows(typename Op::Out* __restrict__ y, const typename Op::In* __restrict__ 
             if (w == warp) own = before;
             before = Op::combine(before, sums[w]);
         }
+        // Store.
         if (i < count) y[i] = Op::finish(Op::combine(own, acc), 0);
         __syncthreads();
     }

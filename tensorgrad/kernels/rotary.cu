@@ -71,6 +71,7 @@ rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __rest
     const int vectors = half / P, groups = (all_heads + HEADS - 1) / HEADS;
     for (int slot = threadIdx.x; slot < groups * vectors; slot += blockDim.x) {
         const int group = slot / vectors, pair = slot % vectors * P;
+        // Load the halves of the heads.
         Vec<T, P> one[HEADS], two[HEADS];
         #pragma unroll
         for (int k = 0; k < HEADS; ++k) {
@@ -80,6 +81,7 @@ rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __rest
             one[k] = load<P>(p);
             two[k] = load<P>(p + (interleaved ? P : half));
         }
+        // Load the angles, rotate and store.
         Vec<C, PART> cosine[P / PART], sine[P / PART];
         #pragma unroll
         for (int k = 0; k < HEADS; ++k) {

@@ -43,11 +43,11 @@ __device__ inline void load_row(Words (&own)[VECTORS], const T* row, int vectors
     }
 }
 
-template <int N> struct Constant {
+template <int N> struct IntConstant {
     __device__ constexpr operator int() const { return N; }
 };
 
-// Call f(place, Constant<N>()) so that each thread of a block of one dimension gets its part of
+// Call f(place, IntConstant<N>()) so that each thread of a block of one dimension gets its part of
 // the places of a row, N side by side: as many as fit 16 bytes where p + place is aligned to that,
 // otherwise 1. `alike` says that what else f accesses is aligned as p is.
 template <typename T, typename F>
@@ -58,9 +58,9 @@ __device__ inline void for_places(const T* p, int width, bool alike, F f) {
     const int vectors = alike ? (width - head) / WIDTH : 0;
     #pragma unroll 4
     for (int v = threadIdx.x; v < vectors; v += blockDim.x)
-        f(head + v * WIDTH, Constant<WIDTH>());
+        f(head + v * WIDTH, IntConstant<WIDTH>());
     for (int i = threadIdx.x; i < width - vectors * WIDTH; i += blockDim.x)
-        f(i < head ? i : i + vectors * WIDTH, Constant<1>());
+        f(i < head ? i : i + vectors * WIDTH, IntConstant<1>());
 }
 
 // The sum of f(value) over a thread's part of a row.

@@ -119,6 +119,7 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
     if (seen != nullptr) seen += begin;
     OrderedLogits row = {logits + begin, seen, penalty, vocabulary, 0, temperature};
 
+    // The largest logit.
     Word best = 0;
     for (int token = threadIdx.x; token < vocabulary; token += THREADS)
         best = max(best, row.key(token));
@@ -128,6 +129,7 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
     const bool broken = !(row.largest - row.largest == 0);
 
     if (temperature > 0 && !broken) {
+        // The thresholds of top_k and top_p.
         const Word high = best + 1;
         Word low = 0;
         if (top_k > 0 && top_k < vocabulary)
@@ -139,6 +141,7 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
                                 true);
             kept = row.between(low, high, true);
         }
+        // Draw.
         const Word drawn = __umul64hi(philox(seeds[b], counts[b], 0, 0).values[0], kept.weight);
 
         // Tokens in the order of their numbers: the one whose weight the drawn number falls into.
@@ -169,6 +172,7 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
         token = chosen;
     }
 
+    // Write the token and whether the sequence ends.
     if (threadIdx.x > 0) return;
     bool stopped = false;
     for (int i = 0; i < stop_count; ++i) stopped |= stops[i] == token;

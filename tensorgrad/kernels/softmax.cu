@@ -70,6 +70,7 @@ softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows,
     __shared__ C partials[64];
     GroupReducer<C> group(partials);
     const long long row = group_row();
+    // Load and mask.
     const RowScores<T, MASKED> own(scores, row, row < rows ? width : 0, 0);
     Words xs[VECTORS];
     load_row(xs, x + row * width, (own.limit + WIDTH - 1) / WIDTH);
@@ -79,6 +80,7 @@ softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows,
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) unpack<T>(xs[i], values[i]);
     });
+    // Maximum.
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         #pragma unroll
@@ -86,6 +88,7 @@ softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows,
     }
     row_max = group.max(row_max);
     if (MASKED && row_max == -infinity<C>()) row_max = 0;
+    // Sum.
     C total = 0;
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
@@ -94,6 +97,7 @@ softmax_forward_rows(T* __restrict__ y, const T* __restrict__ x, long long rows,
         for (C value : values[i]) total += exp_for<T>(value - row_max);
     }
     const Normalized<T, MASKED> result(row_max, group.sum(total), logarithm);
+    // Normalize and store.
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int column = (threadIdx.x + i * blockDim.x) * WIDTH;
@@ -135,6 +139,7 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
     GroupReducer<C> group(partials);
     extern __shared__ __align__(16) unsigned char memory[];
     T* tile = reinterpret_cast<T*>(memory);
+    // Load the rows of the block.
     const long long first = blockIdx.x * (long long)deep;
     const int here = int(min((long long)deep, rows - first));
     load_tile(tile, x + first * width, here * width);
@@ -144,6 +149,7 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
 
     for (int base = 0; base < here; base += blockDim.y) {
         const int r = base + threadIdx.y;
+        // Mask.
         const RowScores<T, MASKED> own(scores, first + r, r < here ? width : 0, 0);
         T* mine = tile + r * width;
         C values[COUNT][1], row_max = -infinity<C>(), total = 0;
@@ -154,15 +160,18 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
                 values[i][0] = column < own.limit ? to_compute(mine[column]) : C(0);
             }
         });
+        // Maximum.
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) row_max = max(values[i][0], row_max);
         row_max = group.max(row_max);
         if (MASKED && row_max == -infinity<C>()) row_max = 0;
+        // Sum.
         #pragma unroll
         for (int i = 0; i < COUNT; ++i)
             if (threadIdx.x + i * blockDim.x < own.limit)
                 total += exp_for<T>(values[i][0] - row_max);
         const Normalized<T, MASKED> result(row_max, group.sum(total), logarithm);
+        // Normalize.
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int column = threadIdx.x + i * blockDim.x;
@@ -170,6 +179,7 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
         }
     }
     __syncthreads();
+    // Store.
     store_tile(y + first * width, tile, here * width);
 }
 
@@ -228,6 +238,7 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
         }
         cp_async_commit();
     };
+    // Load the first row.
     for (int piece = 0; piece < PIECES; ++piece) fetch(blockIdx.x, piece);
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
         const UnalignedRow<T> row(x + r * width, width);
@@ -242,6 +253,7 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
                      [&](C(&value)[1][1]) { value[0][0] = to_compute(row.x[place]); });
             return value[0][0];
         };
+        // Mask; maximum and sum in one pass.
         OnlineSoftmax<C> whole = {-infinity<C>(), 0};
         as_they_come([&](int piece) {
             for_piece<T>(piece, row.vectors, capacity, [&](int v) {
@@ -263,6 +275,7 @@ softmax_forward_staged(T* __restrict__ y, const T* __restrict__ x, long long row
         whole = block_reduce(whole, OnlineSoftmax<C>{-infinity<C>(), 0},
                              [](OnlineSoftmax<C> a, OnlineSoftmax<C> b) { return merge<T>(a, b); });
 
+        // Normalize and store; load the next row.
         const Normalized<T, MASKED> result(whole.maximum, whole.total, logarithm);
         T* out = y + r * width;
         const auto write = [&](const Words& bits, int v) {
@@ -304,10 +317,12 @@ softmax_backward_rows(T* __restrict__ dx, const T* __restrict__ dy, const T* __r
     GroupReducer<C> group(partials);
     const long long row = group_row();
     const int vectors = row < rows ? width / WIDTH : 0;
+    // Load.
     Words ys[VECTORS], dys[VECTORS];
     load_row(dys, dy + row * width, vectors);
     load_row(ys, y + row * width, vectors);
     C values[WIDTH], dys_wide[WIDTH];
+    // Dot product.
     C sum = 0;
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
@@ -319,6 +334,7 @@ softmax_backward_rows(T* __restrict__ dx, const T* __restrict__ dy, const T* __r
         keep_packed<T>(dys[i]);
     }
     sum = group.sum(sum);
+    // Gradient and store.
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int v = threadIdx.x + i * blockDim.x;
@@ -343,6 +359,7 @@ softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __
     extern __shared__ __align__(16) unsigned char memory[];
     T* dys = reinterpret_cast<T*>(memory);
     T* ys = dys + (deep * width + VECTOR<T> - 1) / VECTOR<T> * VECTOR<T>;
+    // Load the rows of the block.
     const long long first = blockIdx.x * (long long)deep;
     const int here = int(min((long long)deep, rows - first));
     load_tile(dys, dy + first * width, here * width);
@@ -353,6 +370,7 @@ softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __
 
     for (int base = 0; base < here; base += blockDim.y) {
         const int r = base + threadIdx.y, mine = r * width, own = r < here ? width : 0;
+        // Dot product.
         C values[COUNT], dys_wide[COUNT], sum = 0;
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
@@ -362,6 +380,7 @@ softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __
             sum += softmax_term(dys_wide[i], values[i], logarithm);
         }
         sum = group.sum(sum);
+        // Gradient.
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int column = threadIdx.x + i * blockDim.x;
@@ -371,6 +390,7 @@ softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __
         }
     }
     __syncthreads();
+    // Store.
     store_tile(dx + first * width, dys, here * width);
 }
 
@@ -394,9 +414,11 @@ softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* _
         }
         cp_async_commit();
     };
+    // Load the first row.
     for (int piece = 0; piece < PIECES; ++piece) fetch(blockIdx.x, piece);
     for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
         const UnalignedRow<T> row(y + r * width, width), dy_row(dy + r * width, width);
+        // Dot product.
         C sum = 0;
         const auto absorb = [&](const Words& y_bits, const Words& dy_bits) {
             C values[WIDTH], dys_wide[WIDTH];
@@ -417,6 +439,7 @@ softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* _
                                 logarithm);
         sum = block_sum(sum);
 
+        // Gradient and store; load the next row.
         T* out = dx + r * width;
         const auto write = [&](const Words& y_bits, const Words& dy_bits, int v) {
             C values[WIDTH], dys_wide[WIDTH];

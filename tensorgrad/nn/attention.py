@@ -260,8 +260,9 @@ class MultiHeadAttention(Module):
         dropout = self.dropout if self.training else 0.0
         if cache is None and self.kernel != "flash":
             each = qkv.reshape(batch, length, parts, width // parts)
+            q, k, v = self._heads(each)
             y = attention_unfused(
-                *self._heads(each), mask, self.causal,
+                q, k, v, mask, self.causal,
                 dropout=dropout, window=self.window, fused_softmax=self.kernel == "fused-softmax",
             )  # fmt: skip
             y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])

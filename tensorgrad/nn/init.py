@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 
-class _Place(threading.local):
+class _ChosenDevice(threading.local):
     """The device on which this thread initializes tensors; None: that of the tensor."""
 
     device: str | None = None
 
 
-_place = _Place()
+_chosen = _ChosenDevice()
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def on(device: str) -> Iterator[None]:
         DeviceError: the device does not exist.
     """
     index = backend.gpu_index(device)
-    with replaced(_place, device="cpu" if index is None else f"cuda:{index}"):
+    with replaced(_chosen, device="cpu" if index is None else f"cuda:{index}"):
         yield
 
 
@@ -77,13 +77,13 @@ def ones_(tensor: Tensor) -> Tensor:
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill from the normal distribution with this mean and standard deviation."""
-    device = _place.device or tensor.device
+    device = _chosen.device or tensor.device
     return _fill(tensor, random.normal(mean, std, tensor.shape, tensor.dtype, device).data)
 
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fill from the uniform distribution over [low, high)."""
-    device = _place.device or tensor.device
+    device = _chosen.device or tensor.device
     return _fill(tensor, random.uniform(low, high, tensor.shape, tensor.dtype, device).data)
 
 
@@ -124,12 +124,12 @@ def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Ten
 
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:
-    if _place.device in (None, tensor.device):
+    if _chosen.device in (None, tensor.device):
         with no_grad():
             assign(tensor, ..., value)
     else:
         whole = value if backend.is_array(value) else np.full(tensor.shape, value, tensor.dtype)
-        tensor.data = backend.to_device(whole, _place.device)
+        tensor.data = backend.to_device(whole, _chosen.device)
     return tensor
 
 

@@ -22,7 +22,7 @@ from tensorgrad.dtypes import Dtype, compute_dtype, float16
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
-from tensorgrad.kernels.cross_entropy import Options
+from tensorgrad.kernels.cross_entropy import LossOptions
 from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.tensor import Tensor
 
@@ -73,7 +73,7 @@ def cross_entropy(
     if not logits.ndim or not logits.shape[-1]:
         raise ShapeError(f"{op}: logits have shape {logits.shape}, expected (..., V), V at least 1")
     check_shape(op, "targets", targets, logits.shape[:-1], " (logits without the last axis)")
-    options = Options(ignore_index, label_smoothing, z_loss)
+    options = LossOptions(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     backend.same_device(op, ("logits", "targets"), (logits.data, targets))
     wanted = mode.grad_enabled and logits.requires_grad
@@ -107,7 +107,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (rescaled(dlogits, scale).reshape(shape),)
 
 
-def check_options(op: str, options: Options, reduction: str) -> None:
+def check_options(op: str, options: LossOptions, reduction: str) -> None:
     """Raise ArgumentError unless the options are in range."""
     if options.ignore_index is not None:
         check_integer(op, "ignore_index", options.ignore_index)
@@ -140,7 +140,7 @@ def rows_numpy(
     logits: Array,
     targets: Array,
     counted: Array,
-    options: Options,
+    options: LossOptions,
     scale: Array,
     classes: int | None = None,
 ) -> None:

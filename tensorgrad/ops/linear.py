@@ -52,11 +52,11 @@ def linear(
         ArgumentError: there is no such kernel here, or it does not support this product.
     """
     inputs = _operands("linear", x, weight, bias, residual)
-    a, w, added, beside = [data_of(tensor) for tensor in inputs]
+    a, w, added, residual_data = [data_of(tensor) for tensor in inputs]
     dtype = promoted("linear", ("x", "weight"), (a, w))
-    if beside is not None and beside.dtype is not dtype:
-        dtype = promoted("linear", ("x", "weight", "residual"), (a, w, beside))
-    y = _affine(flat(a), w, added, beside, dtype, kernel)
+    if residual_data is not None and residual_data.dtype is not dtype:
+        dtype = promoted("linear", ("x", "weight", "residual"), (a, w, residual_data))
+    y = _affine(flat(a), w, added, residual_data, dtype, kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
     return record("linear", y, inputs, _linear_backward, (a, w, kernel))
 
@@ -265,24 +265,24 @@ def _affine(
     kernel: str | None = None,
 ) -> Array:
     """Return x W^T + b + residual for the rows of x, rounded to `dtype` once."""
-    beside = None if residual is None else flat(residual)
+    rows_added = None if residual is None else flat(residual)
     if _is_fused((rows, weight), (bias,)) and dtype in (rows.dtype, float32):
         bias = None if bias is None else contiguous(bias)
         if dtype == rows.dtype:
             y = backend.empty((len(rows), len(weight)), dtype, like=rows)
-            beside = None if beside is None else contiguous(beside)
-            p = problem(rows, weight.T, y, bias=bias, residual=beside)
+            rows_added = None if rows_added is None else contiguous(rows_added)
+            p = problem(rows, weight.T, y, bias=bias, residual=rows_added)
         else:  # because of the residual
-            y = converted(beside, dtype)
+            y = converted(rows_added, dtype)
             p = problem(rows, weight.T, y, bias=bias, add=True)
         matmul_cuda.run(p, kernel)
         return y
-    plain = bias is None and beside is None
+    plain = bias is None and rows_added is None
     y = product(rows, weight.T, dtype if plain else compute_dtype(dtype), kernel)
     if bias is not None:
         y += bias
-    if beside is not None:
-        y += beside
+    if rows_added is not None:
+        y += rows_added
     return y.astype(dtype, copy=False)
 
 

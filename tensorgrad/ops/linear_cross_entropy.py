@@ -28,7 +28,7 @@ from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
-from tensorgrad.kernels.cross_entropy import Options, Scale
+from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.operands import data_of, float_tensor, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
 from tensorgrad.ops.matmul import flat, product, product_into
@@ -85,7 +85,7 @@ def linear_cross_entropy(
         backend.same_device(op, ("x", "bias"), (x.data, bias.data))
         check_shape(op, "bias", bias, weight.shape[:1], " (V of weight)")
     inputs, arrays = (x, weight, bias), (x.data, weight.data, data_of(bias))
-    options = Options(ignore_index, label_smoothing, z_loss)
+    options = LossOptions(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     dtype = promoted(op, ("x", "weight"), arrays[:2])
     chunk = rows_at_a_time(op, chunk, len(arrays[1]) * dtype.itemsize, is_numpy(targets))
@@ -102,7 +102,7 @@ def linear_cross_entropy(
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
     early = reduction != "none" and any(wants)
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
-    scale = Scale(None, None if defers(dtype) else count)
+    scale = GradientFactor(None, None if defers(dtype) else count)
     gradients = _run(loss_of, losses, wants if early else (False,) * 3, scale)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
@@ -124,7 +124,7 @@ class _ChunkedLoss(NamedTuple):
     bias: Array | None
     ids: Array  # (N,)
     counted: Array | None  # (N,) on the CPU
-    options: Options
+    options: LossOptions
     classes: int
     chunk: int
 
@@ -170,13 +170,13 @@ def loss_operands(
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     *_, loss_of, count, early = saved
-    scale = Scale(backend.contiguous(dy).reshape(-1), count)
+    scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
     if not early:
         losses = backend.empty(loss_of.ids.shape, dy.dtype, like=loss_of.ids)
         return _run(loss_of, losses, needs, scale)
     gradients: list[Array | None] = early.pop()
     if not defers(_dtype(loss_of)):
-        scale = Scale(scale.dy)
+        scale = GradientFactor(scale.dy)
     for gradient in gradients:
         if gradient is None:
             continue
@@ -187,7 +187,9 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return gradients
 
 
-def _run(loss_of: _ChunkedLoss, losses: Array, needs: Needs, scale: Scale) -> list[Array | None]:
+def _run(
+    loss_of: _ChunkedLoss, losses: Array, needs: Needs, scale: GradientFactor
+) -> list[Array | None]:
     """Write the losses and return the gradients that are wanted, times `scale`."""
     dtype, shape = _dtype(loss_of), loss_of.x.shape
     wide = compute_dtype(dtype)
@@ -225,12 +227,12 @@ def _losses(
     dlogits: Array | None,
     logits: Array,
     piece: slice,
-    scale: Scale,
+    scale: GradientFactor,
 ) -> None:
     """Write the losses of a chunk and, unless `dlogits` is None, the gradient of its logits."""
     ids, options, classes = loss_of.ids[piece], loss_of.options, loss_of.classes
     if scale.dy is not None and scale.dy.size > 1:
-        scale = Scale(scale.dy[piece], scale.divisor)
+        scale = GradientFactor(scale.dy[piece], scale.divisor)
     if loss_of.counted is None:
         peaks = backend.empty((2, len(ids)), losses.dtype, like=losses)
         cross_entropy_cuda.rows_forward(
@@ -243,7 +245,7 @@ def _losses(
     )
 
 
-def _factor(scale: Scale, dtype: Dtype) -> Array:
+def _factor(scale: GradientFactor, dtype: Dtype) -> Array:
     """Return dy / count on the CPU: () or (n,)."""
     factor = np.ones((), dtype) if scale.dy is None else scale.dy.astype(dtype, copy=False)
     if factor.size == 1:

@@ -122,7 +122,7 @@ def product_into(y: Array, a: Array, b: Array, add: bool = False) -> None:
 
 
 def flat(array: Array) -> Array:
-    """Return the array as one matrix, a row for each place in its leading axes."""
+    """Return the array as one matrix, a row for each index of its leading axes."""
     if array.ndim == 2:
         return array
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])

@@ -120,7 +120,7 @@ def _ufuncs() -> dict[str, Callable[..., Any]]:
 
 
 def _plain(value: Any, to_array: Callable[[Tensor], Array]) -> Any:
-    """Return a value with arrays in the place of tensors."""
+    """Return a value with arrays in place of tensors."""
     if isinstance(value, Tensor):
         return to_array(value)
     if type(value) in (list, tuple):

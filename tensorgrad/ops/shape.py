@@ -158,7 +158,7 @@ def _swapaxes_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Return a view with some axes moved to other places, the others in their old order.
+    """Return a view with some axes moved to other positions, the others in their old order.
 
     Raises:
         ArgumentError: an axis does not exist, or source and destination differ in number.
@@ -166,14 +166,14 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     x = tensor_of("moveaxis", "x", x)
     ndim = x.data.ndim
     sources = axis_tuple("moveaxis", source, ndim, "source")
-    places = axis_tuple("moveaxis", destination, ndim, "destination")
-    if len(sources) != len(places):
+    targets = axis_tuple("moveaxis", destination, ndim, "destination")
+    if len(sources) != len(targets):
         raise ArgumentError(
-            f"moveaxis: destination has {len(places)} axes, expected {len(sources)} like source"
+            f"moveaxis: destination has {len(targets)} axes, expected {len(sources)} like source"
         )
     order = [axis for axis in range(ndim) if axis not in sources]
-    for place, axis in sorted(zip(places, sources, strict=True)):
-        order.insert(place, axis)
+    for position, axis in sorted(zip(targets, sources, strict=True)):
+        order.insert(position, axis)
     return record("moveaxis", x.data.transpose(order), (x,), _transpose_backward, (order,))
 
 
@@ -393,7 +393,7 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
 
     Args:
         x: any shape and dtype.
-        shift: by how many places, one number or one for each axis.
+        shift: by how many elements, one number or one for each axis.
         axis: an axis or several; None rolls the flattened x and restores its shape.
 
     Raises:

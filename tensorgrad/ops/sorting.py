@@ -68,7 +68,7 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
 def searchsorted(
     sorted_sequence: Any, values: Any, side: Literal["left", "right"] = "left"
 ) -> Tensor:
-    """Return for each value the place to insert it at so that the sequence stays sorted.
+    """Return for each value the index to insert it at so that the sequence stays sorted.
 
     Args:
         sorted_sequence: (n,), ascending.
@@ -76,7 +76,7 @@ def searchsorted(
         side: "left" puts a value before its equals, "right" behind them.
 
     Returns:
-        int64 places from 0 to n, in the shape of `values`.
+        int64 indices from 0 to n, in the shape of `values`.
 
     Raises:
         ShapeError: the sequence does not have one axis.
@@ -96,8 +96,8 @@ def searchsorted(
         raise ArgumentError(f"searchsorted: side is {side!r}, expected 'left' or 'right'")
     common = promoted("searchsorted", names, arrays)
     sequence, wanted = [widened(array.astype(common, copy=False)) for array in arrays]
-    places = namespace(sequence).searchsorted(sequence, wanted.reshape(-1), side)
-    return Tensor(places.reshape(wanted.shape))
+    indices = namespace(sequence).searchsorted(sequence, wanted.reshape(-1), side)
+    return Tensor(indices.reshape(wanted.shape))
 
 
 def _order(op: str, array: Array, axis: int | None, descending: bool) -> Array:

@@ -105,7 +105,6 @@ def profile_step(
     *,
     steps: int = 3,
     warmup: int = 2,
-    attention: str = "flash",
     what: Sequence[str] = ("time", "memory"),
     nvtx: bool = False,
     source: str | None = None,
@@ -118,12 +117,11 @@ def profile_step(
     call it.
 
     Args:
-        settings: sizes, batch, dtype, micro-batches and parallelism; data and schedule do not
-            matter.
+        settings: sizes, batch, dtype, attention, recomputation, micro-batches and parallelism;
+            data and schedule do not matter.
         device: "cpu", "cuda" or "cuda:N".
         steps: to record.
         warmup: steps before, which compile kernels and fill the memory pool.
-        attention: see `nn.use_attention`.
         what: of "time" and "memory".
         nvtx, source: as of `Profiler`.
         comm: the ranks; default: this process alone.
@@ -133,7 +131,7 @@ def profile_step(
         DeviceError: the device does not exist, or the source is not available.
     """
     _check(steps, warmup, what)
-    run = _Step(settings, device, attention, comm)
+    run = _Step(settings, device, comm)
     for number in range(warmup):
         progress("warm-up", number, warmup)
         run()
@@ -264,15 +262,14 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
 class _Step:
     """A model, its optimizer and a batch; called, it trains one step."""
 
-    def __init__(
-        self, settings: ParallelSettings, device: str, attention: str, comm: Comm | None
-    ) -> None:
+    def __init__(self, settings: ParallelSettings, device: str, comm: Comm | None) -> None:
         self._settings, self._device = settings, device
         self._ranks: Ranks = OneProcess() if comm is None else settings.ranks(comm)
         random.seed(settings.seed)
         sizes = settings.model(settings.vocab or _vocab_size(settings))
         self.model = GPT2(sizes).to(device, settings.parameter_dtype)
-        use_attention(self.model, attention)
+        use_attention(self.model, settings.attention)
+        self.model.recompute = settings.recompute
         self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.optimizer)
         self._ranks.begin(0, [tensor.data for tensor in self.model.state_dict().values()])
         self._scaler, self._precision = settings.scaler(), settings.precision()

@@ -14,7 +14,7 @@ Kind = Literal["phase", "layer", "op", "backward"]
 Interval = tuple[int, int]
 
 # Phases that only hold others: their own time is Python between ops, which counts as a gap.
-CONTAINERS = frozenset(("step", "forward", "backward", "evaluation"))
+CONTAINERS = frozenset(("step", "forward", "backward", "evaluation", "sample"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """The training loop: settings, progress, evaluation, checkpoints and logs."""
 
 from tensorgrad.train.average import average_checkpoints
+from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
 from tensorgrad.train.loop import Outcome, Trainer, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
 
 __all__ = [
+    "Callback",
     "Checkpoint",
     "OneProcess",
     "Outcome",

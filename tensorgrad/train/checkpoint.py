@@ -339,6 +339,22 @@ def load_latest(
     return None
 
 
+def run_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
+    """Return a checkpoint of the run in a folder.
+
+    Args:
+        folder: of the run.
+        checkpoint: "best" by validation loss, or "last".
+    Raises:
+        CheckpointError: there is none, or none that is intact.
+    """
+    checkpoints = folder / "checkpoints"
+    found = load_latest(checkpoints) if checkpoint == "last" else load_best(checkpoints)
+    if found is None:
+        raise CheckpointError(f"load: {checkpoints} has no checkpoint, expected one or more")
+    return found
+
+
 def load_best(folder: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint with the lowest validation loss, or the newest where none was measured.
 

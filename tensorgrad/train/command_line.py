@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 from cyclopts import App, Parameter
 from cyclopts.config import ConfigFromFile, Json, Toml, Yaml
@@ -183,11 +183,12 @@ def _parameter(f: Field[Any], hint: Any) -> inspect.Parameter:
         name=flag(f),
         help=f.metadata["help"],
         show=not f.metadata["refused"] and len(choices or "many") > 1,
-        show_default=(lambda _: shown) if shown else f.default not in (None, ""),
+        show_default=(lambda _: shown) if shown else f.default not in (None, "", ()),
+        consume_multiple=get_origin(hint) is tuple,
     )
-    return inspect.Parameter(
-        f.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=f.default,
-        annotation=Annotated[Literal[tuple(choices)] if choices else hint, about],
-    )
+    if choices:
+        one: Any = Literal[tuple(choices)]
+        hint = tuple.__class_getitem__((one, ...)) if get_origin(hint) is tuple else one
+    annotation = Annotated[hint, about]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(f.name, kind, default=f.default, annotation=annotation)

@@ -25,7 +25,13 @@ FILE = "config.json"
 # The types that a field accepts besides its own, and the names of types in errors.
 _FITS = {float: Real, int: Integral}
 _RENAMED = {"accumulate": "micro_batches"}  # in files of earlier versions
-_NAMES = {float: "a number", int: "an integer", str: "a text", bool: "True or False"}
+_NAMES = {
+    float: "a number",
+    int: "an integer",
+    str: "a text",
+    bool: "True or False",
+    tuple: "a list of names",
+}
 
 
 class Dataclass(Protocol):
@@ -74,7 +80,7 @@ def option(
         default: its value if the option is not given.
         help: one line, with the unit.
         low, high: the smallest and the largest value allowed.
-        choices: the only values allowed.
+        choices: the only values allowed; of a tuple, the only names.
         free: whether a resumed run may change it, because no weight and no loss depends on it.
         grows: whether a resumed run may raise it, which adds steps and changes none.
         by_ranks: whether a resumed run may change it if the number of ranks that share a batch
@@ -94,14 +100,22 @@ def option(
 
 
 def check(settings: Dataclass) -> None:
-    """Raise ArgumentError for a setting that is out of its range."""
+    """Raise ArgumentError for a setting that is out of its range; make lists of JSON tuples."""
     hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
         choices, kind = f.metadata["choices"], _kind(hints[f.name])
         if value is None and kind is not hints[f.name]:
             continue
-        if choices is not None and value not in choices:
+        if kind is tuple and isinstance(value, list):
+            value = tuple(value)
+            object.__setattr__(settings, f.name, value)
+        if kind is tuple and isinstance(value, tuple):
+            wrong = [each for each in value if each not in choices]
+            if not wrong:
+                continue
+            value, expected = wrong[0], f"names of {', '.join(choices)}"
+        elif choices is not None and value not in choices:
             expected = f"one of {', '.join(choices)}"
         elif not isinstance(value, _FITS.get(kind, kind)) or (
             isinstance(value, bool) and kind is not bool
@@ -193,10 +207,10 @@ def contradictions(
 
 
 def _kind(hint: Any) -> Any:
-    """Return the type of a field: int for `int | None`."""
+    """Return the type of a field: int for `int | None`, tuple for `tuple[str, ...]`."""
     if get_origin(hint) in (types.UnionType, Union):
         (hint,) = (each for each in get_args(hint) if each is not type(None))
-    return hint
+    return get_origin(hint) or hint
 
 
 def flag(field: Field[Any]) -> str:

@@ -7,21 +7,28 @@ several ranks.
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from tensorgrad import backend, random
-from tensorgrad.data import Corpus, Tokenizer, TokenLoader, prepare
+from tensorgrad import backend, nn, random
+from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
+from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
+from tensorgrad.train.load import load_gpt2
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
+from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.run import free_folder, report_stop, resume_run
 from tensorgrad.train.settings import TrainSettings
@@ -42,7 +49,8 @@ class GPT2Settings(TrainSettings):
     lr: float = option(3e-3, "peak learning rate", low=0)
     data: str = option(
         "stdlib",
-        "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source",
+        "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source; or "
+        "a folder of `tensorgrad prepare`",
     )
     preset: str = option("small", "size of the model", choices=tuple(MODELS))
     layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
@@ -51,18 +59,36 @@ class GPT2Settings(TrainSettings):
     context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
     vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
     tokenizer: str = option("", "a tokenizer.json to use", shown="train a tokenizer")
+    init_from: str = option(
+        "",
+        "initial weights, sizes and tokenizer: a run, a checkpoint, a folder in Hugging Face's "
+        "layout or a merged file",
+        shown="random weights",
+    )
     vocab_multiple: int = option(
         1, "pad the rows of the token embedding to a multiple of this; 128 suits GPUs", low=1
     )
     dropout: float = option(0.0, "dropout probability", low=0, high=1)
+    attention: str = option(
+        "flash",
+        "how attention computes: one kernel (flash), a kernel for the softmax (fused-softmax), or "
+        "op by op (unfused)",
+        choices=nn.ATTENTION_KERNELS,
+    )
+    recompute: bool = option(
+        False, "save only the inputs of blocks and compute them again in backward", free=True
+    )
     validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
     evaluate_every: int = option(200, "steps between evaluations", low=1)
     evaluation_batches: int = option(20, "validation batches of an evaluation", low=1)
     out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
     cache: str = option("runs/data", "folder for tokenized text", free=True)
-    prompt: str = option("def ", "prompt of the sample at the end", free=True)
-    sample: int = option(200, "tokens of the sample at the end; 0: no sample", low=0, free=True)
-    temperature: float = option(0.7, "temperature of the sample; 0: greedy", low=0, free=True)
+    prompt: str = option("def ", "prompt of the samples", free=True)
+    sample: int = option(200, "tokens of a sample; 0: no samples", low=0, free=True)
+    sample_every: int = option(
+        0, "steps between samples; 0: one at the end of the run", low=0, free=True
+    )
+    temperature: float = option(0.7, "temperature of the samples; 0: greedy", low=0, free=True)
     top_p: float = option(
         0.95,
         "sample from the fewest tokens that together have this probability; 0: from all",
@@ -71,14 +97,30 @@ class GPT2Settings(TrainSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer and self.vocab is not None:
+        if self.tokenizer and self.vocab is not None and not self.init_from:
             raise ArgumentError(
                 f"--vocab: got {self.vocab} with --tokenizer, expected none: it has its own"
             )
 
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given.
+
+        Raises:
+            ArgumentError: one of them is of --init-from's model already.
+        """
+        sizes = ("preset", "layers", "heads", "width", "context", "vocab", "tokenizer")
+        for name in (*sizes, "vocab_multiple"):
+            if given.get("init_from") and given.get(name) is not None:
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: got {given[name]} with --init-from, expected "
+                    "none: the model has its own"
+                )
+        return given
+
     @property
     def samples(self) -> bool:
-        """Whether to write a sample at the end."""
+        """Whether the model writes samples."""
         return self.sample > 0
 
     @property
@@ -89,6 +131,8 @@ class GPT2Settings(TrainSettings):
     def model(self, vocab_size: int) -> GPT2Config:
         """Return the sizes of the preset, replaced where an option gives another."""
         given = {name: size for name, size in self.sizes(GPT2Config).items() if size is not None}
+        if self.init_from and self.vocab is not None:  # larger than its tokenizer's, perhaps
+            vocab_size = self.vocab
         return replace(MODELS[self.preset], vocab_size=vocab_size, **given)
 
 
@@ -115,11 +159,19 @@ def train(
     """
     began = time.perf_counter()
     with run_folder(folder, ranks.is_main):
-        corpus = prepare_corpus(settings)
+        callbacks = make_loggers(settings.loggers) if ranks.is_main else []
+        initial, tokenizer = _initial_model(settings, folder, resuming)
+        if initial is not None:
+            settings = _with_sizes(settings, initial.config)
+        corpus = prepare_corpus(settings, tokenizer, ranks.is_main)
         random.seed(settings.seed)
         model = GPT2(settings.model(corpus.tokenizer.vocab_size))
+        if initial is not None:
+            model.load_state_dict(initial.state_dict())
         model.to(device, settings.parameter_dtype)
-        trainer = make_trainer(settings, folder, corpus, model, ranks)
+        nn.use_attention(model, settings.attention)
+        model.recompute = settings.recompute
+        trainer = make_trainer(settings, folder, corpus, model, ranks, callbacks)
         if resuming:
             resume_run(trainer)
         if ranks.is_main:
@@ -134,33 +186,98 @@ def train(
         if ranks.is_main and outcome.finished:
             _report(folder, outcome, time.perf_counter() - began)
         elif ranks.is_main:
-            report_stop(outcome, settings.steps, folder, processes)
-        if not (outcome.finished and settings.samples):
-            return outcome, None
-        return outcome, write_sample(settings, model, corpus)  # on all ranks
+            report_stop(outcome, settings, folder, processes)
+        return outcome, trainer.sampled if outcome.finished else None
 
 
-def prepare_corpus(settings: GPT2Settings) -> Corpus:
-    """Return the text as tokens, from the cache if it has them."""
-    seen = set()
+def _initial_model(
+    settings: GPT2Settings, folder: Path, resuming: bool
+) -> tuple[GPT2 | None, Tokenizer | None]:
+    """Return the model that a new run starts from, and its tokenizer."""
+    if not settings.init_from:
+        return None, None
+    if resuming:  # the checkpoint has the weights, and config.json the sizes
+        return None, Tokenizer.load(folder / "tokenizer.json")
+    return load_gpt2(Path(settings.init_from))
 
-    def progress(stage: str, done: int, total: int) -> None:
-        if stage not in seen:
-            seen.add(stage)
-            _log.info("preparing %s: %s", settings.data, stage)
 
-    return prepare(
-        settings.data,
-        settings.cache,
-        settings.vocab or MODELS[settings.preset].vocab_size,
-        validation=settings.validation,
-        tokenizer=Tokenizer.load(settings.tokenizer) if settings.tokenizer else None,
-        progress=progress,
-    )
+def _with_sizes(settings: GPT2Settings, model: GPT2Config) -> GPT2Settings:
+    """Return the settings with the sizes of a model."""
+    names = ("layers", "heads", "width", "context", "vocab_multiple")
+    sizes = {name: getattr(model, name) for name in names}
+    return replace(settings, vocab=model.vocab_size, **sizes)
+
+
+def prepare_corpus(
+    settings: GPT2Settings, tokenizer: Tokenizer | None = None, shown: bool = True
+) -> Corpus:
+    """Return the text as tokens: a prepared folder, or from the cache if it has them.
+
+    Args:
+        settings: see GPT2Settings.
+        tokenizer: of the model; None: that of --tokenizer, or one to train.
+        shown: whether to show the progress.
+    Raises:
+        ArgumentError: a prepared folder has another tokenizer than the model.
+    """
+    if tokenizer is None and settings.tokenizer:
+        tokenizer = Tokenizer.load(settings.tokenizer)
+    with StageProgress(settings.data, shown) as progress:
+        if is_prepared(settings.data):
+            corpus = open_prepared(settings.data, progress)
+            if tokenizer is not None and tokenizer.digest != corpus.tokenizer.digest:
+                raise ArgumentError(
+                    f"--data: {settings.data} has another tokenizer than the model, expected the "
+                    "same, or text to encode"
+                )
+            return corpus
+        return prepare(
+            settings.data,
+            settings.cache,
+            settings.vocab or MODELS[settings.preset].vocab_size,
+            validation=settings.validation,
+            tokenizer=tokenizer,
+            progress=progress,
+        )
+
+
+def evaluate(
+    settings: GPT2Settings, path: Path, device: str, checkpoint: str = "best"
+) -> dict[str, float]:
+    """Return the loss of a trained model on validation text, over all of it.
+
+    Args:
+        settings: whose data, cache, validation, batch and dtype count.
+        path: see `load_gpt2`.
+        device: "cpu", "cuda" or "cuda:N".
+        checkpoint: of a run: "best" or "last".
+    Returns:
+        "validation_loss" in nats a token, "perplexity", and "tokens", how many were predicted.
+    """
+    model, tokenizer = load_gpt2(path, checkpoint)
+    corpus = prepare_corpus(settings, tokenizer)
+    model.to(device, settings.parameter_dtype)
+    nn.use_attention(model, settings.attention)
+    loader = TokenLoader(corpus.validation, settings.batch, model.config.context, settings.seed)
+    precision = settings.precision()
+
+    def loss(x: backend.Array, y: backend.Array) -> Tensor:
+        with precision():
+            return model.forward(Tensor(x), Tensor(y))
+
+    found = mean_loss(model, loss, loader.evaluation_batches())
+    context = model.config.context
+    tokens = (len(corpus.validation) - 1) // context * context
+    return {"validation_loss": found, "perplexity": math.exp(found), "tokens": tokens}
 
 
 def make_trainer(
-    settings: GPT2Settings, folder: Path, corpus: Corpus, model: GPT2, ranks: Ranks
+    settings: GPT2Settings,
+    folder: Path,
+    corpus: Corpus,
+    model: GPT2,
+    ranks: Ranks,
+    callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """Return the trainer of a model: loss, batches, optimizer and evaluation, at step 0."""
     precision = settings.precision()
@@ -179,6 +296,9 @@ def make_trainer(
         some = validation.evaluation_batches(settings.evaluation_batches)
         return {"validation_loss": mean_loss(model, loss, some, ranks)}
 
+    def sample() -> tuple[str, str]:
+        return settings.prompt, write_sample(settings, model, corpus)
+
     return Trainer(
         model,
         ranks.prepare(model, settings.optimizer),
@@ -188,7 +308,11 @@ def make_trainer(
         settings,
         folder,
         tokens_per_step=settings.batch * context,
+        flops_per_token=model.config.training_flops,
         evaluate=evaluate,
+        sample=sample if settings.samples else None,
+        sample_every=settings.sample_every,
+        callbacks=callbacks,
         belongs_to={
             "model": asdict(model.config),
             "tokenizer": {"sha256": corpus.tokenizer.digest},

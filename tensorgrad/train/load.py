@@ -17,13 +17,7 @@ from tensorgrad.models.sentiment import Classifier, class_probabilities
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.readers import parse_json
 from tensorgrad.train import config
-from tensorgrad.train.checkpoint import (
-    Checkpoint,
-    check_same,
-    load_best,
-    load_checkpoint,
-    load_latest,
-)
+from tensorgrad.train.checkpoint import Checkpoint, check_same, load_checkpoint, run_checkpoint
 from tensorgrad.train.sentiment import (
     CLASSES,
     MODELS,
@@ -53,7 +47,7 @@ def load_gpt2(
         DataError: the tokenizer is missing or damaged.
     """
     if (path / "checkpoints").is_dir():
-        found = _run_checkpoint(path, checkpoint)
+        found = run_checkpoint(path, checkpoint)
         return _model(found), _tokenizer(found, tokenizer or path / "tokenizer.json")
     if (path / "state.json").is_file():
         run, found = path.parent.parent, load_checkpoint(path)
@@ -120,7 +114,7 @@ def load_translator(folder: Path, checkpoint: str = "best", device: str = "auto"
         DataError: the tokenizer is missing or damaged.
         DeviceError: the device does not exist.
     """
-    found = _run_checkpoint(folder, checkpoint)
+    found = run_checkpoint(folder, checkpoint)
     data, sizes = found.entry("data"), found.entry("model")
     kinds = {"source": str, "target": str, "lowercase": bool}
     if not (isinstance(data, dict) and all(type(data.get(k)) is kinds[k] for k in kinds)):
@@ -177,7 +171,7 @@ def load_classifier(folder: Path, checkpoint: str = "best") -> SentenceClassifie
         CheckpointError, DataError: the run has no undamaged checkpoint or vocabulary.
     """
     settings = config.load(SentimentSettings, folder)
-    found = _run_checkpoint(folder, checkpoint)
+    found = run_checkpoint(folder, checkpoint)
     sizes, arrays = found.entry("model"), found.arrays("model")
     sizes = {**sizes} if isinstance(sizes, dict) else {}
     make, kind = MODELS["mean" if sizes.pop("kind", None) == "mean" else "transformer"]
@@ -215,12 +209,3 @@ def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:
     if tokenizer is None and (folder / "vocab.json").is_file():
         return Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt")
     return Tokenizer.load(tokenizer or folder / "tokenizer.json")
-
-
-def _run_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
-    """Return the best or the last checkpoint of a run."""
-    checkpoints = folder / "checkpoints"
-    found = load_latest(checkpoints) if checkpoint == "last" else load_best(checkpoints)
-    if found is None:
-        raise CheckpointError(f"load: {checkpoints} has no checkpoint, expected one or more")
-    return found

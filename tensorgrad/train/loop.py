@@ -15,8 +15,7 @@ import logging
 import math
 import os
 import signal
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -29,14 +28,22 @@ from tensorgrad.files import finite, make_folder
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
-from tensorgrad.train.checkpoint import Checkpoint, check_same, list_checkpoints, prune_checkpoints
+from tensorgrad.train.callbacks import Callback
+from tensorgrad.train.checkpoint import (
+    Checkpoint,
+    check_same,
+    list_checkpoints,
+    prune_checkpoints,
+    step_of,
+)
 from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
-from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
 from tensorgrad.train.progress import ProgressBar
 from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
+from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.stop_signals import STOPS, StopSignals
+from tensorgrad.train.times import Clock, Work, peak_of
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +101,10 @@ class Trainer:
     """One training run in a folder.
 
         runs/gpt2-1/metrics.jsonl     losses and evaluations, equal in equal runs (see log.py)
-        runs/gpt2-1/loss.png          a plot of them, with matplotlib
+        runs/gpt2-1/times.jsonl       seconds, speed and memory (see times.py)
+        runs/gpt2-1/samples.jsonl     text that the model wrote, with `sample`
+        runs/gpt2-1/environment.json  of the newest start (see environment.py)
+        runs/gpt2-1/loss.png          a plot of the losses, with matplotlib
         runs/gpt2-1/checkpoints/      see checkpoint.py
 
     Args:
@@ -105,15 +115,22 @@ class Trainer:
         schedule: gives the learning rate of a step, counted from 0.
         settings: see TrainSettings.
         folder: of the run; created if missing.
-        tokens_per_step: on all ranks together, to show the speed.
+        tokens_per_step: on all ranks together, for the speed.
+        flops_per_token: of training, for the model FLOPs utilization; see times.py.
         evaluate: returns the values to log each `evaluate_every` steps; the checkpoint with the
             lowest "validation_loss" is the best.
+        sample: returns a prompt and the text that the model continues it with, at the end of the
+            run and each `sample_every` steps; called on all ranks. It may draw random numbers.
+        sample_every: steps between samples; 0: at the end only.
+        callbacks: called on the main rank; see Callback. `make_loggers(settings.loggers)` makes
+            those of the settings.
         belongs_to: what a checkpoint must have been made with to fit this run, by group; for
             example {"model": {"layers": 2}, "data": {"key": "0f3a"}}.
         ranks: the processes that train together.
         scaler: for float16.
     Attributes:
         step: the number of steps done.
+        sampled: the newest sample's text, None before the first.
     """
 
     def __init__(
@@ -127,7 +144,11 @@ class Trainer:
         folder: str | os.PathLike[str],
         *,
         tokens_per_step: int = 0,
+        flops_per_token: float = 0.0,
         evaluate: Callable[[], Mapping[str, float]] | None = None,
+        sample: Callable[[], tuple[str, str]] | None = None,
+        sample_every: int = 0,
+        callbacks: Sequence[Callback] = (),
         belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
         ranks: Ranks | None = None,
         scaler: LossScaler | None = None,
@@ -135,16 +156,20 @@ class Trainer:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.settings, self.folder = settings, Path(folder)
         self.step = 0
+        self.sampled: str | None = None
         self._loss, self._batches, self._schedule = loss, batches, schedule
         self._evaluate, self._belongs_to = evaluate, dict(belongs_to or {})
         self._ranks = OneProcess() if ranks is None else ranks
-        self._tokens_per_step = tokens_per_step
+        self._tokens_per_step, self._flops_per_token = tokens_per_step, flops_per_token
+        self._sampler, self._sample_every = sample, sample_every
+        self._callbacks = tuple(callbacks)
         self._device = backend.device_of(optimizer.hyper)
         self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
         self._pending: list[tuple[int, float, Array, Array]] = []  # step, rate, loss, norm
         self._skipped = 0
         self._saved: Path | None = None
-        self._log: MetricsLog | None = None  # while it runs, on the rank that saves
+        self._log: RunLog | None = None  # while it runs, on the main rank
+        self._failed = False  # whether a callback has failed, as all ranks know
 
     @property
     def checkpoints(self) -> Path:
@@ -234,39 +259,72 @@ class Trainer:
         if settings.stop_after is not None:
             end = min(end, first + settings.stop_after)
         self._synchronize()
-        self._progress = ProgressBar(settings.steps, first, self._tokens_per_step, shown)
+        self._clock = Clock()
+        self._progress = ProgressBar(
+            settings.steps, first, self._tokens_per_step, self._clock, shown
+        )
+        self._failed = False
         with StopSignals() as interrupts, ExitStack() as stack, self._progress:
             if shown:
                 make_folder(self.folder)
                 stack.enter_context(hold(self.folder))
                 prune_checkpoints(self.checkpoints, first, settings.keep)
-                self._log = stack.enter_context(closing(MetricsLog(self._metrics, first or -1)))
+                with self._clock.paused():
+                    self._log = stack.enter_context(self._run_log())
             batches = self._batches(first)
             if isinstance(batches, Generator):
                 stack.enter_context(closing(batches))  # ends the read-ahead thread
             if first == 0:
                 self._measure()
+            if first >= settings.steps:
+                self._sample()
             stopped_by = None
-            while self.step < end and stopped_by is None:
+            while self.step < end and stopped_by is None and not self._ends_early:
                 with ranges.phase("step"):
                     self._train_step(self._next(batches))
                 measures = self._due(settings.evaluate_every)
+                samples = self._sampler is not None and self._due(self._sample_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
                 asked = interrupts.received
                 # Several processes agree, so that all of them stop at the same step.
                 at_once = asked is not None and isinstance(self._ranks, OneProcess)
-                if measures or saves or at_once or self._due(settings.log_every):
+                if measures or samples or saves or at_once or self._due(settings.log_every):
                     stopped_by = self._read(asked)
                 if measures:
                     self._measure()
-                if saves or stopped_by is not None:
+                if samples:
+                    self._sample()
+                if saves or stopped_by is not None or self._ends_early:
                     self._save()
-        if shown and settings.plot:
-            plot_losses(read_metrics(self._metrics), self.folder / "loss.png")
-        finished = self.step >= settings.steps  # a longer run may have been resumed
-        stopped_by = None if finished else stopped_by
-        speed = self._progress.tokens_per_second
-        return Outcome(self.step, finished, self._skipped, speed, self._saved, stopped_by)
+            finished = self.step >= settings.steps  # a longer run may have been resumed
+            outcome = Outcome(
+                self.step,
+                finished,
+                self._skipped,
+                self._progress.tokens_per_second,
+                self._saved,
+                None if finished else stopped_by,
+            )
+            if self._log is not None:
+                self._log.end(outcome)
+        return outcome
+
+    def _run_log(self) -> RunLog:
+        """Return the files and callbacks of this run."""
+        settings, processes = self.settings, max(self._ranks.processes, self._ranks.ranks)
+        peak = peak_of(self._device, settings.dtype, processes)
+        work = Work(self._tokens_per_step, self._flops_per_token, peak)
+        has_samples = self._sampler is not None
+        return RunLog(
+            self, self._callbacks, self._clock, work, self._device, processes, has_samples
+        )
+
+    @property
+    def _ends_early(self) -> bool:
+        """Whether a callback has failed; several ranks stop at the same step, once all know it."""
+        alone = isinstance(self._ranks, OneProcess)
+        failed = self._log is not None and self._log.failure is not None
+        return self._failed or (alone and failed)
 
     def _synchronize(self) -> None:
         """Broadcast the main rank's state, and give each rank its stream of random numbers.
@@ -283,7 +341,8 @@ class Trainer:
         random.set_state({**random.get_state(), "stream": self._ranks.rank})
 
     def _due(self, every: int) -> bool:
-        return self.step % every == 0 or self.step == self.settings.steps
+        """Whether this step is the last or, unless `every` is 0, a multiple of it."""
+        return self.step == self.settings.steps or (every > 0 and self.step % every == 0)
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """Return the batch of the next step."""
@@ -324,16 +383,20 @@ class Trainer:
         """Log the pending losses; return the signal that asked any rank to stop, or None."""
         pending, self._pending = self._pending, []
         losses = [float(loss) / self.settings.micro_batches for _, _, loss, _ in pending]
-        sums = self._ranks.sum([*losses, *(float(asked is each) for each in STOPS)])
-        counts = sums[len(losses) :]
+        failed = self._log is not None and self._log.failure is not None
+        flags = [failed, *(asked is each for each in STOPS)]
+        sums = self._ranks.sum([*losses, *map(float, flags)])
+        failures, *counts = sums[len(losses) :]
+        self._failed = failures > 0
         for (step, rate, _, device_norm), total in zip(pending, sums, strict=False):
             loss, norm = total / self._ranks.ranks, float(device_norm)
             self._skipped += not math.isfinite(norm)
             if self._log is not None:
-                measured = {"loss": loss, "lr": rate, "gradient_norm": norm}
-                self._log.write({"step": step, **finite(measured)})
+                self._log.step(step, {"loss": loss, "lr": rate, "gradient_norm": norm})
             self._check_finite(step, loss, norm)
             self._progress.update(step, loss, rate, norm)
+        if self._log is not None:
+            self._log.times(self.step)
         return next((each for each, count in zip(STOPS, counts, strict=True) if count), None)
 
     def _check_finite(self, step: int, loss: float, norm: float) -> None:
@@ -354,35 +417,53 @@ class Trainer:
         """Evaluate and log; its time does not count as training."""
         if self._evaluate is None:
             return
-        began = time.perf_counter()
-        with ranges.phase("evaluation"):
+        with self._clock.paused(), ranges.phase("evaluation"):
             self._measured = dict(self._evaluate())
+            if self._log is not None:
+                self._log.evaluation(self.step, self._measured)
+                values = "  ".join(f"{name} {value:.4f}" for name, value in self._measured.items())
+                _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
+
+    def _sample(self) -> None:
+        """Let the model write, without an effect on training; its time does not count."""
+        if self._sampler is None:
+            return
+        generator = random.get_state()
+        try:
+            with self._clock.paused(), ranges.phase("sample"):
+                prompt, self.sampled = self._sampler()
+        except Exception:
+            saved = self._saved is not None and step_of(self._saved) == self.step
+            if not saved and isinstance(self._ranks, OneProcess):
+                self._save()  # a sample may need memory that training does not
+            raise
+        finally:
+            random.set_state(generator)
         if self._log is not None:
-            self._log.write({"step": self.step, **finite(self._measured)})
-            values = "  ".join(f"{name} {value:.4f}" for name, value in self._measured.items())
-            _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
-        self._progress.pause(time.perf_counter() - began)
+            self._log.sample(self.step, prompt, self.sampled)
 
     def _save(self) -> None:
-        began = time.perf_counter()
         if self._log is not None:
+            self._log.times(self.step, at_once=True)
             self._log.sync()
-        state = {
-            **self._belongs_to,
-            "settings": asdict(self.settings),
-            "ranks": self._ranks.ranks,
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "generator": random.get_state(),
-            "metrics": finite(self._measured),
-        }
-        self._saved = self._ranks.save(
-            self.checkpoints, self.step, self.model, self.optimizer, state, self.settings.keep
-        )
-        self._progress.pause(time.perf_counter() - began)
-
-    @property
-    def _metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
+        with self._clock.paused(), ranges.phase("checkpoint"):
+            self._saved = self._ranks.save(
+                self.checkpoints,
+                self.step,
+                self.model,
+                self.optimizer,
+                {
+                    **self._belongs_to,
+                    "settings": asdict(self.settings),
+                    "ranks": self._ranks.ranks,
+                    "scaler": None if self.scaler is None else self.scaler.state_dict(),
+                    "generator": random.get_state(),
+                    "metrics": finite(self._measured),
+                },
+                self.settings.keep,
+            )
+            if self._log is not None and self._saved is not None:
+                self._log.checkpoint(self.step, self._saved)
 
 
 def check_parts(rows: int, count: int, ranks: int) -> None:

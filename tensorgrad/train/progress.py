@@ -1,4 +1,4 @@
-"""The progress of a run: a bar on a terminal, elsewhere a line of the log from time to time."""
+"""The progress of a run: a bar on a terminal or in a notebook, elsewhere lines of the log."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from tensorgrad.train.times import Clock
+
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -18,17 +20,20 @@ _SECONDS_BETWEEN_LINES = 10.0
 class ProgressBar:
     """Loss, learning rate, gradient norm, tokens/s and remaining time of a run.
 
-    On a terminal a tqdm bar on stderr; elsewhere the same as a line of the log, at most every
-    ten seconds.
+    On a terminal a tqdm bar on stderr, in a notebook one below the cell; elsewhere the same as a
+    line of the log, at most every ten seconds.
     """
 
-    def __init__(self, steps: int, start: int, tokens_per_step: int, shown: bool = True) -> None:
-        """Start the clock.
+    def __init__(
+        self, steps: int, start: int, tokens_per_step: int, clock: Clock, shown: bool = True
+    ) -> None:
+        """Show nothing yet.
 
         Args:
             steps: of the run.
             start: the number of steps done before.
             tokens_per_step: on all ranks together.
+            clock: started with the run.
             shown: whether to show anything: one rank does.
         """
         self._steps = steps
@@ -36,15 +41,15 @@ class ProgressBar:
         self._tokens_per_step = tokens_per_step
         self._shown = shown
         self._bar: tqdm | None = None
-        self._began = self._last_line = time.perf_counter()
-        self._paused = 0.0
+        self._clock, self._last_line = clock, clock.elapsed
         self._stack = ExitStack()
 
     def __enter__(self) -> ProgressBar:
-        if self._shown and _is_terminal():
-            self._stack.enter_context(logging_redirect_tqdm())
+        kind = _bar_class() if self._shown else None
+        if kind is not None:
+            self._stack.enter_context(logging_redirect_tqdm(tqdm_class=kind))
             self._bar = self._stack.enter_context(
-                tqdm(
+                kind(
                     total=self._steps,
                     initial=self._start,
                     unit="step",
@@ -61,12 +66,8 @@ class ProgressBar:
     @property
     def tokens_per_second(self) -> float:
         """The speed since the start, without evaluation and checkpoints."""
-        seconds = time.perf_counter() - self._began - self._paused
-        return (self._step - self._start) * self._tokens_per_step / max(seconds, 1e-9)
-
-    def pause(self, seconds: float) -> None:
-        """Exclude a time in which no training step ran from the speed."""
-        self._paused += seconds
+        tokens = (self._step - self._start) * self._tokens_per_step
+        return tokens / max(self._clock.seconds, 1e-9)
 
     def update(self, step: int, loss: float, lr: float, gradient_norm: float) -> None:
         """Show the loss, learning rate and gradient norm of a step."""
@@ -81,16 +82,75 @@ class ProgressBar:
             )
             self._bar.update(done)
             return
-        now = time.perf_counter()
+        now = self._clock.elapsed
         if now - self._last_line < _SECONDS_BETWEEN_LINES and step < self._steps:
             return
         self._last_line = now
-        per_step = (now - self._began - self._paused) / max(1, step - self._start)
+        per_step = self._clock.seconds / max(1, step - self._start)
         left = tqdm.format_interval(per_step * (self._steps - step))
         _log.info(
             "step %d/%d  loss %.3f  lr %.1e  gradient %.2f  %s  %s left",
             step, self._steps, loss, lr, gradient_norm, speed, left,
         )  # fmt: skip
+
+
+class StageProgress:
+    """The progress of work in stages: a bar for each on a terminal or in a notebook, or lines.
+
+        with StageProgress("my_texts") as progress:
+            prepare("my_texts", "cache", progress=progress)
+
+    Args:
+        what: is worked on, for the lines.
+        shown: whether to show anything.
+    """
+
+    def __init__(self, what: str, shown: bool = True) -> None:
+        self._what, self._kind = what, _bar_class() if shown else None
+        self._shown, self._stage, self._bar = shown, "", None
+        self._last_line = 0.0
+
+    def __enter__(self) -> StageProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show that `done` of `total` characters or bytes are done; 0: the total is not known."""
+        if not self._shown:
+            return
+        now, new = time.monotonic(), stage != self._stage
+        if self._kind is None:
+            if new or now - self._last_line >= _SECONDS_BETWEEN_LINES:
+                part = f" {min(1, done / total):.0%}" if total and not new else ""
+                _log.info("preparing %s: %s%s", self._what, stage, part)
+                self._last_line = now
+        else:
+            if new:
+                self.__exit__()
+                self._bar = self._kind(desc=stage, unit="B", unit_scale=True, leave=False)
+            assert self._bar is not None
+            self._bar.total = total or None
+            self._bar.update(done - self._bar.n)
+        self._stage = stage
+
+
+def _bar_class() -> type[tqdm] | None:
+    """Return the progress bar for where this process shows its messages; None: lines."""
+    if _is_notebook():
+        from tqdm.auto import tqdm as notebook_bar  # a text bar without ipywidgets
+
+        kind: type[tqdm] = notebook_bar
+        return kind
+    return tqdm if _is_terminal() else None
+
+
+def _is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook: Jupyter, Colab, VS Code."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
 
 
 def _is_terminal() -> bool:

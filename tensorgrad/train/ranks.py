@@ -42,10 +42,12 @@ class Ranks:
         rank, ranks: the index of this process's part of each batch, from 0, and the number of
             parts. Processes that share a part (stages of a pipeline, say) have the same index.
         is_main: whether this process shows progress and saves: one does.
+        processes: the number of processes that train together.
     """
 
     rank = 0
     ranks = 1
+    processes = 1
     is_main = True
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:

@@ -6,12 +6,25 @@ import logging
 import sys
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 from tensorgrad.errors import CheckpointError
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, Trainer
 
 _log = logging.getLogger(__name__)
+
+
+class TaskSettings(Protocol):
+    """The settings of a run, of one of the tasks of `tensorgrad train`."""
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in all."""
 
 
 def free_folder(name: str) -> Path:
@@ -44,10 +57,13 @@ def resume_run(trainer: Trainer) -> None:
     _log.info("%s has trained nothing yet: starting at step 0", trainer.folder)
 
 
-def report_stop(outcome: Outcome, steps: int, folder: Path, ranks: int = 1) -> None:
+def report_stop(outcome: Outcome, settings: TaskSettings, folder: Path, ranks: int = 1) -> None:
     """Log the step at which the run in a folder stopped, and the command that resumes it."""
     launcher = f"mpirun -n {ranks} " if ranks > 1 else ""
+    program = Path(sys.argv[0])
+    ours = "tensorgrad" in (program.name, program.parent.name)  # installed, or -m tensorgrad
+    command = f"tensorgrad train {settings.task}" if ours else f"python {program}"
     _log.info(
-        "stopped after step %d of %d; to resume: %spython %s --resume %s",
-        *(outcome.step, steps, launcher, sys.argv[0], folder),
+        "stopped after step %d of %d; to resume: %s%s --resume %s",
+        *(outcome.step, settings.steps, launcher, command, folder),
     )

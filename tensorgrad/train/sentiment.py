@@ -37,9 +37,11 @@ from tensorgrad.nn import evaluating
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
+from tensorgrad.train.checkpoint import run_checkpoint
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import free_folder, report_stop, resume_run
@@ -198,6 +200,7 @@ class SentimentRun:
 
     def __init__(self, settings: SentimentSettings, folder: Path, device: str) -> None:
         self.folder = folder
+        loggers = make_loggers(settings.loggers)
         train, validation = read_data(settings)
         self.vocabulary = make_vocabulary(settings, folder, train.texts)
         self.train, self.validation = (
@@ -232,6 +235,7 @@ class SentimentRun:
             folder,
             tokens_per_step=round(self.train.tokens),
             evaluate=self.measure,
+            callbacks=loggers,
             belongs_to={
                 "model": {"kind": settings.model, **asdict(self.model.config)},
                 "vocabulary": {"sha256": self.vocabulary.digest},
@@ -270,6 +274,22 @@ class SentimentRun:
         _log.info("%s has %.1f %% of the words", path, 100 * found.mean())
 
 
+def evaluate(
+    settings: SentimentSettings, folder: Path, device: str, checkpoint: str = "best"
+) -> dict[str, float]:
+    """Return the validation loss and accuracy of a trained classifier.
+
+    Args:
+        settings: of the run, perhaps with other data.
+        folder: of the run.
+        device: "cpu", "cuda" or "cuda:N".
+        checkpoint: "best" or "last".
+    """
+    run = SentimentRun(settings, folder, device)
+    run.model.load_state_dict(run_checkpoint(folder, checkpoint).arrays("model"))
+    return run.measure()
+
+
 def train(settings: SentimentSettings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train a classifier, from step 0 or from the newest checkpoint."""
     began = time.perf_counter()
@@ -288,7 +308,7 @@ def train(settings: SentimentSettings, folder: Path, resuming: bool, device: str
 
 def _report(run: SentimentRun, outcome: Outcome, seconds: float) -> None:
     if not outcome.finished:
-        report_stop(outcome, run.settings.steps, run.folder)
+        report_stop(outcome, run.settings, run.folder)
         return
     measured = {
         record["step"]: record["accuracy"]

@@ -14,6 +14,7 @@ from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.train.config import check, option
 
 DTYPES = ("float32", "bfloat16", "bfloat16-parameters", "float16")
+LOGGERS = ("tensorboard", "wandb", "trackio", "mlflow")  # see loggers.py
 SCHEDULES = ("cosine", "linear", "constant", "inverse-square-root")
 
 
@@ -57,7 +58,10 @@ class TrainSettings:
     log_every: int = option(
         1, "steps between logged losses; logging waits for the GPU", low=1, free=True
     )
-    plot: bool = option(True, "draw loss.png at the end, if matplotlib is installed", free=True)
+    plot: bool = option(
+        True, "draw loss.png as the run gets on, if matplotlib is installed", free=True
+    )
+    loggers: tuple[str, ...] = option((), "where else to log the run", choices=LOGGERS, free=True)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
     stop_after: int | None = option(
         None, "exit with a checkpoint after this number of steps, as on Ctrl-C", low=1, saved=False

@@ -36,14 +36,15 @@ from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
-from tensorgrad.train.checkpoint import list_checkpoints, step_of
+from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_of
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
+from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import report_stop, resume_run
 from tensorgrad.train.settings import EpochSettings
-from tensorgrad.weights import save_arrays
+from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
 AVERAGED = "averaged.safetensors"  # the averaged model in the folder of a run
@@ -234,7 +235,7 @@ class EvaluatedRun(TranslationRun):
     def __init__(
         self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
     ) -> None:
-        self.bleu = Bleu(settings.lowercase)
+        self.bleu, loggers = Bleu(settings.lowercase), make_loggers(settings.loggers)
         super().__init__(settings, folder, device, resuming)
         # Checkpoints of interrupts are kept in addition: those to average must stay.
         more = len(self._checkpoints(regular=False))
@@ -250,6 +251,7 @@ class EvaluatedRun(TranslationRun):
             folder,
             tokens_per_step=self.batches.tokens // self.batches.batches,
             evaluate=self.evaluate,
+            callbacks=loggers,
             belongs_to={
                 "model": asdict(self.model.config),
                 "tokenizer": {"sha256": self.tokenizer.digest},
@@ -337,6 +339,29 @@ class EvaluatedRun(TranslationRun):
         return [path for path in found if (step_of(path) in ends) == regular]
 
 
+def evaluate(
+    settings: TranslationSettings, folder: Path, device: str, checkpoint: str = "best"
+) -> dict[str, Any]:
+    """Return the validation loss and BLEU of a trained model, without writing anything.
+
+    Args:
+        settings: of the run, perhaps with other data or search options.
+        folder: of the run.
+        device: "cpu", "cuda" or "cuda:N".
+        checkpoint: "best", "last" or "averaged".
+    """
+    run = EvaluatedRun(settings, folder, device, True)
+    averaged = checkpoint == "averaged"
+    run.model.load_state_dict(
+        load_arrays(folder / AVERAGED)
+        if averaged
+        else run_checkpoint(folder, checkpoint).arrays("model")
+    )
+    loss = run.validation_loss(run.validation.evaluation_batches())
+    results = run.translate("test set")
+    return {"validation_loss": loss, "bleu": results["bleu"], "signature": results["signature"]}
+
+
 def train(settings: TranslationSettings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train a translation model, from step 0 or from the newest checkpoint.
 
@@ -360,7 +385,7 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
         )
         outcome = run.trainer.run()
         if not outcome.finished:
-            report_stop(outcome, run.settings.steps, folder)
+            report_stop(outcome, run.settings, folder)
             return outcome
         if settings.average:
             run.finish()

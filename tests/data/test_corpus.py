@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad.data import END_OF_TEXT, Corpus, Tokenizer, documents, prepare
+from tensorgrad.data import (
+    END_OF_TEXT,
+    Corpus,
+    Tokenizer,
+    documents,
+    is_prepared,
+    open_prepared,
+    prepare,
+)
 from tensorgrad.data import corpus as module
 from tensorgrad.errors import ArgumentError, DataError
 from tests.disk import full_disk
@@ -411,3 +419,39 @@ def test_one_book_is_split(tmp_path: Path) -> None:
 def _no_part_left_behind(tmp_path: Path) -> Iterator[None]:
     yield
     assert [path for path in tmp_path.rglob("*.npy-*.tmp") if path.parent.name[0] != "."] == []
+
+
+def test_a_saved_corpus_is_ready(text: Path, tmp_path: Path) -> None:
+    corpus = prepare(text, tmp_path / "cache", 300)
+    ready = tmp_path / "ready"
+    assert not is_prepared(ready)
+    corpus.save(ready)
+    assert is_prepared(ready)
+    found = open_prepared(ready)
+    assert found.digest == corpus.digest
+    np.testing.assert_array_equal(found.train.tokens, corpus.train.tokens)
+    assert open_prepared(corpus.folder).digest == corpus.digest
+    with pytest.raises(ArgumentError, match=r"tokenizer\.json exists, expected a folder without"):
+        corpus.save(ready)
+
+
+def test_a_ready_corpus_may_come_from_elsewhere(text: Path, tmp_path: Path) -> None:
+    prepare(text, tmp_path / "cache", 300).tokenizer.save(tmp_path / "tokenizer.json")
+    with pytest.raises(DataError, match=r"train\.npy is missing"):
+        open_prepared(tmp_path)
+    for name in ("train", "validation"):
+        np.save(tmp_path / f"{name}.npy", np.arange(50, dtype=np.uint16))
+    assert len(open_prepared(tmp_path).validation) == 50
+    np.save(tmp_path / "train.npy", np.full(50, 300, np.uint16))
+    with pytest.raises(DataError, match="300"):
+        open_prepared(tmp_path)
+    np.save(tmp_path / "train.npy", np.zeros((5, 5), np.uint16))
+    with pytest.raises(DataError, match="shape"):
+        open_prepared(tmp_path)
+
+
+def test_a_corpus_that_cannot_be_written_is_named(text: Path, tmp_path: Path) -> None:
+    corpus = prepare(text, tmp_path / "cache", 300)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot write .*file"):
+        corpus.save(tmp_path / "file")

@@ -22,7 +22,7 @@ from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.train import checkpoint, command_line, gpt2
 from tensorgrad.train.device import choose_device
-from tensorgrad.train.log import read_metrics
+from tensorgrad.train.log import read_metrics, read_samples
 from tests.source_tree import ROOT
 
 TINY = "--layers 1 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --warmup 2 --no-plot"
@@ -66,6 +66,25 @@ def test_a_run_leaves_what_it_promises(
     assert len(losses) == 3
     assert losses[-1] < losses[0]
     assert len(list((folder / "checkpoints").iterdir())) == 2
+    assert read_metrics(folder / "times.jsonl")[-1]["tokens"] == 12 * 4 * 16
+    assert json.loads((folder / "environment.json").read_text())["device"] == "cpu"
+
+
+def test_samples_are_kept_and_change_nothing(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_gpt2.main([*options, "--sample", "0"]) == 0
+    assert capsys.readouterr().out == ""
+    (tmp_path / "run").rename(tmp_path / "silent")
+    assert not (tmp_path / "silent" / "samples.jsonl").exists()
+    assert train_gpt2.main([*options, "--sample-every", "5"]) == 0
+    samples = read_samples(tmp_path / "run" / "samples.jsonl")
+    assert [sample["step"] for sample in samples] == [5, 10, 12]
+    assert all(s["prompt"] == "def " and s["text"].startswith("def ") for s in samples)
+    assert capsys.readouterr().out == f"{samples[-1]['text']}\n"
+    assert parameters(tmp_path / "run") == parameters(tmp_path / "silent")
+    logs = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "silent")]
+    assert logs[0] == logs[1]
 
 
 def test_a_checkpoint_is_enough_to_generate(options: list[str], tmp_path: Path) -> None:
@@ -200,6 +219,7 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (["--loggers", "comet"], 'Invalid value "comet" for --loggers. Choose from: "tensorboard"'),
         (["--steps", "0"], "--steps: got 0, expected 1 or more"),
         (["--heads", "3"], "expected a multiple of heads"),
         (["--tokenizer", "one.json"], "--vocab: got 300 with --tokenizer, expected none"),

@@ -35,7 +35,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     lines = [f"def add_{i}(a, b):\n    return a + b + {i * i}\n\n" for i in range(400)]
     (folder / "text.txt").write_text("<|endoftext|>".join(lines))
     places = ["--data", str(folder / "text.txt"), "--cache", str(folder / "cache")]
-    rest = "--device cpu --no-plot --sample 8"
+    rest = "--device cpu --no-plot --sample 8 --sample-every 7"
     return [*places, *MODEL.split(), *SHORT.split(), *rest.split()]
 
 

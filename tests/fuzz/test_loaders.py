@@ -46,7 +46,7 @@ from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, save_checkpoint
 from tensorgrad.train.load import load_classifier, load_gpt2, load_translator
-from tensorgrad.train.log import MetricsLog, read_metrics
+from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.sentiment import CLASSES, SentimentSettings
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
@@ -265,7 +265,7 @@ def load_training(folder: Path) -> None:
 def load_metrics(folder: Path) -> None:
     records = read_metrics(folder / "metrics.jsonl")
     assert all(type(record["step"]) is int for record in records)
-    log = MetricsLog(folder / "metrics.jsonl", 1)
+    log = StepLog(folder / "metrics.jsonl", 1)
     log.write({"step": 2, "loss": 1.0})
     log.close()
     after = read_metrics(folder / "metrics.jsonl")

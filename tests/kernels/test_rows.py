@@ -12,7 +12,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float64
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
-from tensorgrad.kernels.cross_entropy import Options, Scale
+from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.ops.cross_entropy import rows_numpy
 from tests.opcheck import Ulps, assert_within
 
@@ -173,7 +173,7 @@ def test_cross_entropy_in_place_with_columns_that_do_not_count(
 ) -> None:
     rng = np.random.default_rng(width)
     logits = (3 * rng.standard_normal((301, width))).astype(dtype)
-    ids, options = rng.integers(-1, classes, 301), Options(-1, 0.1, 0.01)
+    ids, options = rng.integers(-1, classes, 301), LossOptions(-1, 0.1, 0.01)
     dy = rng.uniform(1, 2, 301).astype(compute_dtype(dtype))
     exact, wide = np.empty(301), logits.astype(float64)
     rows_numpy(exact, wide, wide, ids, ids >= 0, options, dy.astype(float64), classes)
@@ -186,7 +186,7 @@ def test_cross_entropy_in_place_with_columns_that_do_not_count(
         gpu,
         on_gpu(ids),
         options,
-        Scale(on_gpu(dy)),
+        GradientFactor(on_gpu(dy)),
         classes,
     )
     assert_within(losses.get(), exact, BOUND, "losses", terms=width)

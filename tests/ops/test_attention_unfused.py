@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,7 @@ def results(run: Any, shapes: Any, dtype: str, options: dict[str, Any]) -> list[
 def test_it_equals_attention(name: str, fused: bool, shapes: Any) -> None:
     shapes = (*shapes, shapes[1])
 
-    def unfused(*args: Any, **options: Any) -> tg.Tensor:
-        return attention_unfused(*args, **options, fused_softmax=fused)
-
+    unfused = partial(attention_unfused, fused_softmax=fused)
     expected = results(tg.attention, shapes, "float64", CASES[name])
     for found, wanted in zip(
         results(unfused, shapes, "float64", CASES[name]), expected, strict=True

@@ -181,8 +181,8 @@ def test_a_common_subexpression_is_computed_once(monkeypatch: pytest.MonkeyPatch
 
 def test_equal_gradients_are_computed_once() -> None:
     row, _ = _row(lambda x, b: tg.gelu(x + b), [float32, float32], {})
-    assert row._gradients_of((True, True)).places == (0, 0)
-    assert row._gradients_of((False, True)).places == (None, 0)
+    assert row._gradients_of((True, True)).indices == (0, 0)
+    assert row._gradients_of((False, True)).indices == (None, 0)
 
 
 def test_nothing_but_the_arguments_is_saved() -> None:
@@ -325,7 +325,7 @@ def test_sums_of_conditions_are_conditions(device: str) -> None:
     assert f(x).tolist() == [0, 2, 3]
     trace = Trace(lambda: None)
     c = Tensor(trace.symbol("x0", np.dtype("bool")))
-    formula = Formula("sum", ["x0"], trace.expressions, [(c + c).data.place])
+    formula = Formula("sum", ["x0"], trace.expressions, [(c + c).data.expression])
     assert formula.cuda() == (["const auto t0 = number(x0);"], ["((t0 + t0) != C(0))"])
 
 

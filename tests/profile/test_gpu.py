@@ -118,12 +118,12 @@ def test_ceilings_of_the_chip() -> None:
 
 
 def test_files_of_a_profile(tmp_path: Path) -> None:
-    settings = ParallelSettings(
-        layers=2, heads=4, width=256, context=256, vocab=1000, batch=8, device="cuda",
-        dtype="bfloat16-parameters",
-    )  # fmt: skip
     for attention in ("flash", "unfused"):
-        found = profile_step(settings, "cuda", steps=2, attention=attention)
+        settings = ParallelSettings(
+            layers=2, heads=4, width=256, context=256, vocab=1000, batch=8, device="cuda",
+            dtype="bfloat16-parameters", attention=attention,
+        )  # fmt: skip
+        found = profile_step(settings, "cuda", steps=2)
         assert found.recording is not None
         folder = tmp_path / attention
         folder.mkdir()

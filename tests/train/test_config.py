@@ -24,6 +24,7 @@ class Settings:
     kind: str = option("a", "which", choices=("a", "b"))
     limit: int | None = option(None, "at most this number", shown="no limit")
     fast: bool = option(True, "whether to hurry", free=True)
+    names: tuple[str, ...] = option((), "which names", choices=("x", "y"), free=True)
 
     def __post_init__(self) -> None:
         config.check(self)
@@ -54,6 +55,7 @@ def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) 
         "[choices: a, b] [default: a]",
         "--no-fast",
         "number [default: no limit]",
+        "--names CHOICE... which names [choices: x, y]",
     ):
         assert text in shown
 
@@ -75,6 +77,9 @@ def test_every_field_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) 
         ({"limit": "x"}, "--limit: got 'x', expected an integer"),
         ({"fast": "no"}, "--fast: got 'no', expected True or False"),
         ({"limit": True}, "--limit: got True, expected an integer"),
+        ({"names": "x"}, "--names: got 'x', expected a list of names"),
+        ({"names": ("x", "z")}, "--names: got 'z', expected names of x, y"),
+        ({"names": [1]}, "--names: got 1, expected names of x, y"),
         ({"lr": False}, "--lr: got False, expected a number"),
     ],
 )
@@ -82,6 +87,15 @@ def test_a_value_out_of_range_is_named(values: dict[str, float], message: str) -
     with pytest.raises(ArgumentError) as caught:
         Settings(**values)  # type: ignore[arg-type]
     assert str(caught.value) == message
+
+
+def test_several_names_may_be_given_and_survive_json(tmp_path: Path) -> None:
+    assert given("--names", "x", "y") == {"names": ("x", "y")}
+    assert given("--names", "x", "--names", "y") == {"names": ("x", "y")}
+    settings = Settings(names=("y", "x"))
+    config.save(settings, tmp_path)
+    assert config.load(Settings, tmp_path) == settings
+    assert Settings(names=["y", "x"]) == settings  # type: ignore[arg-type]
 
 
 def test_settings_are_saved_and_resumed(tmp_path: Path) -> None:

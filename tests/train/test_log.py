@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from tensorgrad.errors import DataError
-from tensorgrad.train.log import MetricsLog, plot_losses, read_metrics
+from tensorgrad.train.log import StepLog, read_metrics, read_samples
 from tests.disk import full_disk
 
 RECORDS = [{"step": 0, "validation_loss": 5.0}] + [
@@ -18,7 +17,7 @@ RECORDS = [{"step": 0, "validation_loss": 5.0}] + [
 
 
 def write(path: Path, step: int, records: list[dict[str, float]]) -> None:
-    log = MetricsLog(path, step)
+    log = StepLog(path, step)
     for record in records:
         log.write(record)
     log.sync()
@@ -61,43 +60,12 @@ def test_a_damaged_line_does_not_cost_those_after_it(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl", -1)
+    log = StepLog(tmp_path / "metrics.jsonl", -1)
     with full_disk(100):
         with pytest.raises(OSError, match=r"too large: '.*metrics\.jsonl'"):
             log.write({"step": 1, "text": "x" * 200})
         with pytest.raises(OSError, match=r"too large: '.*metrics\.jsonl'"):
             log.close()
-
-
-def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert plot_losses(RECORDS, tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert plot_losses([], tmp_path / "empty.png")
-
-
-def test_other_measures_are_drawn_too(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    other: list[dict[str, Any]] = [
-        {**RECORDS[0], "accuracy": 0.5},
-        *RECORDS[1:],
-        {"step": 5, "accuracy": 0.9},
-    ]
-    pictures = []
-    runs: list[list[dict[str, Any]]] = [[*RECORDS], other, [*other, {"step": 5, "accuracy": None}]]
-    for records in runs:
-        plot_losses(records, tmp_path / "loss.png")
-        pictures.append((tmp_path / "loss.png").read_bytes())
-    assert pictures[0] != pictures[1]
-    assert pictures[1] == pictures[2]
-
-
-def test_without_matplotlib_nothing_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert not plot_losses(RECORDS, tmp_path / "loss.png")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_values_that_are_not_numbers_are_dropped(tmp_path: Path) -> None:
@@ -108,7 +76,23 @@ def test_values_that_are_not_numbers_are_dropped(tmp_path: Path) -> None:
     path.write_text("\n".join([*lines, ""]), encoding="latin1")
     expected: list[dict[str, Any]] = [{"step": 1, "loss": None}, {"step": 5, "loss": 2}]
     assert read_metrics(path) == expected
-    assert plot_losses(expected, tmp_path / "loss.png")
+
+
+def test_samples_have_text(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    texts = ["plain", "two\nlines", "für \u2028 \x00", "<script>"]
+    samples = [{"step": n, "prompt": "a", "text": text} for n, text in enumerate(texts)]
+    log = StepLog(path, -1, text=True)
+    for sample in samples:
+        log.write(sample)
+    log.close()
+    assert read_samples(path) == samples
+    assert read_metrics(path) == []
+    with path.open("a") as file:
+        file.write('{"step": 4, "text": "no prompt"}\n{"step": 5, "prompt": ["a"], "text": "b"}\n')
+    assert read_samples(path) == samples
+    StepLog(path, 1, text=True).close()
+    assert read_samples(path) == samples[:2]
 
 
 def test_an_endless_line_takes_little_memory(tmp_path: Path) -> None:
@@ -132,4 +116,4 @@ def test_a_fifo_or_device_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{path} is a FIFO or a device"):
         read_metrics(path)
     with pytest.raises(DataError, match=rf"{path} is a FIFO or a device"):
-        MetricsLog(path, -1)
+        StepLog(path, -1)

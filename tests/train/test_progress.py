@@ -4,10 +4,14 @@ import io
 import logging
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tensorgrad.train import progress
 from tensorgrad.train.progress import ProgressBar
+from tensorgrad.train.times import Clock
 
 
 class Terminal(io.StringIO):
@@ -17,7 +21,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with ProgressBar(10, 4, 1000) as shown:
+    with ProgressBar(10, 4, 1000, Clock()) as shown:
         shown.update(6, 2.5, 1e-3, 0.75)
     text = terminal.getvalue()
     for part in ("6/10", "loss 2.500", "lr 1.0e-03", "gradient 0.75", "tokens/s"):
@@ -29,13 +33,15 @@ def test_elsewhere_there_are_lines_now_and_then(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    with caplog.at_level(logging.INFO), ProgressBar(100, 0, 1000) as shown:
+    timer = Clock()
+    with caplog.at_level(logging.INFO), ProgressBar(100, 0, 1000, timer) as shown:
         for step in range(1, 51):
             clock[0] += 1.0
             shown.update(step, 2.5, 1e-3, 0.75)
         assert shown.tokens_per_second == pytest.approx(1000)
-        shown.pause(25.0)
-        assert shown.tokens_per_second == pytest.approx(2000)
+        with timer.paused():
+            clock[0] += 25.0
+        assert shown.tokens_per_second == pytest.approx(1000)
     assert [record.getMessage() for record in caplog.records][-1] == (
         "step 50/100  loss 2.500  lr 1.0e-03  gradient 0.75  1,000 tokens/s  00:50 left"
     )
@@ -43,7 +49,7 @@ def test_elsewhere_there_are_lines_now_and_then(
 
 
 def test_the_last_step_has_a_line_always(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO), ProgressBar(2, 0, 1) as shown:
+    with caplog.at_level(logging.INFO), ProgressBar(2, 0, 1, Clock()) as shown:
         shown.update(1, 1.0, 1.0, 1.0)
         shown.update(2, 1.0, 1.0, 1.0)
     assert [record.getMessage()[:8] for record in caplog.records] == ["step 2/2"]
@@ -53,7 +59,33 @@ def test_other_ranks_show_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with caplog.at_level(logging.INFO), ProgressBar(2, 0, 1, shown=False) as hidden:
+    with caplog.at_level(logging.INFO), ProgressBar(2, 0, 1, Clock(), shown=False) as hidden:
         hidden.update(2, 1.0, 1.0, 1.0)
     assert terminal.getvalue() == ""
     assert caplog.records == []
+
+
+def test_a_notebook_shows_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tqdm.auto
+
+    kernel: Any = SimpleNamespace(config={"IPKernelApp": {}})
+    ipython: Any = SimpleNamespace(get_ipython=lambda: kernel)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert progress._bar_class() is tqdm.auto.tqdm
+    kernel.config = {"TerminalIPythonApp": {}}
+    assert progress._bar_class() is None
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert progress._bar_class() is tqdm.tqdm
+    ipython.get_ipython = lambda: None
+    assert progress._bar_class() is tqdm.tqdm
+
+
+def test_a_bar_in_a_notebook_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "_is_notebook", lambda: True)
+    with ProgressBar(10, 4, 1000, Clock()) as shown:
+        shown.update(10, 2.5, 1e-3, 0.75)
+    assert "10/10" in stream.getvalue()

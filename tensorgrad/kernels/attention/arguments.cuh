@@ -5,7 +5,7 @@
 #include "exp.cuh"
 #include "philox.cuh"
 
-struct Strides {   // in elements; an element of the last axis is beside the one before
+struct Strides {   // in elements; the last axis is contiguous
     long long batch, head, row;
 };
 

@@ -93,12 +93,14 @@ __device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* value
         cosines += own.place * (long long)(p.width / 2);
         sines += own.place * (long long)(p.width / 2);
     }
+    // Rotate the queries.
     for (int i = threadIdx.x; i < MOST * WIDTH; i += THREADS) {
         const int j = i / WIDTH, e = i % WIDTH;
         const bool exists = j < own.count && e < p.width;
         queries[j][e] = exists ? rotated(qkv + (own.head + j) * p.width, e, p, cosines, sines)
                                : T(0.f);
     }
+    // Append to the cache.
     if (own.to <= own.place) return;
     const T* k = qkv + (p.heads + own.group) * p.width, *v = k + p.kv_heads * p.width;
     for (int i = threadIdx.x; i < p.width; i += THREADS) {
@@ -124,6 +126,7 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
     const int splits = gridDim.x, across = p.width / N, items = own.count * across;
     const long long first = own.sequence * (long long)p.heads + own.head;
     __syncthreads();
+    // Merge the warps.
     for (int i = threadIdx.x; i < items; i += THREADS) {
         const int j = i / across, e = i % across * N;
         float top = LOWEST, row_sum = 0;
@@ -150,6 +153,7 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
     }
     if (own.active == 1) return;
 
+    // Wait for the other splits: the last block continues.
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0)   // counts to active - 1 and restarts at 0
@@ -158,6 +162,7 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
     __syncthreads();
     if (!last) return;
     __threadfence();
+    // Merge the splits.
     parts += first * splits * p.width;
     part_softmax += first * splits;
     constexpr int AHEAD = 16;
@@ -248,6 +253,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                 }
             }
     };
+    // Load the first tile; rotate the queries and append to the cache.
     int first = own.from + warp * TILE;
     const bool early = first + TILE <= own.place;   // the block appends nothing there
     #pragma unroll 1
@@ -263,6 +269,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
     const unsigned query_at = shared_address(&queries[g][8 * t]);
     float row_max = LOWEST, row_sum = 0, out[CHUNKS][4][4] = {};
     for (; first < own.to; first += STEP) {   // alike for all threads of a warp
+        // Scores.
         float s[TILE / 8][4] = {};   // of head g, keys 8 i + 2 t and + 1; nothing of the other two
         #pragma unroll
         for (int c = 0; c < 2 * CHUNKS; ++c) {
@@ -276,8 +283,10 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                     mma<T>(s[i], query, k[i][c].words[half], k[i][c].words[half + 1]);
             }
         }
+        // Load the next keys.
         load_keys(first + STEP);
 
+        // Mask and online softmax.
         float top = row_max;
         #pragma unroll
         for (int i = 0; i < TILE / 8; ++i)
@@ -304,6 +313,7 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                 row_sum += s[i][e];
             }
 
+        // Weighted values.
         #pragma unroll
         for (int i = 0; i < TILE / 16; ++i) {
             const unsigned low = pack<T>(s[2 * i][0], s[2 * i][1]),
@@ -321,9 +331,11 @@ decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qk
                     mma<T>(out[c][m], value, low, high);
                 }
         }
+        // Load the next values.
         load_values(first + STEP);
     }
 
+    // Merge.
     row_sum = warp_sum(row_sum, 4);
     if (t == 0) sums[warp][g] = {row_max, row_sum};
     #pragma unroll
@@ -372,6 +384,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
     if (blockIdx.x >= own.active) return;
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;
     values += own.sequence * p.value_at.sequence + own.group * p.value_at.head;
+    // Rotate the queries and append to the cache.
     load_queries(queries, keys, values, qkv, cosines, sines, p, own);
     __syncthreads();   // what a block has written to memory, its own threads read
 
@@ -389,6 +402,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
         }
     }
     for (int base = own.from; base < own.to; base += step) {   // alike for all threads of a warp
+        // Load some keys and values.
         T k[TOGETHER][PART], v[TOGETHER][PART];
         #pragma unroll
         for (int u = 0; u < TOGETHER; ++u) {
@@ -399,6 +413,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
         #pragma unroll
         for (int j = 0; j < MOST; ++j) {
             if (j >= own.count) continue;
+            // Scores.
             float scores[TOGETHER], top = row_max[j];
             #pragma unroll
             for (int u = 0; u < TOGETHER; ++u) {
@@ -409,6 +424,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
                 scores[u] = base + u * own_groups + place < own.to ? score : -infinity<float>();
                 top = scores[u] > top ? scores[u] : top;
             }
+            // Online softmax and weighted values.
             const float rescale = exp2_for<T>(row_max[j] - top);
             row_max[j] = top;
             row_sum[j] *= rescale;
@@ -424,6 +440,7 @@ decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restric
         }
     }
 
+    // Merge.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     #pragma unroll
     for (int j = 0; j < MOST; ++j) {   // merge the threads that had different keys

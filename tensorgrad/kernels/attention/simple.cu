@@ -179,9 +179,11 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
     #pragma unroll
     for (T& x : row_max) x = -infinity<T>();
     for (int column = seen.first * COLUMNS; column < seen.last * COLUMNS; column += COLUMNS) {
+        // Scores, mask and bias.
         const int left = span.keys - column;
         multiply_rows(s, shared, q, p.q.row, rows, k + column * p.k.row, p.k.row, left, p.width);
         finish_scores<false>(s, p, span, bias, block_row, column);
+        // Online softmax.
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
             T largest = row_reduce(max(s[i][0], s[i][1]), [](T a, T b) { return max(a, b); });
@@ -195,12 +197,15 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
             #pragma unroll
             for (T& x : o[i]) x *= rescale;
         }
+        // Dropout.
         if (dropout.threshold >= 0) {
             draw_keep_mask<false>(shared, p, dropout, bits + column);
             apply_dropout<false>(s, shared, T(1));
         }
+        // Weighted values.
         accumulate(o, shared, s, v + column * p.v.row, p.v.row, left, p.width - piece);
     }
+    // Divide by the row sums and store.
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = threadIdx.x / 16 * 4 + i;
@@ -254,8 +259,10 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
             const T *b1_tile = b1_rows + column * b1_at.row,
                     *b2_tile = b2_rows + column * b2_at.row;
             const int left = block.columns - column;
+            // Scores, mask and bias.
             multiply_rows(s, shared, a1, a1_at.row, rows, b1_tile, b1_at.row, left, p.width);
             finish_scores<KEYS>(s, p, span, head_bias, block_row, column);
+            // Gradients of the weights.
             multiply_rows(g, shared, a2, a2_at.row, rows, b2_tile, b2_at.row, left, p.width);
             if (dropout.threshold >= 0) {
                 const Word row = (Word(block.sequence) * p.heads + head) * p.queries +
@@ -264,6 +271,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
                                      row * p.keys + (KEYS ? block_row : column));
                 apply_dropout<KEYS>(g, shared, inverse_keep);
             }
+            // Weights, and gradients of the scores.
             for_scores([&](int i, int j, int row, int other) {
                 const int query = KEYS ? column + other : block_row + row;
                 const RowStatistics<T> own = query < span.queries
@@ -272,11 +280,13 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
                 g[i][j] = s[i][j] * (g[i][j] - own.delta);
             });
             if (KEYS && dropout.threshold >= 0) apply_dropout<KEYS>(s, shared, inverse_keep);
+            // Sums over the columns.
             accumulate(sum1, shared, g, b1_tile + piece, b1_at.row, left, p.width - piece);
             if (KEYS)
                 accumulate(sum2, shared, s, b2_tile + piece, b2_at.row, left, p.width - piece);
         }
     }
+    // Store.
     d1 += place(d1_at, block.sequence, block.head, a_start) + piece;
     store_rows(d1, d1_at.row, rows, p.width - piece, sum1, T(p.scale));
     if (KEYS) {

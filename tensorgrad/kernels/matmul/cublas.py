@@ -12,7 +12,7 @@ from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, float64
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import cublaslt
-from tensorgrad.kernels.matmul.problem import MatmulProblem, Operand
+from tensorgrad.kernels.matmul.problem import MatmulProblem, MatrixOperand
 from tensorgrad.kernels.structs import address
 
 Steps = tuple[int, int, int]  # from one matrix to the next, row to row and column to column
@@ -45,7 +45,9 @@ def multiply(p: MatmulProblem) -> None:
     """Compute y, which has elements."""
     if not p.width:  # one term that is 0, for the epilogue
         zeros = backend.cupy.zeros(max(p.rows, p.columns), p.a.array.dtype)
-        p = p._replace(width=1, a=Operand(zeros, 0, 1, 1), b=Operand(zeros, 0, p.columns, 1))
+        p = p._replace(
+            width=1, a=MatrixOperand(zeros, 0, 1, 1), b=MatrixOperand(zeros, 0, p.columns, 1)
+        )
     plan, in_place = _plan_of(p)
     if isinstance(plan, str):
         raise KernelError(plan)
@@ -138,16 +140,16 @@ def _layout(step: int, row: int, column: int, rows: int, columns: int) -> tuple[
     return None
 
 
-def _copied(operand: Operand, rows: int, columns: int) -> Steps:
+def _copied(operand: MatrixOperand, rows: int, columns: int) -> Steps:
     """Return the steps of a copy in C order."""
     return (rows * columns if operand.batch else 0), columns, 1
 
 
-def _readable(operand: Operand, rows: int, columns: int) -> Operand:
+def _readable(operand: MatrixOperand, rows: int, columns: int) -> MatrixOperand:
     """Return the operand, copied where cuBLAS cannot read it."""
     if _layout(*operand[1:], rows, columns) is not None:
         return operand
     array = operand.array
     if operand.batch == 0:  # one matrix for all
         array = array[(0,) * (array.ndim - 2)]
-    return Operand(backend.contiguous(array), *_copied(operand, rows, columns))
+    return MatrixOperand(backend.contiguous(array), *_copied(operand, rows, columns))

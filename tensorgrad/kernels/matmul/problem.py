@@ -9,7 +9,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 
 
-class Operand(NamedTuple):
+class MatrixOperand(NamedTuple):
     """A batch of matrices in memory; strides in elements."""
 
     array: Array  # keeps the memory; its dtype is that of the matrices
@@ -30,8 +30,8 @@ class MatmulProblem(NamedTuple):
     rows: int
     width: int
     columns: int
-    a: Operand  # rows x width
-    b: Operand  # width x columns, of the dtype of a
+    a: MatrixOperand  # rows x width
+    b: MatrixOperand  # width x columns, of the dtype of a
     y: Array  # (..., rows, columns) in C order; of the dtype of a, or float32
     add: bool = False
     bias: Array | None = None  # (columns,), C order, of the dtype of a or float32
@@ -66,13 +66,13 @@ def problem(a: Array, b: Array, y: Array, **epilogue: Any) -> MatmulProblem:
     return MatmulProblem(math.prod(batch), rows, a.shape[-1], columns, left, right, y, **epilogue)
 
 
-def _operand(array: Array, batch: Shape) -> Operand:
+def _operand(array: Array, batch: Shape) -> MatrixOperand:
     """Return the matrices of an array whose leading axes broadcast to `batch`, one step apart."""
     item = array.itemsize
     *_, row, column = array.strides
     row, column = row // item, column // item
     if array.ndim == 2 or array.size == 0:
-        return Operand(array, 0, row, column)
+        return MatrixOperand(array, 0, row, column)
     if array.shape[:-2] != batch:
         array = backend.cupy.broadcast_to(array, (*batch, *array.shape[-2:]))
     step = 0
@@ -87,4 +87,4 @@ def _operand(array: Array, batch: Shape) -> Operand:
         reach *= length
     if step < 0:  # not every kernel takes negative strides
         return _operand(backend.contiguous(array), batch)
-    return Operand(array, step // item, row, column)
+    return MatrixOperand(array, step // item, row, column)

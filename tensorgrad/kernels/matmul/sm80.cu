@@ -80,9 +80,9 @@ template <typename T, int LENGTH, bool ALONG_TERMS> struct MmaTileLayout {
 // Copies such tiles, one along the terms after the other, each in STEPS parts. The operand is seen
 // as `length` rows of `width` terms, with the distances `step` from row to row and `term_step`.
 template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoader {
-    using Place = MmaTileLayout<T, LENGTH, ALONG_TERMS>;
-    static constexpr int PASS = THREADS / Place::PIECES;   // lines at a time
-    static constexpr int PASSES = Place::LINES / PASS;
+    using Layout = MmaTileLayout<T, LENGTH, ALONG_TERMS>;
+    static constexpr int PASS = THREADS / Layout::PIECES;   // lines at a time
+    static constexpr int PASSES = Layout::LINES / PASS;
 
     const T* from;
     long long line_step, element_step, tile_step;
@@ -92,23 +92,23 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoade
     __device__ MmaLoader(const T* data, long long step, long long term_step, int start, int length,
                          int width, bool vectors)
         : line_step(ALONG_TERMS ? step : term_step), element_step(ALONG_TERMS ? term_step : step),
-          tile_step(Place::TERMS * term_step), width(width), vectors(vectors) {
-        line = threadIdx.x / Place::PIECES;
-        piece = threadIdx.x % Place::PIECES;
-        from = data + start * step + line * line_step + piece * Place::PIECE * element_step;
-        left = length - start - (ALONG_TERMS ? line : piece * Place::PIECE);   // rows from here on
+          tile_step(Layout::TERMS * term_step), width(width), vectors(vectors) {
+        line = threadIdx.x / Layout::PIECES;
+        piece = threadIdx.x % Layout::PIECES;
+        from = data + start * step + line * line_step + piece * Layout::PIECE * element_step;
+        left = length - start - (ALONG_TERMS ? line : piece * Layout::PIECE);   // rows from here on
     }
 
     // Where the piece of a pass goes to: the lines of the passes are permuted alike.
     __device__ unsigned place(unsigned tile, int pass) const {
         static_assert(PASS * (sizeof(T) == 4 && !ALONG_TERMS ? 2 : 1) % 8 == 0, "");
-        return tile + Place::offset(line, piece) + pass * PASS * Place::PIECES * 16;
+        return tile + Layout::offset(line, piece) + pass * PASS * Layout::PIECES * 16;
     }
 
     // Rows and terms that are left, from the piece of a pass on.
     __device__ int rows_left(int pass) const { return ALONG_TERMS ? left - pass * PASS : left; }
     __device__ int terms_left(int first, int pass) const {
-        return width - first - (ALONG_TERMS ? piece * Place::PIECE : line + pass * PASS);
+        return width - first - (ALONG_TERMS ? piece * Layout::PIECE : line + pass * PASS);
     }
 
     __device__ void copy(unsigned tile, int first, int part) const {
@@ -130,7 +130,7 @@ template <typename T, int LENGTH, bool ALONG_TERMS, int THREADS> struct MmaLoade
             const int exist = min(rows, terms) > 0 ? (ALONG_TERMS ? terms : rows) : 0;
             Vec<T> v;
             #pragma unroll
-            for (int i = 0; i < Place::PIECE; ++i, source += element_step)
+            for (int i = 0; i < Layout::PIECE; ++i, source += element_step)
                 v.values[i] = i < exist ? *source : T(0.f);
             const int4 bits = reinterpret_cast<const int4&>(v);
             asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
     constexpr int THREADS = 64 * WARPS, ROWS = 2 * SIZE, COLUMNS = WARPS * SIZE;
     // products that make up what a warp computes
     constexpr int TALL = SIZE / 16, BROAD = SIZE / 8;
-    using A = MmaTileLayout<T, ROWS, A_ALONG_TERMS>;
-    using B = MmaTileLayout<T, COLUMNS, B_ALONG_TERMS>;
+    using LayoutA = MmaTileLayout<T, ROWS, A_ALONG_TERMS>;
+    using LayoutB = MmaTileLayout<T, COLUMNS, B_ALONG_TERMS>;
     extern __shared__ __align__(128) unsigned char memory[];
     const unsigned tiles = shared_address(memory);
 
@@ -168,23 +168,24 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
     MmaLoader<T, COLUMNS, B_ALONG_TERMS, THREADS> load_b(
         static_cast<const T*>(p.b.data) + tile.batch * p.b.batch, p.b.column, p.b.row,
         tile.column, p.columns, p.width, p.b_vectors);
-    const int count = (p.width + A::TERMS - 1) / A::TERMS;
+    const int count = (p.width + LayoutA::TERMS - 1) / LayoutA::TERMS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp % 2 * SIZE, warp_column = warp / 2 * SIZE;
 
     const auto copy = [&](int index, int stage, int part) {
-        const unsigned to = tiles + stage * (A::BYTES + B::BYTES);
+        const unsigned to = tiles + stage * (LayoutA::BYTES + LayoutB::BYTES);
         const bool more = index < count;
-        if (more && load_a.vectors) load_a.copy(to, index * A::TERMS, part);
-        else if (more && part == 0) load_a.gather(to, index * A::TERMS);
-        if (more && load_b.vectors) load_b.copy(to + A::BYTES, index * A::TERMS, part);
-        else if (more && part == 0) load_b.gather(to + A::BYTES, index * A::TERMS);
+        if (more && load_a.vectors) load_a.copy(to, index * LayoutA::TERMS, part);
+        else if (more && part == 0) load_a.gather(to, index * LayoutA::TERMS);
+        if (more && load_b.vectors) load_b.copy(to + LayoutA::BYTES, index * LayoutA::TERMS, part);
+        else if (more && part == 0) load_b.gather(to + LayoutA::BYTES, index * LayoutA::TERMS);
         if (part == STEPS - 1) {
             load_a.advance();
             load_b.advance();
             cp_async_commit();
         }
     };
+    // Prologue: load the first tiles.
     #pragma unroll 1
     for (int i = 0; i < stages - 1; ++i)
         #pragma unroll
@@ -194,14 +195,16 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
     sums.clear();
     unsigned a[2][TALL][4], b[2][BROAD / 2][4];
     const auto read = [&](int set, int stage, int step) {
-        const unsigned from = tiles + stage * (A::BYTES + B::BYTES);
+        const unsigned from = tiles + stage * (LayoutA::BYTES + LayoutB::BYTES);
         #pragma unroll
-        for (int i = 0; i < TALL; ++i) A::template read<false>(a[set][i], from, warp_row, i, step);
+        for (int i = 0; i < TALL; ++i)
+            LayoutA::template read<false>(a[set][i], from, warp_row, i, step);
         #pragma unroll
         for (int j = 0; j < BROAD / 2; ++j)
-            B::template read<true>(b[set][j], from + A::BYTES, warp_column, j, step);
+            LayoutB::template read<true>(b[set][j], from + LayoutA::BYTES, warp_column, j, step);
     };
 
+    // Mainloop.
     wait_for_tile(stages);
     __syncthreads();
     read(0, 0, 0);
@@ -210,12 +213,15 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
         const int next = stage + 1 == stages ? 0 : stage + 1;
         #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
+            // Load a part of another tile.
             copy(index + stages - 1, free, step);
             if (step == STEPS - 1) {   // all copies of this tile have been read into registers
                 wait_for_tile(stages);
                 __syncthreads();
             }
+            // Read the operands of the next step.
             read((step + 1) % 2, step == STEPS - 1 ? next : stage, (step + 1) % STEPS);
+            // Multiply those of this one.
             #pragma unroll
             for (int i = 0; i < TALL; ++i)
                 #pragma unroll
@@ -227,6 +233,7 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
         stage = next;
     }
 
+    // Epilogue, by way of shared memory.
     cp_async_wait<0>();
     __syncthreads();
     constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages hold

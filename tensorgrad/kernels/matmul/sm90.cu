@@ -69,6 +69,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         brought[CONSUMER_WARPS];
     __shared__ ClusterTileQueue queue;
     const int rank = CLUSTER == 1 ? 0 : cluster_rank();
+    // Set up the barriers.
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(1);
@@ -101,6 +102,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             PipelineState<STAGES> at;
             while (lane == 0 &&
                    (rank == 0 ? scheduler.take(work) : scheduler.next_of_thread(work))) {
+                // Load the stages of a work tile.
                 const TileOrigin origin = origin_at(work.tile);
                 const int a_matrix = origin.matrix * p.a_step, b_matrix = origin.matrix * p.b_step;
                 for (int k = work.begin * K; k < work.end * K; k += K) {
@@ -174,6 +176,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                             else tma_store(map, storage.boxes[w][c], x, row, origin.matrix, part);
                         }
                     };
+                    // Wait for sums and store them.
                     // A commit for each w, also where there is none: the waits count them.
                     #pragma unroll
                     for (int i = 0; i < CONSUMERS_EACH; ++i) {
@@ -184,6 +187,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                             send(EPILOGUE == GELU ? beside_map : y_map, w);
                         tma_store_commit();
                     }
+                    // Take GELU of them and store that.
                     #pragma unroll 1
                     for (int i = 0; i < CONSUMERS_EACH && EPILOGUE == GELU; ++i) {
                         const int w = warp + i * EPILOGUE_WARPS;
@@ -197,6 +201,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                         if (w < CONSUMER_WARPS) send(y_map, w);
                         tma_store_commit();
                     }
+                    // Open the boxes for the next tile.
                     #pragma unroll
                     for (int i = 0; i < CONSUMERS_EACH; ++i) {
                         const int w = warp + i * EPILOGUE_WARPS;
@@ -222,6 +227,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         unsigned parity = 0;
         Fragment<1, N> sums;
         while (scheduler.next(work)) {
+            // Mainloop: wait for a stage, multiply, release the stage before.
             int before = 0;
             for (int k = work.begin; k < work.end; ++k) {
                 const unsigned long long a =
@@ -249,6 +255,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             fence_registers(sums.values);
             release(before);
 
+            // Epilogue: bias, residual or pre, round into boxes.
             #pragma unroll
             for (int turn = 0; turn < PASSES; ++turn) {
                 open[w].wait(parity);
@@ -286,6 +293,7 @@ matmul_sum(Y* __restrict__ y, const float* __restrict__ parts, int tile_height, 
     const long long size = (long long)p.rows * p.columns,
                     index = (blockIdx.x * 256ll + threadIdx.x) * 4;
     if (index >= size) return;
+    // How many parts there are.
     const int row = index / p.columns, column = index - (long long)row * p.columns;
     const int tile_rows = (p.rows + tile_height - 1) / tile_height;
     const int tile = column / tile_width * tile_rows + row / tile_height;
@@ -295,12 +303,14 @@ matmul_sum(Y* __restrict__ y, const float* __restrict__ parts, int tile_height, 
     // cut in two
     if (rest)
         count += 1 + (tile * rest / p.split_steps != (tile * rest + rest - 1) / p.split_steps);
+    // Add them up.
     float sum[4] = {};
     for (int i = 0; i < count; ++i) {
         const Vec<float, 4> part = load<4>(parts + i * size + index);
         #pragma unroll
         for (int e = 0; e < 4; ++e) sum[e] += part.values[e];
     }
+    // Store.
     Vec<Y, 4> result = {};
     if (p.add) result = load<4>(y + index);
     #pragma unroll

@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int row = warp % 4 * 16 * REPEAT + lane_row,
               column = warp / 4 * 32 * REPEAT + lane_column;
 
+    // Prologue: load the first tiles.
     T sums[REPEAT * 4][REPEAT * 4] = {};
     const int count = (p.width + TERMS - 1) / TERMS;
     #pragma unroll
@@ -104,11 +105,14 @@ __global__ void __launch_bounds__(THREADS, 2)
         if (i < count) copy(i);
         cp_async_commit();
     }
+    // Mainloop.
     for (int index = 0; index < count; ++index) {
+        // Wait for a tile and load another.
         cp_async_wait<STAGES - 2>();
         __syncthreads();
         if (index + STAGES - 1 < count) copy(index + STAGES - 1);
         cp_async_commit();
+        // Multiply this one.
         const T* a = a_tiles + index % STAGES * LoadA::SIZE + row;
         const T* b = b_tiles + index % STAGES * LoadB::SIZE + column;
         #pragma unroll
@@ -126,6 +130,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
     }
 
+    // Epilogue, by way of shared memory.
     cp_async_wait<0>();
     __syncthreads();
     constexpr int WARP_COLUMNS = 32 * REPEAT, PITCH = WARP_COLUMNS + 4;

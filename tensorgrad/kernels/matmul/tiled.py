@@ -12,7 +12,7 @@ import numpy as np
 from tensorgrad.dtypes import c_name, float32, float64
 from tensorgrad.kernels.device import capability, multiprocessors, shared_memory_per_block
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.matmul.problem import MatmulProblem, Operand
+from tensorgrad.kernels.matmul.problem import MatmulProblem, MatrixOperand
 from tensorgrad.kernels.structs import MatmulArguments, address, by_value
 
 _TILE_STAGES, _TILE_TERMS = 3, 16
@@ -95,7 +95,7 @@ def _pack(p: MatmulProblem) -> tuple[tuple[bool, bool], tuple[bool, bool], Any]:
 
 
 def _reading(
-    operand: Operand, step: int, term_step: int, length: int, width: int
+    operand: MatrixOperand, step: int, term_step: int, length: int, width: int
 ) -> tuple[bool, bool]:
     """Return whether to read along the terms, and whether in aligned vectors of 16 bytes.
 

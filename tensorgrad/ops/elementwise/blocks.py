@@ -84,9 +84,9 @@ def _merged(
 
 def _stripped(shape: Shape) -> Shape:
     """Return the shape without leading axes of length 1."""
-    for place, length in enumerate(shape):
+    for axis, length in enumerate(shape):
         if length != 1:
-            return shape[place:]
+            return shape[axis:]
     return ()
 
 

@@ -41,8 +41,8 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     casts to float types, Python control flow over its keyword arguments, and other fused
     functions; gradients stop at `detach` and inside `no_grad`. Everything is computed in float32
     (float64 where an argument is float64) and only the result is rounded: 16-bit arguments give
-    more accurate results than unfused ops, which round at each step. Integers beside floats are
-    converted to floats.
+    more accurate results than unfused ops, which round at each step. Integers combined with
+    floats are converted to floats.
 
     Args:
         f: takes tensors, arrays or Python numbers by position, which broadcast, and constants by
@@ -106,9 +106,10 @@ def _row(
         got = type(result).__name__ if y is None else got
         raise DtypeError(f"fuse: {trace.name} returned a {got}, expected one tensor")
     compute = trace.compute_dtype()
-    mentioned = trace.expressions.names([y.place])  # ignored arguments must not widen the result
+    # Ignored arguments must not widen the result.
+    mentioned = trace.expressions.names([y.expression])
     used = [i for i, parameter in enumerate(parameters) if parameter in mentioned]
-    formula = Formula(trace.name, [parameters[i] for i in used], trace.expressions, [y.place])
+    formula = Formula(trace.name, [parameters[i] for i in used], trace.expressions, [y.expression])
     gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
     others = [kinds[i] for i in used if kinds[i] not in SCALARS and kinds[i] != np.bool_]
     mixed = is_float(compute) and any([compute_dtype(kind) != compute for kind in others])

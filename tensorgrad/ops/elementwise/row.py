@@ -39,7 +39,7 @@ class _Gradients(NamedTuple):
     whole: Callable[..., tuple[Any, ...]]  # returns one for each operand, None where not wanted
     formula: Formula  # the distinct gradients that are not dy itself
     function: Callable[..., tuple[Any, ...]]  # the same on NumPy
-    places: tuple[int | None, ...]  # for each operand: its index in these; -1 is dy, None unwanted
+    indices: tuple[int | None, ...]  # for each operand: into these; -1 is dy, None unwanted
     sources: tuple[int | None, ...]  # for each of these: the saved operand, if only one takes it
 
 
@@ -171,10 +171,10 @@ class Row:
             return gradients.whole(dy, *saved)
         arrays = (dy, *saved)
         dtypes = [dy.dtype] * len(gradients.sources)
-        for place, source in enumerate(gradients.sources):
+        for i, source in enumerate(gradients.sources):
             operand: Any = None if source is None else saved[source]
             if backend.is_array(operand) and operand.shape == dy.shape:
-                dtypes[place] = operand.dtype
+                dtypes[i] = operand.dtype
         if type(dy) is _NDARRAY:
             if self._widened is not None:
                 arrays = _computable(arrays, self._widened)
@@ -184,7 +184,7 @@ class Row:
             if computed:
                 compute = self._compute or compute_dtype(dy.dtype)
                 launch(gradients.formula, arrays, computed, compute)
-        return [None if p is None else dy if p < 0 else computed[p] for p in gradients.places]
+        return [None if p is None else dy if p < 0 else computed[p] for p in gradients.indices]
 
     def _gradients_of(self, needs: tuple[bool, ...]) -> _Gradients:
         """Work out, once, how to compute the gradients that are needed."""
@@ -341,7 +341,7 @@ def _constant(op: str, operand: Any) -> Any:
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
-    """Return the operands in the compute dtype: no integer wraps around beside floats."""
+    """Return the operands in the compute dtype: no integer wraps around where others are floats."""
     return [
         a if type(a) in SCALARS or a.dtype in (compute, np.bool_) else a.astype(compute)
         for a in arrays
@@ -369,7 +369,7 @@ def _result_dtype(function: Callable[..., Array], conditions: int, *kinds: Any) 
     arrays = [kind for kind in kinds if kind not in SCALARS and kind != np.bool_]
     try:
         return np.result_type(*arrays) if arrays else dtype
-    except TypeError:  # of bfloat16 beside float16 or int16 NumPy's ufuncs make float32
+    except TypeError:  # of bfloat16 with float16 or int16 NumPy's ufuncs make float32
         return dtype
 
 
@@ -380,5 +380,5 @@ def _compute_type(dtype: Dtype, arrays: list[Any]) -> Dtype:
     kinds = [a.dtype for a in arrays if type(a) not in SCALARS]
     numbers = [type(a)(1) for a in arrays if type(a) in SCALARS]
     if int in map(type, numbers) and all(k.kind in "iu" and k.itemsize < 8 for k in kinds):
-        return int64  # it holds numbers that their dtype lacks, such as -1 beside uint8
+        return int64  # it holds numbers that their dtype lacks, such as -1 with uint8
     return compute_dtype(np.result_type(*kinds, *numbers))

@@ -73,14 +73,14 @@ class Trace:
     ) -> Symbol:
         """Return the value of a row of the table."""
         self.refuse_arrays(op, names, operands)
-        table = {n: self._place(n, o) for n, o in zip(names, operands, strict=True)}
+        table = {n: self._operand(n, o) for n, o in zip(names, operands, strict=True)}
         kind = dtype if any(_is_array(o) for o in operands) else _NUMBERS[dtype.kind]
-        place = self.expressions.parse(value, table)
+        expression = self.expressions.parse(value, table)
         if op == "add" and kind in (bool, bool_):  # True + True is True, where 1 + 1 would be 2
-            place = self.expressions.node("!=", place, self.expressions.number(0))
+            expression = self.expressions.node("!=", expression, self.expressions.number(0))
         if op in _BITWISE:
-            place = self._bits(op, list(table.values()), kind)
-        y = Symbol(self, place, kind)
+            expression = self._bits(op, list(table.values()), kind)
+        y = Symbol(self, expression, kind)
         self.kinds.append(kind)
         if not mode.grad_enabled:
             return y
@@ -88,7 +88,7 @@ class Trace:
             n: o for n, o in zip(names, operands, strict=True) if type(o) is Symbol and o.is_float
         }
         wanted = dict(zip(names, gradients, strict=True)) if any(gradients) else {}
-        self._steps.append(_Step(y, symbols, wanted, {**table, "y": y.place}))
+        self._steps.append(_Step(y, symbols, wanted, {**table, "y": y.expression}))
         return y
 
     def cast(self, x: Symbol, dtype: Dtype) -> Symbol:
@@ -99,9 +99,9 @@ class Trace:
             )
         self.kinds.append(dtype)
         wide = dtype == float64
-        node = self.expressions.node("float64" if wide else "float32", x.place)
-        place = node if wide or not x.is_float else x.place
-        y = Symbol(self, place, dtype)
+        node = self.expressions.node("float64" if wide else "float32", x.expression)
+        expression = node if wide or not x.is_float else x.expression
+        y = Symbol(self, expression, dtype)
         operands = {"x": x} if x.is_float and mode.grad_enabled else {}
         self._steps.append(_Step(y, operands, {"x": "dy"}, {}))
         return y
@@ -155,22 +155,22 @@ class Trace:
         name = ops[-1].f_code.co_name if ops else what
         raise ArgumentError(f"fuse: {self.name} uses {name}, expected {_ALLOWED}")
 
-    def _bits(self, op: str, places: list[int], kind: Any) -> int:
+    def _bits(self, op: str, operands: list[int], kind: Any) -> int:
         """Return the expression of an op on bits, whose operands may be held as floats."""
         node = self.expressions.node
         if kind in (bool, bool_):
-            return node(_BITWISE[op], *places)
-        return node("number", node(op, *[node("int64", place) for place in places]))
+            return node(_BITWISE[op], *operands)
+        return node("number", node(op, *[node("int64", operand) for operand in operands]))
 
-    def _place(self, name: str, operand: Any) -> int:
+    def _operand(self, name: str, operand: Any) -> int:
         """Return the expression of an operand."""
         if type(operand) is not Symbol:
             number = operand if type(operand) in SCALARS else operand.item()
             self.kinds.append(type(number) if type(operand) in SCALARS else operand.dtype)
             return self.expressions.number(number)
         if operand.dtype in (bool_, bool) and name != "c":  # a number to compute with
-            return self.expressions.node("number", operand.place)
-        return operand.place
+            return self.expressions.node("number", operand.expression)
+        return operand.expression
 
 
 def _is_array(operand: Any) -> bool:
@@ -183,16 +183,16 @@ class Symbol:
 
     Attributes:
         trace: the trace that it belongs to.
-        place: its expression.
+        expression: its index among those of the trace.
         dtype: the dtype that it will have, or the type of a Python number.
     """
 
-    __slots__ = ("dtype", "place", "trace")
+    __slots__ = ("dtype", "expression", "trace")
     __array_ufunc__ = None  # makes NumPy's operators raise an error
 
-    def __init__(self, trace: Trace, place: int, dtype: Any) -> None:
+    def __init__(self, trace: Trace, expression: int, dtype: Any) -> None:
         self.trace = trace
-        self.place = place
+        self.expression = expression
         self.dtype = dtype
 
     @property
@@ -206,7 +206,7 @@ class Symbol:
 
     def detached(self) -> Symbol:
         """Return the same value, through which no gradient flows."""
-        return Symbol(self.trace, self.place, self.dtype)
+        return Symbol(self.trace, self.expression, self.dtype)
 
     def __bool__(self) -> bool:
         raise ArgumentError(

@@ -1,0 +1,59 @@
+"""`tensorgrad evaluate`: validation loss, BLEU or accuracy of a trained model."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tensorgrad.readers import read_json
+from tensorgrad.train import config, gpt2, sentiment, translation
+from tensorgrad.train.device import choose_device
+from tensorgrad.train.settings import TrainSettings
+
+_TASKS: dict[str, tuple[type[TrainSettings], Any]] = {
+    "gpt2": (gpt2.GPT2Settings, gpt2.evaluate),
+    "translation": (translation.TranslationSettings, translation.evaluate),
+    "sentiment": (sentiment.SentimentSettings, sentiment.evaluate),
+}
+
+
+def evaluate(
+    model: Path,
+    /,
+    *,
+    checkpoint: Literal["best", "last", "averaged"] = "best",
+    data: str | None = None,
+    batch: int | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Measure a trained model on its validation data: loss, perplexity, BLEU, accuracy.
+
+    Args:
+        model: a run; or weights of a GPT-2, as `tensorgrad generate` takes them, with --data.
+        checkpoint: of a run: the best by validation loss, the last, or the average of the last
+            ones (translation).
+        data: other data than the run's.
+        batch: another batch size than the run's.
+        dtype: another dtype of matrix products than the run's.
+        device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
+        json: print JSON.
+    """
+    is_run = (model / config.FILE).exists()
+    task = read_json(model / config.FILE).get("task", "gpt2") if is_run else "gpt2"
+    kind, run = _TASKS.get(task, _TASKS["gpt2"])
+    settings = config.load(kind, model) if is_run else kind()
+    given = {"data": data, "batch": batch, "dtype": dtype}
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    settings, place = choose_device(replace(settings, device=device, **changed))
+    found = run(settings, model, place, checkpoint)
+    if json:
+        print(jsonlib.dumps(found, indent=1))
+    else:
+        for name, value in found.items():
+            shown = f"{value:,.4f}" if isinstance(value, float) else f"{value}"
+            print(f"{name.replace('_', ' '):16} {shown}")
+    return 0

@@ -1,0 +1,167 @@
+"""What a GPU can do and what it does now: its peak FLOP/s, clock, power and utilization.
+
+Clock, power and utilization come from NVML through the package nvidia-ml-py, where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tensorgrad import backend
+
+_log = logging.getLogger(__name__)
+
+# TFLOP/s of data sheets, without sparsity: of matrix products in 16 bits that accumulate in
+# float32, and of float32. The first name that is a part of the GPU's name counts.
+_PEAKS = {
+    "GB200": (2500, 80),
+    "B200": (2250, 75),
+    "GH200": (989, 67),
+    "H200 NVL": (835, 60),
+    "H200": (989, 67),
+    "H100 PCIe": (756, 51),
+    "H100 NVL": (835, 60),
+    "H100": (989, 67),
+    "H800": (989, 67),
+    "H20": (148, 44),
+    "A100": (312, 19.5),
+    "A800": (312, 19.5),
+    "A40": (149.7, 37.4),
+    "A30": (165, 10.3),
+    "A10G": (70, 35),
+    "A10": (125, 31.2),
+    "L40S": (362, 91.6),
+    "L40": (181, 90.5),
+    "L4": (121, 30.3),
+    "RTX 6000 Ada": (364, 91.1),
+    "RTX A6000": (155, 38.7),
+    "RTX 5090": (209.5, 104.8),
+    "RTX 4090": (165.2, 82.6),
+    "RTX 3090": (71, 35.6),
+    "V100": (125, 15.7),
+    "T4": (65, 8.1),
+}
+
+
+def name_of(index: int) -> str:
+    """Return the name of a GPU, such as "NVIDIA H200"."""
+    name: bytes = backend.cupy.cuda.runtime.getDeviceProperties(index)["name"]
+    return name.decode()
+
+
+def peak_flops(name: str, dtype: str) -> float | None:
+    """Return the peak FLOP/s of a GPU in matrix products, from its data sheet.
+
+    Args:
+        name: of the GPU, see `name_of`.
+        dtype: of the matrix products: "float32", never rounded to TF32, or one of 16 bits.
+    Returns:
+        None where the GPU is not known, or is a part of one (MIG).
+    """
+    if "MIG" in name.split():
+        return None
+    words = f" {name.replace('-', ' ')} "
+    for known, (half, single) in _PEAKS.items():
+        if f" {known} " in words:
+            return 1e12 * (single if dtype == "float32" else half)
+    return None
+
+
+class GpuMonitor:
+    """Reads utilization, clock and power of a GPU once a second, in a thread of its own.
+
+    Works inside a `with` block. Without NVML, its package or threads it has no values.
+
+    Args:
+        index: of the GPU; None: there is none.
+        seconds: between two readings.
+    """
+
+    def __init__(self, index: int | None, seconds: float = 1.0) -> None:
+        self._index, self._seconds = index, seconds
+        self._nvml: Any = None
+        self._handle: Any = None
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._thread = threading.Thread(target=self._watch, name="GPU monitor", daemon=True)
+
+    def __enter__(self) -> GpuMonitor:
+        if self._index is not None and self._open(self._index):
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no more threads can be started
+                _log.debug("clock and power are not logged: %s", error)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+
+    def take(self) -> dict[str, float]:
+        """Return the means since the last call: gpu_utilization (%), clock_mhz, watts.
+
+        A value that this GPU does not report is missing.
+        """
+        with self._lock:
+            sums, counts, self._sums, self._counts = self._sums, self._counts, {}, {}
+        return {name: total / counts[name] for name, total in sums.items()}
+
+    def read(self) -> None:
+        """Read all values once; the thread does so."""
+        nvml, handle = self._nvml, self._handle
+        readings: dict[str, Callable[[], float]] = {
+            "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        }
+        for name, reading in readings.items():
+            try:
+                value = float(reading())
+            except nvml.NVMLError:  # a virtual GPU reports some of them only
+                continue
+            with self._lock:
+                self._sums[name] = self._sums.get(name, 0.0) + value
+                self._counts[name] = self._counts.get(name, 0) + 1
+
+    def _open(self, index: int) -> bool:
+        """Connect to NVML; the GPU is found by its place on the bus, as indices may differ."""
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return False
+        try:
+            nvml.nvmlInit()
+            place = backend.cupy.cuda.runtime.deviceGetPCIBusId(index)
+            self._handle = nvml.nvmlDeviceGetHandleByPciBusId(place)
+        except nvml.NVMLError as error:
+            _log.debug("clock and power are not logged: %s", error)
+            return False
+        self._nvml = nvml
+        return True
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._seconds):
+            self.read()
+
+
+def driver_version() -> str | None:
+    """Return the version of the NVIDIA driver; None without NVML or its package."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        version = nvml.nvmlSystemGetDriverVersion()
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return None
+    return version.decode() if isinstance(version, bytes) else str(version)

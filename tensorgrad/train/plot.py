@@ -1,0 +1,168 @@
+"""loss.png: a plot of the losses of a run, drawn at its end and from time to time before."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.errors import DataError
+from tensorgrad.files import replacing
+from tensorgrad.train.log import Record, read_metrics
+
+_log = logging.getLogger(__name__)
+
+_NOT_OTHERS = {"step", "loss", "validation_loss", "lr", "gradient_norm"}
+_COLUMNS = 800  # of pixels across the curves
+_SECONDS = 30.0  # between two plots of a run, at least
+_FRACTION = 0.005  # of a run's time spent on plots, at most
+
+Values = np.ndarray[Any, Any]
+
+
+def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
+    """Draw training and validation loss over steps into a PNG, and beside them other measures.
+
+    The training loss is drawn twice: as it is, pale, and as the mean of the last steps, 2 % of all,
+    whose number the legend says. Whatever else an evaluation measured, such as the accuracy, has an
+    axis of its own.
+
+    Args:
+        records: of metrics.jsonl.
+        path: of the PNG.
+        title: the name of the run.
+    Returns:
+        False where matplotlib is not installed: nothing was drawn.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats)")
+    axes.grid(alpha=0.3)
+    steps, losses = _points(records, "loss")
+    count = smoothing(len(steps))
+    if len(steps):
+        pale: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.4} if count > 1 else {}
+        axes.plot(*thinned(steps, losses), color="C0", label="training loss", **pale)
+    if count > 1:
+        means = thinned(*moving_mean(steps, losses, count))
+        axes.plot(*means, color="C0", label=f"training loss, mean of {count} steps")
+    steps, losses = _points(records, "validation_loss")
+    if len(steps):
+        axes.plot(steps, losses, "o-", color="C1", markersize=4, label="validation loss")
+    lines = list(axes.lines)
+    others = dict.fromkeys(key for record in records for key in record if key not in _NOT_OTHERS)
+    if others:
+        right = axes.twinx()
+        right.set_ylabel(", ".join(others))
+        for number, key in enumerate(others, 2):
+            lines += right.plot(*_points(records, key), "o-", color=f"C{number}", label=key)
+    if lines:
+        figure.legend(handles=lines, loc="outside upper center", ncols=len(lines))
+    with replacing(path) as file:
+        FigureCanvasAgg(figure).print_png(file)
+    return True
+
+
+def smoothing(count: int) -> int:
+    """Return over how many steps to average the loss of a run that has logged `count` of them."""
+    return max(1, count // 50)
+
+
+def moving_mean(steps: Values, values: Values, count: int) -> tuple[Values, Values]:
+    """Return the mean of each `count` successive values, at the last step of them."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    return steps[count - 1 :], (sums[count:] - sums[:-count]) / count
+
+
+def thinned(steps: Values, values: Values, columns: int = _COLUMNS) -> tuple[Values, Values]:
+    """Return the smallest and the largest value of each column of pixels, in order of steps.
+
+    Curves of at most 2 * columns points are returned as they are.
+    """
+    if len(steps) <= 2 * columns:
+        return steps, values
+    starts = np.linspace(0, len(steps), columns, endpoint=False).astype(np.int64)
+    ends = np.append(starts[1:], len(steps))
+    kept = np.array(
+        [
+            (start + values[start:end].argmin(), start + values[start:end].argmax())
+            for start, end in zip(starts, ends, strict=True)
+        ]
+    )
+    index = np.unique(kept)
+    return steps[index], values[index]
+
+
+def _points(records: Sequence[Record], key: str) -> tuple[Values, Values]:
+    """Return the steps at which a value was logged, and the finite values, float64."""
+    found = [(record["step"], record[key]) for record in records if record.get(key) is not None]
+    steps, values = np.array(found, np.float64).reshape(-1, 2).T
+    return steps, values
+
+
+class LivePlot:
+    """Draws loss.png again and again inside a `with` block, in a thread of its own.
+
+    A plot is drawn every `seconds`, and less often where it takes long: half a percent of the time
+    at most. Without matplotlib, or where no thread can start, there is none until `finish`.
+
+    Args:
+        metrics: metrics.jsonl.
+        picture: loss.png.
+        title: the name of the run.
+        seconds: between two plots, at least.
+    """
+
+    def __init__(self, metrics: Path, picture: Path, title: str, seconds: float = _SECONDS) -> None:
+        self._metrics, self._picture, self._title = metrics, picture, title
+        self._seconds = seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._draw_often, name="loss.png", daemon=True)
+
+    def __enter__(self) -> LivePlot:
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads can be started
+            _log.debug("loss.png is drawn at the end only: %s", error)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def finish(self) -> None:
+        """End the thread and draw the whole run.
+
+        Raises:
+            DataError, OSError: metrics.jsonl cannot be read, or the picture cannot be written.
+        """
+        self.__exit__()
+        self._draw()
+
+    def _draw(self) -> bool:
+        return plot_losses(read_metrics(self._metrics), self._picture, self._title)
+
+    def _draw_often(self) -> None:
+        pause = self._seconds
+        while not self._ended.wait(pause):
+            began = time.perf_counter()
+            try:
+                if not self._draw():
+                    return
+            except (OSError, DataError) as error:  # the run itself meets them too
+                _log.warning("loss.png is not drawn any more: %s", error)
+                return
+            pause = max(self._seconds, (time.perf_counter() - began) / _FRACTION)

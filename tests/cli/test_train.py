@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorgrad.cli import COMMANDS, main
+from tensorgrad.train.log import read_metrics
+from tests.ranks import run_ranks
+
+TINY = "--layers 1 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --no-plot --device cpu"
+SHORT = "--steps 4 --warmup 1 --evaluate-every 4 --evaluation-batches 1 --sample 8"
+PROGRAM = "tensorgrad"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    path = tmp_path / "text.txt"
+    lines = [f"def add_{i}(a, b):\n    return a + b + {i}\n\n" for i in range(400)]
+    path.write_text("<|endoftext|>".join(lines))
+    places = ["--data", str(path), "--cache", str(tmp_path / "cache")]
+    return [*places, "--out", str(tmp_path / "run"), *TINY.split(), *SHORT.split()]
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def test_a_file_of_settings_gives_the_run_of_its_options(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *options]) == 0
+    assert capsys.readouterr().out.startswith("def ")
+    saved = tmp_path / "run" / "config.json"
+    assert main(["train", "gpt2", "--config", str(saved), "--out", str(tmp_path / "again")]) == 0
+    assert metrics(tmp_path / "again") == metrics(tmp_path / "run")
+    both = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("run", "again")]
+    assert both[0] == both[1] | {"out": str(tmp_path / "run")}
+
+
+def test_an_attention_of_ops_and_recomputed_blocks_train_as_well(
+    options: list[str], tmp_path: Path
+) -> None:
+    assert main(["train", *options]) == 0
+    expected = metrics(tmp_path / "run")
+    for name, more in (
+        ("recomputed", ["--recompute"]),
+        ("unfused", ["--attention", "unfused"]),
+        ("fused-softmax", ["--attention", "fused-softmax"]),
+    ):
+        assert main(["train", *options, *more, "--out", str(tmp_path / name)]) == 0
+        tolerance = 0 if name == "recomputed" else 1e-5
+        for record, wanted in zip(metrics(tmp_path / name), expected, strict=True):
+            assert record == pytest.approx(wanted, rel=tolerance)
+
+
+def test_a_prepared_text_is_taken_as_it_is(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = str(tmp_path / "ready")
+    cache = ["--cache", str(tmp_path / "other")]
+    assert main(["prepare", options[1], ready, "--vocab", "300", *cache]) == 0
+    assert f"{ready}: " in capsys.readouterr().out
+    assert main(["train", *options]) == 0
+    assert main(["train", *options, "--data", ready, "--out", str(tmp_path / "from ready")]) == 0
+    assert metrics(tmp_path / "from ready") == metrics(tmp_path / "run")
+
+
+def test_a_run_may_start_from_the_weights_of_another(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *options, "--lr", "0.01"]) == 0
+    run, tuned = tmp_path / "run", tmp_path / "tuned"
+    rest = [*options[:4], *SHORT.split(), "--no-plot", "--device", "cpu", "--batch", "4"]
+    fine = ["--init-from", str(run), "--out", str(tuned)]
+    assert main(["train", *rest, *fine, "--stop-after", "2"]) == 0
+    assert metrics(tuned)[0]["validation_loss"] == pytest.approx(
+        min(r["validation_loss"] for r in metrics(run) if "validation_loss" in r), rel=1e-6
+    )
+    assert (tuned / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
+    run.rename(tmp_path / "moved")  # a checkpoint has the weights
+    assert main(["train", "--resume", str(tuned)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(tuned), "--checkpoint", "last", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] > 0
+    assert found["perplexity"] == pytest.approx(np.exp(found["validation_loss"]))
+
+
+def test_weights_have_their_own_sizes(options: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["train", *options, "--init-from", "run"]) == 1
+    message = "got 1 with --init-from, expected none: the model has its own"
+    assert message in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--layer", "2"], "Unknown option: --layer. Did you mean --layers?"),
+        (["train", "--attention", "fast"], 'Choose from: "unfused", "fused-softmax", "flash"'),
+        (["trian"], 'Unknown command "trian". Did you mean "train"?'),
+        (["train", "--pp", "2"], "pp * tp is 2 * 1, expected a divisor of the 1 ranks"),
+        (["train", "--bucket-mb", "1", "--parallel", "flat"], "--bucket-mb: got 1.0 with"),
+        (["train", "translation", "--micro-batches", "2"], "--micro-batches: got 2, expected none"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    arguments: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(arguments) == 1
+    assert message in caplog.records[-1].getMessage()
+    assert len(caplog.records) == 1
+
+
+def test_a_run_resumes_with_the_command_of_its_task(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", *options, "--stop-after", "2"]) == 0
+    assert main(["train", "translation", "--resume", run]) == 1
+    assert "task is 'gpt2', expected 'translation'" in caplog.records[-1].getMessage()
+    assert main(["train", "translation", "--config", f"{run}/config.json"]) == 1
+    assert main(["train", "--resume", run]) == 0
+    assert metrics(tmp_path / "run")[-1]["step"] == 4
+
+
+def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"]):
+        assert main(arguments) == 0
+        found = capsys.readouterr().out
+        assert all(name in found for name in COMMANDS)
+    assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert "--help" in capsys.readouterr().out or COMMANDS[command]
+
+
+@pytest.mark.mpi
+def test_ranks_train_together(options: list[str], tmp_path: Path) -> None:
+    assert main(["train", *options]) == 0
+    folder = tmp_path / "ranks"
+    more = ["--parallel", "zero1", "--out", folder]
+    result = run_ranks(PROGRAM, 2, ["train", *options, *more])
+    assert result.stdout.count("def ") == 1
+    for record, wanted in zip(metrics(folder), metrics(tmp_path / "run"), strict=True):
+        assert record == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.mpi
+def test_what_is_wrong_on_ranks_is_reported_once() -> None:
+    for arguments, message in (
+        (["train", "--stps", 3], "Unknown option: --stps. Did you mean --steps?"),
+        (["generate", "run"], "generate: got 2 ranks, expected one process"),
+        (["train", "--pp", 3], "pp * tp is 3 * 1, expected a divisor of the 2 ranks"),
+    ):
+        result = run_ranks(PROGRAM, 2, arguments, check=False)
+        assert result.returncode == 1
+        assert result.stderr.count(message) == 1, result.stderr
+        assert "Traceback" not in result.stderr
+    result = run_ranks(PROGRAM, 2, ["train", "--help"])
+    assert result.stdout.count("--pipeline-schedule") == 1

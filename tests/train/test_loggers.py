@@ -1,0 +1,316 @@
+"""Each logger with its real package: what a stopped, killed and resumed run logged is read back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loggers import make_loggers
+from tensorgrad.train.loop import Trainer
+from tensorgrad.train.settings import LOGGERS, TrainSettings
+from tests.train.tiny_run import make_trainer
+
+INSTALL = "(pip install -e '.[log]')"
+OPTIONS: dict[str, Any] = {"steps": 9, "checkpoint_every": 3, "evaluate_every": 4}
+STEPS, EVALUATIONS = list(range(1, 10)), [0, 4, 8, 9]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
+
+
+def logged(folder: Path, logger: str, **options: Any) -> Trainer:
+    """Return a trainer with this logger, which samples every 4 steps."""
+    trainer = make_trainer(folder, loggers=(logger,), **{**OPTIONS, **options})
+    trainer._callbacks = tuple(make_loggers([logger]))
+    trainer._sampler, trainer._sample_every = lambda: ("def ", f"def f():\n  # {trainer.step}"), 4
+    trainer.resume()
+    return trainer
+
+
+def die_after(trainer: Trainer, step: int) -> None:
+    """Fail at a step that no checkpoint has, as when the process is killed."""
+    good = trainer._schedule
+
+    def schedule(done: int) -> float:
+        if done == step:
+            raise KeyboardInterrupt
+        return good(done)
+
+    trainer._schedule = schedule
+
+
+def run_in_pieces(folder: Path, logger: str) -> None:
+    """Stop after 2 steps, be killed after 5 and after 4 (from 3 on), and finish."""
+    logged(folder, logger, stop_after=2).run()
+    for step in (5, 4):
+        trainer = logged(folder, logger)
+        die_after(trainer, step)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
+    assert logged(folder, logger).run().finished
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {r["step"]: r["loss"] for r in read_metrics(folder / "metrics.jsonl") if "loss" in r}
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason=f"needs tensorboardX {INSTALL}")
+    run_in_pieces(tmp_path / "run", "tensorboard")
+    found = tensorboard_values(tmp_path / "run" / "tensorboard")
+    assert found["loss"] == [
+        (step, pytest.approx(loss, rel=1e-6)) for step, loss in losses(tmp_path / "run").items()
+    ]
+    assert [step for step, _ in found["validation_loss"]] == EVALUATIONS
+    assert {"lr", "gradient_norm", "times/tokens_per_second"} <= found.keys()
+    assert [step for step, _ in found["sample/text_summary"]] == [4, 8, 9]
+
+
+def tensorboard_values(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """Return what TensorBoard shows: an event file hides later steps of those before it."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    shown: dict[str, list[tuple[int, Any]]] = {}
+    for path in sorted(folder.iterdir()):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 8], "little")
+            event = Event.FromString(data[at + 12 : at + 12 + size])
+            at += 12 + size + 4
+            if event.HasField("session_log") and event.session_log.status == 1:  # START
+                for name, values in shown.items():
+                    shown[name] = [each for each in values if each[0] < event.step]
+            for value in event.summary.value:
+                shown.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return shown
+
+
+def test_tensorboard_as_tensorboard_reads_it(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason=f"needs tensorboardX {INSTALL}")
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="needs tensorboard (pip install tensorboard)",
+    )
+    run_in_pieces(tmp_path / "run", "tensorboard")
+    found = reader.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [event.step for event in found.Scalars("loss")] == STEPS
+    assert [event.step for event in found.Scalars("validation_loss")] == EVALUATIONS
+
+
+@pytest.fixture
+def wandb_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    hook = sys.excepthook
+    yield
+    sys.excepthook = hook
+
+
+def test_wandb(tmp_path: Path, wandb_environment: None) -> None:
+    pytest.importorskip("wandb", reason=f"needs wandb {INSTALL}")
+    run_in_pieces(tmp_path / "run", "wandb")
+    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    name = json.loads((tmp_path / "run" / "loggers.json").read_text())["wandb"]["run"]
+    assert {path.name for path in files} == {f"run-{name}.wandb"}
+    rows, starts, ends = wandb_records(files)
+    assert [(row["_step"], row["loss"]) for row in rows if "loss" in row] == [
+        *losses(tmp_path / "run").items()
+    ]
+    assert [row["_step"] for row in rows if "validation_loss" in row] == EVALUATIONS
+    assert [row["_step"] for row in rows if "sample/path" in row] == [4, 8, 9]
+    assert any("times/tokens_per_second" in row for row in rows)
+    assert [(start["project"], start["steps"]) for start in starts] == [("tensorgrad", 9)] * 4
+    assert ends == [0, 0, 0, 0]
+
+
+def wandb_records(files: list[Path]) -> tuple[list[dict[str, Any]], list[Any], list[int]]:
+    """Return the rows of all files of a run, its settings at each start, its exit statuses."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows, starts, ends = [], [], []
+    for path in files:
+        for data in wandb_messages(path.read_bytes()):
+            record = Record.FromString(data)
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
+                row = {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                    for item in record.history.item
+                }
+                rows.append(row)
+            elif kind == "run":
+                config = {u.key: json.loads(u.value_json) for u in record.run.config.update}
+                starts.append({"project": record.run.project, "steps": config.get("steps")})
+            elif kind == "exit":
+                ends.append(record.exit.exit_code)
+    return rows, starts, ends
+
+
+def wandb_messages(data: bytes) -> Iterator[bytes]:
+    """Yield the messages of a .wandb file: a LevelDB log, in blocks of 32 KB, after 7 bytes."""
+    at, message = 7, b""
+    while at < len(data):
+        if 32768 - at % 32768 < 7:  # no header fits: padding
+            at += 32768 - at % 32768
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        message += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole message, or its last part
+            yield message
+            message = b""
+
+
+@pytest.fixture
+def trackio(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the package, which reads where to write when it is imported."""
+    folder = tmp_path_factory.mktemp("trackio")
+    for name in [name for name in os.environ if name.startswith("TRACKIO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TRACKIO_DIR", str(folder))
+    package = pytest.importorskip("trackio", reason=f"needs trackio {INSTALL}")
+    if str(package.TRACKIO_DIR) != str(folder):
+        pytest.skip("trackio was imported before")
+    return package
+
+
+def test_trackio(tmp_path: Path, trackio: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run_in_pieces(tmp_path / "run", "trackio")
+    assert capsys.readouterr().out == ""
+    (run,) = trackio.Api().runs("tensorgrad")
+    assert run.name.startswith("run-")
+    assert run.config["steps"] == 9
+    rows = trackio.SQLiteStorage.get_logs("tensorgrad", run.name)
+    assert {row["step"]: row["loss"] for row in rows if "loss" in row} == losses(tmp_path / "run")
+    for name, steps in (("loss", STEPS), ("validation_loss", EVALUATIONS), ("sample", [4, 8, 9])):
+        assert [row["step"] for row in rows if name in row] == steps
+    assert any("times/tokens_per_second" in row for row in rows)
+
+
+def test_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(name, reason=f"needs {name} {INSTALL}")
+    from mlflow.tracking import MlflowClient
+
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.WARNING)
+    run_in_pieces(tmp_path / "run", "mlflow")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tensorgrad")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.data.params["steps"] == "9"
+    found = client.get_metric_history(run.info.run_id, "loss")
+    assert {each.step: each.value for each in found} == losses(tmp_path / "run")
+    for name, steps in (("loss", STEPS), ("validation_loss", EVALUATIONS)):
+        assert sorted(m.step for m in client.get_metric_history(run.info.run_id, name)) == steps
+    assert client.get_metric_history(run.info.run_id, "times/tokens_per_second")
+    assert (tmp_path / "mlartifacts").is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlartifacts", "mlflow.db", "run"]
+
+
+class FakeWandB:
+    """A package that remembers how it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def init(self, **options: Any) -> FakeWandB:
+        self.calls.append(("init", options))
+        return self
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self.calls.append(("log", {**values, "step": step}))
+
+    def finish(self, exit_code: int) -> None:
+        self.calls.append(("finish", exit_code))
+
+    def named(self, name: str) -> list[Any]:
+        return [value for called, value in self.calls if called == name]
+
+    Settings: Callable[..., Any] = dict
+    Table: Callable[..., Any] = dict
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, wandb_environment: None) -> FakeWandB:
+    package = FakeWandB()
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    return package
+
+
+def test_the_environment_chooses_mode_folder_and_project(
+    tmp_path: Path, fake: FakeWandB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged(tmp_path / "one", "wandb", stop_after=1).run()
+    for name, value in (("MODE", "online"), ("DIR", "there"), ("PROJECT", "mine")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    logged(tmp_path / "two", "wandb", stop_after=1).run()
+    one, two = fake.named("init")
+    assert (one["mode"], one["dir"], one["project"]) == ("offline", tmp_path / "one", "tensorgrad")
+    assert (two["mode"], two["dir"], two["project"]) == (None, "there", "mine")
+    assert one["config"]["loggers"] == ["wandb"]
+    assert one["id"] != two["id"]
+
+
+def test_a_run_that_fails_is_closed_as_failed(tmp_path: Path, fake: FakeWandB) -> None:
+    trainer = logged(tmp_path, "wandb")
+    good = trainer._loss
+    trainer._loss = lambda *batch: good(*batch) * math.nan
+    with pytest.raises(ArithmeticError):
+        trainer.run()
+    assert fake.named("finish") == [1]
+    assert all(math.isfinite(v) for row in fake.named("log") for v in row.values())
+
+
+def test_a_run_that_starts_again_is_another(tmp_path: Path, fake: FakeWandB) -> None:
+    for _ in range(2):
+        trainer = logged(tmp_path, "wandb")
+        die_after(trainer, 2)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
+    first, second = fake.named("init")
+    assert first["id"] != second["id"]
+    assert [row["step"] for row in fake.named("log") if "loss" in row] == [1, 2, 1, 2]
+    assert fake.named("finish") == [0, 0]
+
+
+def test_a_logger_may_be_added_when_a_run_resumes(tmp_path: Path, fake: FakeWandB) -> None:
+    make_trainer(tmp_path, stop_after=4, **OPTIONS).run()
+    logged(tmp_path, "wandb").run()
+    assert [row["step"] for row in fake.named("log") if "loss" in row] == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"wandb": 3}', '{"wandb": {"run": "a", "logged": {"loss": "b"}}}']
+)
+def test_a_damaged_file_is_named(tmp_path: Path, fake: FakeWandB, content: str) -> None:
+    logged(tmp_path, "wandb", stop_after=3).run()
+    (tmp_path / "loggers.json").write_text(content)
+    with pytest.raises(DataError, match=r"loggers\.json"):
+        logged(tmp_path, "wandb").run()
+
+
+def test_loggers_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TrainSettings(loggers=["wandb"]).loggers == ("wandb",)  # type: ignore[arg-type]
+    for name, module in zip(LOGGERS, ("tensorboardX", "wandb", "trackio", "mlflow"), strict=True):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(ArgumentError, match=rf"{name} needs the {module}.*\[log\]"):
+                make_loggers([name])
+    assert make_loggers([]) == []
+    with pytest.raises(ArgumentError, match="got 'comet', expected names of tensorboard, wandb"):
+        make_loggers(["comet"])

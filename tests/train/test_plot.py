@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad.train import plot
+from tensorgrad.train.log import StepLog
+from tensorgrad.train.plot import LivePlot, moving_mean, plot_losses, smoothing, thinned
+from tests.train.tiny_run import make_trainer
+
+RECORDS: list[dict[str, Any]] = [
+    {"step": 0, "validation_loss": 5.0},
+    *({"step": step, "loss": 5.0 / step} for step in range(1, 6)),
+]
+
+
+def drawn(records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    """Return the figure that is drawn."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figures, make = [], Figure.add_subplot
+
+    def noted(figure: Any) -> Any:
+        figures.append(figure)
+        return make(figure)
+
+    monkeypatch.setattr(Figure, "add_subplot", noted)
+    assert plot_losses(records, path / "loss.png", "gpt2-1")
+    return figures[-1]
+
+
+def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert plot_losses(RECORDS, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert plot_losses([], tmp_path / "empty.png", "a run")
+    assert plot_losses([{"step": 1, "loss": None}], tmp_path / "empty.png")
+
+
+def test_other_measures_are_drawn_too(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    other = [{**RECORDS[0], "accuracy": 0.5}, *RECORDS[1:], {"step": 5, "accuracy": 0.9}]
+    pictures = []
+    for records in ([*RECORDS], other, [*other, {"step": 5, "accuracy": None}]):
+        plot_losses(records, tmp_path / "loss.png")
+        pictures.append((tmp_path / "loss.png").read_bytes())
+    assert pictures[0] != pictures[1]
+    assert pictures[1] == pictures[2]
+
+
+def test_a_long_run_is_smoothed_and_thinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = np.random.default_rng(0).standard_normal(20_000)
+    records: list[dict[str, Any]] = [
+        {"step": step, "loss": 3 + value} for step, value in enumerate(noise.tolist(), 1)
+    ]
+    records[777]["loss"] = 99.0
+    figure = drawn([*records, {"step": 9, "validation_loss": 3.0}], monkeypatch, tmp_path)
+    (axes,) = figure.axes
+    raw, smooth, validation = axes.lines
+    assert [line.get_label() for line in axes.lines] == [
+        "training loss",
+        "training loss, mean of 400 steps",
+        "validation loss",
+    ]
+    assert len(raw.get_xdata()) <= 1600
+    assert max(raw.get_ydata()) == 99.0
+    assert np.std(smooth.get_ydata()) < 0.5
+    assert raw.get_linewidth() < smooth.get_linewidth()
+    assert raw.get_alpha() < 1
+    assert validation.get_marker() == "o"
+    (short,) = drawn(records[:20], monkeypatch, tmp_path).axes[0].lines
+    assert short.get_alpha() is None  # nothing is drawn over it
+    assert (axes.get_title(), axes.get_ylabel()) == ("gpt2-1", "loss (nats)")
+
+
+def test_the_mean_is_of_the_last_steps() -> None:
+    steps, values = np.arange(1.0, 6.0), np.array([1.0, 2, 3, 4, 10])
+    at, means = moving_mean(steps, values, 2)
+    np.testing.assert_array_equal(at, [2, 3, 4, 5])
+    np.testing.assert_allclose(means, [1.5, 2.5, 3.5, 7])
+    assert [smoothing(count) for count in (0, 10, 100, 100_000)] == [1, 1, 2, 2000]
+
+
+@pytest.mark.parametrize("count", [0, 1, 19, 20, 21, 1000])
+def test_thinning_keeps_extremes_and_order(count: int) -> None:
+    values = np.random.default_rng(count).standard_normal(count)
+    steps, kept = thinned(np.arange(float(count)), values, columns=10)
+    assert len(kept) <= 20
+    assert (np.diff(steps) > 0).all()
+    np.testing.assert_array_equal(kept, values[steps.astype(int)])
+    if count:
+        assert (kept.min(), kept.max()) == (values.min(), values.max())
+
+
+def test_without_matplotlib_nothing_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not plot_losses(RECORDS, tmp_path / "loss.png")
+    with LivePlot(tmp_path / "metrics.jsonl", tmp_path / "loss.png", "", 0.0) as live:
+        (tmp_path / "metrics.jsonl").touch()
+        live.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_run_is_drawn_while_it_trains(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    log, picture = StepLog(tmp_path / "metrics.jsonl", -1), tmp_path / "loss.png"
+    with LivePlot(tmp_path / "metrics.jsonl", picture, "a run", seconds=0.01) as live:
+        log.write(RECORDS[1])
+        while not picture.exists():
+            assert live._thread.is_alive()
+            time.sleep(0.001)
+        first = picture.read_bytes()
+        for record in RECORDS[2:]:
+            log.write(record)
+        live.finish()
+    log.close()
+    assert picture.read_bytes() != first
+    assert not [each for each in threading.enumerate() if each.name == "loss.png"]
+
+
+def test_plots_take_a_small_fraction_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, pauses = [0.0], []
+    live = LivePlot(tmp_path, tmp_path, "", seconds=30.0)
+
+    class Ended:
+        def wait(self, seconds: float) -> bool:
+            pauses.append(seconds)
+            return len(pauses) > 3
+
+    def draw(*_: object) -> bool:
+        clock[0] += len(pauses)
+        return True
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(live, "_ended", Ended())
+    monkeypatch.setattr(live, "_draw", draw)
+    live._draw_often()
+    assert pauses == [30.0, 200.0, 400.0, 600.0]
+
+
+def test_a_plot_that_fails_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = LivePlot(tmp_path / "missing.jsonl", tmp_path / "loss.png", "", seconds=0.0)
+    with live:
+        live._thread.join()
+    assert "loss.png is not drawn any more" in caplog.text
+
+
+def test_a_run_leaves_its_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = []
+    monkeypatch.setattr(plot, "plot_losses", lambda records, path, title: titles.append(title))
+    make_trainer(tmp_path / "a run", plot=True, steps=5).run()
+    assert titles == ["a run"]
