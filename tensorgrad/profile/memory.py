@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from tensorgrad import backend
 from tensorgrad.backend import Array, is_array
 from tensorgrad.engine import Node, Output
@@ -32,6 +34,8 @@ _PACKAGE = str(Path(backend.__file__).parent)
 _MODELS = str(Path(_PACKAGE) / "models")  # which users read and change: user code
 _REAL = tuple(str(Path(_PACKAGE, name).resolve()) for name in ("", "parallel"))
 _REAL_MODELS = str(Path(_MODELS).resolve())
+_NUMPY = str(Path(np.__file__).parent)  # its errstate wraps the walk of backward
+_STANDARD = str(Path(weakref.__file__).parent)
 _BEFORE = -1  # the place of an array that is older than the recording
 
 
@@ -376,8 +380,9 @@ def user_line() -> str:
 def _is_user(filename: str) -> bool:
     if filename.startswith((_MODELS, _REAL_MODELS)):
         return True
-    library = (_PACKAGE, *_REAL, str(Path(weakref.__file__).parent), "<frozen", "<string")
-    return not filename.startswith(library) or "site-packages" in filename.removeprefix(_PACKAGE)
+    if filename.startswith((_PACKAGE, *_REAL, _NUMPY, "<frozen", "<string")):
+        return False
+    return not filename.startswith(_STANDARD) or "site-packages" in filename
 
 
 @cache

@@ -104,6 +104,14 @@ def test_the_line_is_that_of_the_user() -> None:
     assert sum(by_line.values()) == peak.peak
 
 
+def test_ops_that_run_again_in_backward_have_a_line_of_the_user() -> None:
+    x = leaf(1)
+    recording = recorded(lambda: tg.checkpoint(lambda x: tg.exp(x))(x).sum().backward())
+    lines = [sample.line for sample in recording.samples if sample.op == "exp"]
+    assert len(lines) == 2
+    assert all(line.startswith("tests/profile/test_memory.py:") for line in lines)
+
+
 def test_a_model_of_the_library_counts_as_user_code() -> None:
     step = Step()
     recording = recorded(step, model=step.model)
