@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from tensorgrad.profile.tables import (
 from tensorgrad.profile.trace import merge_traces, write_trace
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
+from tensorgrad.train.gpt2 import MODELS
 from tensorgrad.train.ranks import OneProcess, Ranks
 
 _LARGEST = 20  # allocations in memory.json
@@ -78,8 +80,7 @@ class StepProfile:
     @property
     def tokens_per_second(self) -> float:
         """Without the profiler, on all ranks."""
-        context = self.settings.model(self.settings.vocab or 257).context
-        return self.settings.batch * context / self.seconds
+        return self.settings.batch * self.settings.model(1).context / self.seconds
 
 
 def settings_of_run(path: Path) -> ParallelSettings:
@@ -317,8 +318,6 @@ def _vocab_size(settings: ParallelSettings) -> int:
     """Return the size of the vocabulary of a tokenizer, or that of the preset."""
     if settings.tokenizer:
         return Tokenizer.load(settings.tokenizer).vocab_size
-    from tensorgrad.train.gpt2 import MODELS
-
     return MODELS[settings.preset].vocab_size
 
 
@@ -383,8 +382,6 @@ def _write_traces(found: StepProfile, folder: Path, comm: Comm | None) -> list[P
 
 def _draw(found: StepProfile, folder: Path) -> list[Path]:
     """Draw the pictures, where matplotlib is installed."""
-    from importlib.util import find_spec
-
     if find_spec("matplotlib") is None:
         return []
     settings, written = found.settings, []
