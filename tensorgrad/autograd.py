@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad import ranges
 from tensorgrad.arrays import cast
 from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_function
@@ -67,7 +68,12 @@ def record(
         ]
         for edge in edges:
             if edge is not None:
-                return Tensor(outputs, True, Node(name, edges, backward, saved, outputs))
+                node = Node(name, edges, backward, saved, outputs)
+                if ranges.active is not None:
+                    ranges.active.op(name, outputs, inputs, node, saved)
+                return Tensor(outputs, True, node)
+    if ranges.active is not None:
+        ranges.active.op(name, outputs, inputs, None, saved)
     return Tensor(outputs)
 
 
@@ -80,6 +86,8 @@ def _record_several(
 ) -> Any:
     """Do as `record` for several outputs, which become edges of their own."""
     first = record(name, outputs[0], inputs, backward, saved)
+    if ranges.active is not None:
+        ranges.active.further_outputs(outputs[1:])
     node, count = first.node, len(outputs)
     if node is None:
         return tuple(map(Tensor, outputs))

@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from tensorgrad import ranges
 from tensorgrad.accumulation import into
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
 from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
@@ -168,7 +169,8 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
         DtypeError: `dy` holds no real numbers.
         DeviceError: `dy` is a tensor on another device.
     """
-    _walk(root, _seed(root, dy), _deliver, retain_graph, need=_need)
+    with ranges.phase("backward"):
+        _walk(root, _seed(root, dy), _deliver, retain_graph, need=_need)
 
 
 def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | None]:
@@ -267,6 +269,7 @@ def _walk(
     ready: list[tuple[Edge, Any]] = [(start, cast(dy, start.dtype))]
     found: Sequence[Array | None]
     dx: Any
+    observer = ranges.active
     while ready:
         edge, dy = ready.pop()
         if type(edge) is not Node or (ends and edge in ends):
@@ -285,7 +288,11 @@ def _walk(
             needs = [
                 private[e] if e in private else type(e) is Node or need(e, offered) for e in edges
             ]
-            if offered:
+            if observer is not None:
+                with leaves if offered else nullcontext():
+                    found = observer.backward(edge, dy, saved or (), needs)
+                offered.clear()
+            elif offered:
                 with leaves:
                     found = edge.backward(dy, saved, needs)
                 offered.clear()

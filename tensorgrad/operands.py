@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, ranges
 from tensorgrad.backend import Array
 from tensorgrad.checks import array_of
 from tensorgrad.dtypes import float32, is_float, is_known
@@ -16,6 +16,8 @@ from tensorgrad.tensor import Tensor
 
 def tensor_of(op: str, name: str, value: Any) -> Tensor:
     """Return the operand as a tensor; an array is wrapped, a Python number becomes 0-d."""
+    if ranges.active is not None:
+        ranges.active.enter(op)
     if isinstance(value, Tensor):
         return value
     if backend.is_array(value):
@@ -37,6 +39,8 @@ def data_of(tensor: Tensor | None) -> Any:
 
 def tensors_of(op: str, values: Any) -> list[Tensor]:
     """Return a sequence of operands as tensors on one device."""
+    if ranges.active is not None:
+        ranges.active.enter(op)
     whole = isinstance(values, Tensor) or backend.is_array(values)
     if whole or not hasattr(values, "__iter__"):
         kind = type(values).__name__

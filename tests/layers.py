@@ -12,7 +12,7 @@ from tests.source_tree import ROOT, examples, library
 LAYERS: dict[str, tuple[str, ...]] = {
     "ground: devices, types, files": (
         *("errors", "interrupt", "dtypes", "backend", "files", "readers", "command"),
-        *("checks", "accumulation", "special", "dlpack", "weights", "gpu"),
+        *("ranges", "checks", "accumulation", "special", "dlpack", "weights", "gpu"),
     ),
     "kernels: how an op runs on a GPU": ("kernels",),
     "tensors and differentiation": (
@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "layers and optimizers": ("nn", "optim"),
     "data and models": ("data", "models"),
     "training on one or many ranks": ("train", "parallel"),
-    "instruments": ("report",),
+    "instruments": ("profile", "report"),
     "the package": ("",),
     "programs": ("cli", "__main__", "examples"),
 }

@@ -14,7 +14,7 @@ from typing import overload
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, ranges
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError, ShapeError
 from tensorgrad.parallel.comm import agreement, arguments
@@ -375,17 +375,19 @@ class Comm:
         view: Callable[[Array], Array] = arguments.as_bytes,
     ) -> Handle:
         """Begin a collective of `array` that writes `out`; a single rank copies `array` there."""
-        transport = self._enter(call, array)
-        if transport is None:
-            if out is not array:
-                out[...] = array
-            return Handle()
-        if array.size == 0:
-            return Handle()
-        data = self._staged(array, transport)
-        whole = data if out is array else self._staged(out, transport, reads=False)
-        finish = begin(transport, view(data), view(whole))
-        return self._handle(call, [finish, _copy_back(whole, out)], wait)
+        with ranges.phase("communication"):
+            transport = self._enter(call, array)
+            if transport is None:
+                if out is not array:
+                    out[...] = array
+                return Handle()
+            if array.size == 0:
+                return Handle()
+            done = None if ranges.active is None else ranges.active.transfer(call, int(out.nbytes))
+            data = self._staged(array, transport)
+            whole = data if out is array else self._staged(out, transport, reads=False)
+            finish = begin(transport, view(data), view(whole))
+        return self._handle(call, [finish, _copy_back(whole, out), done], wait)
 
     def _staged(self, array: Array, transport: Transport, reads: bool = True) -> Array:
         """Return the array in C order and where the transport can move it: itself or a copy.
@@ -400,9 +402,10 @@ class Comm:
         def finish() -> None:
             if not wait:
                 self._record(f"wait for {call}")
-            for each in finishes:
-                if each is not None:
-                    each()
+            with ranges.phase("communication"):
+                for each in finishes:
+                    if each is not None:
+                        each()
 
         handle = Handle(finish, self._open)
         if wait:

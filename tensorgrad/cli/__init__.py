@@ -30,9 +30,10 @@ COMMANDS = {
     "classify": "Classify sentences with a trained classifier.",
     "compare": "Show what differs between runs in settings, environment and result.",
     "report": "Write one HTML page about a run: curves, samples, settings, environment.",
+    "profile": "Show where the time and the memory of a training step go.",
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",
 }
-ON_RANKS = ("train",)  # the commands that several ranks run together
+ON_RANKS = ("train", "profile")  # the commands that several ranks run together
 
 app = App(
     name="tensorgrad",

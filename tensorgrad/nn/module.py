@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, ranges
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
@@ -102,6 +102,8 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return `forward(...)`."""
+        if ranges.active is not None:
+            return ranges.active.layer(self, args, kwargs)
         return self.forward(*args, **kwargs)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:

@@ -15,6 +15,7 @@ from itertools import chain
 from math import prod
 from typing import Any
 
+from tensorgrad import ranges
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands
 from tensorgrad.autograd import record
@@ -188,6 +189,8 @@ def _parse(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[Labels], La
 
 def _labelled(op: str, tensors: list[Tensor], labels: list[Labels], out: Labels) -> Tensor:
     """Record the product of one or two operands, summed to the labels `out`."""
+    if ranges.active is not None:
+        ranges.active.enter(op)
     arrays = [t.data for t in tensors]
     both = ("operands[0]", "operands[1]") if op == "einsum" else ("a", "b")
     names = both[: len(arrays)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, ranges
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
@@ -299,6 +299,8 @@ def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:
     """Return x as a tensor and the axes to reduce in ascending order."""
+    if ranges.active is not None:
+        ranges.active.enter(op)
     if type(x) is not Tensor:
         x = tensor_of(op, "x", x)
     ndim = x.data.ndim

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorgrad import backend, engine
+from tensorgrad import backend, engine, ranges
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.dtypes import compute_dtype, float64
@@ -96,7 +96,8 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Set all gradients to 0."""
-        self.flat.zero_grad()
+        with ranges.phase("zero gradients"):
+            self.flat.zero_grad()
 
     def step(
         self,
@@ -129,25 +130,26 @@ class Optimizer:
         """
         name = type(self).__name__
         self.flat.check(f"{name}.step")
-        norm = None
-        if max_norm is None and scaler is None:
-            self._set(FACTOR, 1.0)
-        else:
-            limit = math.inf if max_norm is None else max_norm
-            check_max_norm(f"{name}.step", limit)
-            scale = None if scaler is None else scaler.scale_on(self.hyper)
-            squares = total_of_squares(self.flat, reduce_norm)
-            norm, factor = clip_factor(squares, limit, scale)
-            self.hyper[FACTOR : FACTOR + 1] = factor
-        with uninterrupted():
-            if backend.is_numpy(self.hyper):
-                self._step_numpy()
+        with ranges.phase("optimizer"):
+            norm = None
+            if max_norm is None and scaler is None:
+                self._set(FACTOR, 1.0)
             else:
-                self._update(self.flat.pieces, self.state, self.hyper, *self._kernels())
-            if scaler is not None:
-                scaler.update(self.hyper[FACTOR : FACTOR + 1])
-            for array in self.flat.memory:
-                engine.mark_assigned(array)
+                limit = math.inf if max_norm is None else max_norm
+                check_max_norm(f"{name}.step", limit)
+                scale = None if scaler is None else scaler.scale_on(self.hyper)
+                squares = total_of_squares(self.flat, reduce_norm)
+                norm, factor = clip_factor(squares, limit, scale)
+                self.hyper[FACTOR : FACTOR + 1] = factor
+            with uninterrupted():
+                if backend.is_numpy(self.hyper):
+                    self._step_numpy()
+                else:
+                    self._update(self.flat.pieces, self.state, self.hyper, *self._kernels())
+                if scaler is not None:
+                    scaler.update(self.hyper[FACTOR : FACTOR + 1])
+                for array in self.flat.memory:
+                    engine.mark_assigned(array)
         return norm
 
     def state_dict(self) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class WandB(Logger):
             name=_name(trainer),
             id=identity,
             resume="allow",
-            dir=folder,
+            dir=environment.get("WANDB_DIR", trainer.folder),
             mode=None if "WANDB_MODE" in environment else "offline",
             config=_settings(trainer),
             allow_val_change=True,

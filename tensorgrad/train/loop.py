@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import backend, random
+from tensorgrad import backend, random, ranges
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.files import finite, make_folder
@@ -280,7 +280,8 @@ class Trainer:
                 self._sample()
             stopped_by = None
             while self.step < end and stopped_by is None and not self._ends_early:
-                self._train_step(self._next(batches))
+                with ranges.phase("step"):
+                    self._train_step(self._next(batches))
                 measures = self._due(settings.evaluate_every)
                 samples = self._sampler is not None and self._due(self._sample_every)
                 saves = self._due(settings.checkpoint_every) or self.step == end
@@ -346,7 +347,8 @@ class Trainer:
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """Return the batch of the next step."""
         try:
-            return _checked(next(batches))
+            with ranges.phase("data"):
+                return _checked(next(batches))
         except StopIteration as error:
             raise ArgumentError(
                 f"train: batches ended after step {self.step}, expected one for each of the "
@@ -415,7 +417,7 @@ class Trainer:
         """Evaluate and log; its time does not count as training."""
         if self._evaluate is None:
             return
-        with self._clock.paused():
+        with self._clock.paused(), ranges.phase("evaluation"):
             self._measured = dict(self._evaluate())
             if self._log is not None:
                 self._log.evaluation(self.step, self._measured)
@@ -428,7 +430,7 @@ class Trainer:
             return
         generator = random.get_state()
         try:
-            with self._clock.paused():
+            with self._clock.paused(), ranges.phase("sample"):
                 prompt, self.sampled = self._sampler()
         except Exception:
             saved = self._saved is not None and step_of(self._saved) == self.step
@@ -444,7 +446,7 @@ class Trainer:
         if self._log is not None:
             self._log.times(self.step, at_once=True)
             self._log.sync()
-        with self._clock.paused():
+        with self._clock.paused(), ranges.phase("checkpoint"):
             self._saved = self._ranks.save(
                 self.checkpoints,
                 self.step,

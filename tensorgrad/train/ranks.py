@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import random
+from tensorgrad import random, ranges
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
@@ -105,7 +105,8 @@ class Ranks:
             with self.no_sync() if number < len(parts) - 1 else nullcontext():
                 value.backward()
         random.set_state({**before, "draw": draw})
-        self.reduce_gradients()
+        with ranges.phase("all-reduce"):
+            self.reduce_gradients()
         return total
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -193,7 +194,8 @@ def mean_of(loss: Loss, batch: Batch) -> Tensor:
     Raises:
         ArgumentError: the loss is not a scalar tensor.
     """
-    value = loss(*batch)
+    with ranges.phase("forward"):
+        value = loss(*batch)
     if not isinstance(value, Tensor) or value.shape:
         got = f"shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
         raise ArgumentError(f"train: loss returned {got}, expected a scalar tensor")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, ranges
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
@@ -117,6 +117,8 @@ class Row:
 
     def __call__(self, *operands: Any) -> Tensor:
         """Return the result, broadcast as NumPy does, in the dtype that NumPy promotes to."""
+        if ranges.active is not None:
+            ranges.active.enter(self.name)
         inputs = []
         arrays = []
         for operand in operands:

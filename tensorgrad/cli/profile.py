@@ -1,0 +1,231 @@
+"""`tensorgrad profile`: where the time and the memory of a training step go."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from cyclopts import Parameter
+from tqdm import tqdm
+
+from tensorgrad.command import printable
+from tensorgrad.errors import ArgumentError
+from tensorgrad.files import check_writable, make_folder
+from tensorgrad.nn import ATTENTION_KERNELS
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.launch import launched_ranks
+from tensorgrad.parallel.comm.mpi_nccl import world
+from tensorgrad.parallel.train_gpt2 import MODES, ParallelSettings
+from tensorgrad.profile.gpt2 import (
+    StepProfile,
+    communication_markdown,
+    markdown,
+    profile_step,
+    settings_of_run,
+    write_step_profile,
+)
+from tensorgrad.profile.tables import attention_split, kernel_table, op_table
+from tensorgrad.train.device import choose_device
+from tensorgrad.train.gpt2 import MODELS
+from tensorgrad.train.run import free_folder
+from tensorgrad.train.settings import DTYPES
+
+_log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@Parameter(name="*", group="Model and step")
+@dataclass(frozen=True)
+class StepOptions:
+    """The step to profile; with --run what is not given is that of the run.
+
+    Args:
+        preset: size of the model (default: small).
+        layers: transformer blocks (default: the preset's).
+        heads: attention heads (default: the preset's).
+        width: width of the model (default: the preset's).
+        context: context length in tokens (default: the preset's).
+        vocab: size of the vocabulary (default: the preset's).
+        vocab_multiple: pad the rows of the token embedding to a multiple of this (default: 1).
+        batch: sequences of a step, on all ranks together (default: 8).
+        micro_batches: parts of a batch, computed one by one (default: 1).
+        attention: one kernel (flash), one for the softmax (fused-softmax), or op by op (unfused);
+            the last two show what its parts cost (default: flash).
+        recompute: compute each block again in backward (default: no).
+        dtype: dtype of matrix products, as in training (default: float32).
+        parallel: how data parallel ranks work together, as in training (default: overlap).
+        device: cpu, cuda, cuda:N, or auto: a GPU if there is one (default: auto).
+        seed: of parameters and tokens (default: 0).
+    """
+
+    preset: Literal[tuple(MODELS)] | None = None  # type: ignore[valid-type]
+    layers: int | None = None
+    heads: int | None = None
+    width: int | None = None
+    context: int | None = None
+    vocab: int | None = None
+    vocab_multiple: int | None = None
+    batch: int | None = None
+    micro_batches: int | None = None
+    attention: Literal[ATTENTION_KERNELS] | None = None  # type: ignore[valid-type]
+    recompute: bool | None = None
+    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+    parallel: Literal[MODES] | None = None  # type: ignore[valid-type]
+    device: str | None = None
+    seed: int | None = None
+
+    def settings(self, run: Path | None) -> ParallelSettings:
+        """Return the settings of the step."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None}
+        if run is None:
+            return ParallelSettings(**given)
+        return replace(settings_of_run(run), **given)
+
+
+def profile(
+    run: Path | None = None,
+    /,
+    *,
+    step: StepOptions = StepOptions(),
+    what: tuple[Literal["time", "memory"], ...] = ("time", "memory"),
+    steps: int = 3,
+    warmup: int = 2,
+    nvtx: bool = False,
+    source: Literal["cupti", "events", "host"] | None = None,
+    rows: int = 20,
+    out: Path | None = None,
+) -> int:
+    """Show where the time and the memory of a training step of a GPT-2 go.
+
+    Writes a trace for ui.perfetto.dev, tables, a roofline and memory over time into a folder, and
+    prints the table of ops. Works on several ranks that mpirun starts.
+
+    Args:
+        run: a run or its config.json, whose step to profile; default: a step from the options.
+        what: time, memory, or both.
+        steps: to record.
+        warmup: steps before, which compile kernels.
+        nvtx: also show ranges in Nsight Systems.
+        source: what measures the GPU: cupti (each kernel), events (each op), host (nothing);
+            default: cupti where cupti-python is installed, else events.
+        rows: of the table to print.
+        out: a new folder for the files; default: the first new runs/profile-N.
+    """
+    comm = world() if launched_ranks() > 1 else None
+    main = comm is None or comm.rank == 0
+    settings, device = choose_device(step.settings(run))
+    device = device if comm is None else comm.select_device(settings.device)
+    folder = _new_folder(out, comm)
+    if main and find_spec("matplotlib") is None:
+        _log.warning("no pictures: run `pip install 'tensorgrad-cupy[plot]'` to draw them")
+    try:
+        with _Progress(main) as progress:
+            found = profile_step(
+                settings, device, steps=steps, warmup=warmup,
+                what=tuple(dict.fromkeys(what)), nvtx=nvtx, source=source, comm=comm,
+                progress=progress.show,
+            )  # fmt: skip
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()  # nothing was written
+        raise
+    written = write_step_profile(found, folder, comm)
+    if main:
+        print(printable(_report(found, rows)))
+        print(f"in {folder}: {', '.join(sorted(path.name for path in written))}")
+    return 0
+
+
+def _new_folder(out: Path | None, comm: Comm | None) -> Path:
+    """Create the folder for the files; on several ranks rank 0 does, and tells the others.
+
+    Raises:
+        ArgumentError: it holds files.
+        OSError: it cannot be written.
+    """
+    if comm is not None and comm.rank > 0:
+        return Path(comm.broadcast_object(None))
+    folder = free_folder("runs/profile") if out is None else out
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ArgumentError(f"--out: {folder} holds files, expected a new folder")
+    make_folder(folder)
+    check_writable(folder)
+    return folder if comm is None else Path(comm.broadcast_object(str(folder)))
+
+
+def _report(found: StepProfile, rows: int) -> str:
+    """Return what the command prints."""
+    settings = found.settings
+    ms = 1e3 * found.seconds
+    lines = [
+        f"GPT-2, {found.parameters:,} parameters, batch {settings.batch}, {settings.dtype}, on "
+        f"{found.device}: {ms:.2f} ms a step, {found.tokens_per_second:,.0f} tokens/s"
+    ]
+    if found.recording is not None:
+        table = op_table(found.recording)
+        lines += ["", markdown(found, table, rows)]
+        if found.recording.source == "cupti":
+            lines.append(markdown(found, kernel_table(found.recording), rows))
+        lines.append(
+            f"with the profiler ({found.recording.source}) {1e3 * table.step:.2f} ms a step: "
+            f"{1e3 * table.busy:.2f} ms busy, {1e3 * table.gaps:.2f} ms in gaps"
+        )
+        split = attention_split(found.recording)
+        if split:
+            parts = ", ".join(f"{name} {1e3 * each:.2f} ms" for name, each in split.items())
+            lines.append(f"inside attention: {parts}")
+        if found.ceilings is not None:
+            peaks = found.ceilings.flops.items()
+            products = ", ".join(f"{name} {peak / 1e12:.3g} TFLOP/s" for name, peak in peaks)
+            copy = found.ceilings.bandwidth / 1e9
+            lines.append(f"measured ceilings: copy {copy:.3g} GB/s, products {products}")
+        if found.overlaps:
+            lines += ["", communication_markdown(found)]
+    return "\n".join(lines + _memory_lines(found))
+
+
+def _memory_lines(found: StepProfile) -> list[str]:
+    lines = []
+    for name, memory in (("forward alone", found.memory_forward), ("a step", found.memory)):
+        if memory is None or memory.peak is None:
+            continue
+        peak = memory.peak
+        place = peak.layer or peak.phase
+        lines += ["", f"peak memory of {name}: {peak.peak / 1e6:,.1f} MB, in {peak.op} ({place})"]
+        lines += [f"  {size / 1e6:10,.1f} MB  {line}" for line, size in memory.peak_by_line()[:8]]
+    return lines
+
+
+class _Progress:
+    """A bar on a terminal; elsewhere a line of the log every ten seconds."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown = shown
+        self._bar: tqdm | None = None
+        self._last = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        if self._shown and sys.stderr is not None and sys.stderr.isatty():
+            self._bar = tqdm(unit="step", dynamic_ncols=True, leave=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Show a stage, and how much of it is done."""
+        if self._bar is not None:
+            self._bar.set_description_str(stage, refresh=False)
+            self._bar.total, self._bar.n = total, done
+            self._bar.refresh()
+        elif self._shown and time.monotonic() - self._last > _SECONDS_BETWEEN_LINES:
+            self._last = time.monotonic()
+            _log.info("profile: %s, step %d of %d", stage, done + 1, total)

@@ -1,0 +1,109 @@
+"""What a device reaches at most, measured: the bandwidth of a copy, the FLOP/s of a large product.
+
+Tests: tests/profile/test_ceilings.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.dtypes import as_dtype
+from tensorgrad.ops.matmul import product
+
+_CPU_COPY, _GPU_COPY = 1 << 26, 1 << 30  # bytes: more than caches hold
+_CPU_PRODUCT = 1024  # rows and columns of matrices
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The measured limits of a device.
+
+    Attributes:
+        bandwidth: bytes/s that a copy reads and writes, together.
+        flops: FLOP/s of a product of two large matrices, by dtype.
+    """
+
+    bandwidth: float
+    flops: dict[str, float]
+
+
+def measure_ceilings(device: str, dtypes: Iterable[str]) -> Ceilings:
+    """Measure the limits of a device, once for each dtype in this process.
+
+    It takes up to a second on a GPU, some on a CPU. Random numbers are multiplied: zeros would
+    need less power and run at a higher clock.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+        dtypes: of floats.
+    Raises:
+        DeviceError: the device does not exist.
+    """
+    backend.gpu_index(device)
+    return Ceilings(
+        _bandwidth(device), {name: _product_flops(device, name) for name in sorted(set(dtypes))}
+    )
+
+
+@cache
+def _bandwidth(device: str) -> float:
+    xp = backend.namespace_on(device)
+    size = _CPU_COPY if xp is np else min(_GPU_COPY, _free_bytes() // 8)
+    source, target = (xp.ones(size // 4, np.float32) for _ in range(2))
+
+    def copy() -> None:
+        xp.copyto(target, source)
+
+    return 2 * int(source.nbytes) / _best_seconds(xp, copy)
+
+
+@cache
+def _product_flops(device: str, name: str) -> float:
+    dtype = as_dtype(name)
+    xp = backend.namespace_on(device)
+    size = _CPU_PRODUCT if xp is np else 8192 if dtype.itemsize == 2 else 4096
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((min(256, size), size), np.float32)
+    a, b = (xp.asarray(np.tile(rows, (size // len(rows), 1)), dtype) for _ in range(2))
+
+    def multiply() -> Array:
+        return product(a, b, dtype)
+
+    return 2.0 * size**3 / _best_seconds(xp, multiply)
+
+
+def _best_seconds(xp: Any, call: Callable[[], object]) -> float:
+    """Return the time of the fastest call."""
+    call()  # compiles, touches memory, chooses a plan
+    if xp is np:
+        return min(_host_seconds(call) for _ in range(_ROUNDS))
+    cuda = xp.cuda
+    found = []
+    for _ in range(_ROUNDS):
+        start, end = cuda.Event(), cuda.Event()
+        start.record()
+        for _ in range(_ROUNDS):
+            call()
+        end.record()
+        end.synchronize()
+        found.append(cuda.get_elapsed_time(start, end) / 1e3 / _ROUNDS)
+    return float(min(found))
+
+
+def _host_seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _free_bytes() -> int:
+    return int(backend.cupy.cuda.runtime.memGetInfo()[0])

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad as tg
+from tensorgrad import Tensor, no_grad
+from tensorgrad.profile import Profiler
+from tensorgrad.profile.memory import KINDS, GpuAllocator, MemoryRecording
+from tests.profile.steps import Step
+
+MB = 1 << 20
+
+
+def recorded(f: Any, **options: Any) -> MemoryRecording:
+    with Profiler(memory=True, **options) as found:
+        f()
+    assert found.memory is not None
+    return found.memory
+
+
+def leaf(megabytes: int) -> Tensor:
+    return Tensor(np.ones(megabytes * MB // 4, "float32"), requires_grad=True)
+
+
+def kinds(recording: MemoryRecording, place: int) -> dict[str, int]:
+    """Return MB by kind after a sample; workspace depends on the number of threads."""
+    sizes = zip(KINDS, recording.samples[place].kinds, strict=True)
+    return {
+        kind: round(size / MB) for kind, size in sizes if size > MB // 2 and kind != "workspace"
+    }
+
+
+def test_a_chain_of_two_ops_by_hand() -> None:
+    x = leaf(4)
+    recording = recorded(lambda: tg.tanh(tg.exp(x)).sum().backward())
+    names = [sample.op for sample in recording.samples]
+    assert names == [
+        *("exp", "tanh", "sum", "sum backward", "tanh backward", "exp backward", "backward")
+    ]
+    assert kinds(recording, 0) == {"parameters": 4, "activations": 4}
+    assert kinds(recording, 1) == {"parameters": 4, "activations": 8}
+    in_backward = kinds(recording, 4)
+    assert (in_backward["activations"], in_backward["activation gradients"]) == (8, 4)
+    assert recording.samples[5].used < 17 * MB
+    assert kinds(recording, 6)["gradients"] == 4
+    assert "activations" not in kinds(recording, 6)  # freed
+    peak = recording.peak
+    assert peak is not None
+    assert 16 * MB <= peak.used < 17 * MB
+
+
+def test_kinds_sum_up_to_the_peak_and_nothing_is_negative() -> None:
+    step = Step()
+    with Profiler(step.model, step.optimizer, memory=True) as found:
+        step()
+        step()
+    memory = found.memory
+    assert memory is not None
+    for sample in memory.samples:
+        assert sum(sample.kinds) == sample.peak >= sample.used
+        assert min(sample.kinds) >= 0
+    sizes = dict(zip(KINDS, memory.samples[-1].kinds, strict=True))
+    flat = step.optimizer.flat
+    assert sizes["parameters"] == sum(piece.data.nbytes for piece in flat.pieces)
+    assert sizes["gradients"] == sum(piece.grad.nbytes for piece in flat.pieces)
+    state = [*step.optimizer.state.values(), step.optimizer.hyper]
+    assert sizes["optimizer"] == sum(array.nbytes for array in state)
+
+
+def test_what_an_op_needs_while_it_runs_is_workspace() -> None:
+    def twice(x: Tensor) -> Tensor:
+        wide = np.ones(3 * MB, "uint8")
+        y = tg.exp(x)
+        del wide
+        return y
+
+    # Allocated outside of ops, and freed before the next sample.
+    recording = recorded(lambda: (twice(leaf(1)), tg.sum(leaf(1))))
+    assert kinds(recording, 0)["other"] >= 3
+    x = leaf(2)
+    half = recorded(lambda: tg.softmax(x.reshape(2, -1).astype("float16")))
+    assert half.samples[-1].kinds[KINDS.index("workspace")] >= MB  # float32 in between
+
+
+def test_the_line_is_that_of_the_user() -> None:
+    x = leaf(1)
+
+    def forward() -> Tensor:
+        return tg.exp(x) * 2  # the line
+
+    recording = recorded(lambda: forward().sum().backward())
+    lines = {sample.op: sample.line for sample in recording.samples}
+    number = forward.__code__.co_firstlineno + 1
+    assert lines["exp"] == lines["exp backward"] == f"tests/profile/test_memory.py:{number}"
+    by_line = dict(recording.peak_by_line())
+    assert by_line[lines["exp"]] >= MB
+    assert by_line["parameters"] == MB
+    peak = recording.peak
+    assert peak is not None
+    assert sum(by_line.values()) == peak.peak
+
+
+def test_ops_that_run_again_in_backward_have_a_line_of_the_user() -> None:
+    x = leaf(1)
+    recording = recorded(lambda: tg.checkpoint(lambda x: tg.exp(x))(x).sum().backward())
+    lines = [sample.line for sample in recording.samples if sample.op == "exp"]
+    assert len(lines) == 2
+    assert all(line.startswith("tests/profile/test_memory.py:") for line in lines)
+
+
+def test_a_model_of_the_library_counts_as_user_code() -> None:
+    step = Step()
+    recording = recorded(step, model=step.model)
+    lines = {sample.line for sample in recording.samples if sample.op == "embedding"}
+    assert all("models/gpt2.py:" in line for line in lines)
+
+
+def test_the_largest_arrays_with_their_shapes_and_lives() -> None:
+    x = leaf(1)
+
+    def work() -> None:
+        y = tg.exp(tg.broadcast_to(x, (3, MB // 4)))
+        y.sum()
+
+    recording = recorded(work)
+    largest = recording.largest(1)[0]
+    assert (largest.nbytes, largest.op, largest.kind) == (3 * MB, "exp", "activations")
+    assert largest.shape == (3, MB // 4)
+    assert largest.died is not None
+    parameter = next(each for each in recording.allocations if each.kind == "parameters")
+    assert (parameter.born, parameter.died) == (-1, None)
+
+
+def test_views_and_batches_are_not_counted_twice() -> None:
+    batch = Tensor(np.ones(2 * MB, "uint8").astype("float32"))
+    recording = recorded(lambda: tg.exp(batch.reshape(2, -1)))
+    assert kinds(recording, len(recording.samples) - 1) == {"activations": 8}
+
+
+def test_forward_without_gradients_keeps_no_activations() -> None:
+    x = leaf(4)
+
+    def work() -> None:
+        with no_grad():
+            tg.tanh(tg.tanh(tg.tanh(tg.tanh(x))))
+
+    assert max(sample.used for sample in recorded(work).samples) < 13 * MB
+
+
+def test_nothing_recorded() -> None:
+    recording = recorded(lambda: None)
+    assert recording.peak is None
+    assert recording.peak_by_line() == []
+    assert recording.largest() == []
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_trace_of_memory_that_runs_already_stays(before: bool) -> None:
+    if before:
+        tracemalloc.start()
+    try:
+        recorded(lambda: tg.exp(leaf(1)))
+        assert tracemalloc.is_tracing() is before
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_memory_hook_counts_what_the_pool_gives() -> None:
+    class Hook:
+        entered = exited = 0
+
+        def __enter__(self) -> None:
+            self.entered += 1
+
+        def __exit__(self, *_: object) -> None:
+            self.exited += 1
+
+    class Cuda:
+        MemoryHook = Hook
+
+    allocator = GpuAllocator(Cuda)
+    allocator.start()
+    hook: Any = allocator._hook
+    facts = {"device_id": 0, "size": 100, "mem_ptr": 1, "pmem_id": 1}
+    hook.malloc_postprocess(mem_size=512, **facts)
+    hook.malloc_postprocess(mem_size=1024, **facts)
+    hook.free_postprocess(mem_size=512, **facts)
+    assert allocator.read() == (1024, 1536)
+    hook.free_postprocess(mem_size=1024, **facts)
+    assert allocator.read() == (0, 1024)
+    assert allocator.read() == (0, 0)
+    allocator.stop()
+    assert (hook.entered, hook.exited) == (1, 1)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from tensorgrad.profile.overlap import overlap, overlaps_to_markdown
+from tensorgrad.profile.recording import Kernel, Range, Recording, Transfer
+
+
+def step(start: int, end: int) -> Range:
+    return Range(0, -1, "phase", "step", start, end)
+
+
+def op(start: int, end: int) -> Range:
+    return Range(start + 1, 0, "op", "matmul", start, end)
+
+
+def test_transfers_of_the_cpu_against_its_ops() -> None:
+    ranges = (step(0, 1000), op(0, 300), op(400, 600))
+    transfers = (Transfer("a", 200, 500, 8), Transfer("b", 450, 700, 4), Transfer("c", -9, -1, 1))
+    found = overlap(Recording(ranges, (0, 1000), (), transfers, rank=3))
+    assert found.rank == 3
+    assert found.calls == 2  # one was before the step
+    assert found.nbytes == 12
+    assert found.communication == pytest.approx(500e-9)
+    assert found.overlapped == pytest.approx((100 + 200) * 1e-9)
+    assert found.exposed == pytest.approx(200e-9)
+
+
+def test_kernels_of_nccl_against_all_others() -> None:
+    kernels = (
+        Kernel("gemm", 0, 500),
+        Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 400, 900, 7),
+        Kernel("adamw", 900, 1000),
+    )
+    found = overlap(Recording((step(0, 100),), (0, 1000), kernels, source="cupti"))
+    assert (found.communication, found.overlapped) == pytest.approx((500e-9, 100e-9))
+    assert found.step == pytest.approx(1e-6)
+
+
+def test_without_communication() -> None:
+    found = overlap(Recording((step(0, 100), op(0, 50)), (0, 100)))
+    assert (found.communication, found.exposed, found.calls) == (0, 0, 0)
+    assert "| 0 | 0 | 0.0 | 0.000 | 0.000 | 0.000 | 0.0 |" in overlaps_to_markdown([found])

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.profile.ceilings import Ceilings
+from tensorgrad.profile.memory import MemoryRecording
+from tensorgrad.profile.pictures import plot_memory, plot_roofline
+from tensorgrad.profile.tables import Table, op_table
+from tests.profile.steps import Step
+
+CEILINGS = Ceilings(2e10, {"float32": 1e11})
+
+
+def is_png(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_pictures_of_a_step(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_roofline(op_table(Step().recorded().recording), CEILINGS, tmp_path / "a.png", "title")
+    memory = Step().recorded(memory=True).memory
+    assert memory is not None
+    plot_memory(memory, tmp_path / "b.png", "title")
+    assert is_png(tmp_path / "a.png")
+    assert is_png(tmp_path / "b.png")
+
+
+def test_pictures_of_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_roofline(Table("op", [], 1, 0, 0, 0), Ceilings(1e9, {}), tmp_path / "a.png")
+    plot_memory(MemoryRecording([], []), tmp_path / "b.png")
+    assert is_png(tmp_path / "a.png")
+    assert is_png(tmp_path / "b.png")
+
+
+def test_without_matplotlib_an_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ArgumentError, match=r"pip install 'tensorgrad-cupy\[plot\]'"):
+        plot_memory(MemoryRecording([], []), tmp_path / "b.png")
+    assert list(tmp_path.iterdir()) == []
