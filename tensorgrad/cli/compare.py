@@ -11,10 +11,7 @@ from tensorgrad.report import compare as compare_runs
 
 
 def compare(
-    *runs: Path,
-    out: Path | None = None,
-    csv: Path | None = None,
-    markdown: Path | None = None,
+    *runs: Path, out: Path | None = None, csv: Path | None = None, markdown: Path | None = None
 ) -> int:
     """Show what differs between runs in settings, environment and result.
 

@@ -28,7 +28,7 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.train_gpt2 import ParallelSettings
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
-from tensorgrad.profile.overlap import Overlap, overlap, overlaps_to_markdown
+from tensorgrad.profile.overlap import CommunicationOverlap, overlap, overlaps_to_markdown
 from tensorgrad.profile.pictures import plot_memory, plot_roofline
 from tensorgrad.profile.profiler import Profiler
 from tensorgrad.profile.recording import Recording
@@ -72,7 +72,7 @@ class StepProfile:
     parameters: int
     seconds: float
     recording: Recording | None = None
-    overlaps: Sequence[Overlap] = ()
+    overlaps: Sequence[CommunicationOverlap] = ()
     ceilings: Ceilings | None = None
     memory: MemoryRecording | None = None
     memory_forward: MemoryRecording | None = None
@@ -132,7 +132,7 @@ def profile_step(
         DeviceError: the device does not exist, or the source is not available.
     """
     _check(steps, warmup, what)
-    run = _Step(settings, device, comm)
+    run = _ProfiledStep(settings, device, comm)
     for number in range(warmup):
         progress("warm-up", number, warmup)
         run()
@@ -260,7 +260,7 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
     }
 
 
-class _Step:
+class _ProfiledStep:
     """A model, its optimizer and a batch; called, it trains one step."""
 
     def __init__(self, settings: ParallelSettings, device: str, comm: Comm | None) -> None:
@@ -330,7 +330,7 @@ def _check(steps: int, warmup: int, what: Sequence[str]) -> None:
         raise ArgumentError(f"--what: got {','.join(what)!r}, expected time, memory or both")
 
 
-def _seconds(run: _Step, steps: int, progress: Progress) -> float:
+def _seconds(run: _ProfiledStep, steps: int, progress: Progress) -> float:
     began = time.perf_counter()
     for number in range(steps):
         progress("without profiler", number, steps)
@@ -339,7 +339,7 @@ def _seconds(run: _Step, steps: int, progress: Progress) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def _memory(run: _Step, call: Callable[[], None]) -> MemoryRecording:
+def _memory(run: _ProfiledStep, call: Callable[[], None]) -> MemoryRecording:
     with Profiler(run.model, run.optimizer, memory=True) as profiler:
         call()
         run.wait()
@@ -347,14 +347,16 @@ def _memory(run: _Step, call: Callable[[], None]) -> MemoryRecording:
     return profiler.memory
 
 
-def _gathered(recording: Recording, comm: Comm | None) -> list[Overlap]:
+def _gathered(recording: Recording, comm: Comm | None) -> list[CommunicationOverlap]:
     """Return the overlap of each rank, on all ranks; nothing for one rank.
 
     Events around ops do not time the kernels of NCCL, which are on a stream of their own.
     """
     if comm is None or comm.size == 1 or recording.source == "events":
         return []
-    return [Overlap(**each) for each in comm.all_gather_objects(asdict(overlap(recording)))]
+    return [
+        CommunicationOverlap(**each) for each in comm.all_gather_objects(asdict(overlap(recording)))
+    ]
 
 
 def _tables(recording: Recording) -> dict[str, Table]:

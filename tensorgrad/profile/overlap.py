@@ -13,7 +13,7 @@ from tensorgrad.profile.recording import Recording, clipped, intersection, lengt
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class CommunicationOverlap:
     """Seconds of a step in which a rank communicates.
 
     Attributes:
@@ -38,7 +38,7 @@ class Overlap:
         return self.communication - self.overlapped
 
 
-def overlap(recording: Recording) -> Overlap:
+def overlap(recording: Recording) -> CommunicationOverlap:
     """Return how much of a rank's communication overlaps with computation."""
     window, steps = recording.steps_window, recording.steps
     transfers = [each for each in recording.transfers if window[0] <= each.start < window[1]]
@@ -53,7 +53,7 @@ def overlap(recording: Recording) -> Overlap:
         calls = len(transfers)
     communication = union(clipped(sent, window))
     both = intersection(communication, union(clipped(computed, window)))
-    return Overlap(
+    return CommunicationOverlap(
         recording.rank,
         length(communication) / 1e9 / steps,
         length(both) / 1e9 / steps,
@@ -63,7 +63,7 @@ def overlap(recording: Recording) -> Overlap:
     )
 
 
-def overlaps_to_markdown(overlaps: Sequence[Overlap]) -> str:
+def overlaps_to_markdown(overlaps: Sequence[CommunicationOverlap]) -> str:
     """Return a table with a row for each rank, times of one step."""
     lines = [
         "| rank | collectives | MB | communication ms | overlapped ms | exposed ms | % of step |",

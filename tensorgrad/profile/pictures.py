@@ -14,7 +14,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.files import replacing
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
-from tensorgrad.profile.tables import Row, Table
+from tensorgrad.profile.tables import Table, TableRow
 
 _COLORS = ("#4c72b0", "#8172b3", "#55a868", "#dd8452", "#ccb974", "#8c8c8c", "#c44e52")
 _MOST_POINTS = 12  # with a label
@@ -130,7 +130,7 @@ def _name_phases(axes: Any, recording: MemoryRecording) -> None:
         start = end
 
 
-def _label(row: Row) -> str:
+def _label(row: TableRow) -> str:
     return f"{row.name} backward" if row.phase == "backward" else row.name
 
 

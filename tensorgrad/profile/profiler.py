@@ -29,7 +29,7 @@ from tensorgrad.profile import memory as memory_module
 from tensorgrad.profile.memory import MemoryRecording, MemoryTracker, user_line
 from tensorgrad.profile.nvtx import nvtx_functions
 from tensorgrad.profile.recording import CONTAINERS, Kind, Range, Recording, Transfer
-from tensorgrad.profile.sources import Source, choose
+from tensorgrad.profile.sources import TimeSource, choose
 from tensorgrad.profile.work import backward_bytes, backward_flops, forward_flops, nbytes
 
 _HOLDS_PHASES = ("", "step")  # a layer outside any other phase is forward
@@ -104,7 +104,7 @@ class Profiler:
         self._device = _device_of(model)
         if memory or (source is None and self._device == "cpu"):
             source = "host"
-        self._source: Source = choose(source)
+        self._source: TimeSource = choose(source)
         self._tracker = MemoryTracker(memory_module.allocator_of(self._device)) if memory else None
         self._nvtx = nvtx_functions() if nvtx else None
         self._numbers = itertools.count()

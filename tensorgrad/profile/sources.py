@@ -19,7 +19,7 @@ from tensorgrad.profile.recording import Kernel
 _BUFFER = 8 << 20  # bytes of CUPTI's records; it asks for another when one is full
 
 
-class Source(Protocol):
+class TimeSource(Protocol):
     """What measures kernels."""
 
     name: str
@@ -56,7 +56,7 @@ class HostSource:
         return []
 
 
-def choose(kind: str | None) -> Source:
+def choose(kind: str | None) -> TimeSource:
     """Return CUPTI on a GPU where it is installed, else CUDA events; on the CPU neither.
 
     Args:

@@ -27,7 +27,7 @@ _PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """A piece of time that a table counts: a kernel, or an op's own time.
 
     Attributes:
@@ -51,7 +51,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row of a table; all figures are of one step.
 
     Attributes:
@@ -94,7 +94,7 @@ class Table:
 
     Attributes:
         title: what the rows are, such as "op".
-        rows: see Row.
+        rows: see TableRow.
         steps: the number of steps recorded.
         step: seconds of one, from the first to the last.
         busy: of these, the seconds in which something ran.
@@ -102,7 +102,7 @@ class Table:
     """
 
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     steps: int
     step: float
     busy: float
@@ -144,14 +144,14 @@ def short_name(name: str) -> str:
     return name if len(name) <= 80 else name[:77] + "..."
 
 
-def spans(recording: Recording) -> list[Span]:
+def spans(recording: Recording) -> list[TimeSpan]:
     """Return what a table counts, inside the steps."""
     window = recording.steps_window
     if recording.kernels:
         return _kernel_spans(recording, window)
     own = own_times(recording.ranges)
     return [
-        Span(
+        TimeSpan(
             *(each.name, each.name, _phase(each), each.layer, own[each.number] / 1e9),
             *(each.flops, each.nbytes, each.dtype, each.number),
         )
@@ -275,11 +275,11 @@ def _rate(per_second: float, unit: float, ceiling: float | None) -> str:
     return f"{per_second / unit:.3g}{percent}"
 
 
-def _table(recording: Recording, title: str, key: Callable[[Span], tuple[str, str]]) -> Table:
+def _table(recording: Recording, title: str, key: Callable[[TimeSpan], tuple[str, str]]) -> Table:
     counted, steps = spans(recording), recording.steps
     start, end = recording.steps_window
     step, busy = (end - start) / 1e9 / steps, length(busy_times(recording)) / 1e9 / steps
-    groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[TimeSpan]] = defaultdict(list)
     for span in counted:
         groups[key(span)].append(span)
     rows = []
@@ -287,7 +287,7 @@ def _table(recording: Recording, title: str, key: Callable[[Span], tuple[str, st
         seconds = sum(span.seconds for span in members) / steps
         dtypes = {span.dtype for span in members if span.flops} or {m.dtype for m in members}
         rows.append(
-            Row(
+            TableRow(
                 *(name, phase, len(members) / steps, seconds, seconds / step if step else 0.0),
                 *(sum(span.flops for span in members) / steps,),
                 *(sum(span.nbytes for span in members) / steps,),
@@ -299,7 +299,7 @@ def _table(recording: Recording, title: str, key: Callable[[Span], tuple[str, st
     return Table(title, rows, steps, step, busy, total - busy)
 
 
-def _kernel_spans(recording: Recording, window: Interval) -> list[Span]:
+def _kernel_spans(recording: Recording, window: Interval) -> list[TimeSpan]:
     inside = [each for each in recording.kernels if window[0] <= each.start < window[1]]
     times = {each: float(each.end - each.start) for each in inside}
     if recording.source == "events":
@@ -314,11 +314,11 @@ def _kernel_spans(recording: Recording, window: Interval) -> list[Span]:
         if around is None or not around.is_work:
             phase = "" if around is None else _phase(around)
             layer = "" if around is None else around.layer
-            found.append(Span(each.name, "", phase, layer, seconds))
+            found.append(TimeSpan(each.name, "", phase, layer, seconds))
             continue
         part = times[each] / totals[each.range] if totals[each.range] else 0.0
         found.append(
-            Span(
+            TimeSpan(
                 *(each.name, around.name, _phase(around), around.layer, seconds),
                 *(part * around.flops, part * around.nbytes, around.dtype, around.number),
             )

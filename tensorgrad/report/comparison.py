@@ -37,7 +37,7 @@ _WIDEST = 32  # characters of a column on a terminal
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """A value of each run.
 
     Attributes:
@@ -64,7 +64,7 @@ class Comparison:
     """
 
     names: tuple[str, ...]
-    sections: Mapping[str, Sequence[Row]]
+    sections: Mapping[str, Sequence[ComparedRow]]
     notes: tuple[str, ...]
     runs: tuple[Run, ...]
 
@@ -106,7 +106,7 @@ def _names(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(run.name if names.count(run.name) == 1 else os.fspath(run.folder) for run in runs)
 
 
-def _differences(facts: Sequence[Mapping[str, Any]]) -> tuple[list[Row], int]:
+def _differences(facts: Sequence[Mapping[str, Any]]) -> tuple[list[ComparedRow], int]:
     """Return rows of what differs, and how many keys are skipped since not all have them."""
     known = [each for each in facts if each]  # a run without the file has nothing to compare
     every = [key for key in dict.fromkeys(k for each in known for k in each)]
@@ -119,7 +119,7 @@ def _differences(facts: Sequence[Mapping[str, Any]]) -> tuple[list[Row], int]:
         if len({json.dumps(each.get(key), sort_keys=True) for each in known}) > 1 or any(
             key not in each for each in known
         ):
-            rows.append(Row(key, texts))
+            rows.append(ComparedRow(key, texts))
     return rows, len(every) - len(compared)
 
 
@@ -134,14 +134,14 @@ def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _results(runs: Sequence[Run], are_same_kind: bool) -> list[Row]:
+def _results(runs: Sequence[Run], are_same_kind: bool) -> list[ComparedRow]:
     results = [result_of(run) for run in runs]
-    rows = [Row("Status", tuple(result.status for result in results))]
+    rows = [ComparedRow("Status", tuple(result.status for result in results))]
     for name in dict.fromkeys(name for result in results for name in result.values):
         values = [result.values.get(name) for result in results]
         texts = tuple(MISSING if value is None else text_of(name, value) for value in values)
         best = _best(name, values, texts) if are_same_kind else frozenset()
-        rows.append(Row(label_of(name), texts, best))
+        rows.append(ComparedRow(label_of(name), texts, best))
     return rows
 
 
@@ -320,7 +320,7 @@ def _html_tables(comparison: Comparison) -> str:
     return "".join(parts)
 
 
-def _html_row(row: Row) -> str:
+def _html_row(row: ComparedRow) -> str:
     cells = "".join(
         f'<td class="best">{text} (best)</td>' if place in row.best else f"<td>{text}</td>"
         for place, text in enumerate(escaped(shortened(text, _VALUE)) for text in row.texts)

@@ -174,7 +174,7 @@ def _noisy(label: str, values: Column, color: int, run: int, is_one: bool) -> li
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _CurveKind:
     """A chart of values that a log has by key."""
 
     title: str
@@ -185,16 +185,16 @@ class _Kind:
 
 
 _OF_METRICS = (
-    _Kind("Learning rate", "", {"lr": "learning rate"}, smooth=False),
-    _Kind("Gradient norm", "before clipping", {"gradient_norm": "gradient norm"}),
+    _CurveKind("Learning rate", "", {"lr": "learning rate"}, smooth=False),
+    _CurveKind("Gradient norm", "before clipping", {"gradient_norm": "gradient norm"}),
 )
 _OF_TIMES = (
-    _Kind("Throughput", "tokens/s", {"tokens_per_second": "tokens/s"}),
-    _Kind("MFU", "% of the peak FLOP/s", {"mfu": "MFU"}, 100.0),
-    _Kind("Memory", "MB", {"memory_mb": "in use", "peak_memory_mb": "peak"}, smooth=False),
-    _Kind("GPU utilization", "%", {"gpu_utilization": "utilization"}),
-    _Kind("GPU power", "W", {"watts": "power"}),
-    _Kind("GPU clock", "MHz", {"clock_mhz": "clock"}),
+    _CurveKind("Throughput", "tokens/s", {"tokens_per_second": "tokens/s"}),
+    _CurveKind("MFU", "% of the peak FLOP/s", {"mfu": "MFU"}, 100.0),
+    _CurveKind("Memory", "MB", {"memory_mb": "in use", "peak_memory_mb": "peak"}, smooth=False),
+    _CurveKind("GPU utilization", "%", {"gpu_utilization": "utilization"}),
+    _CurveKind("GPU power", "W", {"watts": "power"}),
+    _CurveKind("GPU clock", "MHz", {"clock_mhz": "clock"}),
 )
 
 
@@ -231,7 +231,7 @@ def _measure(key: str, runs: list[Run], names: list[str]) -> Chart:
     return Chart(title_of(key), "", tuple(curves))
 
 
-def _chart(kind: _Kind, runs: list[Run], names: list[str]) -> Chart:
+def _chart(kind: _CurveKind, runs: list[Run], names: list[str]) -> Chart:
     curves: list[Curve] = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         log = run.metrics if kind in _OF_METRICS else run.times
