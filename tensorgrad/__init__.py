@@ -17,6 +17,7 @@ from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
 from tensorgrad.ops import attention as _attention
+from tensorgrad.ops import attention_unfused as _attention_unfused
 from tensorgrad.ops import creation as _creation
 from tensorgrad.ops import cross_entropy as _cross_entropy
 from tensorgrad.ops import dropout as _dropout
@@ -34,6 +35,7 @@ from tensorgrad.ops import shape as _shape
 from tensorgrad.ops import softmax as _softmax
 from tensorgrad.ops import sorting as _sorting
 from tensorgrad.ops.attention import *
+from tensorgrad.ops.attention_unfused import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
 from tensorgrad.ops.dropout import *
@@ -74,6 +76,7 @@ __all__ = [
 ]
 __all__ += _activation.__all__
 __all__ += _attention.__all__
+__all__ += _attention_unfused.__all__
 __all__ += _creation.__all__
 __all__ += _cross_entropy.__all__
 __all__ += _dropout.__all__

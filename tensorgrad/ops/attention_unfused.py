@@ -84,7 +84,7 @@ def _softmax(scores: Tensor, mask: Array | None) -> Tensor:
     if mask is not None and mask.dtype == bool:
         scores = where(mask, scores, -math.inf)
     elif mask is not None:
-        scores = scores + mask
+        scores = scores + mask.astype(scores.dtype, copy=False)
     largest = max_op(scores, axis=-1, keepdims=True).detach()
     weights = exp(scores - where(largest > -math.inf, largest, 0.0))
     total = weights.sum(axis=-1, keepdims=True)
