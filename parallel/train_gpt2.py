@@ -131,11 +131,18 @@ def run_on_ranks(
         description: of the program; its first line is for --help.
         show: called on the main rank with a sample of the trained model's text.
     """
-    return train_on_ranks(kind, lambda: read_command_line(kind, description), show)
+
+    def end(settings: ParallelSettings, folder: Path, sample: str | None) -> None:
+        if sample is not None:
+            show(printable(sample))
+
+    return train_on_ranks(kind, lambda: read_command_line(kind, description), end)
 
 
 def train_on_ranks(
-    kind: type[_Settings], read: Read[_Settings], show: Callable[[str], object]
+    kind: type[_Settings],
+    read: Read[_Settings],
+    end: Callable[[_Settings, Path, str | None], object],
 ) -> int:
     """Train together with the other ranks, each on its device; return the exit status.
 
@@ -143,7 +150,8 @@ def train_on_ranks(
         kind: the settings, whose `ranks` is the strategy.
         read: returns the settings, the folder of the run and whether it is one to resume; called on
             rank 0 only.
-        show: called on the main rank with a sample of the trained model's text.
+        end: called on the main rank after the last step, with the settings, the folder and a sample
+            of the model's text, if there is one.
     """
     comm = world()
     level = logging.INFO if comm.rank == 0 else logging.ERROR
@@ -159,8 +167,8 @@ def train_on_ranks(
         settings, _ = choose_device(settings)
         device = comm.select_device(settings.device)
         outcome, sample = train(settings, folder, resuming, device, ranks, comm.size)
-        if sample is not None and ranks.is_main:
-            show(printable(sample))
+        if outcome.finished and ranks.is_main:
+            end(settings, folder, sample)
         return outcome.status
     except BaseException as error:
         found = status_and_line(error)

@@ -41,6 +41,7 @@ app = App(
     version=__version__,
     **STYLE,
 )
+app.register_install_completion_command(help="Install completion of commands for this shell.")
 for _name, _help in COMMANDS.items():
     app.command(f"tensorgrad.cli.{_name}:{_name}", name=_name, help=_help)
 

@@ -12,6 +12,7 @@ from tensorgrad.command import printable
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.mesh import make_mesh
 from tensorgrad.parallel.train_gpt2 import ParallelSettings, train_on_ranks
+from tensorgrad.report import write_report
 from tensorgrad.train import gpt2, sentiment, translation
 from tensorgrad.train.command_line import STYLE, training_command
 from tensorgrad.train.device import choose_device
@@ -26,14 +27,22 @@ _Read = Callable[[], tuple[_Settings, Path, bool]]
 def _train_gpt2(read: _Read[ParallelSettings]) -> int:
     """Train a GPT-2 on text, in one process or on the ranks that mpirun starts."""
     if launched_ranks() > 1:
-        return train_on_ranks(ParallelSettings, read, print)
+        return train_on_ranks(ParallelSettings, read, _end)
     settings, folder, resuming = read()
     make_mesh(1, dp=settings.dp, pp=settings.pp, tp=settings.tp)
     settings, device = choose_device(settings)
     outcome, sample = gpt2.train(settings, folder, resuming, device, OneProcess())
+    if outcome.finished:
+        _end(settings, folder, sample)
+    return outcome.status
+
+
+def _end(settings: TrainSettings, folder: Path, sample: str | None) -> None:
+    """Show a sample of the model's text, and write the report."""
     if sample is not None:
         print(printable(sample))
-    return outcome.status
+    if settings.report:
+        write_report(folder)
 
 
 def _alone(
@@ -44,7 +53,10 @@ def _alone(
     def program(read: _Read[_Settings]) -> int:
         settings, folder, resuming = read()
         settings, device = choose_device(settings)
-        return train(settings, folder, resuming, device).status
+        outcome = train(settings, folder, resuming, device)
+        if outcome.finished:
+            _end(settings, folder, None)
+        return outcome.status
 
     return program
 

@@ -7,31 +7,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from tensorgrad.train.config import Dataclass
+from tensorgrad.train.config import GROUPS, OTHER, Dataclass
 from tensorgrad.train.gpt2 import GPT2Settings
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.translation import TranslationSettings
 
-GROUPS = {
-    "Data": (
-        *("data", "also", "source", "target", "lowercase", "text_column", "label_column"),
-        *("tokenizer", "tokens", "vocab", "vectors", "at_least", "validation", "held_out", "cache"),
-    ),
-    "Model": (
-        *("task", "preset", "model", "init_from", "layers", "heads", "width", "context", "hidden"),
-        *("vocab_multiple", "tied", "prefix", "attention", "dropout", "attention_dropout"),
-        *("activation_dropout", "word_dropout"),
-    ),
-    "Optimization": (
-        *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
-        *("weight_decay", "beta1", "beta2", "clip", "label_smoothing", "average", "seed", "nan"),
-    ),
-    "Precision and devices": (
-        *("dtype", "device", "capture", "recompute", "parallel", "bucket_mb", "dp", "pp", "tp"),
-        *("pipeline_schedule", "chunks", "sequence_parallel"),
-    ),
-}
-OTHER = "Evaluation and output"
 _PROGRAMS: tuple[type[Dataclass], ...] = (GPT2Settings, TranslationSettings, SentimentSettings)
 _COVERED = 0.75  # of a run's settings, for its program to be known
 

@@ -14,8 +14,8 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
-from cyclopts import App, Parameter
-from cyclopts.config import ConfigFromFile, Json, Toml, Yaml
+from cyclopts import App, Group, Parameter
+from cyclopts.config import ConfigFromFile, Dict, Json, Toml, Yaml
 from cyclopts.exceptions import CycloptsError
 
 from tensorgrad.errors import ArgumentError
@@ -35,6 +35,8 @@ STYLE: dict[str, Any] = {
     "default_parameter": Parameter(allow_repeating=True, negative_iterable=()),
     "suppress_keyboard_interrupt": False,
 }
+
+_GROUPS = {name: Group(name, sort_key=n) for n, name in enumerate((*config.GROUPS, config.OTHER))}
 
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
 
@@ -158,9 +160,8 @@ def read_config(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise ArgumentError(f"--config: got {path}, expected a file in {', '.join(_READERS)}")
-    file = reader(path, must_exist=True, search_parents=False, use_commands_as_keys=False)
     try:
-        found = file.config
+        found: Any = reader(path, must_exist=True, search_parents=False).config
     except (OSError, ValueError, CycloptsError) as error:
         raise ArgumentError(f"--config: cannot read {path}: {error}") from error
     if not isinstance(found, dict):
@@ -168,7 +169,9 @@ def read_config(app: App, commands: tuple[str, ...], arguments: Any) -> None:
         raise ArgumentError(
             f"--config: cannot read {path}: got a {kind}, expected settings by name"
         )
-    file(app, commands, arguments)
+    for command in reversed(commands):  # so that no setting is taken for a command of its name
+        found = {command: found}
+    Dict(found, source=str(path))(app, commands, arguments)
 
 
 def _hinted(settings: type[Any]) -> list[tuple[Field[Any], Any]]:
@@ -179,8 +182,10 @@ def _hinted(settings: type[Any]) -> list[tuple[Field[Any], Any]]:
 def _parameter(f: Field[Any], hint: Any) -> inspect.Parameter:
     """Return the parameter of a setting."""
     choices, shown = f.metadata["choices"], f.metadata["shown"]
+    group = next((name for name, names in config.GROUPS.items() if f.name in names), config.OTHER)
     about = Parameter(
         name=flag(f),
+        group=_GROUPS[group],
         help=f.metadata["help"],
         show=not f.metadata["refused"] and len(choices or "many") > 1,
         show_default=(lambda _: shown) if shown else f.default not in (None, "", ()),

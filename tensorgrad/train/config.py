@@ -33,6 +33,28 @@ _NAMES = {
     tuple: "a list of names",
 }
 
+# What settings are about, in the help and in reports; the rest is OTHER.
+GROUPS = {
+    "Data": (
+        *("data", "also", "source", "target", "lowercase", "text_column", "label_column"),
+        *("tokenizer", "tokens", "vocab", "vectors", "at_least", "validation", "held_out", "cache"),
+    ),
+    "Model": (
+        *("task", "preset", "model", "init_from", "layers", "heads", "width", "context", "hidden"),
+        *("vocab_multiple", "tied", "prefix", "attention", "dropout", "attention_dropout"),
+        *("activation_dropout", "word_dropout"),
+    ),
+    "Optimization": (
+        *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
+        *("weight_decay", "beta1", "beta2", "clip", "label_smoothing", "average", "seed", "nan"),
+    ),
+    "Precision and devices": (
+        *("dtype", "device", "capture", "recompute", "parallel", "bucket_mb", "dp", "pp", "tp"),
+        *("pipeline_schedule", "chunks", "sequence_parallel"),
+    ),
+}
+OTHER = "Evaluation and output"
+
 
 class Dataclass(Protocol):
     """An instance of any dataclass."""

@@ -61,6 +61,7 @@ class TrainSettings:
     plot: bool = option(
         True, "draw loss.png as the run gets on, if matplotlib is installed", free=True
     )
+    report: bool = option(False, "write report.html at the end", free=True)
     loggers: tuple[str, ...] = option((), "where else to log the run", choices=LOGGERS, free=True)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
     stop_after: int | None = option(

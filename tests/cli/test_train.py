@@ -34,10 +34,31 @@ def test_a_file_of_settings_gives_the_run_of_its_options(
     assert main(["train", *options]) == 0
     assert capsys.readouterr().out.startswith("def ")
     saved = tmp_path / "run" / "config.json"
-    assert main(["train", "gpt2", "--config", str(saved), "--out", str(tmp_path / "again")]) == 0
+    again = ["--out", str(tmp_path / "again")]
+    assert main(["train", "gpt2", "--config", str(saved), *again]) == 0
     assert metrics(tmp_path / "again") == metrics(tmp_path / "run")
     both = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("run", "again")]
     assert both[0] == both[1] | {"out": str(tmp_path / "run")}
+
+
+def test_one_file_prepares_trains_samples_and_reports(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = dict(zip(options[::2], options[1::2], strict=False))
+    names = ("data", "cache", "out")
+    lines = [f"{name}: {settings[f'--{name}']}" for name in names]
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "\n".join(lines) + "\nlayers: 1\nheads: 2\nwidth: 16\ncontext: 16\nvocab: 300\nbatch: 4\n"
+        "steps: 4\nwarmup: 1\nevaluate_every: 2\nevaluation_batches: 1\nsample: 8\nplot: false\n"
+        "device: cpu\nreport: true\n"
+    )
+    assert main(["train", "--config", str(file), "--steps", "3"]) == 0
+    folder = tmp_path / "run"
+    assert metrics(folder)[-1]["step"] == 3
+    assert "<html" in (folder / "report.html").read_text()
+    assert json.loads((folder / "config.json").read_text())["steps"] == 3
+    assert (folder / "samples.jsonl").exists()
 
 
 def test_an_attention_of_ops_and_recomputed_blocks_train_as_well(
