@@ -194,8 +194,10 @@ def unknown_options(parts: list[str]) -> Iterator[str]:
         program = ["-m", *program, *islice(words, 2 if parts[place + 1] == "train" else 1)]
     for word in parts[place + 1 :]:
         option = re.escape(word.partition("=")[0])
-        if word.startswith("--") and not re.search(
-            rf"(?<![\w-]){option}(?![\w-])", help_of(*program)
+        if (
+            word.startswith("--")
+            and word != "--help"
+            and not re.search(rf"(?<![\w-]){option}(?![\w-])", help_of(*program))
         ):
             yield f"{parts[place]} {word}"
 
