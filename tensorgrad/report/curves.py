@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorgrad.report.run import Column, Run
+from tensorgrad.report.run import Run
+from tensorgrad.train.curves import SMOOTH_FROM, Column, smoothed, smoothing_span, thinned
 
 AXES = {"step": "Steps", "tokens": "Tokens", "seconds": "Training time", "elapsed": "Elapsed time"}
 COLORS = 8  # that page.css has
 _AXIS_POINTS = 1000
 _DIGITS = 5  # of a value on a page
-_SMOOTH_FROM = 20  # points
 
 
 @dataclass(frozen=True)
@@ -50,53 +50,6 @@ class Chart:
     title: str
     unit: str
     curves: tuple[Curve, ...]
-
-
-def smoothing_span(count: int) -> int:
-    """Return the number of points that smoothing averages: odd, 1 % of all, from 5 to 501."""
-    return 2 * min(250, max(2, count // 200)) + 1
-
-
-def smoothed(values: Column) -> Column:
-    """Return the mean of the finite values around each step.
-
-        y[i] = mean(x[i - h], ..., x[i + h]),  2 h + 1 = span, without what is before or after all
-
-    A mean to both sides does not lag behind a loss that falls. See `smoothing_span`.
-    """
-    values = values.finite
-    count, half = len(values), smoothing_span(len(values)) // 2
-    sums = np.concatenate([[0.0], np.cumsum(values.values)])
-    place = np.arange(count)
-    start, end = np.maximum(place - half, 0), np.minimum(place + half + 1, count)
-    return Column(values.steps, (sums[end] - sums[start]) / (end - start))
-
-
-def thinned(values: Column, limit: int) -> Column:
-    """Return at most `limit` points that keep every minimum and maximum one can see.
-
-    Points are divided into equal ranges; of each remain the smallest, the largest and the first
-    that is not finite, and of all the first and the last.
-
-    Args:
-        values: (N,) points.
-        limit: 8 or more.
-    """
-    count = len(values)
-    if count <= limit:
-        return values
-    edges = np.linspace(0, count, (limit - 2) // 3 + 1).astype(int)
-    low = np.nan_to_num(values.values, nan=np.inf)
-    high = np.nan_to_num(values.values, nan=-np.inf)
-    broken = np.isnan(values.values)
-    kept = {0, count - 1}
-    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        kept.add(start + int(low[start:end].argmin()))
-        kept.add(start + int(high[start:end].argmax()))
-        if broken[start:end].any():
-            kept.add(start + int(broken[start:end].argmax()))
-    chosen = np.array(sorted(kept))
-    return Column(values.steps[chosen], values.values[chosen])
 
 
 def axes(run: Run) -> dict[str, list[float]]:
@@ -164,7 +117,7 @@ def loss_curves(run: Run, number: int = 0, name: str = "") -> list[Curve]:
 def _noisy(label: str, values: Column, color: int, run: int, is_one: bool) -> list[Curve]:
     """Return noisy values and, of enough points, smoothed ones; only these if it is one of many."""
     count = len(values.finite)
-    if count < _SMOOTH_FROM:
+    if count < SMOOTH_FROM:
         return [Curve(label, values, "line", color, run)]
     mean = smoothed(values)
     if is_one:

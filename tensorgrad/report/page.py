@@ -23,8 +23,9 @@ from tensorgrad.report.document import (
     write_text,
 )
 from tensorgrad.report.result import Result, label_of, result_of, text_of
-from tensorgrad.report.run import Column, Run, read_run
+from tensorgrad.report.run import Run, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
+from tensorgrad.train.curves import Column
 
 FILE = "report.html"
 # So that no run makes a page too large to open: the most that is shown of each kind.

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensorgrad.errors import DataError, TensorgradError
 from tensorgrad.files import is_locked
 from tensorgrad.readers import open_regular, read_json, read_json_lines
 from tensorgrad.train.config import FILE, renamed
+from tensorgrad.train.curves import Column
 from tensorgrad.train.folder import LOCK
 
 Record = dict[str, Any]
@@ -27,28 +27,6 @@ _Read = TypeVar("_Read")
 
 DIFF_BYTES = 1 << 20  # that are read of uncommitted.diff
 _LARGEST_STEP = 2**53  # that a page can show exactly
-
-
-@dataclass(frozen=True)
-class Column:
-    """A value of a run over its steps.
-
-    Attributes:
-        steps: (N,) int64, increasing.
-        values: (N,) float64; NaN where the value was not finite.
-    """
-
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    @property
-    def finite(self) -> Column:
-        """The part with finite values."""
-        kept = np.isfinite(self.values)
-        return Column(self.steps[kept], self.values[kept])
 
 
 _EMPTY = Column(np.empty(0, np.int64), np.empty(0, np.float64))

@@ -13,23 +13,22 @@ import numpy as np
 
 from tensorgrad.errors import DataError
 from tensorgrad.files import replacing
+from tensorgrad.train.curves import SMOOTH_FROM, Column, smoothed, smoothing_span, thinned
 from tensorgrad.train.log import Record, read_metrics
 
 _log = logging.getLogger(__name__)
 
 _NOT_OTHERS = {"step", "loss", "validation_loss", "lr", "gradient_norm"}
-_COLUMNS = 800  # of pixels across the curves
+_POINTS = 2400  # of a curve: three for each column of pixels
 _SECONDS = 30.0  # between two plots of a run, at least
 _FRACTION = 0.005  # of a run's time spent on plots, at most
-
-Values = np.ndarray[Any, Any]
 
 
 def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
     """Draw training and validation loss over steps into a PNG, and beside them other measures.
 
-    The training loss is drawn twice: as it is, pale, and as the mean of the last steps, 2 % of all,
-    whose number the legend says. Whatever else an evaluation measured, such as the accuracy, has an
+    The training loss is drawn twice: as it is, pale, and as the mean of the steps around, whose
+    number the legend says. Whatever else an evaluation measured, such as the accuracy, has an
     axis of its own.
 
     Args:
@@ -50,24 +49,23 @@ def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats)")
     axes.grid(alpha=0.3)
-    steps, losses = _points(records, "loss")
-    count = smoothing(len(steps))
-    if len(steps):
-        pale: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.4} if count > 1 else {}
-        axes.plot(*thinned(steps, losses), color="C0", label="training loss", **pale)
-    if count > 1:
-        means = thinned(*moving_mean(steps, losses, count))
-        axes.plot(*means, color="C0", label=f"training loss, mean of {count} steps")
-    steps, losses = _points(records, "validation_loss")
-    if len(steps):
-        axes.plot(steps, losses, "o-", color="C1", markersize=4, label="validation loss")
+    training, validation = _column(records, "loss"), _column(records, "validation_loss")
+    smooth = len(training) >= SMOOTH_FROM
+    if len(training):
+        pale: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.4} if smooth else {}
+        _draw(axes, training, color="C0", label="training loss", **pale)
+    if smooth:
+        label = f"training loss, mean of {smoothing_span(len(training))} steps"
+        _draw(axes, smoothed(training), color="C0", label=label)
+    if len(validation):
+        _draw(axes, validation, marker="o", color="C1", markersize=4, label="validation loss")
     lines = list(axes.lines)
     others = dict.fromkeys(key for record in records for key in record if key not in _NOT_OTHERS)
     if others:
         right = axes.twinx()
         right.set_ylabel(", ".join(others))
         for number, key in enumerate(others, 2):
-            lines += right.plot(*_points(records, key), "o-", color=f"C{number}", label=key)
+            lines += _draw(right, _column(records, key), marker="o", color=f"C{number}", label=key)
     if lines:
         figure.legend(handles=lines, loc="outside upper center", ncols=len(lines))
     with replacing(path) as file:
@@ -75,41 +73,18 @@ def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
     return True
 
 
-def smoothing(count: int) -> int:
-    """Return over how many steps to average the loss of a run that has logged `count` of them."""
-    return max(1, count // 50)
+def _draw(axes: Any, column: Column, **style: Any) -> list[Any]:
+    """Draw a curve; return its lines."""
+    few = thinned(column, _POINTS)
+    lines: list[Any] = axes.plot(few.steps, few.values, **style)
+    return lines
 
 
-def moving_mean(steps: Values, values: Values, count: int) -> tuple[Values, Values]:
-    """Return the mean of each `count` successive values, at the last step of them."""
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    return steps[count - 1 :], (sums[count:] - sums[:-count]) / count
-
-
-def thinned(steps: Values, values: Values, columns: int = _COLUMNS) -> tuple[Values, Values]:
-    """Return the smallest and the largest value of each column of pixels, in order of steps.
-
-    Curves of at most 2 * columns points are returned as they are.
-    """
-    if len(steps) <= 2 * columns:
-        return steps, values
-    starts = np.linspace(0, len(steps), columns, endpoint=False).astype(np.int64)
-    ends = np.append(starts[1:], len(steps))
-    kept = np.array(
-        [
-            (start + values[start:end].argmin(), start + values[start:end].argmax())
-            for start, end in zip(starts, ends, strict=True)
-        ]
-    )
-    index = np.unique(kept)
-    return steps[index], values[index]
-
-
-def _points(records: Sequence[Record], key: str) -> tuple[Values, Values]:
-    """Return the steps at which a value was logged, and the finite values, float64."""
+def _column(records: Sequence[Record], key: str) -> Column:
+    """Return the finite values under a key."""
     found = [(record["step"], record[key]) for record in records if record.get(key) is not None]
     steps, values = np.array(found, np.float64).reshape(-1, 2).T
-    return steps, values
+    return Column(steps.astype(np.int64), values).finite
 
 
 class LivePlot:

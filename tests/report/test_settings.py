@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.report.settings import OTHER, defaults, grouped, value_text
+from tensorgrad.report.settings import defaults, grouped, value_text
+from tensorgrad.train.config import OTHER
 from tensorgrad.train.gpt2 import GPT2Settings
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.translation import TranslationSettings
