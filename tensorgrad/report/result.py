@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorgrad.report.curves import title_of
+from tensorgrad.report.run import Run, number
 from tensorgrad.train.curves import smoothed
 
 # Names of values, as in files, and whether the lowest or the highest of several runs is the best.
