@@ -16,7 +16,9 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from typing import Any
 import pytest
 
 from tensorgrad import backend
+from tensorgrad.cli import main
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT, module_names
 
@@ -204,6 +207,11 @@ def unknown_options(parts: list[str]) -> Iterator[str]:
 
 @cache
 def help_of(*program: str) -> str:
+    if program[:2] == ("-m", "tensorgrad"):
+        with redirect_stdout(StringIO()) as shown, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", "200")
+            main([*program[2:], "--help"])
+        return shown.getvalue()
     return subprocess.run(
         [sys.executable, *program, "--help"],
         cwd=ROOT,
