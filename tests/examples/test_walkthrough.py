@@ -14,13 +14,12 @@ NOTEBOOK = ROOT / "examples" / "walkthrough.ipynb"
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    nbclient: Any = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    nbformat: Any = pytest.importorskip("nbformat", reason="nbformat is not installed")
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-    import nbformat
-
     monkeypatch.setenv("STEPS", "12")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     assert all(not cell.get("outputs") for cell in notebook.cells)  # results are not committed
     nbclient.NotebookClient(
