@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tensorgrad import backend
 from tensorgrad.command import drop_unwritten_output, printable, status_and_line
 from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.data import REDUCTIONS
 from tensorgrad.parallel.mesh import Mesh, make_mesh
+from tensorgrad.parallel.planning.advice import memory_advice
+from tensorgrad.parallel.planning.estimate import TrainingJob
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.parallel.strategy import mesh_ranks
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
-from tensorgrad.train.gpt2 import GPT2Settings, train
+from tensorgrad.train.gpt2 import MODELS, GPT2Settings, train
 from tensorgrad.train.ranks import Ranks
 
 ZERO = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -117,6 +121,30 @@ class ParallelSettings(GPT2Settings):
             )
 
 
+@contextmanager
+def memory_explained(settings: ParallelSettings, ranks: int = 1) -> Iterator[None]:
+    """Add to a MemoryError what a step needs by the planner's estimate, and a setting that fits."""
+    try:
+        yield
+    except MemoryError as error:
+        config = settings.model(settings.vocab or MODELS[settings.preset].vocab_size)
+        mesh = make_mesh(ranks, dp=settings.dp, pp=settings.pp or ranks, tp=settings.tp)
+        job = TrainingJob(
+            config,
+            mesh,
+            settings.batch,
+            settings.micro_batches,
+            ZERO.get(settings.parallel, 0),
+            settings.pipeline_schedule,
+            settings.chunks or (2 if settings.pipeline_schedule == "interleaved" else 1),
+            settings.sequence_parallel,
+            "bfloat16" if settings.dtype == "bfloat16-parameters" else "float32",
+        )
+        memory = backend.total_memory(backend.use_device(settings.device))
+        error.add_note(memory_advice(job, memory))
+        raise
+
+
 _Settings = TypeVar("_Settings", bound=ParallelSettings)
 Read = Callable[[], tuple[_Settings, Path, bool]]
 
@@ -166,7 +194,8 @@ def train_on_ranks(
     try:
         settings, _ = choose_device(settings)
         device = comm.select_device(settings.device)
-        outcome, sample = train(settings, folder, resuming, device, ranks, comm.size)
+        with memory_explained(settings, comm.size):
+            outcome, sample = train(settings, folder, resuming, device, ranks, comm.size)
         if outcome.finished and ranks.is_main:
             end(settings, folder, sample)
         return outcome.status

@@ -225,6 +225,15 @@ def contiguous(array: Array) -> Array:
     return array if array.flags.c_contiguous else namespace(array).ascontiguousarray(array)
 
 
+def total_memory(device: str) -> int:
+    """Return the bytes of memory of a GPU, or of this host for "cpu"."""
+    index = gpu_index(device)
+    if index is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with cupy.cuda.Device(index):
+        return int(cupy.cuda.runtime.memGetInfo()[1])
+
+
 def threads() -> int:
     """Return how many threads the NumPy path may use: OMP_NUM_THREADS, else the usable cores."""
     limit = os.environ.get("OMP_NUM_THREADS", "")

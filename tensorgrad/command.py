@@ -71,10 +71,11 @@ def status_and_line(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, BrokenPipeError):
         return _BROKEN_PIPE, ""
     if isinstance(error, MemoryError):
-        return 1, (
-            f"out of memory: {_allocation(error)}; expected more memory, or a smaller model, "
-            "--batch, --rows or --context (a larger --micro-batches keeps the effective batch)"
+        advice = "; ".join(getattr(error, "__notes__", ())) or (
+            "expected more memory, or a smaller model, --batch or --context (a larger "
+            "--micro-batches keeps the effective batch)"
         )
+        return 1, f"out of memory: {_allocation(error)}; {advice}"
     if isinstance(error, UnicodeEncodeError):
         return 1, f"{error}; expected an output in UTF-8, as with PYTHONIOENCODING=utf-8"
     if any(words in str(error) for words in _NO_THREADS):

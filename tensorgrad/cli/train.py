@@ -11,7 +11,7 @@ from cyclopts import App
 from tensorgrad.command import printable
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.mesh import make_mesh
-from tensorgrad.parallel.train_gpt2 import ParallelSettings, train_on_ranks
+from tensorgrad.parallel.train_gpt2 import ParallelSettings, memory_explained, train_on_ranks
 from tensorgrad.report import write_report
 from tensorgrad.train import gpt2, sentiment, translation
 from tensorgrad.train.command_line import STYLE, training_command
@@ -31,7 +31,8 @@ def _train_gpt2(read: _Read[ParallelSettings]) -> int:
     settings, folder, resuming = read()
     make_mesh(1, dp=settings.dp, pp=settings.pp, tp=settings.tp)
     settings, device = choose_device(settings)
-    outcome, sample = gpt2.train(settings, folder, resuming, device, OneProcess())
+    with memory_explained(settings):
+        outcome, sample = gpt2.train(settings, folder, resuming, device, OneProcess())
     if outcome.finished:
         _end(settings, folder, sample)
     return outcome.status

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorgrad import backend
 from tensorgrad.cli import COMMANDS, main
+from tensorgrad.train import gpt2
 from tensorgrad.train.log import read_metrics
 from tests.ranks import run_ranks
 
@@ -145,6 +147,21 @@ def test_a_run_resumes_with_the_command_of_its_task(
     assert main(["train", "translation", "--config", f"{run}/config.json"]) == 1
     assert main(["train", "--resume", run]) == 0
     assert metrics(tmp_path / "run")[-1]["step"] == 4
+
+
+def test_a_run_that_needs_too_much_memory_names_what_fits(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("Out of memory allocating 5 bytes")
+
+    monkeypatch.setattr(gpt2, "train", full)
+    monkeypatch.setattr(backend, "total_memory", lambda device: 2**31)
+    sizes = ["--preset", "gpt2-124M", "--layers", "2", "--vocab", "1024", "--batch", "64"]
+    assert main(["train", *options, *sizes, "--width", "768", "--context", "1024"]) == 1
+    message = caplog.records[-1].getMessage()
+    assert "allocating 5 bytes; the estimate is" in message
+    assert "with --micro-batches" in message
 
 
 def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,47 @@
+"""What to change when a training step does not fit into memory. Tests: test_advice.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tensorgrad.parallel.planning.estimate import Estimate, TrainingJob, estimate
+
+RESERVED = 2**30  # bytes of a GPU for CUDA, kernels and NCCL
+
+
+def memory_advice(job: TrainingJob, memory: float) -> str:
+    """Return what a step needs by the planner's estimate, and a setting that fits.
+
+    Args:
+        job: what was tried.
+        memory: bytes of a GPU.
+    """
+    tried = f"the estimate is {_gib(estimate(job))} of {memory / 2**30:.1f} GiB"
+    for option, other in _smaller(job):
+        found = estimate(other)
+        if found.bytes + RESERVED <= memory:
+            return f"{tried}; with {option} {_gib(found)}"
+    return (
+        f"{tried}, and no division of the batch fits: see `tensorgrad plan --fit --memory "
+        f"{memory / 2**30:.0f}GiB` for more GPUs, or choose a smaller model or --context"
+    )
+
+
+def _smaller(job: TrainingJob) -> list[tuple[str, TrainingJob]]:
+    """Return jobs with the same results that need less memory, and the options for them."""
+    rows = job.batch // job.mesh.dp
+    counts = [m for m in range(job.micro_batches + 1, rows + 1) if rows % m == 0]
+    found = []
+    stages = range(job.zero, 4 if job.mesh.dp > 1 and job.mesh.pp == 1 else job.zero + 1)
+    for zero in stages:
+        option = f"--parallel zero{zero} " if zero != job.zero else ""
+        for count in [job.micro_batches] * bool(option) + counts:
+            if job.schedule == "interleaved" and job.chunks > 1 and count % job.mesh.pp:
+                continue
+            text = f"{option}--micro-batches {count}"
+            found.append((text, replace(job, zero=zero, micro_batches=count)))
+    return found
+
+
+def _gib(found: Estimate) -> str:
+    return f"{(found.bytes + RESERVED) / 2**30:.1f} GiB"
