@@ -133,10 +133,11 @@ class _Passes:
 
     def forward(self) -> Tensor:
         """Return the result, with what backward needs."""
+        q, k, v = self._operands
         if self._kernel == "flash":
-            return attention(*self._operands, causal=self._causal)
+            return attention(q, k, v, causal=self._causal)
         fused = self._kernel == "fused-softmax"
-        return attention_unfused(*self._operands, causal=self._causal, fused_softmax=fused)
+        return attention_unfused(q, k, v, causal=self._causal, fused_softmax=fused)
 
     def backward(self, y: Tensor) -> None:
         """Compute the gradients of q, k and v; what forward kept stays."""

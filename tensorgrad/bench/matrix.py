@@ -131,10 +131,7 @@ class MatrixBench:
 
     def __call__(self, case: Case) -> Row:
         """Return the results of a case."""
-        if case["parallel"] in PEERS.values():
-            line = self._peer(case)
-        else:
-            line = self._ours(case)
+        line = self._peer(case) if case["parallel"] in PEERS.values() else self._ours(case)
         tokens = self._settings.batch * self._settings.config.context * case["ranks"]
         speed = 1e3 * tokens / line["ms"]
         return {**line, "tokens_per_second": speed, "epoch_s": self._settings.tokens / speed}
@@ -252,10 +249,7 @@ _SIZES = (
 MATRIX = Sweep(
     "matrix",
     ("attention", "parallel", "ranks", "world", *_SIZES),
-    (
-        *("ms", "tokens_per_second", "scaling", "peak_mb", "memory_overhead", "device_mb"),
-        "epoch_s",
-    ),
+    (*("ms", "tokens_per_second", "scaling", "peak_mb", "memory_overhead", "device_mb"), "epoch_s"),
     draw_matrix,
     with_scaling,
 )

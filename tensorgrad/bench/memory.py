@@ -87,7 +87,7 @@ def free_bytes(device: str) -> int | None:
 
 
 def check_fits(size: float, device: str) -> None:
-    """Raise MemoryError where arrays of so many bytes surely do not fit."""
+    """Raise MemoryError where arrays of this many bytes surely do not fit."""
     free = free_bytes(device)
     if free is not None and size > free:
         raise MemoryError(f"needs at least {size / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free")

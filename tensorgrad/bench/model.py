@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from tensorgrad.autograd import no_grad
@@ -75,7 +76,7 @@ def model_cases(
     for warmup in warmups:
         if warmup < 0:
             raise ArgumentError(f"bench model: warmup is {warmup}, expected 0 or more")
-    cases = [
+    cases: list[Case] = [
         {
             "size": name,
             "layers": SIZES[name][1] if layers is None else layers,
@@ -113,8 +114,8 @@ def measure_model(case: Case, device: str) -> Row:
     """Return the results of a case: milliseconds of each phase, tokens/s and peak memory.
 
     The host waits for the GPU between the phases, so their sum is a little more than a step of
-    training. "forward_mb" is of forward alone, without gradients, and "step_mb" of a full step, with
-    parameters, and optimizer state in the latter.
+    training. "forward_mb" is of forward alone, without gradients, and "step_mb" of a full step; both
+    have the parameters, and the latter the optimizer state.
 
     Args:
         case: of `model_cases`.
@@ -206,11 +207,12 @@ class _Trainee:
         moments.append(self._moment())
         self._optimizer.step(1.0)
         moments.append(self._moment())
-        return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+        return [after - before for before, after in pairwise(moments)]
 
     def _loss(self) -> Tensor:
         with self._settings.casts():
-            return self._model.forward(*map(Tensor, self._part))
+            x, y = map(Tensor, self._part)
+            return self._model.forward(x, y)
 
     def _moment(self) -> float:
         synchronize(self._device)

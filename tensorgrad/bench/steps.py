@@ -85,6 +85,7 @@ class StepSettings:
             model = GPT2(self.config)
             if self.hidden not in (None, 4 * self.config.width):
                 for block in model.blocks:
+                    assert isinstance(block, nn.TransformerBlock)
                     block.feed_forward = nn.FeedForward(self.config.width, self.hidden)
                 initialize(model)
         wide = "float32" if self.precision != "bfloat16-parameters" else "bfloat16"

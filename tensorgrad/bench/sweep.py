@@ -125,7 +125,7 @@ def run_sweep(
         todo: list[int] = []
         if comm.rank == 0:
             stack.enter_context(_only_writer(folder))
-            table = _Table(sweep, folder)
+            table = _RowFile(sweep, folder)
             todo = [i for i, case in enumerate(cases) if not table.has({**case, **facts})]
         todo = comm.broadcast_object(todo)
         try:
@@ -178,7 +178,7 @@ def _in_a_line(error: BaseException) -> str:
     return words if len(words) <= _LONGEST else words[: _LONGEST - 3] + "..."
 
 
-class _Table:
+class _RowFile:
     """The rows of a sweep in memory and in its CSV file."""
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from tensorgrad.models.gpt2 import GPT2Config
@@ -14,13 +15,14 @@ def gpt2(config: GPT2Config, hidden: int | None = None) -> Any:
         config: the sizes.
         hidden: width of the feed-forward layers; default: 4 C.
     """
-    from torch import nn
+    torch = importlib.import_module("torch")
+    nn: Any = torch.nn
 
     functional = nn.functional
     width, heads = config.width, config.heads
     inner = 4 * width if hidden is None else hidden
 
-    class Block(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
+    class Block(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -35,7 +37,7 @@ def gpt2(config: GPT2Config, hidden: int | None = None) -> Any:
             x = x + self.proj(y.transpose(1, 2).reshape(x.shape))
             return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
-    class Model(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
+    class Model(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.tokens = nn.Embedding(config.rows, width)
