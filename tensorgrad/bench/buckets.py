@@ -110,7 +110,7 @@ class BucketBench:
 
     def _count(self, megabytes: float) -> int:
         """Return the number of buckets."""
-        model = self._settings.model("cpu" if self._device == "cpu" else self._device)
+        model = self._settings.model(self._device)
         parameters = dict(model.named_parameters())
         names = leading_embeddings(model, parameters)
         return len(set(assign_buckets(parameters, megabytes, names).values()))
@@ -145,7 +145,7 @@ class BucketBench:
         return self._timer.largest(float(np.median(times[1:])))
 
     def _all_reduce_seconds(self, size: int) -> float:
-        """Return the time of an all-reduce of so many bytes."""
+        """Return the time of an all-reduce of `size` bytes."""
         array = backend.to_device(np.zeros(max(1, size // _WIDE), np.float32), self._device)
         return self._timer.seconds(lambda: self._comm.all_reduce(array, "mean"), 5)
 

@@ -114,8 +114,8 @@ def measure_model(case: Case, device: str) -> Row:
     """Return the results of a case: milliseconds of each phase, tokens/s and peak memory.
 
     The host waits for the GPU between the phases, so their sum is a little more than a step of
-    training. "forward_mb" is of forward alone, without gradients, and "step_mb" of a full step; both
-    have the parameters, and the latter the optimizer state.
+    training. "forward_mb" is of forward alone, without gradients, and "step_mb" of a full step.
+    Both have the parameters, and the latter the optimizer state.
 
     Args:
         case: of `model_cases`.

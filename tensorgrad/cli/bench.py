@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,11 +17,14 @@ from tqdm import tqdm
 
 from tensorgrad import __version__, backend, gpu
 from tensorgrad.bench import attention as attention_bench
+from tensorgrad.bench import buckets as bucket_bench
+from tensorgrad.bench import comm as comm_bench
 from tensorgrad.bench import matrix as matrix_bench
 from tensorgrad.bench import model as model_bench
-from tensorgrad.bench.steps import PRECISIONS
+from tensorgrad.bench import precision as precision_bench
+from tensorgrad.bench.steps import PRECISIONS, StepSettings
 from tensorgrad.bench.sweep import Case, Row, Sweep, run_sweep, to_markdown
-from tensorgrad.command import printable
+from tensorgrad.command import printable, status_and_line
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.nn import ATTENTION_KERNELS
@@ -88,7 +92,7 @@ def attention(
     return _sweep(
         attention_bench.ATTENTION,
         cases,
-        lambda case: attention_bench.measure_attention(case, device),
+        partial(attention_bench.measure_attention, device=device),
         out,
         device,
     )
@@ -137,7 +141,7 @@ def model(
         steps=steps, attention=attention, layers=layers, width=width, heads=heads,
     )  # fmt: skip
     return _sweep(
-        model_bench.MODEL, cases, lambda case: model_bench.measure_model(case, device), out, device
+        model_bench.MODEL, cases, partial(model_bench.measure_model, device=device), out, device
     )
 
 
@@ -201,6 +205,109 @@ def matrix(
         measure.close()
 
 
+@bench.command
+def comm(
+    *,
+    sizes: Annotated[tuple[float, ...], Many] = (1, 4, 16, 64, 256, 1024),
+    ranks: Annotated[tuple[int, ...], Many] = (),
+    backends: Annotated[tuple[Literal[comm_bench.BACKENDS], ...], Many] = (),  # type: ignore[valid-type]
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+    device: Device = "auto",
+    out: Out = _OUT,
+) -> int:
+    """Measure all-reduce over sizes, ranks and backends: time, algorithm and bus bandwidth.
+
+    Args:
+        sizes: MB (10^6 bytes) on each rank.
+        ranks: how many of the ranks take part; several numbers are compared (default: all).
+        backends: mpi, arrays of the host; nccl, arrays of GPUs (default: both, on a CPU mpi).
+        dtype: of the arrays.
+    """
+    group, device = _ranks(device)
+    names: Sequence[str] = backends or (("mpi",) if device == "cpu" else comm_bench.BACKENDS)
+    if "nccl" in names and device == "cpu":
+        raise ArgumentError("--backends: got nccl without a GPU, expected mpi")
+    cases = comm_bench.comm_cases(group, sizes, ranks, names, dtype)
+    return _sweep(comm_bench.COMM, cases, comm_bench.CommBench(group, device), out, device, group)
+
+
+@bench.command
+def precision(
+    *,
+    parts: Annotated[tuple[Literal["accumulation", "dtypes", "losses"], ...], Many] = (
+        *("accumulation", "dtypes", "losses"),
+    ),
+    counts: Annotated[tuple[int, ...], Many] = (100, 1000, 10_000, 100_000),
+    steps: int = 300,
+    seed: int = 0,
+    device: Device = "auto",
+    out: Out = _OUT,
+) -> int:
+    """Measure what 16 bits do to sums, to dtypes inside a model, and to training.
+
+    Args:
+        parts: accumulation, errors of sums of many numbers; dtypes, of parameters, activations,
+            norms, logits, loss and gradients; losses, loss curves of a small GPT-2.
+        counts: numbers of a sum.
+        steps: of a loss curve.
+        seed: of weights and batches of the loss curves.
+    """
+    device = backend.use_device(device)
+    each = precision_bench
+    sweeps: dict[str, tuple[Sweep, list[Case], Callable[..., Row]]] = {
+        "accumulation": (
+            *(each.ACCUMULATION, each.accumulation_cases(counts), each.measure_accumulation),
+        ),
+        "dtypes": (each.DTYPES, each.dtype_cases(), each.measure_dtypes),
+        "losses": (each.LOSSES, each.loss_cases(steps=steps, seed=seed), each.measure_losses),
+    }
+    status = 0
+    for part in dict.fromkeys(parts):
+        sweep, cases, measure = sweeps[part]
+        found = _sweep(sweep, cases, partial(measure, device=device), out, device)
+        status = max(status, found)
+    return status
+
+
+@bench.command
+def buckets(
+    *,
+    sizes: Annotated[tuple[float, ...], Many] = (1, 2, 5, 10, 25, 50, 100, 200, 400),
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    context: int = 1024,
+    vocab: int = 50304,
+    batch: int = 8,
+    dtype: Literal[PRECISIONS] | None = None,  # type: ignore[valid-type]
+    steps: int = 10,
+    device: Device = "auto",
+    out: Out = _OUT,
+) -> int:
+    """Measure what gradient buckets add to a step, by size, beside the formula and its optimum.
+
+    The model is a GPT-2, by default of 124M parameters, on the ranks that mpirun starts.
+
+    Args:
+        sizes: of a bucket of gradients, MB (10^6 bytes).
+        layers: transformer blocks.
+        width: of the model.
+        heads: attention heads.
+        context: context length in tokens.
+        vocab: size of the vocabulary.
+        batch: sequences of a rank.
+        dtype: of matrix products, as in training (default: bfloat16-parameters, on a CPU float32).
+        steps: of a timed window; the median of three windows counts.
+    """
+    group, device = _ranks(device)
+    config = GPT2Config(vocab, context, layers, heads, width)
+    kind = dtype or ("float32" if device == "cpu" else _PUBLISHED.dtype)
+    settings = StepSettings(config, batch, kind)
+    cases = bucket_bench.bucket_cases(settings, group, sizes, steps)
+    measure = bucket_bench.BucketBench(settings, group, device, steps)
+    return _sweep(bucket_bench.BUCKETS, cases, measure, out, device, group)
+
+
 def _ranks(device: str) -> tuple[Comm, str]:
     """Return the ranks, and the device of this one."""
     comm = world(_TIMEOUT) if launched_ranks() > 1 else Comm()
@@ -231,6 +338,11 @@ def _sweep(
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         stop.add_note(f"bench {sweep.name}: finished rows are in {out}; the same command resumes")
+        raise
+    except BaseException as error:
+        known = status_and_line(error)
+        if comm is not None and comm.size > 1 and known is not None:
+            comm.abort(*known)  # the other ranks wait for this one
         raise
     if main:
         print(printable(to_markdown(sweep, found.rows)))
