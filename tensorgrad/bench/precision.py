@@ -35,6 +35,7 @@ SUMS = {
 }
 KINDS = ("float32", "float16", "bfloat16", "bfloat16-parameters")
 _ADDEND = 0.01
+_LEAST = 1e-8  # on a logarithmic axis
 _SMALL = GPT2Config(vocab_size=64, context=32, layers=2, heads=4, width=64)
 _BATCH, _LR, _NOISE = 16, 1e-2, 0.1
 
@@ -197,8 +198,10 @@ def draw_accumulation(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figure of the errors of sums."""
     figure = new_figure(1, 1, "Adding 0.01 many times: error against float64", 8.0)
     axes = figure.subplots()
-    plot_lines(axes, rows, "count", "relative_error", ("sum",))
-    axes.set(xscale="log", yscale="log", xlabel="numbers", ylabel="relative error")
+    shown = [{**row, "relative_error": max(row["relative_error"], _LEAST)} for row in rows]
+    plot_lines(axes, shown, "count", "relative_error", ("sum",))
+    words = f"relative error (drawn as {_LEAST:g} where smaller)"
+    axes.set(xscale="log", yscale="log", xlabel="numbers", ylabel=words)
     return {"": figure}
 
 
