@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "layers and optimizers": ("nn", "optim"),
     "data and models": ("data", "models"),
     "training on one or many ranks": ("train", "parallel"),
-    "instruments": ("profile", "report"),
+    "instruments": ("profile", "report", "bench"),
     "the package": ("",),
     "programs": ("cli", "__main__", "examples"),
 }

@@ -194,7 +194,8 @@ def unknown_options(parts: list[str]) -> Iterator[str]:
     program = parts[place - 1 : place + 1] if "-m" in parts[:place] else parts[place : place + 1]
     if program == ["tensorgrad"]:
         words = takewhile(lambda word: re.fullmatch("[a-z0-9]+", word), parts[place + 1 :])
-        program = ["-m", *program, *islice(words, 2 if parts[place + 1] == "train" else 1)]
+        grouped = parts[place + 1] in ("train", "bench")  # which have commands of their own
+        program = ["-m", *program, *islice(words, 2 if grouped else 1)]
     for word in parts[place + 1 :]:
         option = re.escape(word.partition("=")[0])
         if (

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorgrad as tg
-from examples.bench.timing import Call, Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor, backend
+from tensorgrad.bench.timing import Call, random_array
 from tensorgrad.dtypes import bfloat16
 
 # (B, H, S, D)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import tensorgrad as tg
-from examples.bench.timing import Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor, backend, no_grad
+from tensorgrad.bench.timing import random_array
 from tensorgrad.dtypes import bfloat16
 
 ROWS = 8192

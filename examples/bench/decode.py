@@ -23,8 +23,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from examples.bench.timing import Call, compare, random_array
 from tensorgrad import backend
+from tensorgrad.bench.timing import Call, compare, random_array
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import decode as decode_cuda
 from tensorgrad.kernels.prepared import now

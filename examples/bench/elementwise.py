@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorgrad as tg
-from examples.bench.timing import Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor, no_grad
+from tensorgrad.bench.timing import random_array
 from tensorgrad.dtypes import bfloat16, float32
 
 SHAPE = (16384, 4096)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 import tensorgrad as tg
-from examples.bench.timing import Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor, nn, no_grad
 from tensorgrad.backend import asarray_like
+from tensorgrad.bench.timing import random_array
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.ops.indexing import add_rows
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorgrad as tg
-from examples.bench.timing import random_array
 from tensorgrad import Tensor, backend
+from tensorgrad.bench.timing import random_array
 from tensorgrad.dtypes import bfloat16, float16, float32
 
 SHAPE = (4096, 1000)

@@ -7,8 +7,9 @@ from functools import cache
 from typing import Any
 
 import tensorgrad as tg
-from examples.bench.timing import Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor
+from tensorgrad.bench.timing import random_array
 from tensorgrad.dtypes import bfloat16
 
 Function = Callable[..., Tensor]

@@ -16,8 +16,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from examples.bench.timing import Job, compare, copy_ceiling
+from examples.bench.timing import Job, copy_ceiling
 from tensorgrad import backend
+from tensorgrad.bench.timing import compare
 
 FAMILIES = (
     "norm", "softmax", "reduce", "fused", "cross_entropy", "optimizers", "elementwise", "dropout",

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorgrad as tg
-from examples.bench.timing import milliseconds, random_array
 from tensorgrad import Tensor, backend
+from tensorgrad.bench.timing import milliseconds, random_array
 from tensorgrad.dtypes import bfloat16
 
 ROWS, WIDTH, VOCABULARY = 32 * 1024, 768, 50304

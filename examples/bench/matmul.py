@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from examples.bench.timing import Call, Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import backend
+from tensorgrad.bench.timing import Call, random_array
 from tensorgrad.dtypes import Dtype, bfloat16, float32
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from examples.bench.timing import Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor, optim
+from tensorgrad.bench.timing import random_array
 from tensorgrad.dtypes import as_dtype
 
 WIDTH, COUNT = 1024, 114  # matrices that make 120M parameters

@@ -22,15 +22,12 @@ used on a GPU, with NCCL's buffers and the memory pool's free blocks.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import importlib.util
 import json
 import statistics
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,10 +36,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from examples.bench import ddp
-from tensorgrad import Tensor, backend, nn, random
-from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
-from tensorgrad.optim import AdamW
+from tensorgrad import backend
+from tensorgrad.bench import steps, torch_ddp
+from tensorgrad.bench.memory import release
+from tensorgrad.bench.steps import RankTimer, Step, StepSettings
+from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel import (
     Comm,
     DataParallel,
@@ -65,94 +63,33 @@ _WINDOW, _MOST_CALLS = 0.05, 1000  # seconds of a timed window of all-reduces, a
 _SIZES = {name: name for name in ("layers", "heads", "width", "context")} | {"vocab": "vocab_size"}
 
 Line = dict[str, Any]
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(RankTimer):
     """The settings of a benchmark.
 
     Attributes:
-        comm, device: the ranks, and the device of this rank.
+        comm, device, windows: see `RankTimer`.
         config, dtype: of the model.
         batch: sequences of a rank, or of a pipeline.
         micro: micro-batches of a pipeline.
         steps: steps of a timed window.
-        windows: number of windows; their median is the result.
         bucket: MB; None: by the number of gradients.
         sizes: MB of the arrays to all-reduce.
         torch: PyTorch, or None.
         compiled: whether PyTorch compiles its model.
     """
 
-    comm: Comm
-    device: str
     config: GPT2Config
     dtype: str
     batch: int
     micro: int
     steps: int
-    windows: int
     bucket: float | None
     sizes: list[float]
     torch: Any
     compiled: bool
-
-    def wait(self) -> None:
-        """Wait for the GPU."""
-        if self.device != "cpu":
-            backend.cupy.cuda.runtime.deviceSynchronize()
-
-    def seconds(self, call: Step, calls: int) -> float:
-        """Return the median time of a call on the slowest rank."""
-        call()  # the first call may allocate or compile
-        windows = []
-        for _ in range(self.windows):
-            self.wait()
-            self.comm.barrier()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                call()
-            self.wait()
-            windows.append(time.perf_counter() - begin)
-        slowest = np.array([statistics.median(windows) / calls])
-        self.comm.all_reduce(slowest, "max")
-        return float(slowest[0])
-
-    def release(self) -> None:
-        """Free the memory of earlier measurements."""
-        gc.collect()
-        if self.device != "cpu":
-            backend.cupy.get_default_memory_pool().free_all_blocks()
-        if self.torch is not None and self.device != "cpu":
-            self.torch.cuda.empty_cache()
-
-    @contextmanager
-    def peak(self, line: Line) -> Iterator[None]:
-        """Add the peak memory of the `with` block on any rank to the line."""
-        self.release()
-        if self.device == "cpu":
-            tracemalloc.start()
-            yield
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-        else:
-            hook = _peak_hook()
-            with hook:
-                yield
-            peak = hook.peak
-        most = np.array([peak / 1e6, self._taken() / 1e6])
-        self.comm.all_reduce(most, "max")
-        line["peak MB"] = float(most[0])
-        if most[1]:
-            line["device MB"] = float(most[1])
-
-    def _taken(self) -> int:
-        """Return the bytes in use on the GPU."""
-        if self.device == "cpu":
-            return 0
-        free, total = backend.cupy.cuda.runtime.memGetInfo()
-        return int(total - free)
 
     def idle(self, step: Step) -> list[float]:
         """Return for each rank the fraction of the time that it waits for others."""
@@ -190,50 +127,11 @@ class Bench:
         return float(backend.cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
 
-def _peak_hook() -> Any:
-    """Return a CuPy memory hook that records the peak of the bytes in use."""
-
-    class Peak(backend.cupy.cuda.MemoryHook):  # type: ignore[misc]
-        name = "peak"
-        used = peak = 0
-
-        def malloc_postprocess(self, **given: Any) -> None:
-            self.used += given["mem_size"]
-            self.peak = max(self.peak, self.used)
-
-        def free_postprocess(self, **given: Any) -> None:
-            self.used -= given["mem_size"]
-
-    return Peak()
-
-
 def training_step(bench: Bench, ranks: Ranks, micro: int = 1) -> Step:
-    """Return a step of training on random tokens: gradients, clipping, AdamW."""
-    random.seed(0)
-    with nn.init.on(bench.device):
-        model = GPT2(bench.config).to(bench.device, bench.dtype)
-    optimizer = ranks.prepare(model, lambda flat: AdamW(flat, 6e-4, (0.9, 0.95), weight_decay=0.1))
-    ranks.begin(0, [])
-    shape = (micro, bench.batch // micro, bench.config.context)
-    rng = np.random.default_rng(ranks.rank)
-    parts = [
-        tuple(
-            backend.to_device(tokens.astype(np.int32), bench.device)
-            for tokens in rng.integers(0, bench.config.vocab_size, (2, *shape[1:]))
-        )
-        for _ in range(micro)
-    ]
-
-    def loss(x: Any, y: Any) -> Tensor:
-        return model.forward(Tensor(x), Tensor(y))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        ranks.compute_gradients(loss, parts)
-        optimizer.step(1.0, None, ranks.reduce_norm)
-        ranks.after_step()
-
-    return step
+    """Return a training step of this rank; bfloat16 is that of parameters too."""
+    precision = "bfloat16-parameters" if bench.dtype == "bfloat16" else bench.dtype
+    settings = StepSettings(bench.config, bench.batch, precision, micro_batches=micro)
+    return steps.training_step(settings, ranks, bench.device)
 
 
 def measured(bench: Bench, name: str, make: Callable[[], Step], idle: bool = False) -> Line:
@@ -310,11 +208,11 @@ def data(bench: Bench) -> Iterator[Line]:
         yield _compared(line, alone, tokens, comm.size)
     if bench.torch is None:
         return
-    ddp.join(bench.torch, comm, bench.device)
+    torch_ddp.join(bench.torch, comm, bench.device)
     alone = {}
     for name in ("PyTorch alone", "PyTorch DDP") if comm.size > 1 else ("PyTorch alone",):
-        bench.release()
-        step = ddp.training_step(
+        release()
+        step = torch_ddp.training_step(
             bench.torch,
             bench.config,
             bench.batch,
@@ -449,8 +347,8 @@ def main() -> None:
     torch = None
     if importlib.util.find_spec("torch") and not given.no_pytorch:
         torch = importlib.import_module("torch")
-    bench = Bench(comm, device, config, dtype, given.batch, given.micro, given.steps,
-                  given.windows, given.bucket, given.sizes, torch, given.compiled)  # fmt: skip
+    bench = Bench(comm, device, given.windows, config, dtype, given.batch, given.micro,
+                  given.steps, given.bucket, given.sizes, torch, given.compiled)  # fmt: skip
     found: dict[str, list[Line]] = {}
     if comm.rank == 0:
         print(f"{comm.size} ranks on {device}, {given.model}, {dtype}, batch {given.batch}")

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import tensorgrad as tg
-from examples.bench.timing import Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor
+from tensorgrad.bench.timing import random_array
 from tensorgrad.dtypes import bfloat16, float32
 
 BYTES = 2**30

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import tensorgrad as tg
-from examples.bench.timing import Call, Job, Jobs, random_array
+from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor
+from tensorgrad.bench.timing import Call, random_array
 from tensorgrad.dtypes import bfloat16
 
 SHAPES = ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257))

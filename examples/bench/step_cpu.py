@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from examples.bench.torch_gpt2 import gpt2
 from tensorgrad import backend
+from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW
 

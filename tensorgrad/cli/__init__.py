@@ -30,10 +30,12 @@ COMMANDS = {
     "classify": "Classify sentences with a trained classifier.",
     "compare": "Show what differs between runs in settings, environment and result.",
     "report": "Write one HTML page about a run: curves, samples, settings, environment.",
+    "bench": "Measure attention, models, parallel modes, collectives, precision and bucket sizes.",
     "profile": "Show where the time and the memory of a training step go.",
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",
 }
-ON_RANKS = ("train", "profile")  # the commands that several ranks run together
+# The commands that several ranks run together.
+ON_RANKS = ("train", "profile", "bench matrix", "bench comm", "bench buckets")
 
 app = App(
     name="tensorgrad",
@@ -63,8 +65,7 @@ def _on_ranks(given: list[str]) -> int:
     wrong: dict[str, Any] = {}
     if comm.rank == 0:
         try:
-            if given[:1] and given[0] in COMMANDS and given[0] not in ON_RANKS:
-                raise TensorgradError(f"{given[0]}: got {comm.size} ranks, expected one process")
+            _check_ranks(given, comm.size)
             if any(flag in given for flag in ("--help", "-h", "--version")) or not given:
                 run_app(app, given)
                 wrong = {"status": 0}
@@ -75,3 +76,11 @@ def _on_ranks(given: list[str]) -> int:
             wrong = {"status": 1}
     wrong = comm.broadcast_object(wrong)
     return int(wrong["status"]) if wrong else run_app(app, given) or 0
+
+
+def _check_ranks(given: list[str], ranks: int) -> None:
+    """Raise TensorgradError where a command is for one process."""
+    name = " ".join(given[: 2 if given[:1] == ["bench"] else 1])
+    known = given[:1] and given[0] in COMMANDS and "--help" not in given
+    if known and name not in ON_RANKS:
+        raise TensorgradError(f"{name}: got {ranks} ranks, expected one process")

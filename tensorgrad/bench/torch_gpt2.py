@@ -1,25 +1,33 @@
-"""GPT-2 in PyTorch, as its users write it: the peer of step_cpu.py and parallel.py."""
+"""GPT-2 in PyTorch, as its users write it: the peer of training steps."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from tensorgrad.models.gpt2 import GPT2Config
 
 
-def gpt2(config: GPT2Config) -> Any:
-    """Return a module that takes tokens and targets, (B, T), and returns the mean loss."""
-    from torch import nn
+def gpt2(config: GPT2Config, hidden: int | None = None) -> Any:
+    """Return a module that takes tokens and targets, (B, T), and returns the mean loss.
+
+    Args:
+        config: the sizes.
+        hidden: width of the feed-forward layers; default: 4 C.
+    """
+    torch = importlib.import_module("torch")
+    nn: Any = torch.nn
 
     functional = nn.functional
     width, heads = config.width, config.heads
+    inner = 4 * width if hidden is None else hidden
 
-    class Block(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
+    class Block(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
             self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+            self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
         def forward(self, x: Any) -> Any:
             batch, length, _ = x.shape
@@ -29,7 +37,7 @@ def gpt2(config: GPT2Config) -> Any:
             x = x + self.proj(y.transpose(1, 2).reshape(x.shape))
             return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
-    class Model(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
+    class Model(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.tokens = nn.Embedding(config.rows, width)

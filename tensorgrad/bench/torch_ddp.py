@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch with DistributedDataParallel, for comparison in parallel.py.
+"""GPT-2 in PyTorch with DistributedDataParallel, the peer of parallel training.
 
 It uses bf16 autocast, scaled_dot_product_attention (cuDNN's on GPUs), fused AdamW, clipping by the
 global norm, gradients as views of the buckets and, with `compiled`, torch.compile. The ranks are
@@ -13,8 +13,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from examples.bench.torch_gpt2 import gpt2
 from tensorgrad import backend
+from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel import Comm
 
@@ -46,12 +46,13 @@ def training_step(
     autocast: bool,
     several: bool,
     compiled: bool,
+    hidden: int | None = None,
 ) -> Step:
     """Return a training step of this rank: alone, or with `several` together with the others."""
     torch.set_num_threads(backend.threads())
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    model = gpt2(config).to(device)
+    model = gpt2(config, hidden).to(device)
     run = model
     if several:
         wrap = torch.nn.parallel.DistributedDataParallel

@@ -1,0 +1,185 @@
+"""`tensorgrad bench buckets`: overhead of gradient buckets, beside the formula and its optimum.
+
+The overhead is the time of a data-parallel step beyond that of the same step alone. The formula is
+that of parallel/bucket_size.py, with what this machine measures: the time of backward, and latency
+and bandwidth of all-reduce. Tests: tests/bench/test_buckets.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.bench.pictures import new_figure
+from tensorgrad.bench.steps import RankTimer, StepSettings, adamw, training_step
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import synchronize
+from tensorgrad.errors import ArgumentError
+from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
+from tensorgrad.parallel.buckets import assign_buckets, leading_embeddings
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.data import DataParallel
+from tensorgrad.tensor import Tensor
+from tensorgrad.train.ranks import OneProcess
+
+_WIDE = 4  # bytes of a gradient
+_SMALL = 1024  # bytes of an all-reduce that takes its latency
+
+
+def bucket_cases(
+    settings: StepSettings, comm: Comm, sizes: Sequence[float], steps: int
+) -> list[Case]:
+    """Return the cases of a sweep.
+
+    Args:
+        settings: the model and the batch of a rank.
+        comm: the ranks.
+        sizes: of a bucket of gradients, MB (10^6 bytes).
+        steps: of a timed window; three windows are timed.
+    Raises:
+        ArgumentError: there is one rank only, or a number is not positive.
+    """
+    if comm.size == 1:
+        raise ArgumentError(
+            "bench buckets: got one rank, expected several: start it with `mpirun -n 2 "
+            "tensorgrad bench buckets`"
+        )
+    if steps < 1:
+        raise ArgumentError(f"bench buckets: steps is {steps}, expected 1 or more")
+    for size in sizes:
+        if not 0 < size < 1e9:
+            raise ArgumentError(f"bench buckets: size is {size} MB, expected a number above 0")
+    config = settings.config
+    return [
+        {
+            "bucket_mb": float(size), "layers": config.layers, "width": config.width,
+            "heads": config.heads, "context": config.context, "vocab": config.vocab_size,
+            "batch": settings.batch, "dtype": settings.precision, "ranks": comm.size,
+            "steps": steps,
+        }
+        for size in sorted(set(sizes))
+    ]  # fmt: skip
+
+
+class BucketBench:
+    """Measures bucket sizes; all ranks make one and call it in the same order.
+
+    Args:
+        settings: the model and the batch of a rank.
+        comm: the ranks.
+        device: of this rank.
+        steps: of a timed window.
+    """
+
+    def __init__(self, settings: StepSettings, comm: Comm, device: str, steps: int) -> None:
+        self._settings, self._comm, self._device = settings, comm, device
+        self._steps, self._timer = steps, RankTimer(comm, device, 3)
+        self._alone: float | None = None
+        self._model: Overlap | None = None
+
+    def __call__(self, case: Case) -> Row:
+        """Return the results of a case."""
+        if self._model is None:
+            self._alone = self._milliseconds(OneProcess())
+            self._model = self._measured_model()
+        assert self._alone is not None
+        model, size = self._model, case["bucket_mb"] * 1e6
+        step = self._milliseconds(DataParallel(self._comm, "overlap", case["bucket_mb"]))
+        return {
+            "buckets": self._count(case["bucket_mb"]),
+            "step_ms": step,
+            "alone_ms": self._alone,
+            "overhead_ms": step - self._alone,
+            "formula_ms": 1e3 * model.overhead(size),
+            "best_mb": model.best / 1e6,
+            "best_ms": 1e3 * model.overhead(model.best),
+            "default_mb": default_bucket_bytes(model.gradients) / 1e6,
+            "backward_ms": 1e3 * model.backward,
+            "gradients_mb": model.gradients / 1e6,
+            "bandwidth_gbps": model.bandwidth / 1e9,
+            "latency_us": 1e6 * model.latency,
+        }
+
+    def _milliseconds(self, ranks: OneProcess | DataParallel) -> float:
+        step = training_step(self._settings, ranks, self._device)
+        return 1e3 * self._timer.seconds(step, self._steps)
+
+    def _count(self, megabytes: float) -> int:
+        """Return the number of buckets."""
+        model = self._settings.model(self._device)
+        parameters = dict(model.named_parameters())
+        names = leading_embeddings(model, parameters)
+        return len(set(assign_buckets(parameters, megabytes, names).values()))
+
+    def _measured_model(self) -> Overlap:
+        """Return the formula with the times of this machine."""
+        model = self._settings.model(self._device)
+        parameters = dict(model.named_parameters())
+        gradients = _WIDE * sum(each.size for each in parameters.values())
+        last = _WIDE * sum(parameters[n].size for n in leading_embeddings(model, parameters))
+        backward = self._backward_seconds()
+        latency = self._all_reduce_seconds(_SMALL)
+        whole = self._all_reduce_seconds(gradients)
+        bandwidth = gradients / max(whole - latency, 1e-9)
+        return Overlap(gradients, backward, bandwidth, latency, last=last)
+
+    def _backward_seconds(self) -> float:
+        """Return the time of backward alone: the median of some."""
+        model = self._settings.model(self._device)
+        optimizer = adamw(model.named_parameters())
+        x, y = self._settings.parts(self._device)[0]
+        times = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            with self._settings.casts():
+                loss = model.forward(Tensor(x), Tensor(y))
+            synchronize(self._device)
+            begin = time.perf_counter()
+            loss.backward()
+            synchronize(self._device)
+            times.append(time.perf_counter() - begin)
+        return self._timer.largest(float(np.median(times[1:])))
+
+    def _all_reduce_seconds(self, size: int) -> float:
+        """Return the time of an all-reduce of `size` bytes."""
+        array = backend.to_device(np.zeros(max(1, size // _WIDE), np.float32), self._device)
+        return self._timer.seconds(lambda: self._comm.all_reduce(array, "mean"), 5)
+
+
+def draw_buckets(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure of a sweep: measured overhead, the formula, its optimum, the default."""
+    first = rows[0]
+    title = (
+        f"Gradient buckets: {first['layers']} layers, C {first['width']}, batch {first['batch']} "
+        f"a rank, {first['ranks']} ranks\n{first['dtype']}, {first['device']}"
+    )
+    figure = new_figure(1, 1, title, 8.0)
+    axes = figure.subplots()
+    sizes = [row["bucket_mb"] for row in rows]
+    axes.plot(sizes, [row["overhead_ms"] for row in rows], "o-", label="measured")
+    axes.plot(sizes, [row["formula_ms"] for row in rows], "s--", label="formula")
+    best, default = first["best_mb"], first["default_mb"]
+    axes.axvline(best, color="C2", linestyle=":", label=f"optimum of the formula: {best:.3g} MB")
+    axes.axvline(default, color="C3", linestyle=":", label=f"default: {default:.3g} MB")
+    axes.set(xscale="log", xlabel="bucket size (MB)", ylabel="overhead of a step (ms)")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=8)
+    return {"": figure}
+
+
+BUCKETS = Sweep(
+    "buckets",
+    (
+        *("bucket_mb", "layers", "width", "heads", "context", "vocab", "batch", "dtype", "ranks"),
+        "steps",
+    ),
+    (
+        *("buckets", "step_ms", "alone_ms", "overhead_ms", "formula_ms", "best_mb", "best_ms"),
+        *("default_mb", "backward_ms", "gradients_mb", "bandwidth_gbps", "latency_us"),
+    ),
+    draw_buckets,
+)

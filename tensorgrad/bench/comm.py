@@ -1,0 +1,160 @@
+"""`tensorgrad bench comm`: all-reduce over sizes, ranks and backends.
+
+    algorithm bandwidth = bytes / time,  bus bandwidth = 2 (n - 1) / n * algorithm bandwidth
+
+The bus bandwidth is what a ring sends over each link; it can be compared with the link's speed for
+any number of ranks n. Tests: tests/bench/test_comm.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.bench.memory import check_fits
+from tensorgrad.bench.pictures import new_figure, plot_lines
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import synchronize
+from tensorgrad.dtypes import as_dtype
+from tensorgrad.errors import ArgumentError
+from tensorgrad.parallel.comm.collectives import Comm
+
+BACKENDS = ("mpi", "nccl")
+_WINDOWS, _MOST_CALLS = 5, 1000
+_WINDOW = 0.05  # seconds of a timed window
+
+
+def comm_cases(
+    comm: Comm,
+    sizes: Sequence[float] = (1, 4, 16, 64, 256, 1024),
+    ranks: Sequence[int] = (),
+    backends: Sequence[str] = ("mpi",),
+    dtype: str = "float32",
+) -> list[Case]:
+    """Return the cases of a sweep.
+
+    Args:
+        comm: all ranks.
+        sizes: MB (10^6 bytes) of the array on each rank.
+        ranks: how many ranks take part, the first of all; default: all.
+        backends: "mpi", arrays on the host; "nccl", arrays on GPUs.
+        dtype: of the array.
+    Raises:
+        ArgumentError: there is one rank only, or an argument is out of its range.
+        DtypeError: there is no such dtype.
+    """
+    if comm.size == 1:
+        raise ArgumentError(
+            "bench comm: got one rank, expected several: start it with `mpirun -n 2 tensorgrad "
+            "bench comm`"
+        )
+    for size in sizes:
+        if not 0 < size < 1e6:
+            raise ArgumentError(f"bench comm: size is {size} MB, expected a number above 0")
+    for count in ranks:
+        if not 2 <= count <= comm.size:
+            raise ArgumentError(f"bench comm: ranks is {count}, expected 2 to {comm.size}")
+    for name in backends:
+        if name not in BACKENDS:
+            raise ArgumentError(f"bench comm: backend is {name!r}, expected mpi or nccl")
+    as_dtype(dtype)
+    return [
+        {"backend": name, "ranks": count, "size_mb": float(size), "dtype": dtype}
+        for name in dict.fromkeys(backends)
+        for count in sorted(set(ranks or (comm.size,)))
+        for size in sorted(set(sizes))
+    ]
+
+
+class CommBench:
+    """Measures all-reduces; every rank makes one and calls it with the same cases.
+
+    Args:
+        comm: all ranks.
+        device: of this rank, for NCCL.
+    """
+
+    def __init__(self, comm: Comm, device: str) -> None:
+        self._comm, self._device = comm, device
+        self._groups: dict[int, Comm] = {comm.size: comm}
+
+    def __call__(self, case: Case) -> Row:
+        """Return the results of a case; ranks that take no part wait."""
+        group = self._group(case["ranks"])
+        device = "cpu" if case["backend"] == "mpi" else self._device
+        row: Row = {}
+        if self._comm.rank < case["ranks"]:
+            row = self._measure(case, group, device)
+        self._comm.barrier()
+        return row
+
+    def _group(self, ranks: int) -> Comm:
+        """Return the communicator of the first ranks, or of the others."""
+        if ranks not in self._groups:
+            first = self._comm.rank < ranks
+            members = range(ranks) if first else range(ranks, self._comm.size)
+            self._groups[ranks] = self._comm.split(list(members))
+        return self._groups[ranks]
+
+    def _measure(self, case: Case, group: Comm, device: str) -> Row:
+        dtype = as_dtype(case["dtype"])
+        count = max(1, round(case["size_mb"] * 1e6 / dtype.itemsize))
+        check_fits(2.0 * count * dtype.itemsize, device)
+        array = backend.to_device(np.ones(count, dtype), device)
+
+        def call() -> None:
+            group.all_reduce(array, "mean")
+
+        call()  # connects, and allocates buffers
+        once = self._seconds(call, 1, group, device)
+        calls = max(1, min(_MOST_CALLS, int(_WINDOW / max(once, 1e-9))))
+        times = [self._seconds(call, calls, group, device) for _ in range(_WINDOWS)]
+        seconds = statistics.median(times)
+        algorithm = array.nbytes / seconds / 1e9
+        return {
+            "ms": 1e3 * seconds,
+            "std": 1e3 * statistics.pstdev(times),
+            "algorithm_gbps": algorithm,
+            "bus_gbps": algorithm * 2 * (group.size - 1) / group.size,
+        }
+
+    def _seconds(self, call: Any, calls: int, group: Comm, device: str) -> float:
+        """Return the time of a call on the slowest rank."""
+        synchronize(device)
+        group.barrier()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        synchronize(device)
+        spent = (time.perf_counter() - begin) / calls
+        return max(float(each) for each in group.all_gather_objects(spent))
+
+
+def draw_comm(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure of a sweep: time and bus bandwidth over size."""
+    title = f"All-reduce, {rows[0]['dtype']}, {rows[0]['device']}"
+    figure = new_figure(2, 1, title)
+    for axes, (y, words) in zip(
+        figure.subplots(1, 2),
+        (("ms", "time (ms)"), ("bus_gbps", "bus bandwidth (GB/s)")),
+        strict=True,
+    ):
+        plot_lines(axes, rows, "size_mb", y, ("backend", "ranks"))
+        axes.set(xlabel="size (MB)", ylabel=words, xscale="log", title=words.partition(" (")[0])
+        axes.get_legend().set_title("backend, ranks", {"size": 8})
+        if y == "ms":
+            axes.set_yscale("log")
+    return {"": figure}
+
+
+COMM = Sweep(
+    "comm",
+    ("backend", "ranks", "size_mb", "dtype"),
+    ("ms", "std", "algorithm_gbps", "bus_gbps"),
+    draw_comm,
+)

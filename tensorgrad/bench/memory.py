@@ -1,0 +1,99 @@
+"""Memory of a benchmark: its peak, what is free, and an error where it is not enough.
+
+Tests: tests/bench/test_memory.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tensorgrad import backend
+from tensorgrad.profile.memory import Allocator, GpuAllocator, HostAllocator
+
+_MEMINFO = Path("/proc/meminfo")
+_WORDS = ("out of memory", "outofmemory", "memoryallocation", "alloc_failed")
+
+
+class PeakMemory:
+    """The most memory that arrays used in a `peak_memory` block, beyond what they used before.
+
+    Attributes:
+        bytes: since the block began, or since `reset`; while the block runs and after it.
+    """
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator, self._most, self._ended = allocator, 0, False
+
+    @property
+    def bytes(self) -> int:
+        """The peak in bytes."""
+        if not self._ended:
+            self._most = max(self._most, self._allocator.read()[1])
+        return self._most
+
+    def reset(self) -> None:
+        """Forget the peak so far; what is in use counts on."""
+        self._allocator.read()
+        self._most = 0
+
+    def end(self) -> None:
+        """Keep the value."""
+        _ = self.bytes
+        self._ended = True
+
+
+@contextmanager
+def peak_memory(device: str) -> Iterator[PeakMemory]:
+    """Follow the memory of arrays on a device; NumPy's also cost time while they are followed.
+
+    On a GPU it is what CuPy's pool hands out, not what it keeps for later.
+    """
+    release()
+    allocator = HostAllocator() if device == "cpu" else GpuAllocator(backend.cupy.cuda)
+    allocator.start()
+    peak = PeakMemory(allocator)
+    try:
+        yield peak
+    finally:
+        peak.end()
+        allocator.stop()
+
+
+def release() -> None:
+    """Free the memory that earlier measurements left to garbage collection and to memory pools."""
+    gc.collect()
+    if backend.gpu_count():
+        backend.cupy.get_default_memory_pool().free_all_blocks()
+        backend.cupy.get_default_pinned_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def free_bytes(device: str) -> int | None:
+    """Return the memory that new arrays on a device may use; None where it is not known."""
+    if device != "cpu":
+        used, reserved = backend.memory_bytes()
+        return int(backend.cupy.cuda.runtime.memGetInfo()[0]) + reserved - used
+    with suppress(OSError, ValueError, StopIteration):
+        lines = _MEMINFO.read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        return 1024 * int(line.split()[1])
+    return None
+
+
+def check_fits(size: float, device: str) -> None:
+    """Raise MemoryError where arrays of this many bytes surely do not fit."""
+    free = free_bytes(device)
+    if free is not None and size > free:
+        raise MemoryError(f"needs at least {size / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the memory of the host or of a GPU is not enough."""
+    words = f"{type(error).__name__} {error}".lower()
+    return isinstance(error, MemoryError) or any(each in words for each in _WORDS)

@@ -1,0 +1,64 @@
+"""Figures of matplotlib, made and saved without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.files import replacing
+
+MARKERS = "osD^vPX*"
+
+
+def new_figure(columns: int = 1, rows: int = 1, title: str = "", width: float = 6.4) -> Any:
+    """Return an empty figure for `columns` x `rows` axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, 4.8 * rows), dpi=120, layout="constrained")
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def plot_lines(
+    axes: Any, rows: Sequence[dict[str, Any]], x: str, y: str, by: Sequence[str], **style: Any
+) -> None:
+    """Draw y over x, a line for each combination of values of the columns `by`."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row[y] != "" and row[x] != "":
+            groups.setdefault(tuple(row[name] for name in by), []).append(row)
+    for number, (key, members) in enumerate(groups.items()):
+        members.sort(key=lambda row: row[x])
+        axes.plot(
+            *([row[name] for row in members] for name in (x, y)),
+            marker=MARKERS[number % len(MARKERS)], markersize=4, linewidth=1.2,
+            label=", ".join(map(str, key)), **style,
+        )  # fmt: skip
+    axes.grid(alpha=0.3, which="both")
+    if any(key for key in groups):
+        axes.legend(fontsize=8)
+
+
+def powers_of_two(axes: Any) -> None:
+    """Number the x axis by powers of two, as integers."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.tick_params(axis="x", labelrotation=45)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as PNG.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with replacing(path) as file:
+        FigureCanvasAgg(figure).print_png(file)

@@ -1,0 +1,193 @@
+"""Training steps of a GPT-2 on random tokens, and their time and memory on all ranks.
+
+The step is that of the training loop: gradients, clipping, AdamW, with the strategy of the ranks.
+Tests: tests/bench/test_steps.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend, nn, random
+from tensorgrad.amp import autocast
+from tensorgrad.bench.memory import peak_memory
+from tensorgrad.bench.timing import synchronize
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.language_model import initialize
+from tensorgrad.optim import AdamW
+from tensorgrad.optim.flat import FlatParameters, NamedParameters
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.tensor import Tensor
+from tensorgrad.train.ranks import Batch, Ranks
+
+PRECISIONS = ("float32", "bfloat16", "bfloat16-parameters")
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """A model and a batch.
+
+    Args:
+        config: sizes of the model.
+        batch: sequences of a rank.
+        precision: "float32"; "bfloat16": autocast; "bfloat16-parameters": parameters too, with
+            float32 copies in the optimizer.
+        hidden: width of the feed-forward layers; default 4 * width.
+        attention: one of `nn.ATTENTION_KERNELS`.
+        recompute: whether blocks are computed again in backward.
+        micro_batches: parts of a batch, one after the other.
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+
+    config: GPT2Config
+    batch: int = 8
+    precision: str = "float32"
+    hidden: int | None = None
+    attention: str = "flash"
+    recompute: bool = False
+    micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.precision not in PRECISIONS:
+            raise ArgumentError(
+                f"bench: precision is {self.precision!r}, expected {', '.join(PRECISIONS)}"
+            )
+        for name in ("batch", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"bench: {name} is {getattr(self, name)}, expected 1 or more")
+        if self.batch % self.micro_batches:
+            raise ArgumentError(
+                f"bench: micro_batches is {self.micro_batches}, expected a divisor of the batch, "
+                f"{self.batch}"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a batch."""
+        return self.batch * self.config.context
+
+    def model(self, device: str) -> GPT2:
+        """Return the model, with weights of seed 0."""
+        random.seed(0)
+        with nn.init.on(device):
+            model = GPT2(self.config)
+            if self.hidden not in (None, 4 * self.config.width):
+                for block in model.blocks:
+                    assert isinstance(block, nn.TransformerBlock)
+                    block.feed_forward = nn.FeedForward(self.config.width, self.hidden)
+                initialize(model)
+        wide = "float32" if self.precision != "bfloat16-parameters" else "bfloat16"
+        model.to(device, wide)
+        nn.use_attention(model, self.attention)
+        model.recompute = self.recompute
+        return model
+
+    def parts(self, device: str, rank: int = 0) -> list[Batch]:
+        """Return micro-batches of random tokens and targets on the device."""
+        rng = np.random.default_rng(rank)
+        shape = (2, self.batch // self.micro_batches, self.config.context)
+        return [
+            tuple(
+                backend.to_device(tokens.astype(np.int32), device)
+                for tokens in rng.integers(0, self.config.vocab_size, shape)
+            )
+            for _ in range(self.micro_batches)
+        ]
+
+    def casts(self) -> AbstractContextManager[None]:
+        """Return the context in which the loss is computed."""
+        return autocast("bfloat16") if self.precision == "bfloat16" else nullcontext()
+
+
+def adamw(parameters: FlatParameters | NamedParameters) -> AdamW:
+    """Return the optimizer of the benchmarks."""
+    return AdamW(parameters, 6e-4, (0.9, 0.95), weight_decay=0.1)
+
+
+def training_step(settings: StepSettings, ranks: Ranks, device: str) -> Step:
+    """Return a training step of this rank.
+
+    Args:
+        settings: the model and the batch.
+        ranks: the strategy.
+        device: "cpu", "cuda" or "cuda:N".
+    """
+    model = settings.model(device)
+    optimizer = ranks.prepare(model, adamw)
+    ranks.begin(0, [])
+    parts = settings.parts(device, ranks.rank)
+
+    def loss(x: Any, y: Any) -> Tensor:
+        with settings.casts():
+            return model.forward(Tensor(x), Tensor(y))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ranks.compute_gradients(loss, parts)
+        optimizer.step(1.0, None, ranks.reduce_norm)
+        ranks.after_step()
+
+    return step
+
+
+@dataclass(frozen=True)
+class RankTimer:
+    """Time and memory of calls that all ranks make together.
+
+    Args:
+        comm: the ranks.
+        device: of this rank.
+        windows: number of windows of calls; their median is the result.
+    """
+
+    comm: Comm
+    device: str
+    windows: int
+
+    def wait(self) -> None:
+        """Wait for the GPU."""
+        synchronize(self.device)
+
+    def seconds(self, call: Step, calls: int) -> float:
+        """Return the median time of a call on the slowest rank, after one to warm up."""
+        call()
+        windows = []
+        for _ in range(self.windows):
+            self.wait()
+            self.comm.barrier()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call()
+            self.wait()
+            windows.append(time.perf_counter() - begin)
+        return self.largest(statistics.median(windows) / calls)
+
+    def largest(self, value: float) -> float:
+        """Return the largest value of all ranks."""
+        return max(float(each) for each in self.comm.all_gather_objects(value))
+
+    @contextmanager
+    def peak(self, line: dict[str, Any]) -> Iterator[None]:
+        """Add the peak memory of the `with` block on any rank to the line, in MB.
+
+        "peak MB" is the memory of arrays. "device MB" is all memory that is used on a GPU then,
+        with CUDA's, NCCL's and the free blocks of the memory pool.
+        """
+        with peak_memory(self.device) as peak:
+            yield
+        line["peak MB"] = self.largest(peak.bytes / 1e6)
+        if self.device != "cpu":
+            free, total = backend.cupy.cuda.runtime.memGetInfo()
+            line["device MB"] = self.largest((total - free) / 1e6)

@@ -1,0 +1,333 @@
+"""Sweeps: measure each case of a list, and keep every finished row on disk.
+
+    sweep = Sweep("squares", parameters=("n",), results=("ms",), draw=draw)
+    found = run_sweep(sweep, [{"n": 1}, {"n": 2}], measure, Path("out"), device="cpu", version="1")
+
+A finished case is a line of out/squares.csv, written at once. The next start with the same folder
+skips it. At the end, and after Ctrl-C, the rows of these cases are in squares.md and in pictures
+too. A case without enough memory is a row that says so, and an error in one case does not end the
+others.
+Tests: tests/bench/test_sweep.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.bench.memory import is_out_of_memory, release
+from tensorgrad.bench.pictures import save
+from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.files import locked, make_folder, named_in_errors, replacing
+from tensorgrad.parallel.comm.collectives import Comm
+
+OK, OUT_OF_MEMORY, ERROR = "ok", "out of memory", "error"
+_ALWAYS = ("status", "message", "device", "version")
+_LONGEST = 300  # characters of a message
+
+Row = dict[str, Any]
+Case = Mapping[str, Any]
+Progress = Callable[[int, int, Case | None], object]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The table of a benchmark.
+
+    Attributes:
+        name: of its files.
+        parameters: the columns that tell cases apart; each case has a value for each, `dtype` among
+            them. Cases with equal values are the same case.
+        results: the columns that are measured; a row may lack some.
+        draw: returns figures of matplotlib by what is appended to the name ("" for the first),
+            from rows with the status "ok".
+        derive: adds to a new row what follows from it and the rows before.
+        hidden: results that only the CSV has.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    results: tuple[str, ...]
+    draw: Callable[[Sequence[Row]], Mapping[str, Any]]
+    derive: Callable[[Row, Sequence[Row]], Row] = lambda row, before: row
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns of the CSV."""
+        return (*self.parameters, *self.results, *_ALWAYS)
+
+
+@dataclass
+class SweepResult:
+    """What a sweep gave.
+
+    Attributes:
+        rows: of the cases, those that are finished, with numbers where the text is one.
+        skipped: the number of cases that were there before.
+        failed: the number of cases with the status "error".
+        paths: the files.
+        pictures: whether there are any: matplotlib is installed.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    skipped: int = 0
+    failed: int = 0
+    paths: list[Path] = field(default_factory=list)
+    pictures: bool = True
+
+
+def run_sweep(
+    sweep: Sweep,
+    cases: Sequence[Case],
+    measure: Callable[[Case], Row],
+    folder: Path,
+    *,
+    device: str,
+    version: str,
+    comm: Comm | None = None,
+    progress: Progress = lambda done, total, case: None,
+) -> SweepResult:
+    """Measure the cases that the folder has no row of.
+
+    All ranks call it with the same cases; rank 0 writes. A case that ended in an error before is
+    measured again.
+
+    Args:
+        sweep: the table.
+        cases: a value for each parameter.
+        measure: returns the results of a case. What it returns on rank 0 counts.
+        folder: for the files; created where it is missing.
+        device: its name, for the rows; rows of other devices are other cases.
+        version: of the library, for the rows.
+        comm: the ranks; default: this process alone.
+        progress: called on rank 0 before each case with the number of cases done, that of all to
+            do, and the case; at the end with None.
+    Raises:
+        ArgumentError: there are no cases, the file has other columns, or another process writes to
+            the folder.
+        DataError: the file is not a CSV in UTF-8.
+        OSError: it cannot be read or written.
+    """
+    if not cases:
+        raise ArgumentError(f"{sweep.name}: got no cases, expected at least one")
+    comm = Comm() if comm is None else comm
+    facts = {"device": device, "version": version}
+    with ExitStack() as stack:
+        table = None
+        todo: list[int] = []
+        if comm.rank == 0:
+            stack.enter_context(_only_writer(folder))
+            table = _RowFile(sweep, folder)
+            todo = [i for i, case in enumerate(cases) if not table.has({**case, **facts})]
+        todo = comm.broadcast_object(todo)
+        try:
+            for done, i in enumerate(todo):
+                if table is not None:
+                    progress(done, len(todo), cases[i])
+                row = {**cases[i], **_outcome(measure, cases[i], comm), **facts}
+                if table is not None:
+                    table.add(row)
+            if table is not None:
+                progress(len(todo), len(todo), None)
+        finally:
+            found = SweepResult() if table is None else table.finish(cases, facts)
+    found.skipped = len(cases) - len(todo)
+    return found
+
+
+def _only_writer(folder: Path) -> ExitStack:
+    """Create the folder and hold its lock."""
+    make_folder(folder)
+    stack = ExitStack()
+    try:
+        stack.enter_context(locked(folder / ".lock", wait=False))
+    except BlockingIOError as error:
+        raise ArgumentError(
+            f"--out: {folder} is in use ({error.strerror}), expected another folder"
+        ) from error
+    return stack
+
+
+def _outcome(measure: Callable[[Case], Row], case: Case, comm: Comm) -> Row:
+    """Return the results of a case, or why there are none; memory is free again after that."""
+    row: Row
+    try:
+        row = {"status": OK, "message": "", **measure(case)}
+    except Exception as error:
+        status = OUT_OF_MEMORY if is_out_of_memory(error) else ERROR
+        row = {"status": status, "message": _in_a_line(error)}
+        traceback.clear_frames(error.__traceback__)  # which hold arrays
+    release()
+    found = comm.all_gather_objects([row["status"], row["message"]])
+    for rank, (status, message) in enumerate(found):
+        if status != OK and row["status"] == OK:
+            row = {"status": status, "message": f"rank {rank}: {message}"}
+    return row
+
+
+def _in_a_line(error: BaseException) -> str:
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= _LONGEST else words[: _LONGEST - 3] + "..."
+
+
+class _RowFile:
+    """The rows of a sweep in memory and in its CSV file."""
+
+    def __init__(self, sweep: Sweep, folder: Path) -> None:
+        self._sweep, self._folder = sweep, folder
+        self._path = folder / f"{sweep.name}.csv"
+        self._rows: list[dict[str, str]] = []
+        text = _read(self._path)
+        lines = _parse(sweep, self._path, text)
+        self._rows = [row for row in lines if row["status"] != ERROR]
+        kept = _csv(sweep.columns, self._rows)
+        if text != kept:  # new, an error to measure again, or a line that was not finished
+            with replacing(self._path) as file:
+                file.write(kept.encode())
+
+    def has(self, case: Row) -> bool:
+        """Whether there is a row of this case."""
+        return any(self._same(row, case) for row in self._rows)
+
+    def add(self, row: Row) -> None:
+        """Append a row to the file."""
+        row = self._sweep.derive(row, [_numbers(each) for each in self._rows])
+        unknown = set(row) - set(self._sweep.columns)
+        if unknown:
+            raise ArgumentError(
+                f"{self._sweep.name}: got results {sorted(unknown)}, expected some of "
+                f"{', '.join(self._sweep.results)}"
+            )
+        words = {name: _text(row.get(name)) for name in self._sweep.columns}
+        self._rows.append(words)
+        with named_in_errors(self._path), self._path.open("a", encoding="utf-8", newline="") as f:
+            f.write(_csv(self._sweep.columns, [words], header=False))
+            f.flush()
+            os.fsync(f.fileno())
+
+    def finish(self, cases: Sequence[Case], facts: Row) -> SweepResult:
+        """Write the rows of these cases in Markdown and as pictures."""
+        asked = [
+            row for row in self._rows if any(self._same(row, {**each, **facts}) for each in cases)
+        ]
+        rows = [_numbers(row) for row in asked]
+        place = self._path.with_suffix(".md")
+        with replacing(place) as file:
+            file.write(to_markdown(self._sweep, rows).encode())
+        found = SweepResult(rows, paths=[self._path, place])
+        found.failed = sum(row["status"] == ERROR for row in rows)
+        measured = [row for row in rows if row["status"] == OK]
+        try:
+            figures = self._sweep.draw(measured) if measured else {}
+        except ImportError:
+            found.pictures, figures = False, {}
+        for suffix, figure in figures.items():
+            found.paths.append(self._folder / f"{self._sweep.name}{suffix}.png")
+            save(figure, found.paths[-1])
+        return found
+
+    def _same(self, row: Mapping[str, str], case: Row) -> bool:
+        names = (*self._sweep.parameters, "device")
+        return all(row[name] == _text(case[name]) for name in names)
+
+
+def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
+    """Return the rows as a table; parameters with one value are in a line above it.
+
+    Args:
+        sweep: the table.
+        rows: as of `SweepResult`.
+    """
+    if not rows:
+        return "no rows\n"
+    shown = [name for name in sweep.columns if name not in (*sweep.hidden, "version")]
+    same = [
+        name
+        for name in (*sweep.parameters, "device")
+        if len(rows) > 1 and len({str(row[name]) for row in rows}) == 1
+    ]
+    absent = [name for name in shown if all(row[name] == "" for row in rows)]
+    if all(row["status"] == OK for row in rows):
+        absent.append("status")
+    columns = [name for name in shown if name not in (*same, *absent)]
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    for row in rows:
+        words = [_shown(row[name]).replace("|", "\\|") for name in columns]
+        lines.append("| " + " | ".join(words) + " |")
+    about = ", ".join(f"{name} {rows[0][name]}" for name in same if rows[0][name] != "")
+    return (f"{about}\n\n" if about else "") + "\n".join(lines) + "\n"
+
+
+def _read(path: Path) -> str:
+    """Return the complete lines of a file; nothing where it does not exist."""
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not in UTF-8, expected a CSV of an earlier sweep") from error
+    return text
+
+
+def _parse(sweep: Sweep, path: Path, text: str) -> list[dict[str, str]]:
+    """Return the complete rows of a CSV of this sweep."""
+    complete = text[: text.rfind("\n") + 1]
+    if not complete:
+        return []
+    try:
+        header, *lines = csv.reader(io.StringIO(complete), strict=True)
+    except (csv.Error, ValueError) as error:
+        raise DataError(f"{path}: {error}, expected a CSV of an earlier sweep") from error
+    if tuple(header) != sweep.columns:
+        raise ArgumentError(
+            f"--out: {path} has the columns {', '.join(header)}, expected "
+            f"{', '.join(sweep.columns)}; choose another folder"
+        )
+    return [
+        dict(zip(header, line, strict=True))
+        for line in lines
+        if len(line) == len(header) and line[header.index("status")] in (OK, OUT_OF_MEMORY, ERROR)
+    ]
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, str]], header: bool = True) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    if header:
+        writer.writerow(columns)
+    writer.writerows([row[name] for name in columns] for row in rows)
+    return out.getvalue()
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _numbers(row: Mapping[str, str]) -> Row:
+    """Return the row with numbers and truth values where the text is one."""
+    return {name: _number(text) for name, text in row.items()}
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,105 @@
+"""Time of calls: on a GPU without the host's launch time, on a CPU as it is.
+
+Launches are queued behind a kernel that waits, so that they run back to back between two CUDA
+events. CuPy and PyTorch share the default stream here, so one clock measures both. Operands that
+fit in the L2 cache are in it, as the results of the layer before are in a model; the number of the
+round lets a call change its operands.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.dtypes import DtypeLike, as_dtype
+
+ROUNDS = 20  # calls between two events
+REPEATS = 5  # of which the median is taken
+_HOST_SECONDS = 0.3  # after which a CPU repeats no more
+Call = Callable[[int], object]  # takes the number of the round, to change inputs with
+
+_WAIT = """
+extern "C" __global__ void wait(long long nanoseconds) {
+    long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - start < nanoseconds);
+}
+"""
+
+
+def milliseconds(call: Call) -> float:
+    """Return the median GPU time of one call."""
+    return compare(call)[0]
+
+
+def compare(*calls: Call) -> list[float]:
+    """Return the median GPU time of each call.
+
+    They alternate: under such load a GPU lowers its clocks after a while, by a sixth and more,
+    which would favor the first call.
+    """
+    queues = [_queue(call) for call in calls]
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(REPEATS):
+        for i in range(len(calls))[:: 1 if turn % 2 == 0 else -1]:
+            times[i].append(next(queues[i]))
+    return [statistics.median(each) for each in times]
+
+
+def _queue(call: Call) -> Iterator[float]:
+    """Yield the mean time of some calls in a row, without end."""
+    cupy = backend.cupy
+    wait = cupy.RawKernel(_WAIT, "wait")
+    for i in range(3):
+        call(i)
+    cupy.cuda.runtime.deviceSynchronize()
+    start = time.perf_counter()
+    call(0)
+    cupy.cuda.runtime.deviceSynchronize()
+    rounds = max(2, min(ROUNDS, int(0.05 / (time.perf_counter() - start))))
+    pause = 1e-3
+    while True:
+        events = [cupy.cuda.Event() for _ in range(2)]
+        start = time.perf_counter()
+        wait((1,), (1,), (int(pause * 1e9),))
+        events[0].record()
+        for i in range(rounds):
+            call(i)
+        events[1].record()
+        queued = time.perf_counter() - start
+        events[1].synchronize()
+        if queued > pause and pause < 0.2:
+            pause = 2 * queued  # the GPU may have waited for the host: once more
+            continue
+        yield cupy.cuda.get_elapsed_time(*events) / rounds
+
+
+def milliseconds_on(device: str, call: Call) -> float:
+    """Return the median time of one call on a CPU or a GPU, after one to warm up."""
+    if device != "cpu":
+        return milliseconds(call)
+    call(0)
+    times: list[float] = []
+    while len(times) < REPEATS and sum(times) < _HOST_SECONDS:
+        start = time.perf_counter()
+        call(len(times) + 1)
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+def synchronize(device: str) -> None:
+    """Wait for a GPU; nothing on a CPU."""
+    if device != "cpu":
+        backend.cupy.cuda.runtime.deviceSynchronize()
+
+
+def random_array(
+    shape: tuple[int, ...], dtype: DtypeLike = "float32", seed: int = 0, device: str = "cuda"
+) -> backend.Array:
+    """Return normal random numbers."""
+    rng = backend.namespace_on(device).random.default_rng(seed)
+    return rng.standard_normal(shape, np.float32).astype(as_dtype(dtype), copy=False)

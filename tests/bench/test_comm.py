@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from tensorgrad.bench.comm import comm_cases, draw_comm
+from tensorgrad.errors import ArgumentError
+from tensorgrad.parallel.comm.collectives import Comm
+
+
+class _Ranks(Comm):
+    """Four ranks, of which this is the first; nothing is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 4
+
+
+def test_cases_by_backend_ranks_and_size() -> None:
+    cases = comm_cases(_Ranks(), (4, 1), (2, 4), ("mpi", "nccl"))
+    assert len(cases) == 8
+    assert [(case["ranks"], case["size_mb"]) for case in cases[:4]] == [
+        *((2, 1.0), (2, 4.0), (4, 1.0), (4, 4.0))
+    ]
+    assert {case["ranks"] for case in comm_cases(_Ranks())} == {4}
+    rows = [{**case, "ms": 1.0, "bus_gbps": 2.0, "device": "cpu"} for case in cases]
+    assert set(draw_comm(rows)) == {""}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sizes": (0,)}, "size is 0 MB"),
+        ({"sizes": (float("nan"),)}, "size is nan MB"),
+        ({"ranks": (1,)}, "ranks is 1, expected 2 to 4"),
+        ({"ranks": (5,)}, "ranks is 5, expected 2 to 4"),
+        ({"backends": ("gloo",)}, "backend is 'gloo'"),
+    ],
+)
+def test_bad_arguments_are_errors(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        comm_cases(_Ranks(), **arguments)  # type: ignore[arg-type]
+
+
+def test_one_rank_has_nothing_to_reduce() -> None:
+    with pytest.raises(ArgumentError, match="got one rank, expected several"):
+        comm_cases(Comm())

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensorgrad.bench import memory
+from tensorgrad.bench.model import (
+    MODEL,
+    SIZES,
+    measure_model,
+    model_cases,
+    planned_bytes,
+    settings_of,
+)
+from tensorgrad.bench.sweep import run_sweep
+from tensorgrad.errors import ArgumentError
+
+TINY = {"layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 2, "vocab": 64}
+
+
+def test_the_five_sizes() -> None:
+    cases = model_cases(tuple(SIZES), ["float32"])
+    counts = [settings_of(case).config.parameters / 1e9 for case in cases]
+    # nearly those of the published GPT-2s, and 2.7B with 32 layers of C 2560, with 10,000 tokens
+    assert counts == pytest.approx([0.093, 0.313, 0.722, 1.493, 2.544], abs=0.005)
+
+
+def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
+    cases = model_cases(["small"], warmups=(0, 1), steps=2, **TINY)
+    assert len(cases) == 6
+    found = run_sweep(
+        MODEL, cases, lambda case: measure_model(case, device), tmp_path,
+        device=device, version="1",
+    )  # fmt: skip
+    for row in found.rows:
+        assert row["status"] == "ok"
+        phases = sum(row[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer"))
+        assert phases == pytest.approx(row["step_ms"], rel=1e-3)
+        assert row["step_mb"] > row["forward_mb"] > 0
+        assert (row["step_planned_mb"] == "") == (row["dtype"] == "bfloat16")
+    names = [path.name for path in found.paths]
+    assert names[2:] == ["model.png", "model-memory.png", "model-warmup.png"]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_memory_is_near_the_formula(recompute: bool) -> None:
+    sizes = {"layers": 4, "width": 256, "heads": 4, "context": 128, "batch": 2, "vocab": 500}
+    [case] = model_cases(["small"], ["float32"], (0,), (recompute,), steps=1, **sizes)
+    row = measure_model(case, "cpu")
+    assert row["step_ratio"] == pytest.approx(1, abs=0.05)
+    assert row["forward_ratio"] == pytest.approx(1, abs=0.15)  # NumPy needs more workspace
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16-parameters"])
+def test_memory_of_a_gpu_is_near_the_formula(dtype: str) -> None:
+    [case] = model_cases(["small"], [dtype], (1,), steps=2)
+    row = measure_model(case, "cuda")
+    assert row["step_ratio"] == pytest.approx(1, abs=0.05)
+    assert row["forward_ratio"] == pytest.approx(1, abs=0.05)
+
+
+def test_recomputation_is_planned_to_need_less() -> None:
+    plain, again = (
+        planned_bytes(settings_of(case))
+        for case in model_cases(["small"], ["float32"], (0,), (False, True))
+    )
+    assert plain is not None
+    assert again is not None
+    assert again["step"] < plain["step"]
+    assert again["forward"] == plain["forward"]
+
+
+def test_what_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**9)
+    [case] = model_cases(["xl"], ["float32"])
+    with pytest.raises(MemoryError, match="needs at least 23"):
+        measure_model(case, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sizes": ["tiny"]}, "size is 'tiny'"),
+        ({"precisions": ["int8"]}, "precision is 'int8'"),
+        ({"warmups": [-1]}, "warmup is -1"),
+        ({"steps": 0}, "steps is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"heads": 7}, "expected a multiple of heads, 7"),
+    ],
+)
+def test_bad_arguments_are_errors(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        model_cases(**arguments)  # type: ignore[arg-type]

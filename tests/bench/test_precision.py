@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensorgrad.bench.precision import (
+    LOSSES,
+    accumulation_cases,
+    draw_accumulation,
+    dtype_cases,
+    loss_cases,
+    measure_accumulation,
+    measure_dtypes,
+    measure_losses,
+    with_difference,
+)
+from tensorgrad.bench.sweep import run_sweep
+from tensorgrad.errors import ArgumentError
+
+
+def test_narrow_sums_stop_growing_and_wide_ones_do_not(device: str) -> None:
+    found = {
+        case["sum"]: measure_accumulation(case, device) for case in accumulation_cases([10_000])
+    }
+    # half a unit in the last place of 32 in float16 and of 4 in bfloat16 is more than 0.01
+    assert found["float16"]["total"] == 32
+    assert found["bfloat16"]["total"] == 4
+    assert found["float32"]["relative_error"] < 1e-4
+    for name in ("float16 into float32", "bfloat16 into float32", "tensorgrad.sum of float16"):
+        assert found[name]["relative_error"] < 2e-3
+    rows = [{"sum": name, "count": 1, **row} for name, row in found.items()]
+    assert set(draw_accumulation(rows)) == {""}
+
+
+def test_dtypes_under_autocast(device: str) -> None:
+    found = {case["dtype"]: measure_dtypes(case, device) for case in dtype_cases()}
+    assert set(found["float32"].values()) == {"float32"}
+    cast = found["bfloat16"]
+    narrow = {"linear_output", "attention_output", "logits"}
+    assert {name for name, dtype in cast.items() if dtype == "bfloat16"} == narrow
+    assert found["float16"]["logits"] == "float16"
+    whole = found["bfloat16-parameters"]
+    assert {name for name, dtype in whole.items() if dtype == "float32"} == {
+        *("loss", "gradients", "optimizer_state")
+    }
+
+
+def test_loss_curves_of_each_precision(device: str, tmp_path: Path) -> None:
+    cases = loss_cases(steps=12)
+    found = run_sweep(
+        LOSSES, cases, lambda case: measure_losses(case, device), tmp_path,
+        device=device, version="1",
+    )  # fmt: skip
+    assert [row["status"] for row in found.rows] == ["ok"] * 4
+    for row in found.rows:
+        assert len(row["losses"].split()) == 12
+        assert row["final_loss"] < row["first_loss"]
+    assert all(abs(row["above_float32"]) < 0.1 for row in found.rows[1:])
+    assert "losses" not in (tmp_path / "precision-losses.md").read_text()
+    assert (tmp_path / "precision-losses.png").is_file()
+
+
+def test_without_float32_there_is_no_difference() -> None:
+    row = {"dtype": "bfloat16", "steps": 1, "seed": 0, "device": "cpu", "status": "ok"}
+    assert with_difference(row, []) == row
+    failed = {**row, "status": "error"}
+    assert with_difference(failed, []) == failed
+
+
+def test_bad_arguments_are_errors() -> None:
+    with pytest.raises(ArgumentError, match="count is 0"):
+        accumulation_cases([0])
+    with pytest.raises(ArgumentError, match="'int8'"):
+        dtype_cases(["int8"])
+    with pytest.raises(ArgumentError, match="steps is 0"):
+        loss_cases(steps=0)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from tensorgrad import nn
+from tensorgrad.bench.steps import RankTimer, StepSettings, training_step
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.train.ranks import OneProcess
+
+TINY = GPT2Config(vocab_size=64, context=8, layers=2, heads=2, width=16)
+
+
+def test_the_width_of_feed_forward_layers_can_be_chosen() -> None:
+    model = StepSettings(TINY, 2, hidden=24, attention="unfused", recompute=True).model("cpu")
+    for block in model.blocks:
+        assert isinstance(block, nn.TransformerBlock)
+        assert isinstance(block.feed_forward, nn.FeedForward)
+        assert block.feed_forward.up.weight.shape == (24, 16)
+        assert block.attention.kernel == "unfused"
+    assert model.recompute
+    wide = StepSettings(TINY, 2, "bfloat16-parameters").model("cpu")
+    assert {str(each.dtype) for each in wide.parameters()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-parameters"])
+def test_a_step_is_timed_and_its_memory_measured(precision: str, device: str) -> None:
+    timer = RankTimer(Comm(), device, 1)
+    line: dict[str, float] = {}
+    with timer.peak(line):
+        step = training_step(
+            StepSettings(TINY, 2, precision, micro_batches=2), OneProcess(), device
+        )
+        step()
+    assert line["peak MB"] > 0
+    assert ("device MB" in line) == (device != "cpu")
+    assert timer.seconds(step, 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch": 0}, "batch is 0"),
+        ({"precision": "int8"}, "precision is 'int8'"),
+        ({"batch": 3, "micro_batches": 2}, "expected a divisor of the batch, 3"),
+    ],
+)
+def test_bad_settings_are_errors(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        StepSettings(TINY, **arguments)  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorgrad.bench import sweep as sweep_module
+from tensorgrad.bench.pictures import new_figure, plot_lines
+from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown
+from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.files import locked
+
+
+def draw(rows: Sequence[Row]) -> dict[str, Any]:
+    figure = new_figure(title="squares")
+    plot_lines(figure.subplots(), rows, "n", "square", ("dtype",))
+    return {"": figure}
+
+
+def with_sum(row: Row, before: Sequence[Row]) -> Row:
+    squares = [each["square"] for each in before if each["status"] == "ok"]
+    return {**row, "sum": sum(squares) + row["square"]} if row["status"] == "ok" else row
+
+
+SQUARES = Sweep("squares", ("n", "dtype"), ("square", "sum"), draw, with_sum)
+CASES: list[Case] = [{"n": n, "dtype": "int64"} for n in range(1, 5)]
+
+
+def square(case: Case) -> Row:
+    return {"square": case["n"] ** 2}
+
+
+def run(folder: Path, measure: Any = square, cases: Sequence[Case] = CASES) -> SweepResult:
+    return run_sweep(SQUARES, cases, measure, folder, device="cpu", version="1.2.3")
+
+
+@pytest.fixture(autouse=True)
+def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:  # drawn in tests of the benchmarks
+    monkeypatch.setattr(sweep_module, "save", lambda figure, path: path.write_bytes(b"PNG"))
+
+
+def lines(folder: Path) -> list[dict[str, str]]:
+    with (folder / "squares.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
+    found = run(tmp_path / "new" / "out")
+    folder = tmp_path / "new" / "out"
+    assert [path.name for path in found.paths] == ["squares.csv", "squares.md", "squares.png"]
+    assert [row["sum"] for row in lines(folder)] == ["1", "5", "14", "30"]
+    assert lines(folder)[0] == {
+        "n": "1", "dtype": "int64", "square": "1", "sum": "1", "status": "ok", "message": "",
+        "device": "cpu", "version": "1.2.3",
+    }  # fmt: skip
+    assert (folder / "squares.md").read_text() == (
+        "dtype int64, device cpu\n\n| n | square | sum |\n| --- | --- | --- |\n"
+        "| 1 | 1 | 1 |\n| 2 | 4 | 5 |\n| 3 | 9 | 14 |\n| 4 | 16 | 30 |\n"
+    )
+
+
+def test_ctrl_c_keeps_finished_rows_and_a_second_start_measures_the_rest(tmp_path: Path) -> None:
+    def stopped(case: Case) -> Row:
+        if case["n"] == 3:
+            raise KeyboardInterrupt
+        assert len(lines(tmp_path)) == case["n"] - 1  # each row is on disk at once
+        return square(case)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, stopped)
+    assert [row["n"] for row in lines(tmp_path)] == ["1", "2"]
+    assert "| 2 | 4 | 5 |" in (tmp_path / "squares.md").read_text()
+    assert (tmp_path / "squares.png").is_file()
+    measured = []
+
+    def measure(case: Case) -> Row:
+        measured.append(case["n"])
+        return square(case)
+
+    found = run(tmp_path, measure)
+    assert (measured, found.skipped) == ([3, 4], 2)
+    assert [row["sum"] for row in found.rows] == [1, 5, 14, 30]
+
+
+def test_an_unfinished_line_is_measured_again(tmp_path: Path) -> None:
+    run(tmp_path, cases=CASES[:2])
+    path = tmp_path / "squares.csv"
+    path.write_text(path.read_text()[:-9])
+    found = run(tmp_path)
+    assert found.skipped == 1
+    assert [row["n"] for row in lines(tmp_path)] == ["1", "2", "3", "4"]
+
+
+def test_out_of_memory_is_a_row_and_memory_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OutOfMemoryError(RuntimeError):  # as PyTorch's, which is no MemoryError
+        pass
+
+    freed: list[None] = []
+    monkeypatch.setattr(sweep_module, "release", lambda: freed.append(None))
+
+    def measure(case: Case) -> Row:
+        if case["n"] == 2:
+            raise MemoryError("needs at least 9 GB,\n1 GB are free")
+        if case["n"] == 3:
+            raise OutOfMemoryError("CUDA error")
+        return square(case)
+
+    found = run(tmp_path, measure)
+    assert [row["status"] for row in found.rows] == ["ok", *["out of memory"] * 2, "ok"]
+    assert found.rows[1]["message"] == "needs at least 9 GB, 1 GB are free"
+    assert (found.failed, len(freed)) == (0, 4)
+    assert run(tmp_path).skipped == 4
+    text = (tmp_path / "squares.md").read_text()
+    assert "| 2 |  |  | out of memory | needs at least 9 GB, 1 GB are free |" in text
+
+
+def test_other_errors_are_rows_that_are_measured_again(tmp_path: Path) -> None:
+    def measure(case: Case) -> Row:
+        if case["n"] == 2:
+            raise ValueError(f"n | {'x' * 1000}")
+        return square(case)
+
+    found = run(tmp_path, measure)
+    assert found.failed == 1
+    assert [row["status"] for row in found.rows] == ["ok", "error", "ok", "ok"]
+    assert len(found.rows[1]["message"]) == 300
+    assert "n \\| x" in (tmp_path / "squares.md").read_text()
+    again = run(tmp_path)
+    assert (again.skipped, again.failed) == (3, 0)
+    assert [row["n"] for row in lines(tmp_path)] == ["1", "3", "4", "2"]
+
+
+def test_rows_of_other_cases_and_devices_stay_in_the_csv_only(tmp_path: Path) -> None:
+    run(tmp_path)
+    found = run_sweep(SQUARES, CASES[:1], square, tmp_path, device="GPU", version="2")
+    assert found.skipped == 0
+    assert [(row["n"], row["device"]) for row in found.rows] == [(1, "GPU")]
+    assert len(lines(tmp_path)) == 5
+
+
+def test_bad_files_are_errors_that_name_them(tmp_path: Path) -> None:
+    path = tmp_path / "squares.csv"
+    for text, kind, words in (
+        (b"n,square\n1,1\n", ArgumentError, "has the columns n, square, expected n, dtype"),
+        (b"\xff\xfe\n", DataError, "not in UTF-8"),
+        (b'"n,dtype\n', DataError, "expected a CSV of an earlier sweep"),
+    ):
+        path.write_bytes(text)
+        with pytest.raises(kind, match=words):
+            run(tmp_path)
+        assert path.read_bytes() == text
+    with pytest.raises(ArgumentError, match="no cases"):
+        run(tmp_path, cases=[])
+    path.write_bytes(b"")
+    assert run(tmp_path).skipped == 0
+
+
+def test_one_process_writes_to_a_folder(tmp_path: Path) -> None:
+    with locked(tmp_path / ".lock", wait=False), pytest.raises(ArgumentError, match="is in use"):
+        run(tmp_path)
+
+
+def test_results_are_columns(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="got results \\['cube'\\]"):
+        run(tmp_path, lambda case: {"square": 1, "cube": 1})
+
+
+def test_without_matplotlib_there_is_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    found = run(tmp_path)
+    assert not found.pictures
+    assert [path.name for path in found.paths] == ["squares.csv", "squares.md"]
+
+
+def test_a_table_without_rows() -> None:
+    assert to_markdown(SQUARES, []) == "no rows\n"
