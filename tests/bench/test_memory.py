@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def test_what_cannot_fit_is_an_error_before(device: str) -> None:
 
 
 def test_unknown_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_MEMINFO", memory.Path("/nowhere"))
+    monkeypatch.setattr(memory, "_MEMINFO", Path("/nowhere"))
     assert free_bytes("cpu") is None
     check_fits(1e30, "cpu")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tensorgrad.bench.model import (
 from tensorgrad.bench.sweep import run_sweep
 from tensorgrad.errors import ArgumentError
 
-TINY = {"layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 2, "vocab": 64}
+TINY: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 2, "vocab": 64}
 
 
 def test_the_five_sizes() -> None:
@@ -45,7 +46,14 @@ def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_memory_is_near_the_formula(recompute: bool) -> None:
-    sizes = {"layers": 4, "width": 256, "heads": 4, "context": 128, "batch": 2, "vocab": 500}
+    sizes: dict[str, Any] = {
+        "layers": 4,
+        "width": 256,
+        "heads": 4,
+        "context": 128,
+        "batch": 2,
+        "vocab": 500,
+    }
     [case] = model_cases(["small"], ["float32"], (0,), (recompute,), steps=1, **sizes)
     row = measure_model(case, "cpu")
     assert row["step_ratio"] == pytest.approx(1, abs=0.05)

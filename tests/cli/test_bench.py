@@ -30,7 +30,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_attention_prints_a_table_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, seen = attention_bench.measure_attention, []
+    measure = attention_bench.measure_attention
+    seen: list[sweep.Case] = []
 
     def stopped(case: sweep.Case, device: str) -> sweep.Row:
         if len(seen) == 2:
