@@ -273,7 +273,8 @@ def _draw_ratio(rows: Sequence[Row]) -> Any:
         for y, line in enumerate(table):
             for x, value in enumerate(line):
                 words = f"{value:.1f}" if value == value else "-"
-                axes.text(x, y, words, ha="center", va="center", color="white", fontsize=8)
+                color = "black" if value > 0.6 * max(known) else "white"
+                axes.text(x, y, words, ha="center", va="center", color=color, fontsize=8)
         figure.colorbar(picture, ax=axes, label="time of unfused / time of flash")
     return figure
 

@@ -279,7 +279,8 @@ def _draw_phases(rows: Sequence[Row]) -> Any:
     axes.set_xticks(places, [_name(row) for row in rows], fontsize=7)
     axes.set(ylabel="time (ms), with standard deviation")
     axes.grid(alpha=0.3, axis="y")
-    axes.legend()
+    axes.margins(y=0.2)  # for the legend
+    axes.legend(ncols=3, loc="upper center")
     return figure
 
 
@@ -300,7 +301,8 @@ def _draw_memory(rows: Sequence[Row]) -> Any:
     axes.set_xticks(range(len(rows)), [_name(row) for row in rows], fontsize=7)
     axes.set(ylabel="memory (GB)")
     axes.grid(alpha=0.3, axis="y")
-    axes.legend()
+    axes.margins(y=0.2)  # for the legend
+    axes.legend(ncols=3, loc="upper center")
     return figure
 
 
