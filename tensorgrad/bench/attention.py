@@ -104,15 +104,19 @@ def measure_attention(case: Case, device: str) -> Row:
         size = _SCORES[case["kernel"]] * scores * as_dtype(case["dtype"]).itemsize
         check_fits(size, device)
     passes = _PeerPasses if case["kernel"] == PEER else _Passes
-    row = passes.memory(shape, case, device)
-    run = passes(shape, case, device)
-    row["forward_ms"] = milliseconds_on(device, lambda _: run.forward())
-    row["backward_ms"] = _backward_milliseconds(run, device)
-    row["both_ms"] = milliseconds_on(device, lambda _: run.backward(run.forward()))
+    row = _times(passes(shape, case, device), device)
     amount = operations(shape, case["causal"])
     row["forward_tflops"] = amount / row["forward_ms"] / 1e9
     row["backward_tflops"] = 2.5 * amount / row["backward_ms"] / 1e9
-    return row
+    return row | passes.memory(shape, case, device)  # last: the first call allocates workspaces
+
+
+def _times(run: _Passes | _PeerPasses, device: str) -> Row:
+    return {
+        "forward_ms": milliseconds_on(device, lambda _: run.forward()),
+        "backward_ms": _backward_milliseconds(run, device),
+        "both_ms": milliseconds_on(device, lambda _: run.backward(run.forward())),
+    }
 
 
 def _backward_milliseconds(run: _Passes | _PeerPasses, device: str) -> float:

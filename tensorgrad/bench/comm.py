@@ -104,7 +104,7 @@ class CommBench:
     def _measure(self, case: Case, group: Comm, device: str) -> Row:
         dtype = as_dtype(case["dtype"])
         count = max(1, round(case["size_mb"] * 1e6 / dtype.itemsize))
-        check_fits(2.0 * count * dtype.itemsize, device)
+        _check_fits(2.0 * count * dtype.itemsize, device, group)
         array = backend.to_device(np.ones(count, dtype), device)
 
         def call() -> None:
@@ -133,6 +133,21 @@ class CommBench:
         synchronize(device)
         spent = (time.perf_counter() - begin) / calls
         return max(float(each) for each in group.all_gather_objects(spent))
+
+
+def _check_fits(size: float, device: str, group: Comm) -> None:
+    """Raise MemoryError on all ranks of a group where an array does not fit on one of them.
+
+    The others would wait in the all-reduce for the rank that failed.
+    """
+    problem = ""
+    try:
+        check_fits(size, device)
+    except MemoryError as error:
+        problem = str(error)
+    problems = [str(each) for each in group.all_gather_objects(problem) if each]
+    if problems:
+        raise MemoryError(problems[0])
 
 
 def draw_comm(rows: Sequence[Row]) -> dict[str, Any]:

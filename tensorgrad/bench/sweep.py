@@ -17,20 +17,21 @@ import io
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tensorgrad.bench.memory import is_out_of_memory, release
 from tensorgrad.bench.pictures import save
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import ArgumentError, CommError, DataError
 from tensorgrad.files import locked, make_folder, named_in_errors, replacing
 from tensorgrad.parallel.comm.collectives import Comm
 
 OK, OUT_OF_MEMORY, ERROR = "ok", "out of memory", "error"
 _ALWAYS = ("status", "message", "device", "version")
 _LONGEST = 300  # characters of a message
+_ATTEMPTS = 3  # of an exchange after a case
 
 Row = dict[str, Any]
 Case = Mapping[str, Any]
@@ -159,18 +160,33 @@ def _only_writer(folder: Path) -> ExitStack:
 def _outcome(measure: Callable[[Case], Row], case: Case, comm: Comm) -> Row:
     """Return the results of a case, or why there are none; memory is free again after that."""
     row: Row
+    caused = True  # False: only the failure of another rank
     try:
         row = {"status": OK, "message": "", **measure(case)}
     except Exception as error:
         status = OUT_OF_MEMORY if is_out_of_memory(error) else ERROR
         row = {"status": status, "message": _in_a_line(error)}
+        caused = not isinstance(error, CommError)
         traceback.clear_frames(error.__traceback__)  # which hold arrays
     release()
-    found = comm.all_gather_objects([row["status"], row["message"]])
-    for rank, (status, message) in enumerate(found):
-        if status != OK and row["status"] == OK:
-            row = {"status": status, "message": f"rank {rank}: {message}"}
+    found = _of_all_ranks(comm, [row["status"], row["message"], caused])
+    failures = [(rank, *each) for rank, each in enumerate(found) if each[0] != OK]
+    for rank, status, message, _ in sorted(failures, key=lambda each: not each[3])[:1]:
+        words = message if rank == comm.rank else f"rank {rank}: {message}"
+        row = {"status": status, "message": words}
     return row
+
+
+def _of_all_ranks(comm: Comm, value: list[Any]) -> list[Any]:
+    """Return the values of all ranks.
+
+    Where a case fails on one rank alone, its next call is this one, and that of another rank is one
+    of the case. Both are errors; the other rank comes here then.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(CommError):
+            return comm.all_gather_objects(value)
+    return comm.all_gather_objects(value)
 
 
 def _in_a_line(error: BaseException) -> str:

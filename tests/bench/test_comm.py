@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tensorgrad.bench.comm import comm_cases, draw_comm
 from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.comm.collectives import Comm
+from tests.ranks import run_ranks
 
 
 class _Ranks(Comm):
@@ -44,3 +47,8 @@ def test_bad_arguments_are_errors(arguments: dict[str, object], message: str) ->
 def test_one_rank_has_nothing_to_reduce() -> None:
     with pytest.raises(ArgumentError, match="got one rank, expected several"):
         comm_cases(Comm())
+
+
+@pytest.mark.mpi
+def test_memory_that_one_rank_of_a_group_lacks_is_a_row(tmp_path: Path) -> None:
+    run_ranks(Path(__file__).with_name("comm_ranks.py"), 3, [tmp_path])

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,19 @@ from tensorgrad.bench.sweep import Row, run_sweep
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel.comm.collectives import Comm
+from tests.source_tree import ROOT
 
 TINY = MatrixSettings(GPT2Config(64, 8, 2, 2, 16), 24, 2, "float32", 1, 1000)
+PEAKS = """
+from tensorgrad.bench.matrix import MatrixBench, MatrixSettings, matrix_cases
+from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.parallel.comm.collectives import Comm
+
+settings = MatrixSettings(GPT2Config(64, 8, 2, 2, 16), 24, 2, "float32", 1, 1000)
+bench = MatrixBench(settings, Comm(), "cpu")
+(case,) = matrix_cases(settings, 1, ["flash"], ["none"])
+print(*(bench(case)["peak_mb"] for _ in range(2)))
+"""
 
 
 def test_the_defaults_are_the_published_setting() -> None:
@@ -63,3 +77,17 @@ def test_bad_arguments_are_errors() -> None:
         MatrixSettings(tokens=0)
     with pytest.raises(ArgumentError, match="dtype is 'int8'"):
         MatrixSettings(dtype="int8")
+
+
+def test_the_first_case_has_no_more_memory_than_the_next() -> None:
+    """The process is new: what it allocates once would else be memory of the mode none."""
+    result = subprocess.run(
+        [sys.executable, "-c", PEAKS],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    first, second = map(float, result.stdout.split())
+    assert first == pytest.approx(second, rel=0.15)

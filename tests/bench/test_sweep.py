@@ -12,6 +12,7 @@ from tensorgrad.bench.pictures import new_figure, plot_lines
 from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked
+from tests.ranks import run_ranks
 
 
 def draw(rows: Sequence[Row]) -> dict[str, Any]:
@@ -181,3 +182,9 @@ def test_without_matplotlib_there_is_a_table(
 
 def test_a_table_without_rows() -> None:
     assert to_markdown(SQUARES, []) == "no rows\n"
+
+
+@pytest.mark.mpi
+def test_a_case_that_fails_on_one_rank_is_a_row_and_the_others_follow(tmp_path: Path) -> None:
+    run_ranks(Path(__file__).with_name("sweep_ranks.py"), 2, [tmp_path])
+    assert (tmp_path / "lopsided.md").exists()
