@@ -18,6 +18,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     nbformat: Any = pytest.importorskip("nbformat", reason="nbformat is not installed")
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
     monkeypatch.setenv("STEPS", "12")
+    monkeypatch.setenv("DATA", str(ROOT / "docs" / "performance.md"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
