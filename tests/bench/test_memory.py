@@ -16,10 +16,10 @@ def test_the_peak_counts_what_was_freed_and_what_is_kept(device: str) -> None:
         kept = xp.ones(1 << 20, np.uint8)
         del_me = xp.ones(1 << 22, np.uint8)
         del del_me
-        assert peak.bytes == pytest.approx(5 << 20, rel=0.02)
+        assert peak.bytes == pytest.approx(5 << 20, rel=0.05)
         peak.reset()
-        assert peak.bytes == pytest.approx(kept.nbytes, rel=0.02)
-    assert peak.bytes == pytest.approx(kept.nbytes, rel=0.02)
+        assert peak.bytes == pytest.approx(kept.nbytes, rel=0.05)
+    assert peak.bytes == pytest.approx(kept.nbytes, rel=0.05)
 
 
 def test_what_cannot_fit_is_an_error_before(device: str) -> None:
