@@ -13,13 +13,14 @@ from tensorgrad.bench.memory import check_fits, free_bytes, is_out_of_memory, pe
 def test_the_peak_counts_what_was_freed_and_what_is_kept(device: str) -> None:
     xp = backend.namespace_on(device)
     with peak_memory(device) as peak:
-        kept = xp.ones(1 << 20, np.uint8)
-        del_me = xp.ones(1 << 22, np.uint8)
+        # On a CPU all of Python is traced, other threads of this process too: KB beside 16 MiB.
+        kept = xp.ones(1 << 24, np.uint8)
+        del_me = xp.ones(1 << 26, np.uint8)
         del del_me
-        assert peak.bytes == pytest.approx(5 << 20, rel=0.05)
+        assert peak.bytes == pytest.approx(5 << 24, rel=0.02)
         peak.reset()
-        assert peak.bytes == pytest.approx(kept.nbytes, rel=0.05)
-    assert peak.bytes == pytest.approx(kept.nbytes, rel=0.05)
+        assert peak.bytes == pytest.approx(kept.nbytes, rel=0.02)
+    assert peak.bytes == pytest.approx(kept.nbytes, rel=0.02)
 
 
 def test_what_cannot_fit_is_an_error_before(device: str) -> None:
