@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyclopts import App
+from cyclopts.exceptions import CycloptsError
 
 from tensorgrad import __version__
 from tensorgrad.command import command
@@ -71,7 +72,7 @@ def _on_ranks(given: list[str]) -> int:
                 wrong = {"status": 0}
             else:
                 app.parse_args(given, exit_on_error=False, print_error=False)
-        except Exception as error:
+        except (CycloptsError, TensorgradError) as error:
             logging.error("%s", error)
             wrong = {"status": 1}
     wrong = comm.broadcast_object(wrong)
