@@ -142,12 +142,12 @@ def test_markdown_and_csv(two: list[Path]) -> None:
 
 
 def test_text_of_a_run_stays_text(two: list[Path]) -> None:
-    evil = f"|x`y*{EVIL}\x1b[31m\n\r"
+    evil = f"\x1b[31m|x`y*{EVIL}\n\r"
     change(two[1] / "config.json", data=evil)
     change(two[1] / "environment.json", gpu=evil)
     found = compare(two)
     terminal = to_text(found, 200)
-    assert "\\x1b[31m" in to_text(found, 2000) or "..." in terminal
+    assert "\\x1b[31m" in terminal
     assert not {"\x1b", "\r", "\u202e"} & set(terminal)
     markdown = to_markdown(found)
     assert "<script>" not in markdown
