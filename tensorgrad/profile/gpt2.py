@@ -141,12 +141,19 @@ def profile_step(
     rank = 0 if comm is None else comm.rank
     found = StepProfile(settings, "", run.model.config.parameters, seconds)
     if "time" in what:
-        with Profiler(run.model, nvtx=nvtx, source=source, rank=rank) as profiler:
-            for number in range(steps):
-                progress("time", number, steps)
-                run()
-            run.wait()
-        recording = profiler.recording
+
+        def record(count: int, stage: str) -> Recording:
+            with Profiler(run.model, nvtx=nvtx, source=source, rank=rank) as profiler:
+                if comm is not None:
+                    comm.barrier()  # profilers do not start equally fast
+                for number in range(count):
+                    progress(stage, number, count)
+                    run()
+                run.wait()
+            return profiler.recording
+
+        record(1, "warm-up of the profiler")
+        recording = record(steps, "time")
         ceilings = None
         if rank == 0:  # which writes the tables
             progress("ceilings", 0, 1)

@@ -30,7 +30,14 @@ from tensorgrad.profile.memory import MemoryRecording, MemoryTracker, user_line
 from tensorgrad.profile.nvtx import nvtx_functions
 from tensorgrad.profile.recording import CONTAINERS, Kind, Range, Recording, Transfer
 from tensorgrad.profile.sources import TimeSource, choose
-from tensorgrad.profile.work import backward_bytes, backward_flops, forward_flops, nbytes
+from tensorgrad.profile.work import (
+    backward_bytes,
+    backward_flops,
+    forward_bytes,
+    forward_flops,
+    nbytes,
+    product_dtype,
+)
 
 _HOLDS_PHASES = ("", "step")  # a layer outside any other phase is forward
 
@@ -203,8 +210,8 @@ class Profiler:
         end = time.perf_counter_ns()
         shapes = tuple([() if each is None else _shape(each) for each in inputs])
         flops = forward_flops(name, inputs, output, saved)
-        moved = nbytes((output, *(getattr(each, "data", None) for each in inputs)))
-        facts = shapes, output.dtype, flops, moved
+        dtype = product_dtype(output, inputs, saved) if flops else output.dtype
+        facts = shapes, dtype, flops, forward_bytes(name, output, inputs)
         line = "" if self._tracker is None else user_line()
         if node is not None:
             self._recorded[id(node)] = thread.layer, flops, line
@@ -230,9 +237,10 @@ class Profiler:
             end = time.perf_counter_ns()
             several = isinstance(dy, list)
             first = next(each for each in dy if each is not None) if several else dy
-            moved = backward_bytes(node.name, (*(dy if several else (dy,)), *saved, *found))
+            moved = backward_bytes(node.name, dy if several else (dy,), saved, found)
             flops = backward_flops(node.name, flops, needs)
-            facts = (first.shape,), first.dtype, flops, moved
+            dtype = product_dtype(first, (), saved) if flops else first.dtype
+            facts = (first.shape,), dtype, flops, moved
             return found
         finally:
             self._end(thread, opened, end, facts)

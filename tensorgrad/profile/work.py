@@ -12,9 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 from tensorgrad.backend import Shape
+from tensorgrad.dtypes import Dtype, is_float
 from tensorgrad.kernels.attention.options import AttentionOptions
 
 _Shapes = list[Shape]
+_LOOKUPS = ("embedding", "getitem", "take", "take_along_axis")
 
 
 def forward_flops(name: str, inputs: Sequence[Any], output: Any, saved: tuple[Any, ...]) -> float:
@@ -42,9 +44,37 @@ def backward_flops(name: str, flops: float, needs: Sequence[Any]) -> float:
     return 2 * flops
 
 
-def backward_bytes(name: str, arrays: Iterable[Any]) -> int:
+def product_dtype(output: Any, inputs: Sequence[Any], saved: Iterable[Any]) -> Dtype:
+    """Return the dtype in which an op multiplies matrices: the narrowest of its arrays.
+
+    The loss with its linear layer has a float32 result, and under autocast operands are float32.
+    """
+    dtypes = [getattr(each, "dtype", output.dtype) for each in (*inputs, *saved)]
+    floats = [dtype for dtype in dtypes if is_float(dtype)]
+    return min((output.dtype, *floats), key=lambda dtype: dtype.itemsize)
+
+
+def forward_bytes(name: str, output: Any, inputs: Sequence[Any]) -> int:
+    """Return the bytes that an op must move: its operands and its result, each once.
+
+    Of what it looks up in a table, an op reads as much as it writes.
+    """
+    arrays = [getattr(each, "data", None) for each in inputs]
+    if name in _LOOKUPS:
+        return nbytes((output, *arrays[1:])) + nbytes((output,))
+    return nbytes((output, *arrays))
+
+
+def backward_bytes(
+    name: str, dy: Iterable[Any], saved: Sequence[Any], gradients: Sequence[Any]
+) -> int:
     """Return the bytes that a backward must move, of dy, saved arrays and gradients; 0: unknown."""
-    return 0 if name == "linear_cross_entropy" else nbytes(arrays)  # its gradients exist already
+    if name == "linear_cross_entropy":
+        return 0  # its gradients exist already
+    if name == "multiply":  # the gradient of one operand needs the other
+        saved = [each for each, other in zip(saved, reversed(gradients), strict=False)
+                 if other is not None]  # fmt: skip
+    return nbytes((*dy, *saved, *gradients))
 
 
 def nbytes(values: Iterable[Any]) -> int:

@@ -33,7 +33,8 @@ def test_a_profile_and_its_files(tmp_path: Path) -> None:
         settings, steps=2, warmup=1, progress=lambda stage, done, total: stages.append(stage)
     )
     assert stages == [
-        *("warm-up", "without profiler", "without profiler", "time", "time", "ceilings"),
+        *("warm-up", "without profiler", "without profiler", "warm-up of the profiler"),
+        *("time", "time", "ceilings"),
         *("memory", "memory"),
     ]
     written = write_step_profile(found, tmp_path)

@@ -79,3 +79,23 @@ def test_bytes_are_those_of_operands_and_results() -> None:
     w, b = leaf(20), leaf(20)
     both = recorded(lambda: tg.add_layer_norm(x, leaf(10, 20), w, b)[1])
     assert both["add_layer_norm", "op"].nbytes >= 4 * 800 + 160  # with both results
+
+
+def test_bytes_that_are_not_read_do_not_count() -> None:
+    table, ids = leaf(100, 8), np.zeros(5, np.int64)
+    found = recorded(lambda: tg.embedding(table, ids))
+    assert found["embedding", "op"].nbytes == 2 * 5 * 8 * 4  # rows of the table, and the result
+    x, scale = leaf(10, 20), Tensor(np.ones((10, 20), "float32"))
+    found = recorded(lambda: x * scale)
+    assert found["multiply", "backward"].nbytes == 3 * 800  # dy, scale, dx
+
+
+def test_the_dtype_of_a_product_is_that_of_its_operands() -> None:
+    targets = np.zeros(3, np.int64)
+    x, weight = [Tensor(np.ones(s), requires_grad=True) for s in ((3, 4), (7, 4))]
+    x, weight = x.astype("bfloat16"), weight.astype("bfloat16")
+    found = recorded(lambda: tg.linear_cross_entropy(x, weight, targets))
+    assert found["linear_cross_entropy", "op"].dtype == "bfloat16"
+    with tg.autocast("bfloat16"):
+        found = recorded(lambda: leaf(3, 4) @ leaf(4, 5))
+    assert found["matmul", "op"].dtype == found["matmul", "backward"].dtype == "bfloat16"
