@@ -109,6 +109,13 @@ class Buckets:
         self._handles = []
         self._begin()
 
+    def reset(self) -> None:
+        """Begin again: backward did not reach the end."""
+        for handle in self._handles:
+            handle.abandon()
+        self._handles = []
+        self._begin()
+
     def _begin(self) -> None:
         self._next = len(self._names) - 1
         for missing, names in zip(self._missing, self._names, strict=True):

@@ -167,6 +167,11 @@ class DataParallel(ShardedRanks):
         self._comm.all_reduce(sums)
         return [float(each) for each in sums]
 
+    def reset(self) -> None:
+        """Forget a step that did not reach its end."""
+        if self._buckets is not None:
+            self._buckets.reset()
+
     def _agreed_parameters(self, model: Module, settings: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the trained parameters, after checking that all ranks have the same."""
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}

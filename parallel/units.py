@@ -115,11 +115,19 @@ class Units:
         self._last = self._count - 1
 
     def invalidate(self) -> None:
-        """Gather again from now on, starting with the first unit: the parameters have changed."""
+        """Gather again from now on: the parameters have changed. Nothing is in flight then."""
         for slot in range(SLOTS):
             self._wait_for_gather(slot)
         self._unit_in_slot = [None] * SLOTS
-        self._start_gather(0)
+
+    def reset(self) -> None:
+        """Begin again: forward or backward did not reach the end."""
+        for handle in (*self._gathers.values(), *self._scatters.values()):
+            handle.abandon()
+        self._gathers.clear()
+        self._scatters.clear()
+        self._unit_in_slot = [None] * SLOTS
+        self._last = self._count - 1
 
     def _with_hooks(self, unit: int, module: Module) -> Callable[..., Any]:
         forward = module.forward

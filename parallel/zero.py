@@ -124,7 +124,7 @@ class Zero(DataParallel):
         self._comm.all_reduce(array)
 
     def after_step(self) -> None:
-        """Gather updated parameters; of blocks in stage 3 only the first, for the next forward."""
+        """Gather updated parameters; those of blocks in stage 3 only in the next forward."""
         flat = self._prepared()
         handles = [
             self._comm.all_gather(piece.data, whole, wait=False)
@@ -153,6 +153,12 @@ class Zero(DataParallel):
         for _ in range(int(max(counts)) - len(batches)):
             self._units.gather_all()
         return result
+
+    def reset(self) -> None:
+        """Forget a step that did not reach its end."""
+        super().reset()
+        if self.stage > 1 and self._sharded is not None:
+            self._units.reset()
 
     @contextmanager
     def _each_backward(self) -> Iterator[None]:

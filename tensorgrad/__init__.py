@@ -1,8 +1,8 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
 
 Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors,
-kernels, models, nn, ops, optim, parallel, random, train and weights, and what each of them lists
-in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be imported.
+graph, kernels, models, nn, ops, optim, parallel, random, train and weights, and what each of them
+lists in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be imported.
 """
 
 from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
@@ -11,7 +11,7 @@ from tensorgrad.tensor import Tensor  # before the ops: they import it, and it i
 # isort: split
 from pathlib import Path
 
-from tensorgrad import nn, optim, random
+from tensorgrad import graph, nn, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
 from tensorgrad.gradcheck import gradcheck
@@ -67,6 +67,7 @@ __all__ = [
     "from_dlpack",
     "grad",
     "gradcheck",
+    "graph",
     "nn",
     "no_grad",
     "on_grad_ready",

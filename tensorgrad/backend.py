@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -95,8 +96,17 @@ def memory_bytes() -> tuple[int, int]:
     The pool keeps what arrays no longer use: the second number is the peak of the first, rounded up
     to the pool's blocks.
     """
-    pool = cupy.get_default_memory_pool()
-    return int(pool.used_bytes()), int(pool.total_bytes())
+    pools = [cupy.get_default_memory_pool(), *_pools]
+    used, reserved = zip(*((pool.used_bytes(), pool.total_bytes()) for pool in pools), strict=True)
+    return int(sum(used)), int(sum(reserved))
+
+
+_pools: WeakSet[Any] = WeakSet()  # besides the default one
+
+
+def add_pool(pool: Any) -> None:
+    """Let `memory_bytes` count what has `used_bytes()` and `total_bytes()`, while it lives."""
+    _pools.add(pool)
 
 
 def use_device(device: str) -> str:

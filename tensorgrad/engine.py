@@ -41,6 +41,7 @@ class _Mode(threading.local):
     grad_enabled = True
     inside_grad = False
     autocast: Casts | None = None  # of the operands of matrix products; see amp.py
+    capture: Any = None  # what is noted of a step that becomes a CUDA graph; see graph.py
 
 
 mode = _Mode()
@@ -484,5 +485,7 @@ def check_assignable(op: str, tensor: Tensor) -> None:
 
 def mark_assigned(array: Array) -> None:
     """Note that elements of an array changed, so that no graph that saved them is used on."""
+    if mode.capture is not None:
+        mode.capture.assigned.append(array)
     if array.size:
         _versions.note(array)

@@ -15,6 +15,7 @@ __all__ = [
     "DeviceError",
     "DtypeError",
     "GradError",
+    "GraphError",
     "KernelError",
     "OutOfRangeError",
     "ShapeError",
@@ -49,6 +50,10 @@ class DeviceError(TensorgradError, RuntimeError):
 
 class GradError(TensorgradError, RuntimeError):
     """A gradient cannot be computed."""
+
+
+class GraphError(TensorgradError, RuntimeError):
+    """A step cannot be captured into a CUDA graph."""
 
 
 class KernelError(TensorgradError, RuntimeError):

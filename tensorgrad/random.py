@@ -35,7 +35,8 @@ from tensorgrad.dtypes import (
     is_float,
     uint64,
 )
-from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.engine import mode
+from tensorgrad.errors import ArgumentError, DtypeError, GraphError
 from tensorgrad.kernels.random import Key
 from tensorgrad.operands import float_tensor, tensor_of
 from tensorgrad.tensor import Tensor
@@ -110,7 +111,15 @@ class Generator:
         """Take a draw number for an op that generates its own random numbers (see `philox`).
 
         Each call gets another one, in whichever thread.
+
+        Raises:
+            GraphError: a step is being captured whose replays would draw the same numbers again.
         """
+        if mode.capture is not None and self.offset is None:
+            raise GraphError(
+                "random: a captured step draws from a generator of its own, expected the default "
+                "one: replays count only its draws on"
+            )
         with _lock:
             key = Key(self._seed, self._draw, self._stream, self.offset)
             self._draw = (self._draw + 1) % 2**64
@@ -292,7 +301,10 @@ def seed(seed: int) -> None:
 
     Raises:
         ArgumentError: seed is outside 0 to 2^64 - 1.
+        GraphError: in a captured step, whose replays would not seed.
     """
+    if mode.capture is not None:
+        raise GraphError("random.seed: called in a captured step, expected it before the step")
     default.set_state({"seed": seed, "draw": 0})
 
 

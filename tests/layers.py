@@ -12,12 +12,12 @@ from tests.source_tree import ROOT, examples, library
 LAYERS: dict[str, tuple[str, ...]] = {
     "ground: devices, types, files": (
         *("errors", "interrupt", "dtypes", "backend", "files", "readers", "command"),
-        *("ranges", "checks", "accumulation", "special", "dlpack", "weights", "gpu"),
+        *("ranges", "checks", "accumulation", "special", "dlpack", "weights", "gpu", "callers"),
     ),
     "kernels: how an op runs on a GPU": ("kernels",),
     "tensors and differentiation": (
         *("arrays", "philox", "engine", "tensor", "operands", "autograd", "amp", "random"),
-        *("recompute", "gradcheck", "interop"),
+        *("recompute", "gradcheck", "interop", "graph"),
     ),
     "ops: what an op is": ("ops",),
     "layers and optimizers": ("nn", "optim"),

@@ -30,8 +30,13 @@ class Handle:
         Raises:
             CommError: the network fails, or `recv` gets another array than it expects.
         """
-        finish, self._finish = self._finish, None
-        if self._open is not None:
-            self._open.discard(self)
+        finish = self._finish
+        self.abandon()
         if finish is not None:
             finish()
+
+    def abandon(self) -> None:
+        """Never wait: the call was part of a CUDA graph that was not completed."""
+        self._finish = None
+        if self._open is not None:
+            self._open.discard(self)

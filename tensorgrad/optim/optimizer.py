@@ -20,7 +20,7 @@ from tensorgrad import backend, engine, ranges
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.dtypes import compute_dtype, float64
-from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.optim import Update
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
@@ -89,8 +89,17 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        """Set the learning rate, without waiting for the device."""
+        """Set the learning rate, without waiting for the device.
+
+        Raises:
+            GraphError: in a captured step, whose replays would set the same rate again.
+        """
         check_range(type(self).__name__, "lr", value)
+        if engine.mode.capture is not None:
+            raise GraphError(
+                f"{type(self).__name__}: lr is set in a captured step, whose replays would set the "
+                "same again; expected it before the step"
+            )
         self._lr = float(value)
         self._set(LR, self._lr)
 

@@ -9,18 +9,13 @@ for NumPy's arrays, a memory hook for CuPy's. Tests: tests/profile/test_memory.p
 
 from __future__ import annotations
 
-import sys
 import time
 import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, is_array
@@ -30,12 +25,6 @@ KINDS = (
     *("parameters", "optimizer", "gradients", "activations", "activation gradients"),
     *("other", "workspace"),
 )
-_PACKAGE = str(Path(backend.__file__).parent)
-_MODELS = str(Path(_PACKAGE) / "models")  # which users read and change: user code
-_REAL = tuple(str(Path(_PACKAGE, name).resolve()) for name in ("", "parallel"))
-_REAL_MODELS = str(Path(_MODELS).resolve())
-_NUMPY = str(Path(np.__file__).parent)  # its errstate wraps the walk of backward
-_STANDARD = str(Path(weakref.__file__).parent)
 _BEFORE = -1  # the place of an array that is older than the recording
 
 
@@ -364,34 +353,6 @@ def _arrays(saved: Iterable[Any], depth: int = 2) -> Iterator[Array]:
             yield each
         elif isinstance(each, tuple | list) and depth:
             yield from _arrays(each, depth - 1)
-
-
-def user_line() -> str:
-    """Return the innermost line of user code, as "file.py:12": outside the library, or a model."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if _is_user(frame.f_code.co_filename):
-            return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
-
-
-@cache
-def _is_user(filename: str) -> bool:
-    if filename.startswith((_MODELS, _REAL_MODELS)):
-        return True
-    if filename.startswith((_PACKAGE, *_REAL, _NUMPY, "<frozen", "<string")):
-        return False
-    return not filename.startswith(_STANDARD) or "site-packages" in filename
-
-
-@cache
-def _shown(filename: str) -> str:
-    """Return a path relative to the working directory, or to the folder of the library."""
-    for folder in (Path.cwd(), Path(_PACKAGE).parent):
-        if Path(filename).is_relative_to(folder):
-            return str(Path(filename).relative_to(folder))
-    return filename
 
 
 def allocator_of(device: str) -> Allocator:

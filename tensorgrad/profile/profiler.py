@@ -22,11 +22,12 @@ from dataclasses import replace
 from typing import Any, Self
 
 from tensorgrad import backend, ranges
+from tensorgrad.callers import user_line
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.profile import memory as memory_module
-from tensorgrad.profile.memory import MemoryRecording, MemoryTracker, user_line
+from tensorgrad.profile.memory import MemoryRecording, MemoryTracker
 from tensorgrad.profile.nvtx import nvtx_functions
 from tensorgrad.profile.recording import CONTAINERS, Kind, Range, Recording, Transfer
 from tensorgrad.profile.sources import TimeSource, choose

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import backend, random, ranges
+from tensorgrad import backend, graph, random, ranges
 from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
+from tensorgrad.errors import ArgumentError, CheckpointError, GraphError, TrainingError
 from tensorgrad.files import finite, make_folder
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
@@ -164,6 +164,9 @@ class Trainer:
         self._sampler, self._sample_every = sample, sample_every
         self._callbacks = tuple(callbacks)
         self._device = backend.device_of(optimizer.hyper)
+        self._captured: graph.Captured | None = None
+        if settings.capture and self._device != "cpu":
+            self._captured = graph.capture(self._whole_step, self._device)
         self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
         self._pending: list[tuple[int, float, Array, Array]] = []  # step, rate, loss, norm
         self._skipped = 0
@@ -357,27 +360,62 @@ class Trainer:
 
     def _train_step(self, batch: Batch) -> None:
         """Take one step, completely or not at all; append its loss and norm to `_pending`."""
-        settings, optimizer, before = self.settings, self.optimizer, self.step
+        before = self.step
         generator = random.get_state()
         # Several processes end together, and in this block they may wait for each other.
         whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
+        check_parts(len(batch[0]), self.settings.micro_batches, self._ranks.ranks)
         try:
-            optimizer.zero_grad()
-            parts = _parts(batch, settings.micro_batches, self._ranks.ranks)
-            moved = [_moved(part, self._device) for part in parts]
-            total = self._ranks.compute_gradients(self._loss, moved, self.scaler)
-            optimizer.lr = self._schedule(self.step)
-            clip = settings.clip or math.inf
-            with whole:
-                norm = optimizer.step(clip, self.scaler, self._ranks.reduce_norm)
-                self._ranks.after_step()
-                self.step += 1
-                self._pending.append((self.step, optimizer.lr, total, norm))
-                self._measured = {}
+            arrays = _moved(batch, self._device)
+            self.optimizer.lr = self._schedule(self.step)
+            if self._captured is not None:
+                with whole:
+                    self._done(*self._replay(arrays))
+            else:
+                total = self._gradients(*arrays)
+                with whole:
+                    self._done(total, self._update())
         except BaseException:
             if self.step == before:
                 random.set_state(generator)
             raise
+
+    def _replay(self, arrays: Batch) -> tuple[Array, Array]:
+        """Take a step as a CUDA graph; if that is not possible, eagerly from now on."""
+        assert self._captured is not None
+        generator = random.get_state()
+        try:
+            total, norm = self._captured(*arrays)
+            return total, norm
+        except GraphError as error:
+            _log.info("steps are not captured: %s", error)
+        self._captured = None
+        self._ranks.reset()
+        random.set_state(generator)
+        return self._whole_step(*arrays)
+
+    def _whole_step(self, *arrays: Array) -> tuple[Array, Array]:
+        return self._gradients(*arrays), self._update()
+
+    def _gradients(self, *arrays: Array) -> Array:
+        """Compute the gradients of a batch; return the sum of the losses of its parts."""
+        self.optimizer.zero_grad()
+        parts = list(_parts(arrays, self.settings.micro_batches))
+        return self._ranks.compute_gradients(self._loss, parts, self.scaler)
+
+    def _update(self) -> Array:
+        """Update the parameters; return the gradient norm."""
+        clip = self.settings.clip or math.inf
+        norm = self.optimizer.step(clip, self.scaler, self._ranks.reduce_norm)
+        self._ranks.after_step()
+        assert norm is not None
+        return norm
+
+    def _done(self, total: Array, norm: Array) -> None:
+        """Count a step."""
+        self.step += 1
+        self._pending.append((self.step, self.optimizer.lr, total, norm))
+        self._measured = {}
 
     def _read(self, asked: signal.Signals | None) -> signal.Signals | None:
         """Log the pending losses; return the signal that asked any rank to stop, or None."""
@@ -478,10 +516,9 @@ def check_parts(rows: int, count: int, ranks: int) -> None:
         )
 
 
-def _parts(batch: Batch, count: int, ranks: int) -> Iterator[Batch]:
+def _parts(batch: Batch, count: int) -> Iterator[Batch]:
     """Cut the rows of this rank into equal parts."""
     rows = len(batch[0])
-    check_parts(rows, count, ranks)
     size = rows // count
     for start in range(0, rows, size):
         yield tuple(array[start : start + size] for array in batch)

@@ -125,6 +125,9 @@ class Ranks:
     def after_step(self) -> None:
         """Give all ranks the parameters that other ranks have updated."""
 
+    def reset(self) -> None:
+        """Forget a step that did not reach its end, whose collectives did not run."""
+
     def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
         """Return the sum over this rank's batches of mean loss * rows, and the number of rows."""
         total, rows = np.zeros(()), 0

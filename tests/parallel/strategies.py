@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, checkpoint, nn, optim, parallel, random
+from tensorgrad import Tensor, backend, checkpoint, graph, nn, optim, parallel, random
 from tensorgrad.errors import ArgumentError, CommError, GradError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import LossScaler, Optimizer
@@ -103,6 +103,7 @@ def train(
     dtype: str = "float32",
     scaler: LossScaler | None = None,
     make: Callable[[Any], Optimizer] = adamw,
+    captured: bool = False,
 ) -> Run:
     """Train from the same start on the same data, whatever the ranks."""
     random.seed(3)
@@ -118,14 +119,22 @@ def train(
         found: Tensor = model(x, y)
         return found
 
-    for step in range(steps):
+    def take(*arrays: Array) -> Any:
         optimizer.zero_grad()
-        parts = parts_of(batch(step, config), ranks, accumulate)
+        parts = [tuple(arrays[i : i + 2]) for i in range(0, len(arrays), 2)]
         total = ranks.compute_gradients(loss, parts, scaler)
         norm = optimizer.step(clip, scaler, ranks.reduce_norm)
         ranks.after_step()
+        return total, norm
+
+    one_step: Any = graph.capture(take) if captured else take
+    for step in range(steps):
+        parts = parts_of(batch(step, config), ranks, accumulate)
+        total, norm = one_step(*(array for part in parts for array in part))
         losses.append(ranks.sum([float(total) / accumulate])[0] / ranks.ranks)
         norms.append(0.0 if norm is None else float(norm))
+    if captured:
+        assert one_step.graphs == 1
     return Run(model, optimizer, ranks, losses, norms)
 
 
@@ -184,6 +193,23 @@ def check_without_clipping_every_bit_is_equal(comm: Comm, folder: Path) -> None:
             bits = expected[name].reshape(-1)[values].tobytes()
             assert backend.to_numpy(data).tobytes() == bits, f"{strategy}: {name}"
     same(naive, train(OneProcess(), clip=None, steps=3))
+
+
+def check_captured_steps(comm: Comm, folder: Path) -> None:
+    """A step is one CUDA graph with the collectives inside, for the bits of eager steps."""
+    if Here.device == "cpu":
+        return
+    config = replace(ODD, dropout=0.2)
+    for name, make in STRATEGIES.items():
+        eager, found = (
+            train(make(comm), config=config, steps=6, accumulate=2, captured=captured)
+            for captured in (False, True)
+        )
+        assert (eager.losses, eager.norms) == (found.losses, found.norms), name
+        for one, other in zip(
+            eager.optimizer.flat.owned(), found.optimizer.flat.owned(), strict=True
+        ):
+            assert backend.to_numpy(one.data).tobytes() == backend.to_numpy(other.data).tobytes()
 
 
 def check_accumulation(comm: Comm, folder: Path) -> None:

@@ -80,6 +80,49 @@ def test_a_run_in_pieces_equals_one_in_one(tmp_path: Path, dtype: str, micro_bat
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16-parameters", "float16"])
+def test_captured_steps_are_those_of_an_eager_run(tmp_path: Path, dtype: str) -> None:
+    """With dropout and accumulation; a run in pieces too, of which one is eager."""
+    options: dict[str, Any] = {"dtype": dtype, "micro_batches": 2, "model_device": "cuda:0"}
+    eager = make_trainer(tmp_path / "eager", capture=False, **options)
+    eager.run()
+    whole = make_trainer(tmp_path / "captured", **options)
+    whole.run()
+    for number, stop_after in enumerate((7, 5, 12)):
+        pieces = make_trainer(
+            tmp_path / "pieces", stop_after=stop_after, capture=number != 1, **options
+        )
+        assert pieces.resume() == (number > 0)
+        pieces.run()
+    expected = bits(eager), metrics(tmp_path / "eager")
+    assert (bits(whole), metrics(tmp_path / "captured")) == expected
+    assert (bits(pieces), metrics(tmp_path / "pieces")) == expected
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_captured_runs_eagerly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    eager = make_trainer(tmp_path / "eager", capture=False, model_device="cuda:0")
+    eager.run()
+    trainer = make_trainer(tmp_path / "reads", model_device="cuda:0")
+    loss = trainer._loss
+
+    def reads(x: Any, y: Any) -> Tensor:
+        found = loss(x, y)
+        assert float(found) > 0
+        return found
+
+    trainer._loss = reads
+    trainer.run()
+    assert bits(trainer) == bits(eager)
+    lines = [text for text in caplog.messages if "captured" in text]
+    assert len(lines) == 1
+    assert "steps are not captured: graph.capture: Tensor.__float__ at tests/train/" in lines[0]
+
+
 def test_nothing_to_resume_begins_at_the_beginning(tmp_path: Path) -> None:
     assert not make_trainer(tmp_path).resume()
 

@@ -52,12 +52,13 @@ def make_trainer(
     ranks: Ranks | None = None,
     model_config: GPT2Config = MODEL,
     belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
+    model_device: str = "cpu",
     **options: Any,
 ) -> Trainer:
     """Return a trainer at step 0; options are those of TrainSettings."""
     settings = TrainSettings(**{**SMALL, **options})
     random.seed(settings.seed)
-    model = GPT2(model_config).to(settings.parameter_dtype)
+    model = GPT2(model_config).to(model_device, settings.parameter_dtype)
     precision = settings.precision()
     rank, count = (ranks.rank, ranks.ranks) if ranks else (0, 1)
     train, validation = (

@@ -1,0 +1,498 @@
+"""Steps as CUDA graphs: a step runs once, its launches are recorded, and a replay repeats them.
+
+    step = graph.capture(train_step)
+    for x, y in batches:
+        loss = step(x, y)
+
+A replay costs the host one launch, however many kernels and lines of Python the step has. It
+repeats launches with the same addresses: arguments are copied into buffers, intermediate results
+stay in a memory pool of their own, and what differs from step to step is on the GPU (learning rate,
+step count, loss scale), with random numbers counted on by each replay. So eager steps and replays
+give equal bits. Tests: tests/test_graph.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend, engine, random, ranges
+from tensorgrad.amp import autocast
+from tensorgrad.backend import Array
+from tensorgrad.callers import line_of, user_line
+from tensorgrad.checks import check_integer
+from tensorgrad.engine import mode, replaced
+from tensorgrad.errors import ArgumentError, GraphError
+from tensorgrad.interrupt import uninterrupted
+from tensorgrad.tensor import Tensor
+
+__all__ = ["Captured", "capture", "on_replay"]
+
+_log = logging.getLogger(__name__)
+
+_CAPTURE_ERRORS = range(900, 912)  # cudaErrorStreamCapture... and those of graphs
+
+
+def capture(function: Callable[..., Any], device: str = "auto", most: int = 8) -> Captured:
+    """Return a function that does the same, as a CUDA graph from the third call on.
+
+    The first call of each shape runs eagerly, which compiles kernels; the second is captured and
+    launched; further ones are replays. The function may compute gradients, accumulate and clip
+    them, scale the loss, draw from the default generator, take optimizer steps and call collectives
+    on NCCL.
+
+    What a replay repeats is decided at the capture. So a new graph is captured when arguments have
+    other shapes, dtypes or values, when a module is in another mode or a parameter in another
+    array, and in another autocast or no_grad block. The function may not read values of the GPU on
+    the host, compute on the CPU, or set a learning rate. Anything else in Python (prints, counters,
+    `if`) takes place at the capture alone.
+
+    Args:
+        function: takes arrays and tensors, which it gets as buffers on the GPU, and other hashable
+            values; returns arrays and tensors, nested in tuples, lists and dicts, or None. What it
+            uses besides must stay where it is: assign with `array[...] = value`.
+        device: "cpu" calls the function as it is, as "auto" does without a GPU. "cuda" or "cuda:N"
+            is the current GPU.
+        most: graphs to keep; calls that need further ones run eagerly.
+    Raises:
+        ArgumentError: `most` is not positive.
+        DeviceError: there is no such GPU, or it is not the current one.
+    """
+    return Captured(function, device, most)
+
+
+def on_replay(key: object, call: Callable[[], None]) -> None:
+    """Let each replay of the step that is being captured call a function after its launch.
+
+    Args:
+        key: of several functions with one key, the last is called.
+        call: runs on the host. Outside a capture it is ignored.
+    """
+    if mode.capture is not None:
+        mode.capture.calls[key] = call
+
+
+class Captured:
+    """A function and its CUDA graphs; see `capture`.
+
+    Attributes:
+        graphs: how many have been captured.
+    """
+
+    def __init__(self, function: Callable[..., Any], device: str = "auto", most: int = 8) -> None:
+        check_integer("graph.capture", "most", most, 1)
+        if device == "auto":
+            device = "cuda" if backend.gpu_count() else "cpu"
+        self._on_gpu = backend.gpu_index(device) is not None
+        self._function, self._device, self._most = function, device, most
+        self._variants: list[_Variant] = []
+        self._arena: _Arena | None = None
+        self._lock = threading.Lock()
+        self._told = False
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs have been captured."""
+        return sum(variant.graph is not None for variant in self._variants)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function, or replay its graph.
+
+        Returns:
+            What the function returns, in arrays of the caller's own; tensors have no graph.
+        Raises:
+            GraphError: the step cannot be captured; the message names the op and the line.
+            ArgumentError: an argument requires a gradient, or is not hashable.
+        """
+        if mode.capture is not None:  # a part of another step
+            return self._function(*arguments)
+        if not self._on_gpu:
+            return _mapped(_detached, _checked(self._function(*arguments)))
+        with self._lock:
+            return self._call([_moved(i, each) for i, each in enumerate(arguments)])
+
+    def _call(self, arguments: list[Any]) -> Any:
+        key = _key(arguments)
+        found = (each for each in self._variants if each.key == key and each.holds())
+        variant = next(found, None)
+        if ranges.active is not None or (variant is None and self._is_full()):
+            return _mapped(_detached, _checked(self._function(*arguments)))
+        if self._arena is None:
+            self._arena = _arena_of(backend.cupy.cuda.Device().id)
+        if variant is None:
+            variant = _Variant(key, arguments)
+            result = variant.warm_up(self._function, self._arena)
+            self._variants.append(variant)
+            return result
+        variant.load(arguments)
+        if variant.graph is None:
+            variant.capture(self._function, self._arena)
+        return variant.replay()
+
+    def _is_full(self) -> bool:
+        if len(self._variants) < self._most:
+            return False
+        if not self._told:
+            self._told = True
+            _log.info("graph: %d graphs are captured; other shapes run eagerly", self._most)
+        return True
+
+
+class _Arena:
+    """The stream and the memory of all captures on one GPU.
+
+    Graphs are replayed one after the other, so what one of them has released others may use. The
+    memory stays reserved as long as a `Captured` lives, whatever the pool gives back.
+    """
+
+    def __init__(self) -> None:
+        cuda = backend.cupy.cuda
+        self.stream = cuda.Stream(non_blocking=True)
+        self.pool = cuda.MemoryPool(self._allocate)
+        self._memory: list[Any] = []
+        backend.add_pool(self)
+
+    def used_bytes(self) -> int:
+        """Return the bytes of arrays."""
+        return int(self.pool.used_bytes())
+
+    def total_bytes(self) -> int:
+        """Return the bytes reserved."""
+        return int(sum(each.size for each in self._memory))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Run and allocate here in the `with` block, after what was submitted before it."""
+        cuda = backend.cupy.cuda
+        around = cuda.get_current_stream()
+        self.stream.wait_event(around.record())
+        try:
+            with cuda.using_allocator(self.pool.malloc), self.stream:
+                yield
+        finally:
+            around.wait_event(self.stream.record())
+
+    def _allocate(self, size: int) -> Any:
+        """Return memory for the pool; what the default pool does not use makes space for it."""
+        cuda = backend.cupy.cuda
+        try:
+            memory = cuda.Memory(size)
+        except cuda.runtime.CUDARuntimeError:
+            backend.cupy.get_default_memory_pool().free_all_blocks()
+            memory = cuda.Memory(size)
+        self._memory.append(memory)
+        return cuda.MemoryPointer(memory, 0)
+
+
+_arenas: weakref.WeakValueDictionary[int, _Arena] = weakref.WeakValueDictionary()
+
+
+def _arena_of(device: int) -> _Arena:
+    """Return the arena of a GPU; a new one starts with the memory that nothing uses any more."""
+    arena = _arenas.get(device)
+    if arena is None:
+        backend.cupy.get_default_memory_pool().free_all_blocks()
+        arena = _arenas[device] = _Arena()
+    return arena
+
+
+class _Watch:
+    """Observes a step (see ranges.py): which modules and leaves it uses, and which op runs.
+
+    Attributes:
+        guards: (object, name of an attribute, its value), which hold for a replay.
+        leaves: the tensors that want a gradient, with the gradient before the step.
+        running: the op that began last.
+    """
+
+    def __init__(self) -> None:
+        self.guards: list[tuple[Any, str, Any]] = []
+        self.leaves: dict[int, tuple[Tensor, Array | None]] = {}
+        self.running = ""
+        self._modules: set[int] = set()
+        self._thread = threading.get_ident()  # others may run ops of their own
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
+    def layer(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Note a module with its mode and the arrays of its parameters and buffers."""
+        if id(module) not in self._modules:
+            self._modules.add(id(module))
+            self.guards.append((module, "training", module.training))
+            tensors = [each for each in vars(module).values() if isinstance(each, Tensor)]
+            self.guards += [(each, "data", each.data) for each in tensors]
+        return module.forward(*args, **kwargs)
+
+    def enter(self, op: str) -> None:
+        """Note the op that begins."""
+        self.running = op
+
+    def op(self, name: str, output: Any, inputs: Any, node: Any, saved: tuple[Any, ...]) -> None:
+        """Note the leaves among the inputs; raise GraphError where the op ran on the CPU."""
+        if threading.get_ident() != self._thread:
+            return
+        if backend.is_numpy(output):
+            raise GraphError(
+                f"graph.capture: {name} at {user_line()} computes on the CPU, expected arrays on "
+                "the GPU, or capture(..., device='cpu')"
+            )
+        for each in inputs:
+            if isinstance(each, Tensor) and each.requires_grad and each.node is None:
+                self.leaves.setdefault(id(each), (each, each.grad))
+
+    def further_outputs(self, outputs: Any) -> None:
+        """Do nothing."""
+
+    def backward(self, node: Any, dy: Any, saved: tuple[Any, ...], needs: Any) -> Any:
+        """Note the op whose gradient is computed."""
+        self.running = f"backward of {node.name}"
+        return node.backward(dy, saved, needs)
+
+    def transfer(self, call: str, nbytes: int) -> Callable[[], None]:
+        """Note the collective."""
+        self.running = call
+        return lambda: None
+
+
+class _CaptureNotes:
+    """What the library notes while a step is captured (`engine.mode.capture`).
+
+    Attributes:
+        assigned: arrays of tensors that the step assigns to.
+        calls: what replays call, by key.
+    """
+
+    def __init__(self) -> None:
+        self.assigned: list[Array] = []
+        self.calls: dict[object, Callable[[], None]] = {}
+
+
+class _Variant:
+    """One graph, and what must hold for it.
+
+    Args:
+        key: of the arguments and the state of the library; see `_key`.
+        arguments: on the GPU.
+    Attributes:
+        graph: None before it is captured.
+    """
+
+    def __init__(self, key: Any, arguments: list[Any]) -> None:
+        self.key = key
+        self.graph: Any = None
+        self._arguments = [_mapped(_copy, each) for each in arguments]
+        self._offset: Array = backend.cupy.zeros(1, np.uint64)  # see Generator.offset
+        self._watch = _Watch()
+        self._notes = _CaptureNotes()
+        self._draw = self._drawn = 0  # of the generator: the first draw, and how many
+        self._result: Any = None
+        self._grads: list[tuple[Tensor, Array | None]] = []  # that the step replaces
+
+    def holds(self) -> bool:
+        """Whether a replay would do what the function does now."""
+        return all(getattr(owner, name) is value for owner, name, value in self._watch.guards)
+
+    def load(self, arguments: list[Any]) -> None:
+        """Copy arguments into the buffers."""
+        for buffer, value in zip(self._arguments, arguments, strict=True):
+            if isinstance(buffer, Tensor):
+                buffer.data[...] = value.data
+            elif backend.is_array(buffer):
+                buffer[...] = value
+
+    def warm_up(self, function: Callable[..., Any], arena: _Arena) -> Any:
+        """Call the function eagerly, in the memory that the graph will use."""
+        with arena.active(), replaced(ranges, active=self._watch), _casts_of_its_own():
+            result = _checked(function(*self._arguments))
+        for tensor, before in self._watch.leaves.values():
+            self._watch.guards.append((tensor, "data", tensor.data))
+            if before is None and tensor.grad is not None:
+                self._watch.guards.append((tensor, "grad", None))
+        return _mapped(_detached, result)
+
+    def capture(self, function: Callable[..., Any], arena: _Arena) -> None:
+        """Record the launches of a call; nothing runs on the GPU.
+
+        Raises:
+            GraphError: a line of the function cannot be captured.
+        """
+        watch, notes, before = _Watch(), _CaptureNotes(), random.get_state()
+        try:
+            with (
+                arena.active(),
+                _captured(arena.stream, watch) as graphs,
+                replaced(ranges, active=watch),
+                replaced(mode, capture=notes),
+                replaced(random.default, offset=self._offset),
+                _casts_of_its_own(),
+            ):
+                self._result = _mapped(_detached, _checked(function(*self._arguments)))
+            after = random.get_state()
+        except BaseException:
+            for tensor, grad in watch.leaves.values():
+                tensor.grad = grad
+            raise
+        finally:
+            random.set_state(before)  # the replay that follows counts the draws
+        if {**after, "draw": 0} != {**before, "draw": 0}:
+            raise GraphError(
+                "graph.capture: the step seeds the default generator, expected that before the call"
+            )
+        self._draw, self._drawn = before["draw"], (after["draw"] - before["draw"]) % 2**64
+        self._watch, self._notes = watch, notes
+        self._guard_leaves()
+        (self.graph,) = graphs
+
+    def replay(self) -> Any:
+        """Launch the graph on the current stream; return copies of its results."""
+        state = random.get_state()
+        with uninterrupted():
+            if self._drawn:
+                self._offset.fill(np.uint64((state["draw"] - self._draw) % 2**64))
+                random.set_state({**state, "draw": (state["draw"] + self._drawn) % 2**64})
+            self.graph.launch(backend.cupy.cuda.get_current_stream())
+            for call in self._notes.calls.values():
+                call()
+            for tensor, grad in self._grads:
+                tensor.grad = grad
+            for array in self._notes.assigned:
+                engine.mark_assigned(array)
+        return _mapped(_copy, self._result)
+
+    def _guard_leaves(self) -> None:
+        """Guard the arrays of leaves, and the gradients that the step has added to."""
+        guards = self._watch.guards
+        for tensor, before in self._watch.leaves.values():
+            guards.append((tensor, "data", tensor.data))
+            if tensor.grad is before:
+                guards.append((tensor, "grad", before))
+            else:
+                self._grads.append((tensor, tensor.grad))
+                if before is None:  # where there is one, the step would have added to it
+                    guards.append((tensor, "grad", None))
+
+
+@contextmanager
+def _captured(stream: Any, watch: _Watch) -> Iterator[list[Any]]:
+    """Capture what the `with` block launches; the list it yields gets the graph.
+
+    Raises:
+        GraphError: the block does what cannot be captured.
+    """
+    graphs: list[Any] = []
+    stream.begin_capture()
+    try:
+        yield graphs
+        graphs.append(stream.end_capture())
+    except BaseException as error:
+        if stream.is_capturing():
+            with suppress(Exception):  # the capture is invalid; this ends it
+                stream.end_capture()
+        if _is_of_capture(error):
+            line, called = line_of(error)
+            where = f" at {line}" if line else ""
+            raise GraphError(
+                f"graph.capture: {called or watch.running or 'the step'}{where} cannot be captured "
+                f"into a CUDA graph: {_reason(error)}"
+            ) from error
+        raise
+
+
+def _is_of_capture(error: BaseException) -> bool:
+    return getattr(error, "status", 0) in _CAPTURE_ERRORS or "stream capture" in str(error)
+
+
+def _reason(error: BaseException) -> str:
+    if "cuBLAS" in str(error):
+        return "it calls cuBLAS through CuPy, expected an op of this library"
+    return (
+        "it copies between host and GPU, or the host waits for the GPU; expected arrays that are "
+        "on the GPU, and values that are read after the call"
+    )
+
+
+@contextmanager
+def _casts_of_its_own() -> Iterator[None]:
+    """Inside `autocast`, cast again: a replay must cast what parameters hold by then."""
+    casts = mode.autocast
+    with nullcontext() if casts is None else autocast(casts.dtype):
+        yield
+
+
+def _key(arguments: list[Any]) -> tuple[Any, ...]:
+    """Return what decides, besides guards, what a replay does."""
+    found: list[Any] = []
+    for each in arguments:
+        array = each.data if isinstance(each, Tensor) else each
+        is_array = backend.is_array(array)
+        found.append((type(each), array.shape, array.dtype) if is_array else (type(each), each))
+    state = random.get_state()
+    casts = None if mode.autocast is None else mode.autocast.dtype
+    return (*found, mode.grad_enabled, casts, state["seed"], state["stream"])
+
+
+def _moved(number: int, value: Any) -> Any:
+    """Return an argument, on the GPU if it is an array or a tensor.
+
+    Raises:
+        ArgumentError: it requires a gradient, or is not hashable.
+    """
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise ArgumentError(
+                f"graph.capture: argument {number} requires a gradient, expected a leaf that the "
+                "function has from elsewhere, or detach()"
+            )
+        return Tensor(backend.cupy.asarray(value.data))
+    if backend.is_array(value):
+        return backend.cupy.asarray(value)
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ArgumentError(
+            f"graph.capture: argument {number} is a {type(value).__name__}, expected an array, a "
+            "tensor or a hashable value"
+        ) from error
+    return value
+
+
+def _checked(result: Any) -> Any:
+    """Return the result; raise GraphError where a replay could not repeat a part of it."""
+    if isinstance(result, tuple | list):
+        for each in result:
+            _checked(each)
+    elif isinstance(result, dict):
+        _checked(list(result.values()))
+    elif result is not None and not isinstance(result, Tensor) and not backend.is_array(result):
+        raise GraphError(
+            f"graph.capture: the function returned a {type(result).__name__}, expected arrays and "
+            "tensors: a replay does not run Python"
+        )
+    return result
+
+
+def _mapped(function: Callable[[Any], Any], values: Any) -> Any:
+    """Return nested values with a function applied to each array and tensor."""
+    if isinstance(values, dict):
+        return {name: _mapped(function, each) for name, each in values.items()}
+    if isinstance(values, tuple | list):
+        found = [_mapped(function, each) for each in values]
+        named = hasattr(values, "_fields")
+        return type(values)(*found) if named else type(values)(found)
+    return function(values) if isinstance(values, Tensor) or backend.is_array(values) else values
+
+
+def _detached(value: Any) -> Any:
+    return Tensor(value.data) if isinstance(value, Tensor) else value
+
+
+def _copy(value: Any) -> Any:
+    return Tensor(value.data.copy()) if isinstance(value, Tensor) else value.copy()

@@ -1,0 +1,388 @@
+"""Captured steps: equal bits, and errors instead of wrong results."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, graph, nn, optim, random
+from tensorgrad.engine import mode
+from tensorgrad.errors import ArgumentError, DeviceError, GraphError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.nn import evaluating
+
+TINY = GPT2Config(vocab_size=97, context=32, layers=2, heads=2, width=64, dropout=0.1)
+
+
+def batches(count: int, rows: int = 4, length: int = 32) -> list[tuple[Any, Any]]:
+    rng = np.random.default_rng(rows * length)
+    both = rng.integers(0, 97, (count, 2, rows, length)).astype(np.int32)
+    return [(x, y) for x, y in both]
+
+
+class Training:
+    """A GPT-2 with dropout, accumulation, clipping, and a loss scale for float16."""
+
+    def __init__(self, dtype: str = "float32", parts: int = 2, config: GPT2Config = TINY) -> None:
+        random.seed(3)
+        with nn.init.on("cuda"):
+            self.model = GPT2(config).to("cuda", "float32" if dtype == "float16" else dtype)
+        self.optimizer = optim.AdamW(self.model.named_parameters(), 1e-2)
+        self.scaler = optim.LossScaler(2.0**14, interval=4) if dtype == "float16" else None
+        self.dtype, self.parts = dtype, parts
+
+    def step(self, x: Any, y: Any) -> Any:
+        self.optimizer.zero_grad()
+        total = 0.0
+        size = len(x) // self.parts
+        for begin in range(0, len(x), size):
+            part = slice(begin, begin + size)
+            if self.dtype == "float16":
+                with tg.autocast("float16"):
+                    loss = self.model(Tensor(x[part]), Tensor(y[part]))
+            else:
+                loss = self.model(Tensor(x[part]), Tensor(y[part]))
+            total = total + loss.data
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return total, self.optimizer.step(1.0, self.scaler)
+
+    def state(self) -> list[bytes]:
+        arrays = [self.optimizer.flat.data, self.optimizer.hyper, *self.optimizer.state.values()]
+        return [backend.to_numpy(each).tobytes() for each in arrays]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_replays_give_the_bits_of_eager_steps(dtype: str, parts: int) -> None:
+    found = []
+    for captured in (False, True):
+        training = Training(dtype, parts)
+        step: Any = graph.capture(training.step) if captured else training.step
+        losses = []
+        for number, (x, y) in enumerate(batches(12)):
+            training.optimizer.lr = 1e-2 / (number + 1)
+            if not captured:
+                x, y = map(backend.cupy.asarray, (x, y))
+            losses.append([float(each) for each in step(x, y)])
+        if captured:
+            assert step.graphs == 1
+        found.append((losses, training.state(), random.get_state()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.gpu
+def test_the_generator_counts_on() -> None:
+    """Others draw between replays, and the state is set back, as when a run resumes."""
+    cupy = backend.cupy
+
+    def noise(x: Any) -> Any:
+        return tg.dropout(Tensor(x), 0.5, training=True) + tg.dropout(Tensor(x), 0.3, training=True)
+
+    ones = cupy.ones(1000, "float32")
+    found: list[list[bytes]] = []
+    for function in (noise, graph.capture(noise)):
+        random.seed(5)
+        values = [function(ones).numpy().tobytes() for _ in range(4)]
+        state = random.get_state()
+        values.append(function(ones).numpy().tobytes())
+        random.normal(size=3)
+        values.append(function(ones).numpy().tobytes())
+        random.set_state(state)
+        values.append(function(ones).numpy().tobytes())
+        assert values[4] == values[6] != values[5]
+        found.append(values)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 6
+
+
+@pytest.mark.gpu
+def test_one_graph_for_each_shape_up_to_a_number(caplog: pytest.LogCaptureFixture) -> None:
+    step = graph.capture(lambda x, factor: Tensor(x) * factor, most=3)
+    for _ in range(3):
+        for length in (4, 5, 6, 7):
+            x = np.arange(length, dtype="float32")
+            for factor in (2.0, 2.0):
+                np.testing.assert_array_equal(step(x, factor).numpy(), 2 * x)
+    assert step.graphs == 3
+    np.testing.assert_array_equal(step(np.ones(4, "float32"), 3.0).numpy(), 3)
+    assert step.graphs == 3
+
+
+@pytest.mark.gpu
+def test_results_belong_to_the_caller() -> None:
+    step = graph.capture(lambda x: {"y": (Tensor(x) + 1.0, x * 2), "none": None})
+    found = [step(np.full(5, i, "float32")) for i in range(5)]
+    for i, each in enumerate(found):
+        assert each["none"] is None
+        assert each["y"][0].numpy().tolist() == [i + 1] * 5
+        assert each["y"][1].tolist() == [2 * i] * 5
+
+
+@pytest.mark.gpu
+def test_modes_and_replaced_arrays_get_graphs_of_their_own() -> None:
+    random.seed(0)
+    layer = nn.Linear(8, 8)
+    model = nn.Sequential(layer, nn.Dropout(0.5)).to("cuda")
+    step = graph.capture(model)
+    x = Tensor(backend.cupy.ones((2, 8), "float32"))
+    with tg.no_grad():
+        for _ in range(3):
+            with evaluating(model):
+                expected = model(x).numpy()
+                assert (step(x).numpy() == expected).all()
+            assert (step(x).numpy() == 0).any(), "dropout"
+    assert step.graphs == 2
+    with evaluating(model), tg.no_grad():
+        layer.weight.data = layer.weight.data * 2
+        for _ in range(3):
+            assert (step(x).numpy() == model(x).numpy()).all()
+        layer.weight[...] = 0.5
+        assert (step(x).numpy() == model(x).numpy()).all()
+    assert step.graphs == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inside", [True, False])
+def test_gradients_of_leaves(inside: bool) -> None:
+    """They are new arrays, or added to those that are there, as in eager steps."""
+    w = Tensor(backend.cupy.arange(4, dtype="float32"), requires_grad=True)
+
+    def gradient(x: Any) -> Any:
+        if inside:
+            w.grad = None
+        (w * w * Tensor(x)).sum().backward()
+
+    step = graph.capture(gradient)
+    total = np.zeros(4, "float32")
+    for i in range(8):
+        x = np.full(4, i, "float32")
+        if not inside and i % 4 == 0:
+            w.grad = None
+            total[:] = 0
+        step(x)
+        total = (0 if inside else total) + 2 * np.arange(4, dtype="float32") * i
+        assert w.grad is not None
+        assert w.grad.tolist() == total.tolist(), i
+    assert step.graphs >= 1
+
+
+@pytest.mark.gpu
+def test_autocast_around_a_step_casts_again() -> None:
+    random.seed(0)
+    layer = nn.Linear(16, 16).to("cuda")
+    step = graph.capture(layer)
+    x = Tensor(backend.cupy.ones((3, 16), "float32"))
+    with tg.autocast("bfloat16"), tg.no_grad():
+        for scale in (1.0, 2.0, 3.0, 4.0):
+            layer.weight[...] = scale
+            assert (step(x).numpy() == layer(x).numpy()).all()
+    assert step.graphs == 1
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_graph_is_its_own() -> None:
+    cupy = backend.cupy
+    before = backend.memory_bytes()[1]
+    training = Training()
+    step: Any = graph.capture(training.step)
+    data = batches(6)
+    for x, y in data[:3]:
+        step(x, y)
+    assert backend.memory_bytes()[1] > before
+    other = Training()
+    for x, y in data[:3]:
+        other.step(*map(cupy.asarray, (x, y)))
+    for x, y in data[3:]:
+        cupy.get_default_memory_pool().free_all_blocks()
+        step._arena.pool.free_all_blocks()
+        rubbish = [cupy.full(1 << 20, np.nan, "float32") for _ in range(20)]
+        step(x, y)
+        del rubbish
+        other.step(*map(cupy.asarray, (x, y)))
+    # the generators of both took turns: the parameters differ by dropout alone
+    assert all(np.isfinite(np.frombuffer(each, "float32")).all() for each in training.state()[:1])
+
+
+@pytest.mark.gpu
+def test_a_step_of_steps() -> None:
+    inner = graph.capture(lambda x: Tensor(x) * 2.0)
+    outer = graph.capture(lambda x: inner(x) + 1.0)
+    for i in range(4):
+        assert outer(np.full(3, i, "float32")).numpy().tolist() == [2 * i + 1] * 3
+    assert (inner.graphs, outer.graphs) == (0, 1)
+
+
+@pytest.mark.gpu
+def test_replays_run_on_the_current_stream() -> None:
+    cupy = backend.cupy
+    step = graph.capture(lambda x: Tensor(x).sum())
+    x = cupy.ones(1 << 24, "float32")
+    for i in range(5):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            x[...] = i
+            y = step(x)
+            x[...] = -1
+            stream.synchronize()
+        assert float(y) == i << 24
+
+
+@pytest.mark.gpu
+def test_threads() -> None:
+    step = graph.capture(lambda x: Tensor(x) + 1.0)
+    wrong = []
+
+    def run(number: int) -> None:
+        for i in range(20):
+            y = step(np.full(7, number * 100 + i, "float32")).numpy()
+            if y.tolist() != [number * 100 + i + 1] * 7:
+                wrong.append((number, i))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong
+
+
+def reads(x: Any) -> Any:
+    y = Tensor(x).sum()
+    if float(y) > 0:
+        y = y * 2.0
+    return y
+
+
+def copies(x: Any) -> Any:
+    return Tensor(x) + Tensor(backend.cupy.asarray(np.ones(3, "float32")))
+
+
+def multiplies_by_cupy(x: Any) -> Any:
+    return x[None] @ x[:, None]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (reads, r"Tensor\.__float__ at tests/test_graph\.py:\d+ cannot be captured into a CUDA g"),
+        (copies, r"at tests/test_graph\.py:\d+ cannot be captured .* copies between host and GPU"),
+        (multiplies_by_cupy, r"it calls cuBLAS through CuPy, expected an op of this library"),
+    ],
+)
+def test_what_cannot_be_captured_is_named(function: Any, message: str) -> None:
+    random.seed(1)
+    step = graph.capture(function)
+    step(np.ones(3, "float32"))
+    for _ in range(2):
+        with pytest.raises(GraphError, match=message):
+            step(np.ones(3, "float32"))
+    assert random.get_state()["draw"] == 0
+    assert float(Tensor(backend.cupy.ones(3)).sum()) == 3, "the GPU works on"
+    other = graph.capture(lambda x: Tensor(x) + 1.0)
+    assert [float(other(np.ones((), "float32"))) for _ in range(4)] == [2] * 4
+
+
+@pytest.mark.gpu
+def test_what_a_replay_would_repeat_is_an_error() -> None:
+    w = Tensor(backend.cupy.ones(4, "float32"), requires_grad=True)
+    optimizer = optim.SGD([("w", w)], 0.1)
+    generator = random.Generator(1)
+
+    def rate(x: Any) -> None:
+        optimizer.lr = 0.5
+
+    def seeds(x: Any) -> None:
+        random.seed(3)
+
+    def own(x: Any) -> Any:
+        return generator.normal(size=3, device="cuda")
+
+    for function, message in (
+        (rate, "SGD: lr is set in a captured step"),
+        (seeds, "random.seed: called in a captured step"),
+        (own, "draws from a generator of its own"),
+    ):
+        random.seed(3)
+        step = graph.capture(function)
+        step(np.ones(3, "float32"))
+        with pytest.raises(GraphError, match=message):
+            step(np.ones(3, "float32"))
+    with pytest.raises(GraphError, match="the function returned a float, expected arrays"):
+        graph.capture(lambda x: 0.5)(np.ones(3, "float32"))
+    with pytest.raises(GraphError, match=r"add at .*test_graph\.py:\d+ computes on the CPU"):
+        graph.capture(lambda x: Tensor(np.ones(3)) + 1.0)(np.ones(3, "float32"))
+
+
+@pytest.mark.gpu
+def test_an_error_of_the_function_passes_and_leaves_everything_as_it_was() -> None:
+    w = Tensor(backend.cupy.ones(4, "float32"), requires_grad=True)
+    failing = [True]
+
+    def fails(x: Any) -> None:
+        random.next_key()
+        w.grad = None
+        (w * Tensor(x)).sum().backward()
+        if failing and mode.capture is not None:
+            raise KeyError("from the function")
+
+    step = graph.capture(fails)
+    step(np.ones(4, "float32"))
+    step(np.ones(4, "float32"))  # now there is a gradient before the step
+    before, state = w.grad, random.get_state()
+    for _ in range(2):
+        with pytest.raises(KeyError, match="from the function"):
+            step(np.ones(4, "float32"))
+    failing.clear()
+    assert w.grad is before
+    assert random.get_state() == state
+    for i in range(4):
+        step(np.full(4, i, "float32"))
+        assert w.grad is not None
+        assert w.grad.tolist() == [i] * 4
+    assert step.graphs == 1
+
+
+def test_on_the_cpu_the_function_runs_as_it_is() -> None:
+    calls: list[None] = []
+
+    @graph.capture
+    def step(x: Any) -> Any:
+        calls.append(None)
+        return (Tensor(x) * 2.0, x) if not backend.gpu_count() else None
+
+    if not backend.gpu_count():
+        for _ in range(3):
+            y, _ = step(np.ones(2, "float32"))
+            assert y.numpy().tolist() == [2, 2]
+        assert (len(calls), step.graphs) == (3, 0)
+    alone = graph.capture(lambda x: Tensor(x) * 2.0, device="cpu")
+    assert alone(np.ones(2)).numpy().tolist() == [2, 2]
+
+
+def test_results_are_detached_everywhere() -> None:
+    w = Tensor(np.ones(2), requires_grad=True)
+    y = graph.capture(lambda: w * 2.0, device="cpu")()
+    assert not y.requires_grad
+    with pytest.raises(GraphError, match="the function returned a int"):
+        graph.capture(lambda: (w, 3), device="cpu")()
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ArgumentError, match="most is 0, expected"):
+        graph.capture(lambda: None, most=0)
+    with pytest.raises(DeviceError, match="got 'gpu', expected 'cpu'"):
+        graph.capture(lambda: None, device="gpu")
+
+
+@pytest.mark.gpu
+def test_bad_arguments_of_a_step_are_named() -> None:
+    step = graph.capture(lambda *values: None)
+    with pytest.raises(ArgumentError, match="argument 1 is a list, expected an array, a tensor"):
+        step(1, [2])
+    with pytest.raises(ArgumentError, match="argument 0 requires a gradient"):
+        step(Tensor(np.ones(2), requires_grad=True))
