@@ -132,7 +132,10 @@ class Captured:
             return result
         variant.load(arguments)
         if variant.graph is None:
-            variant.capture(self._function, self._arena)
+            try:
+                variant.capture(self._function, self._arena)
+            except _UnlikeWarmUp:
+                return variant.warm_up(self._function, self._arena)
         return variant.replay()
 
     def _is_full(self) -> bool:
@@ -202,21 +205,30 @@ def _arena_of(device: int) -> _Arena:
     return arena
 
 
+class _UnlikeWarmUp(BaseException):
+    """A step takes another way than in its warm-up, so that its kernels may not be compiled."""
+
+
 class _Watch:
     """Observes a step (see ranges.py): which modules and leaves it uses, and which op runs.
 
+    Args:
+        before: what the warm-up of the step has observed.
     Attributes:
         guards: (object, name of an attribute, its value), which hold for a replay.
-        leaves: the tensors that want a gradient, with the gradient before the step.
+        used: the leaves among the operands, by id.
+        leaves: those that get a gradient, with the gradient at their first use.
         running: the op that began last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: _Watch | None = None) -> None:
         self.guards: list[tuple[Any, str, Any]] = []
+        self.used: dict[int, Tensor] = {}
         self.leaves: dict[int, tuple[Tensor, Array | None]] = {}
         self.running = ""
         self._modules: set[int] = set()
         self._thread = threading.get_ident()  # others may run ops of their own
+        self._expected = {} if before is None else before.leaves
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Do nothing."""
@@ -246,7 +258,18 @@ class _Watch:
             )
         for each in inputs:
             if isinstance(each, Tensor) and each.requires_grad and each.node is None:
-                self.leaves.setdefault(id(each), (each, each.grad))
+                self.used[id(each)] = each
+                if node is not None:
+                    self._leaf(each)
+
+    def _leaf(self, tensor: Tensor) -> None:
+        """Note a leaf; raise where its gradient is new, and was added to before, or vice versa."""
+        if id(tensor) in self.leaves:
+            return
+        self.leaves[id(tensor)] = tensor, tensor.grad
+        _, grad = self._expected.get(id(tensor), (tensor, tensor.grad))
+        if (grad is None) != (tensor.grad is None):
+            raise _UnlikeWarmUp
 
     def further_outputs(self, outputs: Any) -> None:
         """Do nothing."""
@@ -310,12 +333,11 @@ class _Variant:
 
     def warm_up(self, function: Callable[..., Any], arena: _Arena) -> Any:
         """Call the function eagerly, in the memory that the graph will use."""
-        with arena.active(), replaced(ranges, active=self._watch), _casts_of_its_own():
+        watch = _Watch()
+        with arena.active(), replaced(ranges, active=watch), _casts_of_its_own():
             result = _checked(function(*self._arguments))
-        for tensor, before in self._watch.leaves.values():
-            self._watch.guards.append((tensor, "data", tensor.data))
-            if before is None and tensor.grad is not None:
-                self._watch.guards.append((tensor, "grad", None))
+        watch.guards += [(tensor, "data", tensor.data) for tensor in watch.used.values()]
+        self._watch = watch
         return _mapped(_detached, result)
 
     def capture(self, function: Callable[..., Any], arena: _Arena) -> None:
@@ -324,7 +346,8 @@ class _Variant:
         Raises:
             GraphError: a line of the function cannot be captured.
         """
-        watch, notes, before = _Watch(), _CaptureNotes(), random.get_state()
+        watch, notes, before = _Watch(self._watch), _CaptureNotes(), random.get_state()
+        grads = {key: tensor.grad for key, (tensor, _) in self._watch.leaves.items()}
         try:
             with (
                 arena.active(),
@@ -337,8 +360,8 @@ class _Variant:
                 self._result = _mapped(_detached, _checked(function(*self._arguments)))
             after = random.get_state()
         except BaseException:
-            for tensor, grad in watch.leaves.values():
-                tensor.grad = grad
+            for key, (tensor, grad) in watch.leaves.items():
+                tensor.grad = grads.get(key, grad)
             raise
         finally:
             random.set_state(before)  # the replay that follows counts the draws
@@ -348,7 +371,7 @@ class _Variant:
             )
         self._draw, self._drawn = before["draw"], (after["draw"] - before["draw"]) % 2**64
         self._watch, self._notes = watch, notes
-        self._guard_leaves()
+        self._guard_leaves(grads)
         (self.graph,) = graphs
 
     def replay(self) -> Any:
@@ -367,17 +390,19 @@ class _Variant:
                 engine.mark_assigned(array)
         return _mapped(_copy, self._result)
 
-    def _guard_leaves(self) -> None:
-        """Guard the arrays of leaves, and the gradients that the step has added to."""
+    def _guard_leaves(self, grads: Mapping[int, Array | None]) -> None:
+        """Guard the arrays of leaves, and the gradients that the step adds to.
+
+        Args:
+            grads: of the leaves when the capture began.
+        """
         guards = self._watch.guards
-        for tensor, before in self._watch.leaves.values():
-            guards.append((tensor, "data", tensor.data))
-            if tensor.grad is before:
-                guards.append((tensor, "grad", before))
-            else:
+        guards += [(tensor, "data", tensor.data) for tensor in self._watch.used.values()]
+        for key, (tensor, used) in self._watch.leaves.items():
+            if tensor.grad is not used:
                 self._grads.append((tensor, tensor.grad))
-                if before is None:  # where there is one, the step would have added to it
-                    guards.append((tensor, "grad", None))
+            if grads.get(key) is used:  # else the step itself clears it
+                guards.append((tensor, "grad", used))
 
 
 @contextmanager
@@ -407,7 +432,12 @@ def _captured(stream: Any, watch: _Watch) -> Iterator[list[Any]]:
 
 
 def _is_of_capture(error: BaseException) -> bool:
-    return getattr(error, "status", 0) in _CAPTURE_ERRORS or "stream capture" in str(error)
+    said = str(error)  # CuPy checks some of it before CUDA does
+    return (
+        getattr(error, "status", 0) in _CAPTURE_ERRORS
+        or "stream capture" in said
+        or "stream is capturing" in said
+    )
 
 
 def _reason(error: BaseException) -> str:

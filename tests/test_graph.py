@@ -168,7 +168,7 @@ def test_gradients_of_leaves(inside: bool) -> None:
         total = (0 if inside else total) + 2 * np.arange(4, dtype="float32") * i
         assert w.grad is not None
         assert w.grad.tolist() == total.tolist(), i
-    assert step.graphs >= 1
+    assert step.graphs == (1 if inside else 2)
 
 
 @pytest.mark.gpu
@@ -262,7 +262,7 @@ def copies(x: Any) -> Any:
 
 
 def multiplies_by_cupy(x: Any) -> Any:
-    return x[None] @ x[:, None]
+    return backend.cupy.ones((64, 64), "float32") @ backend.cupy.ones((64, 64), "float32")
 
 
 @pytest.mark.gpu

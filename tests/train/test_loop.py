@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, random
+from tensorgrad import Tensor, backend, random
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
@@ -31,7 +31,9 @@ def bits(trainer: Trainer) -> dict[str, bytes]:
     """Return everything that the next step depends on."""
     optimizer = trainer.optimizer.state_dict()
     found = {name: t.numpy().tobytes() for name, t in trainer.model.state_dict().items()}
-    found |= {f"optimizer {name}": np.asarray(v).tobytes() for name, v in optimizer.items()}
+    for name, value in optimizer.items():
+        array = backend.to_numpy(value) if backend.is_array(value) else np.asarray(value)
+        found[f"optimizer {name}"] = array.tobytes()
     if trainer.scaler is not None:
         found["scaler"] = str(trainer.scaler.state_dict()).encode()
     return found
