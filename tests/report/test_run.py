@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tensorgrad.cli import main
 from tensorgrad.errors import DataError
+from tensorgrad.report import run as run_module
 from tensorgrad.report.result import result_of
 from tensorgrad.report.run import Log, read_run, to_log
 from tensorgrad.train.folder import hold
@@ -140,3 +143,19 @@ def test_the_result(tmp_path: Path) -> None:
         "peak_memory_mb": 7,
     }
     assert (result.best_step, result.not_finite) == (2, 1)
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_progress_is_shown_for_long_logs_alone(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [str(make_run(tmp_path / name, steps=60)) for name in ("a", "b")]
+    arguments = [command, *folders[: 2 if command == "compare" else 1]]
+    caplog.set_level(logging.INFO)
+    assert main(arguments) == 0
+    assert "reading" not in caplog.text
+    smaller = (tmp_path / "a" / "metrics.jsonl").stat().st_size
+    monkeypatch.setattr(run_module, "_LONG", smaller + 1)  # times.jsonl is longer
+    assert main(arguments) == 0
+    said = [each.getMessage() for each in caplog.records if "reading" in each.getMessage()]
+    assert said == [f"reading: {folder}/times.jsonl" for folder in arguments[1:]]
