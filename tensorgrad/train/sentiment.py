@@ -235,6 +235,7 @@ class SentimentRun:
             folder,
             tokens_per_step=round(self.train.tokens),
             flops_per_token=self._flops_per_token(),
+            steps_per_epoch=self.train.batches,
             evaluate=self.measure,
             callbacks=loggers,
             belongs_to={

@@ -251,6 +251,7 @@ class EvaluatedRun(TranslationRun):
             folder,
             tokens_per_step=self.batches.tokens // self.batches.batches,
             flops_per_token=self._flops_per_token(),
+            steps_per_epoch=self.batches.batches,
             evaluate=self.evaluate,
             callbacks=loggers,
             belongs_to={

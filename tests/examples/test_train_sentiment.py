@@ -11,6 +11,8 @@ import pytest
 from examples import train_sentiment
 from tensorgrad.cli import main
 from tensorgrad.data.labelled import read_labelled
+from tensorgrad.report import read_run
+from tensorgrad.report.result import result_of
 from tensorgrad.train import command_line, loop, sentiment
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.load import load_classifier
@@ -83,6 +85,7 @@ def test_it_learns_and_answers(
     assert found[-1][2] > 0.8 > found[0][2]
     assert len(list_checkpoints(folder / "checkpoints")) in (2, 3)
     assert json.loads((folder / "config.json").read_text())["steps"] == 0
+    assert result_of(read_run(folder)).status == "finished: 8 epochs, 80 steps"
     for text, answer in (
         ("The film is Funny, warm and tender!", "positive ("),
         ("the plot is shallow , silly and bland", "negative ("),
@@ -103,6 +106,7 @@ def test_the_utilization_is_logged_where_the_peak_is_known(
     run = sentiment.SentimentRun(settings, tmp_path / "run", "cpu")
     texts, tokens = 32, run.train.tokens
     assert last["tokens"] == 3 * round(tokens)
+    assert last["epoch"] == 0.3
     flops = texts / tokens * run.model.config.training_flops(tokens / texts, run.train.keys)
     assert last["mfu"] == pytest.approx(last["tokens_per_second"] * flops / 1e5, rel=1e-3)
     monkeypatch.undo()  # the peak of a CPU is not known

@@ -18,6 +18,8 @@ import sacrebleu
 from examples import train_translation
 from tensorgrad.cli import main, translate
 from tensorgrad.data import Tokenizer, phrases
+from tensorgrad.report import read_run
+from tensorgrad.report.result import result_of
 from tensorgrad.train import checkpoint, command_line, loop, translation
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.translation import TranslationSettings
@@ -66,6 +68,8 @@ def test_a_run_leaves_what_it_promises(
     references = (folder / "test.en").read_text().splitlines()
     records = [r for r in read_metrics(run / "metrics.jsonl") if "validation_loss" in r]
     assert len(records) == 3  # before the first step and after either epoch
+    expected = f"finished: 2 epochs, {records[-1]['step']} steps"
+    assert result_of(read_run(run)).status == expected
     assert records[-1]["validation_loss"] < records[0]["validation_loss"]
     for epoch in (1, 2):
         found = results(run, f"epoch{epoch}")

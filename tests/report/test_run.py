@@ -93,7 +93,7 @@ def test_what_is_not_a_finite_number_is_nan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "records", "expected"),
     [
-        ({"steps": 3}, [{"step": 3, "loss": 1.0}], "finished, 3 steps"),
+        ({"steps": 3}, [{"step": 3, "loss": 1.0}], "finished: 3 steps"),
         ({"steps": 8000}, [{"step": 3000, "loss": 1.0}], "stopped at step 3,000 of 8,000"),
         ({"steps": 0}, [{"step": 3, "loss": 1.0}], "3 steps"),
         ({}, [{"step": 3, "loss": 1.0}], "3 steps"),
@@ -108,6 +108,30 @@ def test_the_status(
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_lines(tmp_path / "metrics.jsonl", records)
     assert result_of(read_run(tmp_path)).status == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "epoch", "expected"),
+    [
+        ({"steps": 0, "epochs": 3}, 3.0, "finished: 3 epochs, 1,200 steps"),
+        ({"steps": 0, "epochs": 1}, 1.0, "finished: 1 epoch, 1,200 steps"),
+        ({"steps": 0, "epochs": 30}, 1.2533, "stopped at epoch 1.253 of 30, step 1,200"),
+        ({"steps": 1200, "epochs": 3}, 1.5, "finished: 1,200 steps"),
+        ({"steps": 0, "epochs": 3}, None, "1,200 steps"),
+        ({"steps": 0}, 1.5, "1,200 steps"),
+    ],
+)
+def test_the_status_of_a_run_of_epochs(
+    tmp_path: Path, config: object, epoch: float | None, expected: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 1200, "loss": 1.0}])
+    write_lines(tmp_path / "times.jsonl", [{"step": 1200, "epoch": epoch}])
+    assert result_of(read_run(tmp_path)).status == expected
+    if expected.startswith("stopped"):
+        with hold(tmp_path):
+            status = result_of(read_run(tmp_path)).status
+        assert status == expected.replace("stopped at", "training,")
 
 
 def test_a_run_that_is_training_says_so(tmp_path: Path) -> None:
