@@ -14,6 +14,7 @@ from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning import plan as planning
 from tensorgrad.parallel.planning.estimate import Estimate, Speeds, TrainingJob, estimate
 from tensorgrad.parallel.train_gpt2 import ZERO
+from tensorgrad.train.settings import DTYPES
 
 _SPEEDS = Speeds()
 
@@ -66,7 +67,8 @@ class MeshOptions:
         chunks: model chunks per stage, more if interleaved.
         sequence_parallel: shard activations between layers over the tp ranks.
         bucket_mb: gradients in a bucket; default: as in training.
-        dtype: of parameters and activations.
+        dtype: dtype of matrix products, as in training; bfloat16-parameters: of the parameters too,
+            with float32 master weights.
     """
 
     dp: int = 1
@@ -79,7 +81,7 @@ class MeshOptions:
     chunks: int = 1
     sequence_parallel: bool = False
     bucket_mb: float | None = None
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Literal[DTYPES] = "bfloat16-parameters"  # type: ignore[valid-type]
 
 
 @Parameter(name="*", group="Speeds of the GPUs")

@@ -158,10 +158,15 @@ def test_a_run_that_needs_too_much_memory_names_what_fits(
     monkeypatch.setattr(gpt2, "train", full)
     monkeypatch.setattr(backend, "total_memory", lambda device: 2**31)
     sizes = ["--preset", "gpt2-124M", "--layers", "2", "--vocab", "1024", "--batch", "64"]
-    assert main(["train", *options, *sizes, "--width", "768", "--context", "1024"]) == 1
-    message = caplog.records[-1].getMessage()
-    assert "allocating 5 bytes; the estimate is" in message
-    assert "with --micro-batches" in message
+    sizes += ["--width", "768", "--context", "1024"]
+    estimates = set()
+    for dtype in ("float32", "bfloat16", "bfloat16-parameters"):
+        assert main(["train", *options, *sizes, "--dtype", dtype]) == 1
+        message = caplog.records[-1].getMessage()
+        assert "allocating 5 bytes; the estimate is" in message
+        assert "with --micro-batches" in message
+        estimates.add(message.partition("the estimate is")[2].split()[0])
+    assert len(estimates) == 3
 
 
 def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
