@@ -8,6 +8,7 @@ from typing import Literal
 
 from cyclopts import Parameter
 
+from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel.mesh import Mesh
@@ -26,20 +27,15 @@ class ModelOptions:
 
     Args:
         preset: the sizes that the other options do not give.
-        layers: transformer blocks.
-        heads: attention heads.
-        width: width of the model.
-        context: context length in tokens.
-        vocab: size of the vocabulary.
         vocab_multiple: pad the rows of the token embedding to a multiple of this.
     """
 
     preset: Literal[tuple(PRESETS)] = "gpt2-124M"  # type: ignore[valid-type]
-    layers: int | None = None
-    heads: int | None = None
-    width: int | None = None
-    context: int | None = None
-    vocab: int | None = None
+    layers: Layers | None = None
+    heads: Heads | None = None
+    width: Width | None = None
+    context: Context | None = None
+    vocab: Vocab | None = None
     vocab_multiple: int = 128
 
     def config(self) -> GPT2Config:
