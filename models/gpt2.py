@@ -12,6 +12,7 @@ from typing import Any
 from tensorgrad import nn
 from tensorgrad.checks import check_integer, probability
 from tensorgrad.errors import ArgumentError
+from tensorgrad.models.flops import training_flops
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
 from tensorgrad.tensor import Tensor
 
@@ -65,16 +66,13 @@ class GPT2Config:
         return (self.rows + self.context + 2) * self.width + self.layers * block
 
     @property
-    def training_flops(self) -> int:
-        """FLOPs of a training step for a token, three times those of the forward pass.
+    def training_flops(self) -> float:
+        """FLOPs of training on a token, see models/flops.py.
 
-            forward = L (24 C^2 + 2 T C) + 2 V C
-
-        That is 2 for each element of a matrix, and causal attention. What is recomputed does not
-        count.
+            3 (L (24 C^2 + 2 T C) + 2 V C)
         """
-        block = 24 * self.width**2 + 2 * self.context * self.width
-        return 3 * (self.layers * block + 2 * self.rows * self.width)
+        elements = 12 * self.layers * self.width**2 + self.rows * self.width
+        return training_flops(elements, self.layers, self.width, self.context / 2)
 
 
 # Radford et al. 2019, "Language models are unsupervised multitask learners", table 2, with the

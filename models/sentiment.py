@@ -20,6 +20,7 @@ from tensorgrad.checks import check_integer, probability
 from tensorgrad.data.labelled_loader import pad
 from tensorgrad.engine import assign
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.models.flops import training_flops
 from tensorgrad.operands import integer_array
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.ops.dropout import dropout as dropout_op
@@ -67,6 +68,15 @@ class ClassifierConfig:
             else:
                 check_integer(name, field, value, 0 if field == "layers" else 1)
 
+    def training_flops(self, length: float, keys: float) -> float:
+        """Return the FLOPs of training on a text, see models/flops.py.
+
+        Args:
+            length: tokens of the text.
+            keys: that a token attends to, on average over the tokens of all texts.
+        """
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class MeanConfig(ClassifierConfig):
@@ -88,6 +98,11 @@ class MeanConfig(ClassifierConfig):
             return words + (width + 1) * self.classes
         between = (width + 1 + (self.layers - 1) * (hidden + 1)) * hidden
         return words + between + (hidden + 1) * self.classes
+
+    def training_flops(self, length: float, keys: float) -> float:
+        """Return the FLOPs of training on a text; its length has no influence here."""
+        widths = [self.width] + [self.hidden] * self.layers + [self.classes]
+        return training_flops(sum(a * b for a, b in pairwise(widths)), 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,11 @@ class TransformerConfig(ClassifierConfig):
         block = 12 * self.width**2 + 13 * self.width
         last = (self.width + 1) * self.classes
         return (self.vocab_size + self.context + 2) * self.width + self.layers * block + last
+
+    def training_flops(self, length: float, keys: float) -> float:
+        """Return the FLOPs of training on a text, see `ClassifierConfig.training_flops`."""
+        blocks = training_flops(12 * self.layers * self.width**2, self.layers, self.width, keys)
+        return length * blocks + training_flops(self.width * self.classes, 0, 0, 0)
 
 
 class Classifier(nn.Module):

@@ -12,6 +12,7 @@ from typing import Any
 from tensorgrad import nn
 from tensorgrad.checks import check_integer, probability
 from tensorgrad.errors import ArgumentError
+from tensorgrad.models.flops import training_flops
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
 from tensorgrad.tensor import Tensor
 
@@ -71,12 +72,28 @@ class TransformerLMConfig:
     @property
     def parameters(self) -> int:
         """The number of parameters, each counted once."""
+        block = self._block_matrices + 2 * self.width
+        rows = (1 if self.tied else 2) * self.vocab_size  # of the token embedding and the head
+        return (rows + 1) * self.width + self.layers * block
+
+    def training_flops(self, keys: float | None = None, targets: float = 1.0) -> float:
+        """Return the FLOPs of training on a token, see models/flops.py.
+
+        Args:
+            keys: that a token attends to on average (default: half of the context).
+            targets: fraction of the tokens that predict a target, which the head multiplies.
+        """
+        elements = self.layers * self._block_matrices + targets * self.vocab_size * self.width
+        keys = self.context / 2 if keys is None else keys
+        return training_flops(elements, self.layers, self.width, keys)
+
+    @property
+    def _block_matrices(self) -> int:
+        """Elements of the matrices of a block."""
         width, hidden = self.width, self.hidden
         hidden = nn.SwiGLU.default_hidden(width) if hidden is None else hidden
         of_keys = 2 * self.kv_heads * (width // self.heads)
-        block = width * (2 * width + of_keys + 3 * hidden + 2)
-        rows = (1 if self.tied else 2) * self.vocab_size  # of the token embedding and the head
-        return (rows + 1) * width + self.layers * block
+        return width * (2 * width + of_keys + 3 * hidden)
 
 
 class TransformerLM(LanguageModel):

@@ -138,7 +138,7 @@ def memory_explained(settings: ParallelSettings, ranks: int = 1) -> Iterator[Non
             settings.pipeline_schedule,
             settings.chunks or (2 if settings.pipeline_schedule == "interleaved" else 1),
             settings.sequence_parallel,
-            "bfloat16" if settings.dtype == "bfloat16-parameters" else "float32",
+            settings.dtype,
         )
         memory = backend.total_memory(backend.use_device(settings.device))
         error.add_note(memory_advice(job, memory))

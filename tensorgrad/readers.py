@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
@@ -24,6 +24,7 @@ JSON_BYTES = 1 << 24
 VOCABULARY_BYTES = 1 << 26  # 64 MB: some published tokenizer.json have 30
 JSON_DEPTH = 64
 JSON_LINE_BYTES = 1 << 20
+_LINES = 5000  # between calls of progress
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -111,7 +112,9 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any] | None]:
+def read_json_lines(
+    path: str | os.PathLike[str], progress: Callable[[int, int], object] | None = None
+) -> Iterator[dict[str, Any] | None]:
     """Yield the objects in a file with one on each line, and None for each damaged line.
 
     A line is damaged if it is not an object in JSON or has more than JSON_LINE_BYTES. A last line
@@ -119,13 +122,19 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any] | N
     This is fast, as such files are long, so values are checked less than by `parse_json`: NaN and
     infinity become None, but 1e999 is infinity, and text may have halves of surrogate pairs.
 
+    Args:
+        path: of the file.
+        progress: called at times with the bytes read and the bytes of the file.
     Raises:
         DataError: it is a FIFO or a device.
         OSError: it is missing or cannot be read.
     """
     is_rest = False  # of a line that is too long
     with open_regular(path) as file:
-        for line in iter(partial(file.readline, JSON_LINE_BYTES), b""):
+        size = os.fstat(file.fileno()).st_size
+        for number, line in enumerate(iter(partial(file.readline, JSON_LINE_BYTES), b"")):
+            if progress is not None and number % _LINES == 0:
+                progress(file.tell(), size)
             ends = line.endswith(b"\n")
             if ends:
                 yield None if is_rest else _object_on(line)

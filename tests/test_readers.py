@@ -225,3 +225,12 @@ def test_lines_of_json_are_read_around_damaged_ones(tmp_path: Path) -> None:
     assert list(read_json_lines(path)) == expected
     path.write_bytes(b"")
     assert list(read_json_lines(path)) == []
+
+
+def test_progress_of_a_long_file_of_lines_is_shown_in_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"step": 1}\n' * 12_000)
+    calls: list[tuple[int, int]] = []
+    lines = read_json_lines(path, lambda done, total: calls.append((done, total)))
+    assert sum(1 for _ in lines) == 12_000
+    assert calls == [(12 * lines, 144_000) for lines in (1, 5001, 10_001)]

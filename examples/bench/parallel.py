@@ -128,9 +128,8 @@ class Bench(RankTimer):
 
 
 def training_step(bench: Bench, ranks: Ranks, micro: int = 1) -> Step:
-    """Return a training step of this rank; bfloat16 is that of parameters too."""
-    precision = "bfloat16-parameters" if bench.dtype == "bfloat16" else bench.dtype
-    settings = StepSettings(bench.config, bench.batch, precision, micro_batches=micro)
+    """Return a training step of this rank."""
+    settings = StepSettings(bench.config, bench.batch, bench.dtype, micro_batches=micro)
     return steps.training_step(settings, ranks, bench.device)
 
 
@@ -217,7 +216,7 @@ def data(bench: Bench) -> Iterator[Line]:
             bench.config,
             bench.batch,
             bench.device,
-            autocast=bench.dtype == "bfloat16",
+            autocast=bench.dtype != "float32",
             several=name.endswith("DDP"),
             compiled=bench.compiled,
         )
@@ -313,7 +312,7 @@ def options() -> argparse.Namespace:
     for name, size in _SIZES.items():
         parser.add_argument(f"--{name}", type=int, dest=size, help="default: as --model")
     parser.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), help="default: bfloat16 on GPUs"
+        "--dtype", choices=steps.PRECISIONS, help="default: bfloat16-parameters, on CPUs float32"
     )
     parser.add_argument("--batch", type=int, default=32, help="sequences of a rank or pipeline")
     parser.add_argument("--micro", type=int, default=8, help="micro-batches of a pipeline")
@@ -343,7 +342,7 @@ def main() -> None:
     sizes = {name: getattr(given, name) for name in _SIZES.values()}
     changed = {name: value for name, value in sizes.items() if value is not None}
     config = replace(PRESETS[given.model], vocab_multiple=128, **changed)
-    dtype = given.dtype or ("float32" if device == "cpu" else "bfloat16")
+    dtype = given.dtype or ("float32" if device == "cpu" else "bfloat16-parameters")
     torch = None
     if importlib.util.find_spec("torch") and not given.no_pytorch:
         torch = importlib.import_module("torch")

@@ -12,6 +12,9 @@ models and graphs.
         q, k, v and their output  4 C / tp
         before and after GELU     8 C / tp
     and in float32 mean and rstd of both norms and a logarithm for each head
+
+Under autocast the inputs of norms are float32, as the parameters are. The graph of each micro-batch
+keeps 16-bit copies of the weights that matrix products take.
 """
 
 from __future__ import annotations
@@ -34,13 +37,20 @@ class Costs:
         config: of the model.
         tp: number of tensor parallel ranks.
         sequence: whether these also share the rows between the layers.
-        item: bytes of a parameter and of an activation: 2 or 4.
+        item: bytes of an activation inside the layers: 2 or 4.
+        autocast: whether parameters and the residual stream are float32 all the same.
     """
 
     config: GPT2Config
     tp: int = 1
     sequence: bool = False
     item: int = 2
+    autocast: bool = False
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a parameter, and of an element of the residual stream and of a norm's output."""
+        return 4 if self.autocast else self.item
 
     @property
     def heads(self) -> int:
@@ -100,8 +110,13 @@ class Costs:
         """Return the bytes that a block keeps for backward; see the top of this file."""
         outside = tokens / (self.tp if self.sequence else 1)
         width = self.config.width
-        elements = 2 * width * outside + (2 * width + 4 * self.inner + 2 * self.hidden) * tokens
-        return elements * self.item + 4 * (4 * outside + self.heads * tokens)
+        inside = (2 * width + 4 * self.inner + 2 * self.hidden) * tokens * self.item
+        return 2 * width * outside * self.wide + inside + 4 * (4 * outside + self.heads * tokens)
+
+    def weight_copies(self, blocks: int, head: bool) -> float:
+        """Return the bytes of the copies of weights that the graph of a micro-batch keeps."""
+        elements = blocks * self.block_matrices + (self.embedding if head else 0)
+        return elements * self.item if self.autocast else 0.0
 
     def kept_by_head(self, tokens: int) -> float:
         """Return the bytes that norm, head and loss keep: inputs, and gradients computed early.
@@ -111,7 +126,8 @@ class Costs:
         """
         outside = tokens / (self.tp if self.sequence else 1)
         width = self.config.width
-        return (width * outside + 2 * width * tokens) * self.item + 4 * self.embedding + 8 * outside
+        activations = width * outside * self.wide + 2 * width * tokens * self.item
+        return activations + 4 * self.embedding + 8 * outside
 
     def kept_by_embedding(self, tokens: int) -> float:
         """Return the bytes of the ids of tokens and targets."""
@@ -123,16 +139,22 @@ class Costs:
         rows = rows_at_a_time("plan", None, self.rows * item, on_host=False)
         return float(min(rows, tokens) * self.rows * item)
 
+    def head_work(self, tokens: int) -> float:
+        """Return the bytes while the head computes: a chunk, and what autocast made 16 bits of."""
+        source = self.config.width * tokens * self.wide if self.autocast else 0
+        return self.chunk(tokens) + source
+
     def block_work(self, tokens: int) -> float:
         """Return the bytes of activation gradients during the backward pass of a block.
 
         These are the gradients of its output, of the input of GELU, and of two layers in between.
         """
-        return (3 * self.config.width + self.hidden) * tokens * self.item
+        width = self.config.width
+        return (width * self.wide + (2 * width + self.hidden) * self.item) * tokens
 
     def boundary(self, tokens: int) -> float:
         """Return the bytes that a stage sends to the next for a micro-batch."""
-        return self.config.width * tokens * self.item / (self.tp if self.sequence else 1)
+        return self.config.width * tokens * self.wide / (self.tp if self.sequence else 1)
 
 
 @lru_cache(maxsize=1024)

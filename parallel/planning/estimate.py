@@ -17,8 +17,8 @@ from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, defau
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning.costs import Costs, cut_blocks
 from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
+from tensorgrad.train.settings import DTYPES
 
-DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a parameter and of an activation
 _WIDE = 4  # of a gradient, a master copy and a moment
 _SLOTS = 2  # of whole parameters or gradients of blocks (shards.py)
 _SENDS = 4  # activations and gradients in flight between stages
@@ -38,7 +38,8 @@ class TrainingJob:
         schedule: one of SCHEDULES.
         chunks: parts of the model on each stage.
         sequence: whether tp ranks share the rows between the layers.
-        dtype: "bfloat16": parameters and activations, with a float32 master copy; or "float32".
+        dtype: one of DTYPES of train/settings.py, such as "bfloat16" (autocast) and
+            "bfloat16-parameters" (parameters and activations, with a float32 master copy).
     Raises:
         ArgumentError: sizes are out of range or do not divide; the message has the numbers.
     """
@@ -51,7 +52,7 @@ class TrainingJob:
     schedule: str = "1f1b"
     chunks: int = 1
     sequence: bool = False
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16-parameters"
 
     def __post_init__(self) -> None:
         """Check that the sizes fit together."""
@@ -85,7 +86,17 @@ class TrainingJob:
     @property
     def costs(self) -> Costs:
         """The costs of the layers on one rank."""
-        return Costs(self.config, self.mesh.tp, self.sequence, DTYPES[self.dtype])
+        item = 4 if self.dtype == "float32" else 2
+        return Costs(self.config, self.mesh.tp, self.sequence, item, self._has_autocast)
+
+    @property
+    def has_master_copy(self) -> bool:
+        """Whether the optimizer has float32 copies of 16-bit parameters."""
+        return self.dtype == "bfloat16-parameters"
+
+    @property
+    def _has_autocast(self) -> bool:
+        return self.dtype in ("bfloat16", "float16")
 
     def parts(self, stage: int) -> tuple[int, ...]:
         """Return the number of blocks in each part of a stage."""
@@ -237,7 +248,7 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     shared = root + slots + every / mesh.dp  # blocks are sharded, the root is not
     parameters = shared if job.zero == 3 else root + every
     gradients = shared if job.zero >= 2 else root + every
-    state = (2 + (job.dtype != "float32")) * (root + every) / (mesh.dp if job.zero else 1)
+    state = (2 + job.has_master_copy) * (root + every) / (mesh.dp if job.zero else 1)
     remembered = max_in_flight(job.schedule, mesh.pp, job.micro_batches, stage, job.chunks)
     if mesh.pp == 1 and job.schedule == "gpipe":
         remembered = 1  # without a pipeline, backward of each micro-batch follows its forward
@@ -248,13 +259,16 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     at_ends = (
         remembered if job.chunks == 1 else min(job.micro_batches, -(-remembered // job.chunks))
     )
-    work = max(costs.block_work(tokens), costs.chunk(tokens) if last else 0.0)
+    copies = remembered * costs.weight_copies(max(parts), False)
+    copies += at_ends * costs.weight_copies(0, last)
+    work = max(costs.block_work(tokens), costs.head_work(tokens) if last else 0.0)
     return {
-        "parameters": parameters * costs.item,
+        "parameters": parameters * costs.wide,
         "gradients": gradients * _WIDE,
         "optimizer state": state * _WIDE,
         "activations": remembered * kept,
         "tokens, loss and head": at_ends * ends,
+        "16-bit copies of weights": copies,
         "work": work,
         "messages between stages": _SENDS * costs.boundary(tokens) if mesh.pp > 1 else 0.0,
     }
@@ -285,7 +299,7 @@ def estimate(
     layers = sum(each.exposed for each in sent if each.axis == "tp")
     bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro_batches, job.chunks)
     updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
-    moved = 32 if job.dtype == "float32" else 36  # docs/chapters/optimizer.md
+    moved = 36 if job.has_master_copy else 32  # docs/chapters/optimizer.md
     time = {
         "compute": compute,
         "send within layers": layers,
@@ -321,8 +335,9 @@ def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
     blocks = sum(job.parts(stage))
     ends = int(stage == 0) + int(stage == job.mesh.pp - 1)
     calls = job.micro_batches * (4 * blocks + ends)
-    activation = job.config.width * job.tokens * job.costs.item
-    sent = calls * 2 * (ranks - 1) / ranks * activation
+    # Outputs of layers are sums in `item`, gradients of norms' outputs in `wide`.
+    size = 2 * blocks * (job.costs.item + job.costs.wide) + ends * job.costs.wide
+    sent = 2 * (ranks - 1) / ranks * job.micro_batches * job.config.width * job.tokens * size
     if job.sequence:
         calls *= 2  # a gather and a scatter instead of each all-reduce
     what = "activations, gather and scatter" if job.sequence else "activations, all-reduce"
@@ -349,7 +364,7 @@ def _sent_by_copies(
     job: TrainingJob, speeds: Speeds, stage: int, backward: float, bucket: float | None
 ) -> Iterator[Traffic]:
     """Yield the traffic of data parallel ranks: gradients, and sharded parameters."""
-    mesh, item = job.mesh, job.costs.item
+    mesh, item = job.mesh, job.costs.wide
     if mesh.dp == 1:
         return
     link = "dp", mesh.dp * mesh.tp

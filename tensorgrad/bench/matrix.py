@@ -258,4 +258,5 @@ MATRIX = Sweep(
     (*("ms", "tokens_per_second", "scaling", "peak_mb", "memory_overhead", "device_mb"), "epoch_s"),
     draw_matrix,
     with_scaling,
+    percents=("scaling", "memory_overhead"),
 )

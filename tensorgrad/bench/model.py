@@ -33,7 +33,6 @@ SIZES = {
     "xl": (1600, 48, 25),
     "2.7B": (2560, 32, 32),
 }
-_PLANNED = {"float32": "float32", "bfloat16-parameters": "bfloat16"}  # dtypes of TrainingJob
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -148,34 +147,41 @@ def planned_bytes(settings: StepSettings) -> dict[str, float] | None:
         head = 2 C + a chunk of logits     input and output of the norm
 
     for each token, in the dtype of activations. In float32 GELU is an op of its own, whose operand
-    is another 4 C before there is an output.
+    is another 4 C before there is an output. Under autocast input, sum and norm are float32, and
+    there are a 16-bit copy of the norm's output and, to the end of forward, of all weights that are
+    multiplied; with recomputation of those of one block and the head.
 
     Args:
         settings: the model and the batch.
     Returns:
-        Bytes of "forward" and "step". None for autocast, which keeps casts of its operands, and for
-        attention that keeps scores: there are no formulas.
+        Bytes of "forward" and "step". None for attention that keeps scores: there are no formulas.
     """
-    if settings.precision not in _PLANNED or settings.attention != "flash":
+    if settings.attention != "flash":
         return None
-    dtype = _PLANNED[settings.precision]
     job = TrainingJob(
-        settings.config, batch=settings.batch, micro_batches=settings.micro_batches, dtype=dtype
-    )
+        settings.config, batch=settings.batch, micro_batches=settings.micro_batches,
+        dtype=settings.precision,
+    )  # fmt: skip
     costs, tokens, layers = job.costs, job.tokens, settings.config.layers
+    copies = costs.weight_copies(1 if settings.recompute else layers, head=True)
     step = stage_memory(job, 0)
     if settings.recompute:
         step["activations"] = layers * costs.boundary(tokens) + costs.kept_by_block(tokens)
-    return {"forward": _forward_bytes(costs, tokens, layers), "step": sum(step.values())}
+        step["16-bit copies of weights"] = copies
+    forward = _forward_bytes(costs, tokens, layers) + copies
+    return {"forward": forward, "step": sum(step.values())}
 
 
 def _forward_bytes(costs: Costs, tokens: int, layers: int) -> float:
+    """Return the bytes of forward alone without the copies of weights."""
     width = costs.config.width
     parameters = layers * costs.block_parameters + costs.root_parameters(True, True)
     inside = width + costs.hidden if costs.item == 2 else 2 * costs.hidden
-    block = (3 * width + inside) * tokens * costs.item
-    head = 2 * width * tokens * costs.item + costs.chunk(tokens)
-    return parameters * costs.item + costs.kept_by_embedding(tokens) + max(block, head)
+    copy = width * costs.item if costs.autocast else 0
+    block = 3 * width * costs.wide + copy + inside * costs.item
+    head = 2 * width * costs.wide + copy
+    most = max(block * tokens, head * tokens + costs.chunk(tokens))
+    return parameters * costs.wide + costs.kept_by_embedding(tokens) + most
 
 
 class _Trainee:

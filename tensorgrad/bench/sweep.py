@@ -32,6 +32,7 @@ OK, OUT_OF_MEMORY, ERROR = "ok", "out of memory", "error"
 _ALWAYS = ("status", "message", "device", "version")
 _LONGEST = 300  # characters of a message
 _ATTEMPTS = 3  # of an exchange after a case
+_WHOLE_FROM = 999.95  # numbers from here on have no decimals in the Markdown; it rounds to 1,000
 
 Row = dict[str, Any]
 Case = Mapping[str, Any]
@@ -51,6 +52,7 @@ class Sweep:
             from rows with the status "ok".
         derive: adds to a new row what follows from it and the rows before.
         hidden: results that only the CSV has.
+        percents: results in percent, which the Markdown gives with two decimals.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Sweep:
     draw: Callable[[Sequence[Row]], Mapping[str, Any]]
     derive: Callable[[Row, Sequence[Row]], Row] = lambda row, before: row
     hidden: tuple[str, ...] = ()
+    percents: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -276,9 +279,10 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     columns = [name for name in shown if name not in (*same, *absent)]
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     for row in rows:
-        words = [_shown(row[name]).replace("|", "\\|") for name in columns]
+        cells = [_shown(row[name], name in sweep.percents) for name in columns]
+        words = [cell.replace("|", "\\|") for cell in cells]
         lines.append("| " + " | ".join(words) + " |")
-    about = ", ".join(f"{name} {rows[0][name]}" for name in same if rows[0][name] != "")
+    about = ", ".join(f"{name} {_shown(rows[0][name])}" for name in same if rows[0][name] != "")
     return (f"{about}\n\n" if about else "") + "\n".join(lines) + "\n"
 
 
@@ -329,8 +333,15 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _shown(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+def _shown(value: Any, is_percent: bool = False) -> str:
+    """Return a value as in the Markdown: `1,234,567`, `1,235`, `12.35`, `3e-05`; percent `4.20`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if is_percent:
+        return f"{value:z,.2f}"  # z: no -0.00
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.4g}"
 
 
 def _numbers(row: Mapping[str, str]) -> Row:

@@ -24,6 +24,7 @@ from tensorgrad.bench import model as model_bench
 from tensorgrad.bench import precision as precision_bench
 from tensorgrad.bench.steps import PRECISIONS, StepSettings
 from tensorgrad.bench.sweep import Case, Row, Sweep, run_sweep, to_markdown
+from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
 from tensorgrad.command import printable, status_and_line
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
@@ -108,32 +109,27 @@ def model(
     warmup: Annotated[tuple[int, ...], Many] = (5,),
     steps: int = 10,
     recompute: bool = False,
-    context: int = 512,
+    context: Context = 512,
     batch: int = 4,
-    vocab: int = 10000,
+    vocab: Vocab = 10000,
     attention: Literal[ATTENTION_KERNELS] = "flash",  # type: ignore[valid-type]
-    layers: int | None = None,
-    width: int | None = None,
-    heads: int | None = None,
+    layers: Layers | None = None,
+    width: Width | None = None,
+    heads: Heads | None = None,
     device: Device = "auto",
     out: Out = _OUT,
 ) -> int:
     """Measure forward, backward and optimizer of GPT-2s of five sizes, and their memory.
 
     Args:
-        sizes: of the models.
+        sizes: presets of the models; --layers, --width and --heads replace theirs.
         precision: float32; bfloat16, autocast; bfloat16-parameters, with float32 copies in the
             optimizer.
         warmup: steps before the timed ones; several numbers are compared.
         steps: to time; the table has mean and standard deviation.
         recompute: compute each block again in backward.
-        context: context length in tokens.
         batch: sequences of a step.
-        vocab: size of the vocabulary.
         attention: kernels of attention.
-        layers: transformer blocks (default: those of the size).
-        width: of the model (default: that of the size).
-        heads: attention heads (default: those of the size).
     """
     device = backend.use_device(device)
     cases = model_bench.model_cases(
@@ -153,12 +149,12 @@ def matrix(
     *,
     kernels: Annotated[tuple[Literal[ATTENTION_KERNELS], ...], Many] = ATTENTION_KERNELS,  # type: ignore[valid-type]
     parallel: Annotated[tuple[Literal[MODES], ...], Many] = MODES,  # type: ignore[valid-type]
-    layers: int = _PUBLISHED.config.layers,
-    width: int = _PUBLISHED.config.width,
+    layers: Layers = _PUBLISHED.config.layers,
+    width: Width = _PUBLISHED.config.width,
     hidden: int = _PUBLISHED.hidden,
-    heads: int = _PUBLISHED.config.heads,
-    context: int = _PUBLISHED.config.context,
-    vocab: int = _PUBLISHED.config.vocab_size,
+    heads: Heads = _PUBLISHED.config.heads,
+    context: Context = _PUBLISHED.config.context,
+    vocab: Vocab = _PUBLISHED.config.vocab_size,
     batch: int = _PUBLISHED.batch,
     dtype: Literal[PRECISIONS] | None = None,  # type: ignore[valid-type]
     steps: int = _PUBLISHED.steps,
@@ -175,12 +171,7 @@ def matrix(
     Args:
         kernels: of attention.
         parallel: modes, as of training.
-        layers: transformer blocks.
-        width: of the model.
         hidden: width of the feed-forward layers.
-        heads: attention heads.
-        context: context length in tokens.
-        vocab: size of the vocabulary.
         batch: sequences of a rank.
         dtype: of matrix products, as in training (default: bfloat16-parameters, on a CPU float32).
         steps: of a timed window; the median of three windows counts.
@@ -273,11 +264,11 @@ def precision(
 def buckets(
     *,
     sizes: Annotated[tuple[float, ...], Many] = (1, 2, 5, 10, 25, 50, 100, 200, 400),
-    layers: int = 12,
-    width: int = 768,
-    heads: int = 12,
-    context: int = 1024,
-    vocab: int = 50304,
+    layers: Layers = 12,
+    width: Width = 768,
+    heads: Heads = 12,
+    context: Context = 1024,
+    vocab: Vocab = 50304,
     batch: int = 8,
     dtype: Literal[PRECISIONS] | None = None,  # type: ignore[valid-type]
     steps: int = 10,
@@ -290,11 +281,6 @@ def buckets(
 
     Args:
         sizes: of a bucket of gradients, MB (10^6 bytes).
-        layers: transformer blocks.
-        width: of the model.
-        heads: attention heads.
-        context: context length in tokens.
-        vocab: size of the vocabulary.
         batch: sequences of a rank.
         dtype: of matrix products, as in training (default: bfloat16-parameters, on a CPU float32).
         steps: of a timed window; the median of three windows counts.

@@ -8,6 +8,7 @@ from pathlib import Path
 from tensorgrad.command import printable
 from tensorgrad.report import Outputs, to_text
 from tensorgrad.report import compare as compare_runs
+from tensorgrad.train.progress import StageProgress
 
 
 def compare(
@@ -23,7 +24,8 @@ def compare(
     """
     outputs = Outputs(out, csv, markdown)
     outputs.check()
-    comparison = compare_runs(runs)
+    with StageProgress("reading") as progress:
+        comparison = compare_runs(runs, progress)
     print(printable(to_text(comparison, shutil.get_terminal_size((100, 24)).columns)), end="")
     for path in outputs.write(comparison):
         print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")

@@ -8,12 +8,14 @@ from typing import Literal
 
 from cyclopts import Parameter
 
+from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning import plan as planning
 from tensorgrad.parallel.planning.estimate import Estimate, Speeds, TrainingJob, estimate
 from tensorgrad.parallel.train_gpt2 import ZERO
+from tensorgrad.train.settings import DTYPES
 
 _SPEEDS = Speeds()
 
@@ -25,20 +27,15 @@ class ModelOptions:
 
     Args:
         preset: the sizes that the other options do not give.
-        layers: transformer blocks.
-        heads: attention heads.
-        width: width of the model.
-        context: context length in tokens.
-        vocab: size of the vocabulary.
         vocab_multiple: pad the rows of the token embedding to a multiple of this.
     """
 
     preset: Literal[tuple(PRESETS)] = "gpt2-124M"  # type: ignore[valid-type]
-    layers: int | None = None
-    heads: int | None = None
-    width: int | None = None
-    context: int | None = None
-    vocab: int | None = None
+    layers: Layers | None = None
+    heads: Heads | None = None
+    width: Width | None = None
+    context: Context | None = None
+    vocab: Vocab | None = None
     vocab_multiple: int = 128
 
     def config(self) -> GPT2Config:
@@ -66,7 +63,8 @@ class MeshOptions:
         chunks: model chunks per stage, more if interleaved.
         sequence_parallel: shard activations between layers over the tp ranks.
         bucket_mb: gradients in a bucket; default: as in training.
-        dtype: of parameters and activations.
+        dtype: dtype of matrix products, as in training; bfloat16-parameters: of the parameters too,
+            with float32 master weights.
     """
 
     dp: int = 1
@@ -79,7 +77,7 @@ class MeshOptions:
     chunks: int = 1
     sequence_parallel: bool = False
     bucket_mb: float | None = None
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Literal[DTYPES] = "bfloat16-parameters"  # type: ignore[valid-type]
 
 
 @Parameter(name="*", group="Speeds of the GPUs")

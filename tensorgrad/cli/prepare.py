@@ -34,7 +34,7 @@ def prepare(
         cache: folder for prepared texts; a second call with the same options finds them there.
     """
     given = None if tokenizer is None else Tokenizer.load(tokenizer)
-    with StageProgress(data) as progress:
+    with StageProgress(f"preparing {data}") as progress:
         corpus = prepare_corpus(
             data, cache, vocab, validation=validation, tokenizer=given, progress=progress
         )

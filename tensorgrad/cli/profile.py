@@ -14,6 +14,7 @@ from typing import Literal
 from cyclopts import Parameter
 from tqdm import tqdm
 
+from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
 from tensorgrad.command import printable
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import check_writable, make_folder
@@ -47,11 +48,6 @@ class StepOptions:
 
     Args:
         preset: size of the model (default: small).
-        layers: transformer blocks (default: the preset's).
-        heads: attention heads (default: the preset's).
-        width: width of the model (default: the preset's).
-        context: context length in tokens (default: the preset's).
-        vocab: size of the vocabulary (default: the preset's).
         vocab_multiple: pad the rows of the token embedding to a multiple of this (default: 1).
         batch: sequences of a step, on all ranks together (default: 8).
         micro_batches: parts of a batch, computed one by one (default: 1).
@@ -65,11 +61,11 @@ class StepOptions:
     """
 
     preset: Literal[tuple(MODELS)] | None = None  # type: ignore[valid-type]
-    layers: int | None = None
-    heads: int | None = None
-    width: int | None = None
-    context: int | None = None
-    vocab: int | None = None
+    layers: Layers | None = None
+    heads: Heads | None = None
+    width: Width | None = None
+    context: Context | None = None
+    vocab: Vocab | None = None
     vocab_multiple: int | None = None
     batch: int | None = None
     micro_batches: int | None = None

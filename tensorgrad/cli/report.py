@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tensorgrad.report import write_report
+from tensorgrad.train.progress import StageProgress
 
 
 def report(run: Path, /, *, out: Path | None = None) -> int:
@@ -16,6 +17,7 @@ def report(run: Path, /, *, out: Path | None = None) -> int:
         run: folder of the run.
         out: file to write (default: report.html in the folder).
     """
-    page = write_report(run, out)
+    with StageProgress("reading") as progress:
+        page = write_report(run, out, progress)
     print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
     return 0

@@ -17,6 +17,7 @@ from tensorgrad.train import gpt2, sentiment, translation
 from tensorgrad.train.command_line import STYLE, training_command
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.loop import Outcome
+from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.settings import TrainSettings
 
@@ -43,7 +44,8 @@ def _end(settings: TrainSettings, folder: Path, sample: str | None) -> None:
     if sample is not None:
         print(printable(sample))
     if settings.report:
-        write_report(folder)
+        with StageProgress("reading") as progress:
+            write_report(folder, progress=progress)
 
 
 def _alone(

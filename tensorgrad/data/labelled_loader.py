@@ -48,6 +48,7 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
     Attributes:
         batches: in an epoch.
         tokens: the mean number in a batch, without padding.
+        keys: the mean number of tokens in the text of a token.
     """
 
     def __init__(
@@ -85,9 +86,9 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
             )
         self._rows, self._batch, self._longest = rows, batch, longest
         self._lengths = np.array([len(row) for row in rows])
-        self.tokens = batch * float(
-            np.minimum(self._lengths, longest or self._lengths.max()).mean()
-        )
+        lengths = np.minimum(self._lengths, longest or self._lengths.max())
+        self.tokens = batch * float(lengths.mean())
+        self.keys = float((lengths**2).sum() / max(1, lengths.sum()))
 
     def evaluation_batches(self) -> Iterator[LabelledBatch]:
         """Yield every text once, the shortest first; the last batch may have fewer rows."""

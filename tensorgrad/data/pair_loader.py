@@ -37,6 +37,7 @@ class PairLoader(EpochLoader[PairBatch]):
     Attributes:
         batches: in an epoch.
         tokens: in an epoch, without padding.
+        targets: in an epoch, those that count in the loss.
         skipped: the number of pairs whose source alone fills the context.
         cut: the number of pairs longer than the context, of which the model sees the beginning.
     """
@@ -92,9 +93,23 @@ class PairLoader(EpochLoader[PairBatch]):
         self._starts = ends - self._lengths - 1
         self.cut = sum(len(s) + 1 + len(t) > context for s, t in kept)
         self.tokens = int(self._lengths.sum())
+        self.targets = int((self._lengths - self._sources).sum())
         self._widths = np.minimum(-(-self._lengths // _MULTIPLE) * _MULTIPLE, context)
         self._cuts = _cuts(np.sort(self._widths), batch_tokens)
         super().__init__(seed, len(self._cuts) - 1)
+
+    def mean_keys(self, prefix: bool) -> float:
+        """Return the mean number of keys that a token attends to.
+
+        That is half the length of its row with a causal mask, as sum(T^2) / 2 sum(T) in all.
+
+        Args:
+            prefix: whether the tokens of a source, and the separator, attend in both directions.
+        """
+        squares = (self._lengths**2).sum()
+        if prefix:
+            squares += ((self._sources + 1) ** 2).sum()
+        return float(squares / (2 * self.tokens))
 
     def evaluation_batches(self) -> Iterator[PairBatch]:
         """Yield every pair once, the shortest first."""

@@ -24,7 +24,7 @@ from tensorgrad.report.document import (
     write_text,
 )
 from tensorgrad.report.result import BEST, Result, label_of, result_of, text_of
-from tensorgrad.report.run import Run, read_run
+from tensorgrad.report.run import Progress, Run, read_run
 from tensorgrad.report.settings import value_text
 
 MISSING = "-"
@@ -69,12 +69,15 @@ class Comparison:
     runs: tuple[Run, ...]
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path], progress: Progress | None = None) -> Comparison:
     """Compare the runs in two or more folders.
 
     Settings that only some runs have are compared if the runs share most others: runs of different
     programs are compared in what all of them have.
 
+    Args:
+        folders: of the runs.
+        progress: see `read_run`.
     Raises:
         ArgumentError: there are fewer than two folders, or one is given twice.
         DataError: one is not the folder of a run.
@@ -84,7 +87,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     for place, folder in enumerate(folders):
         if folder.resolve() in [other.resolve() for other in folders[:place]]:
             raise ArgumentError(f"compare: {folder} is given twice, expected different runs")
-    runs = tuple(read_run(folder) for folder in folders)
+    runs = tuple(read_run(folder, progress) for folder in folders)
     names = _names(runs)
     settings, skipped = _differences([run.config for run in runs])
     environment, _ = _differences([_flat(run.environment) for run in runs])

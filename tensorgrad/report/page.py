@@ -23,7 +23,7 @@ from tensorgrad.report.document import (
     write_text,
 )
 from tensorgrad.report.result import Result, label_of, result_of, text_of
-from tensorgrad.report.run import Run, read_run
+from tensorgrad.report.run import Progress, Run, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
 from tensorgrad.train.curves import Column
 
@@ -39,12 +39,13 @@ _DIFF_LINES = 5000
 _DIFF = 200_000  # characters
 
 
-def write_report(folder: Path, out: Path | None = None) -> Path:
+def write_report(folder: Path, out: Path | None = None, progress: Progress | None = None) -> Path:
     """Write one HTML file about a run, which opens without a network.
 
     Args:
         folder: of the run, finished or not.
         out: the file; default: report.html in the folder.
+        progress: see `read_run`.
     Returns:
         The file.
     Raises:
@@ -52,7 +53,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         ArgumentError: the file cannot be written there.
         OSError: the disk is full.
     """
-    run = read_run(folder)
+    run = read_run(folder, progress)
     target = folder / FILE if out is None else out
     check_output("report", "--out", target, (".html", ".htm"))
     write_text(target, page(run))

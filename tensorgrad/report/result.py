@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorgrad.report.curves import title_of
+from tensorgrad.report.document import counted
 from tensorgrad.report.run import Run, number
 from tensorgrad.train.curves import smoothed
 
@@ -26,7 +27,8 @@ class Result:
     """What a run came to.
 
     Attributes:
-        status: such as "stopped at step 300 of 800".
+        status: such as "stopped at step 300 of 800", or "finished: 3 epochs, 1,200 steps" for a
+            run that was set by epochs.
         step: the last one logged.
         values: by name, in the order to show; without those that are not known.
         best_step: of the lowest validation loss; None without evaluations.
@@ -64,16 +66,39 @@ def result_of(run: Run) -> Result:
 
 
 def _status(run: Run, step: int, has_losses: bool) -> str:
-    planned = number(run.config.get("steps"))
-    known = planned > 0  # not NaN, not 0: those of the epochs
-    of = f"{step:,} of {planned:,.0f}" if known else f"{step:,}"
-    if known and step >= planned:
-        return f"finished, {step:,} steps"
+    plan = _planned(run, step)
+    if plan is not None and plan.is_done:
+        return f"finished: {plan.all_done}"
+    place = f"step {step:,}" if plan is None else plan.place
     if run.is_training:
-        return f"training, step {of}"
+        return f"training, {place}"
     if not has_losses:
         return "evaluated, not trained" if run.metrics.columns else "no step logged yet"
-    return f"stopped at step {of}" if known else f"{step:,} steps"
+    return f"{step:,} steps" if plan is None else f"stopped at {place}"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How much of what was planned is done, in words of steps or of epochs and steps."""
+
+    is_done: bool
+    all_done: str
+    place: str
+
+
+def _planned(run: Run, step: int) -> _Plan | None:
+    """Return the plan of a run; None if it is not known."""
+    steps, epochs = (number(run.config.get(name)) for name in ("steps", "epochs"))
+    if steps > 0:  # not NaN, not 0: those of the epochs
+        return _Plan(step >= steps, f"{step:,} steps", f"step {step:,} of {steps:,.0f}")
+    done = _last(run.times["epoch"].finite.values)
+    if done is None or not epochs > 0:
+        return None
+    return _Plan(
+        done >= epochs,
+        f"{counted(round(done), 'epoch')}, {step:,} steps",
+        f"epoch {done:,.4g} of {epochs:,.0f}, step {step:,}",
+    )
 
 
 def _speed(run: Run) -> dict[str, float | None]:

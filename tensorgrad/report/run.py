@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -27,6 +28,9 @@ _Read = TypeVar("_Read")
 
 DIFF_BYTES = 1 << 20  # that are read of uncommitted.diff
 _LARGEST_STEP = 2**53  # that a page can show exactly
+_LONG = 10_000_000  # bytes of a file whose reading takes a noticeable time
+
+Progress = Callable[[str, int, int], object]  # of a file: its path, bytes read, all bytes
 
 
 _EMPTY = Column(np.empty(0, np.int64), np.empty(0, np.float64))
@@ -91,9 +95,12 @@ class Run:
         return [key for key in self.metrics.columns if key not in own]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path, progress: Progress | None = None) -> Run:
     """Read the folder of a run.
 
+    Args:
+        folder: of the run.
+        progress: called while a long log is read with its path, the bytes read, and all its bytes.
     Raises:
         DataError: it is not the folder of a run.
     """
@@ -115,11 +122,11 @@ def read_run(folder: Path) -> Run:
             return missing
 
     metrics, times = (
-        read(name, lambda path: to_log(records(path)), _NO_LOG)
+        read(name, lambda path: to_log(records(path, progress)), _NO_LOG)
         for name in ("metrics.jsonl", "times.jsonl")
     )
     nothing: list[Record | None] = []
-    samples = read("samples.jsonl", lambda path: list(records(path)), nothing)
+    samples = read("samples.jsonl", lambda path: list(records(path, progress)), nothing)
     notes += _notes_of_damage(
         {
             "metrics.jsonl": metrics.damaged,
@@ -157,14 +164,21 @@ def _refuse(folder: Path) -> NoReturn:
     )
 
 
-def records(path: Path) -> Iterator[Record | None]:
+def records(path: Path, progress: Progress | None = None) -> Iterator[Record | None]:
     """Yield the records of a file of JSON lines, objects with a step; None for a damaged line.
 
+    Args:
+        path: of the file.
+        progress: see `read_run`.
     Raises:
         DataError: the path is not a regular file.
         OSError: the file is missing or cannot be read.
     """
-    for found in read_json_lines(path):
+    if progress is None or path.stat().st_size < _LONG:
+        lines = read_json_lines(path)
+    else:
+        lines = read_json_lines(path, partial(progress, str(path)))
+    for found in lines:
         yield found if found is not None and _has_step(found) else None
 
 

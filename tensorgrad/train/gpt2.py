@@ -222,7 +222,7 @@ def prepare_corpus(
     """
     if tokenizer is None and settings.tokenizer:
         tokenizer = Tokenizer.load(settings.tokenizer)
-    with StageProgress(settings.data, shown) as progress:
+    with StageProgress(f"preparing {settings.data}", shown) as progress:
         if is_prepared(settings.data):
             corpus = open_prepared(settings.data, progress)
             if tokenizer is not None and tokenizer.digest != corpus.tokenizer.digest:

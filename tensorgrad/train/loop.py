@@ -117,6 +117,7 @@ class Trainer:
         folder: of the run; created if missing.
         tokens_per_step: on all ranks together, for the speed.
         flops_per_token: of training, for the model FLOPs utilization; see times.py.
+        steps_per_epoch: 0: the data has no epochs.
         evaluate: returns the values to log each `evaluate_every` steps; the checkpoint with the
             lowest "validation_loss" is the best.
         sample: returns a prompt and the text that the model continues it with, at the end of the
@@ -145,6 +146,7 @@ class Trainer:
         *,
         tokens_per_step: int = 0,
         flops_per_token: float = 0.0,
+        steps_per_epoch: int = 0,
         evaluate: Callable[[], Mapping[str, float]] | None = None,
         sample: Callable[[], tuple[str, str]] | None = None,
         sample_every: int = 0,
@@ -161,6 +163,7 @@ class Trainer:
         self._evaluate, self._belongs_to = evaluate, dict(belongs_to or {})
         self._ranks = OneProcess() if ranks is None else ranks
         self._tokens_per_step, self._flops_per_token = tokens_per_step, flops_per_token
+        self._steps_per_epoch = steps_per_epoch
         self._sampler, self._sample_every = sample, sample_every
         self._callbacks = tuple(callbacks)
         self._device = backend.device_of(optimizer.hyper)
@@ -316,7 +319,7 @@ class Trainer:
         """Return the files and callbacks of this run."""
         settings, processes = self.settings, max(self._ranks.processes, self._ranks.ranks)
         peak = peak_of(self._device, settings.dtype, processes)
-        work = Work(self._tokens_per_step, self._flops_per_token, peak)
+        work = Work(self._tokens_per_step, self._flops_per_token, peak, self._steps_per_epoch)
         has_samples = self._sampler is not None
         return RunLog(
             self, self._callbacks, self._clock, work, self._device, processes, has_samples

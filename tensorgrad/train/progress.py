@@ -97,16 +97,16 @@ class ProgressBar:
 class StageProgress:
     """The progress of work in stages: a bar for each on a terminal or in a notebook, or lines.
 
-        with StageProgress("my_texts") as progress:
+        with StageProgress("preparing my_texts") as progress:
             prepare("my_texts", "cache", progress=progress)
 
     Args:
-        what: is worked on, for the lines.
+        heading: of the lines.
         shown: whether to show anything.
     """
 
-    def __init__(self, what: str, shown: bool = True) -> None:
-        self._what, self._kind = what, _bar_class() if shown else None
+    def __init__(self, heading: str, shown: bool = True) -> None:
+        self._heading, self._kind = heading, _bar_class() if shown else None
         self._shown, self._stage, self._bar = shown, "", None
         self._last_line = 0.0
 
@@ -125,7 +125,7 @@ class StageProgress:
         if self._kind is None:
             if new or now - self._last_line >= _SECONDS_BETWEEN_LINES:
                 part = f" {min(1, done / total):.0%}" if total and not new else ""
-                _log.info("preparing %s: %s%s", self._what, stage, part)
+                _log.info("%s: %s%s", self._heading, stage, part)
                 self._last_line = now
         else:
             if new:

@@ -234,6 +234,8 @@ class SentimentRun:
             self.settings,
             folder,
             tokens_per_step=round(self.train.tokens),
+            flops_per_token=self._flops_per_token(),
+            steps_per_epoch=self.train.batches,
             evaluate=self.measure,
             callbacks=loggers,
             belongs_to={
@@ -265,6 +267,10 @@ class SentimentRun:
                 right += int((logits.data.argmax(1) == labels).sum())
                 count += len(labels)
         return {"validation_loss": total / count, "accuracy": right / count}
+
+    def _flops_per_token(self) -> float:
+        texts, tokens = self.settings.batch, max(1.0, self.train.tokens)  # of a step
+        return texts * self.model.config.training_flops(tokens / texts, self.train.keys) / tokens
 
     def use_vectors(self, path: str) -> None:
         """Take the initial word vectors from a file."""

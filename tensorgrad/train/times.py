@@ -50,11 +50,13 @@ class Work:
         tokens: of a step, on all ranks together; 0: unknown.
         flops: of training on a token, 0: unknown.
         peak: FLOP/s of all GPUs together; None: unknown.
+        steps_per_epoch: 0: the data has no epochs.
     """
 
     tokens: int = 0
     flops: float = 0.0
     peak: float | None = None
+    steps_per_epoch: int = 0
 
 
 class TimesLog:
@@ -65,6 +67,7 @@ class TimesLog:
         step
         seconds             of training, without evaluations, samples and checkpoints
         elapsed             seconds of the run, without those between stop and resume
+        epoch               epochs done, such as 1.25, where the data has epochs
         tokens              trained so far
         tokens_per_second   since the line before
         mfu                 FLOPs of the model / peak FLOP/s of the GPUs, 0 to 1, at this speed
@@ -108,6 +111,7 @@ class TimesLog:
         values = {
             "seconds": self._before[0] + seconds,
             "elapsed": self._before[1] + elapsed,
+            **self._epoch(step),
             **self._speed(step, seconds),
             **memory(self._on_gpu),
             **self._monitor.take(),
@@ -121,6 +125,10 @@ class TimesLog:
     def close(self) -> None:
         """Close the file."""
         self._log.close()
+
+    def _epoch(self, step: int) -> dict[str, float]:
+        steps = self._work.steps_per_epoch
+        return {"epoch": step / steps} if steps else {}
 
     def _speed(self, step: int, seconds: float) -> dict[str, float]:
         work = self._work

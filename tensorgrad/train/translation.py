@@ -250,6 +250,8 @@ class EvaluatedRun(TranslationRun):
             self.settings,
             folder,
             tokens_per_step=self.batches.tokens // self.batches.batches,
+            flops_per_token=self._flops_per_token(),
+            steps_per_epoch=self.batches.batches,
             evaluate=self.evaluate,
             callbacks=loggers,
             belongs_to={
@@ -331,6 +333,11 @@ class EvaluatedRun(TranslationRun):
             "mean of the last %d checkpoints: validation loss %.3f, BLEU %.2f",
             *(len(last), loss, results["bleu"]),
         )
+
+    def _flops_per_token(self) -> float:
+        model, batches = self.model.config, self.batches
+        keys = batches.mean_keys(model.prefix)
+        return model.training_flops(keys, batches.targets / batches.tokens)
 
     def _checkpoints(self, regular: bool) -> list[Path]:
         """Return the checkpoints that an uninterrupted run has too, or the others, newest first."""

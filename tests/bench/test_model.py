@@ -14,6 +14,7 @@ from tensorgrad.bench.model import (
     planned_bytes,
     settings_of,
 )
+from tensorgrad.bench.steps import PRECISIONS
 from tensorgrad.bench.sweep import run_sweep
 from tensorgrad.errors import ArgumentError
 
@@ -39,30 +40,47 @@ def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
         phases = sum(row[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer"))
         assert phases == pytest.approx(row["step_ms"], rel=1e-3)
         assert row["step_mb"] > row["forward_mb"] > 0
-        assert (row["step_planned_mb"] == "") == (row["dtype"] == "bfloat16")
+        assert row["step_planned_mb"] > 0
     names = [path.name for path in found.paths]
     assert names[2:] == ["model.png", "model-memory.png", "model-warmup.png"]
 
 
+@pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_memory_is_near_the_formula(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_near_the_formula(
+    recompute: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # each thread has a workspace of its own
     sizes: dict[str, Any] = {
-        "layers": 4,
+        "layers": 8,
         "width": 256,
         "heads": 4,
         "context": 128,
         "batch": 2,
         "vocab": 500,
     }
-    [case] = model_cases(["small"], ["float32"], (0,), (recompute,), steps=1, **sizes)
+    [case] = model_cases(["small"], [dtype], (0,), (recompute,), steps=1, **sizes)
     row = measure_model(case, "cpu")
     assert row["step_ratio"] == pytest.approx(1, abs=0.05)
-    assert row["forward_ratio"] == pytest.approx(1, abs=0.15)  # NumPy needs more workspace
+    # NumPy needs more workspace, and converts 16-bit weights to float32 to multiply with them.
+    above = 0.25 if dtype == "bfloat16-parameters" else 0.15
+    assert 0.95 < row["forward_ratio"] < 1 + above
+
+
+def test_memory_that_a_gpu_needed_is_near_the_formula() -> None:
+    measured = {
+        "float32": (467.1, 2837), "bfloat16": (614.5, 2447), "bfloat16-parameters": (233.6, 2363),
+    }  # fmt: skip
+    for case in model_cases(["small"], tuple(measured)):
+        planned = planned_bytes(settings_of(case))
+        assert planned is not None
+        forward, step = measured[case["dtype"]]
+        assert planned["forward"] / 1e6 == pytest.approx(forward, rel=0.005)
+        assert planned["step"] / 1e6 == pytest.approx(step, rel=0.005)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16-parameters"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_memory_of_a_gpu_is_near_the_formula(dtype: str) -> None:
     [case] = model_cases(["small"], [dtype], (1,), steps=2)
     row = measure_model(case, "cuda")

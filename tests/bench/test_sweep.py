@@ -180,6 +180,28 @@ def test_without_matplotlib_there_is_a_table(
     assert [path.name for path in found.paths] == ["squares.csv", "squares.md"]
 
 
+def test_numbers_of_a_table_have_one_format() -> None:
+    sweep = Sweep("table", ("n",), ("value", "percent"), draw, percents=("percent",))
+    values = {
+        52471.23: "52,471", 142815: "142,815", 3053.0: "3,053", 1234567.0: "1,234,570",
+        -65868.4: "-65,868", 999.96: "1,000", 999.94: "999.9", 12.3456: "12.35", 7.0: "7",
+        0.0312345: "0.03123", 0.00003: "3e-05", 0: "0",
+    }  # fmt: skip
+    for value, words in values.items():
+        row = {"n": 1024, "value": value, "device": "cpu", "status": "ok", "message": ""}
+        written = sweep_module._numbers({k: sweep_module._text(v) for k, v in row.items()})
+        last = to_markdown(sweep, [{**written, "percent": -2.765e-05}]).splitlines()[-1]
+        assert last.startswith(f"| 1,024 | {words} | 0.00 |"), last
+
+
+def test_settings_above_a_table_have_the_format_of_the_table(tmp_path: Path) -> None:
+    sweep = Sweep("table", ("n", "tokens", "causal"), ("square",), lambda rows: {})
+    cases = [{"n": n, "tokens": 65536, "causal": True} for n in (1, 2)]
+    run_sweep(sweep, cases, square, tmp_path, device="cpu", version="1")
+    text = (tmp_path / "table.md").read_text()
+    assert text.startswith("tokens 65,536, causal True, device cpu\n")
+
+
 def test_a_table_without_rows() -> None:
     assert to_markdown(SQUARES, []) == "no rows\n"
 

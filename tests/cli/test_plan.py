@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tensorgrad.cli import main
+from tensorgrad.train.settings import DTYPES
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,3 +117,15 @@ def test_errors_have_the_numbers(
     assert main(["plan", *options.split()]) == 1
     assert capsys.readouterr().out == ""
     assert re.search(message, caplog.text), caplog.text
+
+
+def test_dtypes_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for dtype in DTYPES:
+        assert main(["plan", "--batch", "8", "--dtype", dtype, "--json"]) == 0
+        found[dtype] = json.loads(capsys.readouterr().out)["memory"]
+    assert found["bfloat16"] == found["float16"]
+    assert found["bfloat16"]["16-bit copies of weights"] > 0
+    assert found["bfloat16"]["total"] < found["float32"]["total"]
+    assert main(["plan", "--batch", "8"]) == 0
+    assert capsys.readouterr().out.partition("\n")[0].endswith(", bfloat16-parameters")

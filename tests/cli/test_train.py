@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -158,10 +159,15 @@ def test_a_run_that_needs_too_much_memory_names_what_fits(
     monkeypatch.setattr(gpt2, "train", full)
     monkeypatch.setattr(backend, "total_memory", lambda device: 2**31)
     sizes = ["--preset", "gpt2-124M", "--layers", "2", "--vocab", "1024", "--batch", "64"]
-    assert main(["train", *options, *sizes, "--width", "768", "--context", "1024"]) == 1
-    message = caplog.records[-1].getMessage()
-    assert "allocating 5 bytes; the estimate is" in message
-    assert "with --micro-batches" in message
+    sizes += ["--width", "768", "--context", "1024"]
+    estimates = set()
+    for dtype in ("float32", "bfloat16", "bfloat16-parameters"):
+        assert main(["train", *options, *sizes, "--dtype", dtype]) == 1
+        message = caplog.records[-1].getMessage()
+        assert "allocating 5 bytes; the estimate is" in message
+        assert "with --micro-batches" in message
+        estimates.add(message.partition("the estimate is")[2].split()[0])
+    assert len(estimates) == 3
 
 
 def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +176,32 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
         found = capsys.readouterr().out
         assert all(name in found for name in COMMANDS)
     assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("plan", ["the preset's"] * 5),
+        ("profile", ["the preset's"] * 5),
+        ("bench model", [*["the preset's"] * 3, "512", "10000"]),
+        ("bench matrix", ["24", "16", "512", "256", "10000"]),
+        ("bench buckets", ["12", "12", "768", "1024", "50304"]),
+    ],
+)
+def test_sizes_of_a_model_have_one_help(
+    command: str, defaults: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {
+        "layers": "transformer blocks",
+        "heads": "attention heads",
+        "width": "width of the model",
+        "context": "context length in tokens",
+        "vocab": "size of the vocabulary",
+    }
+    assert main([*command.split(), "--help"]) == 0
+    text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    for (name, about), default in zip(words.items(), defaults, strict=True):
+        assert f"--{name} INT {about}. [default: {default}]" in text
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))

@@ -129,3 +129,11 @@ def test_bad_arguments_are_named(
         LabelledLoader(ROWS, LABELS, 4).batch(-1)
     with pytest.raises(ArgumentError, match=r"LabelledLoader\.batch: step is 1\.5, expected an"):
         LabelledLoader(ROWS, LABELS, 4).batch(1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("longest", [None, 5])
+def test_a_token_attends_to_the_tokens_of_its_text(longest: int | None) -> None:
+    found = LabelledLoader(ROWS, LABELS, 9, longest=longest)
+    lengths = [len(row[:longest]) for row in ROWS]
+    assert found.keys == pytest.approx(np.mean([n for n in lengths for _ in range(n)]))
+    assert LabelledLoader([[]], [0], 1).keys == 0

@@ -139,3 +139,19 @@ def test_nothing_to_read_is_named() -> None:
         ArgumentError, match=r"PairLoader\.batch: step is 1\.5, expected an integer"
     ):
         loader().batch(1.5)  # type: ignore[arg-type]
+
+
+def test_work_of_an_epoch_is_counted_without_padding() -> None:
+    found = loader(context=24)
+    tokens = targets = causal = prefix = 0
+    for x, y in found.evaluation_batches():
+        for row, wanted in zip(x.tolist(), y.tolist(), strict=True):
+            counted = [place for place, target in enumerate(wanted) if target != -100]
+            source = row.index(SEPARATOR) + 1  # with the separator
+            length = len(row) - len(wanted) + counted[-1] + 1
+            tokens, targets = tokens + length, targets + len(counted)
+            causal += length**2 // 2
+            prefix += source**2 + (length**2 - source**2) // 2
+    assert (found.tokens, found.targets) == (tokens, targets)
+    assert found.mean_keys(prefix=False) == pytest.approx(causal / tokens, rel=0.01)
+    assert found.mean_keys(prefix=True) == pytest.approx(prefix / tokens, rel=0.01)

@@ -11,10 +11,11 @@ pytestmark = pytest.mark.mpi
 MODEL = "--layers 4 --width 128 --heads 4 --context 32 --vocab 100 --batch 4 --micro 4"
 
 
-def test_it_measures_every_part_and_the_plan_is_near(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_measures_every_part_and_the_plan_is_near(tmp_path: Path, dtype: str) -> None:
     out = tmp_path / "parallel.json"
     options = ["--device", "cpu", *MODEL.split(), "--steps", "1", "--windows", "1"]
-    options += ["--sizes", "0.1", "--no-pytorch"]
+    options += ["--sizes", "0.1", "--no-pytorch", "--dtype", dtype]
     printed = run_ranks("examples.bench.parallel", 2, [*options, "--json", out]).stdout
     found = json.loads(out.read_text())
     assert found["ranks"] == 2
@@ -29,7 +30,8 @@ def test_it_measures_every_part_and_the_plan_is_near(tmp_path: Path) -> None:
             assert name in printed
             assert line.get("ms", 1) > 0
             if part == "zero" or "shared" in name:
-                assert line["peak MB"] == pytest.approx(line["planned MB"], rel=0.05)
+                near = 0.05 if dtype == "float32" else 0.1  # NumPy multiplies copies in float32
+                assert line["peak MB"] == pytest.approx(line["planned MB"], rel=near)
     pipeline = parts["pipeline"]
     assert pipeline["model-parallel"]["speed-up"] == 1
     for name in ("model-parallel", "gpipe", "1f1b", "interleaved"):

@@ -11,7 +11,9 @@ import pytest
 from examples import train_sentiment
 from tensorgrad.cli import main
 from tensorgrad.data.labelled import read_labelled
-from tensorgrad.train import command_line, sentiment
+from tensorgrad.report import read_run
+from tensorgrad.report.result import result_of
+from tensorgrad.train import command_line, loop, sentiment
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.load import load_classifier
 from tensorgrad.train.log import read_metrics
@@ -83,6 +85,7 @@ def test_it_learns_and_answers(
     assert found[-1][2] > 0.8 > found[0][2]
     assert len(list_checkpoints(folder / "checkpoints")) in (2, 3)
     assert json.loads((folder / "config.json").read_text())["steps"] == 0
+    assert result_of(read_run(folder)).status == "finished: 8 epochs, 80 steps"
     for text, answer in (
         ("The film is Funny, warm and tender!", "positive ("),
         ("the plot is shallow , silly and bland", "negative ("),
@@ -91,6 +94,24 @@ def test_it_learns_and_answers(
         said = capsys.readouterr().out
         assert said.startswith(answer)
         assert said.endswith(f"%): {text}\n")
+
+
+def test_the_utilization_is_logged_where_the_peak_is_known(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "peak_of", lambda *_: 1e5)
+    settings = read_settings(options)
+    assert train_sentiment.main([*options, "--stop-after", "3"]) == 0
+    last = read_metrics(tmp_path / "run" / "times.jsonl")[-1]
+    run = sentiment.SentimentRun(settings, tmp_path / "run", "cpu")
+    texts, tokens = 32, run.train.tokens
+    assert last["tokens"] == 3 * round(tokens)
+    assert last["epoch"] == 0.3
+    flops = texts / tokens * run.model.config.training_flops(tokens / texts, run.train.keys)
+    assert last["mfu"] == pytest.approx(last["tokens_per_second"] * flops / 1e5, rel=1e-3)
+    monkeypatch.undo()  # the peak of a CPU is not known
+    assert train_sentiment.main(["--resume", str(tmp_path / "run"), "--stop-after", "3"]) == 0
+    assert "mfu" not in read_metrics(tmp_path / "run" / "times.jsonl")[-1]
 
 
 def test_a_run_resumes_to_the_same_bits(

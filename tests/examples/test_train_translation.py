@@ -18,7 +18,9 @@ import sacrebleu
 from examples import train_translation
 from tensorgrad.cli import main, translate
 from tensorgrad.data import Tokenizer, phrases
-from tensorgrad.train import checkpoint, command_line, translation
+from tensorgrad.report import read_run
+from tensorgrad.report.result import result_of
+from tensorgrad.train import checkpoint, command_line, loop, translation
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.translation import TranslationSettings
 from tests.processes import closed_streams, unread_output
@@ -66,6 +68,8 @@ def test_a_run_leaves_what_it_promises(
     references = (folder / "test.en").read_text().splitlines()
     records = [r for r in read_metrics(run / "metrics.jsonl") if "validation_loss" in r]
     assert len(records) == 3  # before the first step and after either epoch
+    expected = f"finished: 2 epochs, {records[-1]['step']} steps"
+    assert result_of(read_run(run)).status == expected
     assert records[-1]["validation_loss"] < records[0]["validation_loss"]
     for epoch in (1, 2):
         found = results(run, f"epoch{epoch}")
@@ -80,6 +84,23 @@ def test_a_run_leaves_what_it_promises(
     assert averaged["validation_loss"] not in [r["validation_loss"] for r in records]
     assert len(averaged["translations"]) == 10
     assert len(list((run / "checkpoints").iterdir())) == 2
+
+
+@pytest.mark.parametrize("prefix", [[], ["--prefix"]])
+def test_the_utilization_is_logged_where_the_peak_is_known(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: list[str]
+) -> None:
+    monkeypatch.setattr(loop, "peak_of", lambda *_: 1e6)
+    options += ["--test-limit", "1", *prefix]
+    settings, folder, _ = read_command_line(options)
+    assert train_translation.main([*options, "--stop-after", "3"]) == 0
+    last = read_metrics(folder / "times.jsonl")[-1]
+    run = translation.TranslationRun(settings, folder, "cpu", True)
+    batches = run.batches
+    flops = run.model.config.training_flops(
+        batches.mean_keys(bool(prefix)), batches.targets / batches.tokens
+    )
+    assert last["mfu"] == pytest.approx(last["tokens_per_second"] * flops / 1e6, rel=1e-3)
 
 
 def test_losses_that_are_not_finite_are_null(

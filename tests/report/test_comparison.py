@@ -42,7 +42,7 @@ def test_only_what_differs_is_compared(two: list[Path]) -> None:
         "driver": ("580.65", "590.10"),
     }
     result = rows(found, "Result")
-    assert result["Status"] == ("finished, 60 steps", "finished, 40 steps")
+    assert result["Status"] == ("finished: 60 steps", "finished: 40 steps")
     assert result["Steps"] == ("60", "40")
     assert result["Tokens"] == ("31,457,280", "20,971,520")
     assert result["Training time"] == ("54 s", "36 s")

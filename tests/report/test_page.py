@@ -59,7 +59,7 @@ def parsed(folder: Path) -> Parsed:
 def test_a_page_has_every_part_of_a_run(tmp_path: Path) -> None:
     found = parsed(make_run(tmp_path / "gpt2-1", steps=60, every=20))
     for text in (
-        *("gpt2-1", "finished, 60 steps", "Best validation loss", "NVIDIA H200", "38,212 MB"),
+        *("gpt2-1", "finished: 60 steps", "Best validation loss", "NVIDIA H200", "38,212 MB"),
         *("Loss", "Learning rate", "Gradient norm", "Throughput", "MFU", "Memory", "GPU power"),
         *("4 evaluations", "def train(model):", "Configuration", "bfloat16", "Optimization"),
         *("tensorgrad train --preset gpt2-124M", "cupy-cuda13x", "ef9b8b3c7e1d with uncommitted"),

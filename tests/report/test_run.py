@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tensorgrad.cli import main
 from tensorgrad.errors import DataError
+from tensorgrad.report import run as run_module
 from tensorgrad.report.result import result_of
 from tensorgrad.report.run import Log, read_run, to_log
 from tensorgrad.train.folder import hold
@@ -90,7 +93,7 @@ def test_what_is_not_a_finite_number_is_nan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "records", "expected"),
     [
-        ({"steps": 3}, [{"step": 3, "loss": 1.0}], "finished, 3 steps"),
+        ({"steps": 3}, [{"step": 3, "loss": 1.0}], "finished: 3 steps"),
         ({"steps": 8000}, [{"step": 3000, "loss": 1.0}], "stopped at step 3,000 of 8,000"),
         ({"steps": 0}, [{"step": 3, "loss": 1.0}], "3 steps"),
         ({}, [{"step": 3, "loss": 1.0}], "3 steps"),
@@ -105,6 +108,30 @@ def test_the_status(
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_lines(tmp_path / "metrics.jsonl", records)
     assert result_of(read_run(tmp_path)).status == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "epoch", "expected"),
+    [
+        ({"steps": 0, "epochs": 3}, 3.0, "finished: 3 epochs, 1,200 steps"),
+        ({"steps": 0, "epochs": 1}, 1.0, "finished: 1 epoch, 1,200 steps"),
+        ({"steps": 0, "epochs": 30}, 1.2533, "stopped at epoch 1.253 of 30, step 1,200"),
+        ({"steps": 1200, "epochs": 3}, 1.5, "finished: 1,200 steps"),
+        ({"steps": 0, "epochs": 3}, None, "1,200 steps"),
+        ({"steps": 0}, 1.5, "1,200 steps"),
+    ],
+)
+def test_the_status_of_a_run_of_epochs(
+    tmp_path: Path, config: object, epoch: float | None, expected: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 1200, "loss": 1.0}])
+    write_lines(tmp_path / "times.jsonl", [{"step": 1200, "epoch": epoch}])
+    assert result_of(read_run(tmp_path)).status == expected
+    if expected.startswith("stopped"):
+        with hold(tmp_path):
+            status = result_of(read_run(tmp_path)).status
+        assert status == expected.replace("stopped at", "training,")
 
 
 def test_a_run_that_is_training_says_so(tmp_path: Path) -> None:
@@ -140,3 +167,19 @@ def test_the_result(tmp_path: Path) -> None:
         "peak_memory_mb": 7,
     }
     assert (result.best_step, result.not_finite) == (2, 1)
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_progress_is_shown_for_long_logs_alone(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [str(make_run(tmp_path / name, steps=60)) for name in ("a", "b")]
+    arguments = [command, *folders[: 2 if command == "compare" else 1]]
+    caplog.set_level(logging.INFO)
+    assert main(arguments) == 0
+    assert "reading" not in caplog.text
+    smaller = (tmp_path / "a" / "metrics.jsonl").stat().st_size
+    monkeypatch.setattr(run_module, "_LONG", smaller + 1)  # times.jsonl is longer
+    assert main(arguments) == 0
+    said = [each.getMessage() for each in caplog.records if "reading" in each.getMessage()]
+    assert said == [f"reading: {folder}/times.jsonl" for folder in arguments[1:]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tensorgrad.train import progress
-from tensorgrad.train.progress import ProgressBar
+from tensorgrad.train.progress import ProgressBar, StageProgress
 from tensorgrad.train.times import Clock
 
 
@@ -89,3 +89,25 @@ def test_a_bar_in_a_notebook_counts_steps(monkeypatch: pytest.MonkeyPatch) -> No
     with ProgressBar(10, 4, 1000, Clock()) as shown:
         shown.update(10, 2.5, 1e-3, 0.75)
     assert "10/10" in stream.getvalue()
+
+
+def test_stages_are_lines_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with caplog.at_level(logging.INFO), StageProgress("reading") as shown:
+        for stage in ("one", "two"):
+            for done in range(0, 100, 10):
+                shown(stage, done, 80)
+                clock[0] += 4
+    lines = [record.getMessage() for record in caplog.records]
+    of_one = ["reading: one", "reading: one 38%", "reading: one 75%", "reading: one 100%"]
+    assert lines == [*of_one, *(line.replace("one", "two") for line in of_one)]
+
+
+def test_stages_are_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with StageProgress("reading") as shown:
+        shown("times.jsonl", 5000, 10_000)
+    assert "times.jsonl" in terminal.getvalue()

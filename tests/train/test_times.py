@@ -87,6 +87,15 @@ def test_a_damaged_or_older_run_starts_at_zero(tmp_path: Path, timer: Timer, con
     assert values == {"seconds": 2, "elapsed": 2, "peak_memory_mb": 1}
 
 
+def test_epochs_are_counted_where_there_are_some(tmp_path: Path, timer: Timer) -> None:
+    log = opened(tmp_path / "times.jsonl", 0, Clock(), Work(steps_per_epoch=8))
+    timer.now += 2
+    values = log.update(10)
+    log.close()
+    assert values is not None
+    assert values["epoch"] == 1.25
+
+
 def test_the_utilization_follows_from_the_speed(tmp_path: Path, timer: Timer) -> None:
     flops = PRESETS["gpt2-124M"].training_flops
     log = opened(tmp_path / "times.jsonl", 0, Clock(), Work(1000, flops, 100 * 1000 * flops))

@@ -22,6 +22,14 @@ def test_the_fewest_micro_batches_that_fit_are_named() -> None:
     assert tried > limit >= needs - 0.1
 
 
+def test_the_estimate_is_that_of_the_dtype() -> None:
+    estimates = set()
+    for dtype in ("float32", "bfloat16", "bfloat16-parameters"):
+        said = memory_advice(TrainingJob(CONFIG, batch=64, dtype=dtype), 2**34)
+        estimates.add(re.findall(r"([\d.]+) GiB", said)[0])
+    assert len(estimates) == 3
+
+
 def test_ranks_may_shard_more() -> None:
     job = TrainingJob(replace(CONFIG, layers=48, width=1536), Mesh(dp=8), batch=8)
     memory = estimate(replace(job, zero=1)).bytes + RESERVED

@@ -40,6 +40,41 @@ def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
     assert full.memory["optimizer state"] == 8 * COUNT
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_autocast_copies_the_weights_of_each_micro_batch_in_flight(dtype: str) -> None:
+    matrices = 12 * 1600**2
+    found = stage_memory(TrainingJob(LARGE, Mesh(), 8, 2, dtype=dtype), 0)
+    assert found["parameters"] == 4 * COUNT
+    assert found["optimizer state"] == 8 * COUNT
+    head = LARGE.rows * 1600
+    assert found["16-bit copies of weights"] == 2 * (48 * matrices + head)
+    tokens = 4 * 1024
+    each = 2 * 1600 * 4 + 14 * 1600 * 2 + 16 + 4 * 25  # inputs of norms are float32
+    assert found["activations"] == 48 * tokens * each
+    first, last = (
+        stage_memory(TrainingJob(LARGE, Mesh(pp=2), 8, 8, dtype=dtype), stage) for stage in (0, 1)
+    )
+    assert first["16-bit copies of weights"] == 2 * 2 * 25 * matrices  # two are in flight
+    assert last["16-bit copies of weights"] == 2 * (23 * matrices + head)
+    assert first["messages between stages"] == 4 * 1024 * 1600 * 4
+
+
+def test_autocast_sends_float32_and_sums_of_layers_in_16_bits() -> None:
+    def sent(dtype: str, mesh: Mesh, zero: int = 0) -> dict[str, float]:
+        found = estimate(TrainingJob(LARGE, mesh, 32, zero=zero, dtype=dtype))
+        return {each.what: each.bytes for each in found.sent}
+
+    data = Mesh(4)
+    assert sent("bfloat16", data, 1) == sent("float32", data, 1)
+    wide, mixed, narrow = (
+        sum(sent(dtype, Mesh(tp=4)).values())
+        for dtype in ("float32", "bfloat16", "bfloat16-parameters")
+    )
+    assert wide == 2 * narrow
+    ends, inside = 2, 2 * 48  # calls; inside also in backward
+    assert mixed / narrow == pytest.approx((2 * ends + 3 * inside) / (ends + 2 * inside))
+
+
 @pytest.mark.parametrize(
     ("zero", "parameters", "gradients", "state"),
     [(0, 1, 1, 1), (1, 1, 1, 1 / 4), (2, 1, None, 1 / 4), (3, None, None, 1 / 4)],
