@@ -91,14 +91,14 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     a, w, added, _ = [data_of(tensor) for tensor in inputs]
     if approximate != "tanh" or not _is_fused((a, w), (added,)):
         return gelu(linear(x, weight, bias), approximate)
-    y, pre = _activated(flat(a), w, added, inputs)
+    y, kept, is_slope = _activated(flat(a), w, added, inputs)
     y = y.reshape(*a.shape[:-1], len(w))
-    return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, pre))
+    return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, kept, is_slope))
 
 
 def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, weight, pre = saved
-    dpre = _GELU_BACKWARD(flat(dy), pre).data
+    x, weight, kept, is_slope = saved
+    dpre = (_TIMES_SLOPE if is_slope else _GELU_BACKWARD)(flat(dy), kept).data
     return _linear_backward(dpre, (x, weight, None), needs)
 
 
@@ -140,21 +140,26 @@ def feed_forward(
     if approximate != "tanh" or not fused or not _fit(*shapes):
         hidden = linear_gelu(x, up, up_bias, approximate)
         return linear(hidden, down, down_bias, residual=residual)
-    h, pre = _activated(flat(a), u, b, inputs)
+    h, kept, is_slope = _activated(flat(a), u, b, inputs)
     y = _affine(h, d, c, r, a.dtype).reshape(*a.shape[:-1], len(d))
-    return record(op, y, inputs, _feed_forward_backward, (a, u, d, pre, h))
+    return record(op, y, inputs, _feed_forward_backward, (a, u, d, kept, h, is_slope))
 
 
 def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, up, down, pre, h = saved
+    x, up, down, kept, h, is_slope = saved
     rows = flat(dy)
     ddown, ddown_bias = _weight_gradient(rows, h, needs[3]), _bias_gradient(rows, needs[4])
     dx = dup = dup_bias = None
     if any(needs[:3]):
-        dpre = backend.empty(pre.shape, pre.dtype, like=pre)
-        matmul_cuda.run(problem(rows, down, dpre, gelu_of=pre))
+        sums = None
+        if is_slope:
+            dpre, sums = matmul_cuda.scaled(rows, down, kept)
+        else:
+            dpre = backend.empty_like(kept)
+            matmul_cuda.run(problem(rows, down, dpre, gelu_of=kept))
         dx = product(dpre, up, dpre.dtype).reshape(x.shape) if needs[0] else None
-        dup, dup_bias = _weight_gradient(dpre, flat(x), needs[1]), _bias_gradient(dpre, needs[2])
+        dup = _weight_gradient(dpre, flat(x), needs[1])
+        dup_bias = _bias_gradient(dpre if sums is None else sums, needs[2])
     return dx, dup, dup_bias, ddown, ddown_bias, dy
 
 
@@ -229,6 +234,7 @@ def _tensors(
 
 
 _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
+_TIMES_SLOPE = Row("linear_gelu_slope", "dy slope", "dy * slope")
 
 
 def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:
@@ -288,15 +294,19 @@ def _affine(
 
 def _activated(
     rows: Array, weight: Array, bias: Array | None, tensors: Sequence[Tensor | None]
-) -> tuple[Array, Array | None]:
-    """Return gelu(x W^T + b) and, if any of the tensors needs a gradient, x W^T + b."""
+) -> tuple[Array, Array | None, bool]:
+    """Return gelu(x W^T + b) and, if any of the tensors needs a gradient, what backward needs.
+
+    That is x W^T + b or, where the kernel can, GELU's derivative there; and whether it is.
+    """
     y = backend.empty((len(rows), len(weight)), rows.dtype, like=rows)
-    pre = None
+    p = problem(rows, weight.T, y, bias=None if bias is None else contiguous(bias), gelu=True)
+    kept, is_slope = None, False
     if mode.grad_enabled and any(t is not None and t.requires_grad for t in tensors):
-        pre = backend.empty(y.shape, y.dtype, like=y)
-    bias = None if bias is None else contiguous(bias)
-    matmul_cuda.run(problem(rows, weight.T, y, bias=bias, gelu=True, before_gelu=pre))
-    return y, pre
+        kept, is_slope = backend.empty_like(y), matmul_cuda.keeps_slope(p)
+        p = p._replace(slope=kept) if is_slope else p._replace(before_gelu=kept)
+    matmul_cuda.run(p)
+    return y, kept, is_slope
 
 
 def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None]) -> bool:

@@ -159,10 +159,11 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
             assert_close(run(p, tiling), sums + bias, width)
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, residual=residual_gpu)
             assert_close(run(p, tiling), sums + bias + residual, width)
-            pre = new()
-            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, before_gelu=pre)
+            slope = new()
+            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, slope=slope)
             assert_close(run(p, tiling), gelu_tanh(sums + bias), width)
-            assert_close(pre, sums + bias, width)
+            rounded = (sums + bias).astype(dtype).astype("float64")
+            assert_close(slope, gelu_tanh_derivative(rounded), width)
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, gelu=True)
             assert_close(run(p, tiling), gelu_tanh(sums + bias), width)
             wide = backend.cupy.zeros((rows, columns), "float32")
@@ -172,9 +173,15 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
         assert_close(run(problem(x_gpu, w_gpu, new(), residual=residual_gpu), tiling),
                      sums + residual, width)  # fmt: skip
         v, v_gpu = draw(rng, (width, columns), dtype)
-        pre, pre_gpu = residual * 2, residual_gpu * residual_gpu.dtype.type(2)
-        p = problem(x_gpu, v_gpu, new(), gelu_of=pre_gpu)
-        assert_close(run(p, tiling), x @ v * gelu_tanh_derivative(pre), width)
+        p = problem(x_gpu, v_gpu, new(), scale=residual_gpu)
+        assert_close(run(p, tiling), x @ v * residual, width)
+        row_sums = matmul_sm90.row_sums_for(p)
+        row_sums.fill(np.nan)
+        y = run(p._replace(row_sums=row_sums), tiling)
+        assert_close(y, x @ v * residual, width)
+        total = backend.to_numpy(row_sums).astype("float64").sum(0)
+        expected = backend.to_numpy(y).astype("float64")
+        np.testing.assert_allclose(total, expected.sum(0), 1e-6, 1e-6 * abs(expected).sum(0).max())
 
 
 @pytest.mark.gpu
@@ -182,19 +189,28 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
 @pytest.mark.parametrize("kernel", ["wgmma", "cublas", "tiled"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_slope_of_gelu_far_from_zero(dtype: str, kernel: str) -> None:
+    """Of the tiled kernels and cuBLASLt in the gradient, of wgmma where GELU is computed."""
     far = np.geomspace(12, 6e4, 60)
     near = np.linspace(-5, 5, 264 - 2 * len(far))
     values = np.random.default_rng(0).permutation(np.concatenate([far, -far, near]))
     pre = backend.cupy.asarray(np.tile(values, (130, 1)).astype(dtype))
     a, b = backend.cupy.zeros((130, 8), dtype), backend.cupy.ones((8, 264), dtype)
     a[:, 0] = 1
-    p = problem(a, b, backend.cupy.full_like(pre, np.nan), gelu_of=pre)
+    found = backend.cupy.full_like(pre, np.nan)
+    if kernel == "wgmma":  # pre is the product: a value a row, times 1
+        a, w = (backend.cupy.zeros((264, 8), dtype) for _ in "aw")
+        a[:, 0], w[:, 0] = pre[0], 1
+        pre = backend.cupy.repeat(a[:, :1], 264, 1)
+        found = backend.cupy.full_like(pre, np.nan)
+        p = problem(a, w.T, backend.cupy.empty_like(pre), slope=found)
+    else:
+        p = problem(a, b, found, gelu_of=pre)
     if matmul_cuda.KERNELS[kernel].refusal(p) is not None:
         pytest.skip(f"{kernel} does not do this product")
     matmul_cuda.run(p, kernel)
     expected = gelu_tanh_derivative(backend.to_numpy(pre).astype("float64"))
     bound = 2.0**-9 if dtype == "float16" else 2.0**-6
-    np.testing.assert_allclose(backend.to_numpy(p.y).astype("float64"), expected, 0, bound)
+    np.testing.assert_allclose(backend.to_numpy(found).astype("float64"), expected, 0, bound)
 
 
 @pytest.mark.gpu
@@ -208,7 +224,8 @@ def test_what_is_refused() -> None:
         "read": problem(odd, odd.T, y),
         "results": problem(half, half.T[:, :63], y[:, :63].copy()),
         "to add to": problem(half, half.T, y, add=True),
-        "derivative": problem(half, half.T, y, gelu_of=y),
+        "slope of GELU": problem(half, half.T, y, gelu_of=y),
+        "gradient for a scale": problem(half, half.T, y, scale=y),
     }
     for words, p in refused.items():
         with pytest.raises(ArgumentError, match=words):

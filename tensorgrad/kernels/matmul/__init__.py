@@ -105,6 +105,32 @@ def run(p: MatmulProblem, kernel: str | None = None) -> None:
         multiply(p)
 
 
+def keeps_slope(p: MatmulProblem) -> bool:
+    """Whether a product with GELU had better keep the slope of GELU than its operand."""
+    return matmul_sm90.is_fast(p._replace(gelu=False, slope=p.y))
+
+
+def scaled(a: Array, b: Array, scale: Array) -> tuple[Array, Array | None]:
+    """Return a b, multiplied with an array, and an array whose rows add up to the sum of its rows.
+
+    Args:
+        a: (M, K), of 16 bits.
+        b: (K, N).
+        scale: (M, N), C order.
+    Returns:
+        y, (M, N); and (parts, N), float32, or None where no kernel sums them up beside.
+    """
+    y = backend.empty_like(scale)
+    p = problem(a, b, y, scale=scale)
+    if matmul_sm90.refusal(p) is not None:
+        y = product(a, b, scale.dtype)
+        y *= scale
+        return y, None
+    row_sums = matmul_sm90.row_sums_for(p)
+    run(p._replace(row_sums=row_sums))
+    return y, row_sums
+
+
 def _choose(signature: tuple[Any, ...], p: MatmulProblem) -> None:
     """Compute y by the fastest kernel, and remember it for the signature."""
     chosen = _fastest(p)
@@ -152,6 +178,8 @@ def case(dtype: Dtype, layout: str, rows: int, width: int, columns: int, gelu: b
 def _fastest(p: MatmulProblem) -> Implementation:
     """Return the fastest kernel, as measured, of those that do this product."""
     found = DEFAULT
+    if p.scale is not None or p.slope is not None:
+        return _willing("wgmma", p)
     if matmul_sm90.is_fast(p):
         return KERNELS["wgmma"]
     if p.batch == 1:

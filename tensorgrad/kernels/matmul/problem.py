@@ -22,8 +22,8 @@ class MatmulProblem(NamedTuple):
     """y[i] = a[i] b[i] for a batch of matrices; the sum over `width` terms is in float32.
 
     The epilogue, in this order: add y (float32), add a bias to each column, then either store the
-    sum in `before_gelu` and take its GELU (tanh) or multiply it with the derivative of GELU at
-    `gelu_of`, add a residual.
+    sum in `before_gelu` or the derivative of GELU there in `slope` and take its GELU (tanh), or
+    multiply it with the derivative of GELU at `gelu_of` or with `scale`, add a residual.
     """
 
     batch: int
@@ -39,6 +39,9 @@ class MatmulProblem(NamedTuple):
     residual: Array | None = None  # as y
     gelu: bool = False  # take GELU without storing its input
     gelu_of: Array | None = None  # as y
+    slope: Array | None = None  # as y; given, it asks for GELU
+    scale: Array | None = None  # as y
+    row_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
 
     def signature(self) -> tuple[Any, ...]:
         """Return a key for the choice of the kernel, which differs in no address.
@@ -49,7 +52,15 @@ class MatmulProblem(NamedTuple):
         addresses = a.array.data.ptr | b.array.data.ptr | y.data.ptr | 256
         alignments = [
             None if array is None else (address := array.data.ptr | 256) & -address
-            for array in (bias, self.before_gelu, self.residual, self.gelu_of)
+            for array in (
+                bias,
+                self.before_gelu,
+                self.residual,
+                self.gelu_of,
+                self.slope,
+                self.scale,
+                self.row_sums,
+            )
         ]
         return (
             self.batch, self.rows, self.width, self.columns, a[1:], b[1:], a.array.dtype, y.dtype,

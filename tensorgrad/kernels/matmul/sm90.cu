@@ -1,14 +1,17 @@
 // Matrix products of 16 bits on Hopper, with an epilogue. y is written with =, or with += where it
 // is float.
 //
-//   y = a b + bias + residual, or y = gelu(a b + bias), or y = (a b) gelu'(pre)
+//   y = a b + bias + residual, or y = gelu(a b + bias), or y = (a b) slope
+//
+// GELU stores its slope too, so that its backward has nothing to compute but a product. SCALED also
+// adds up the rows of y: the gradient of the bias before GELU.
 //
 // A persistent block computes tiles of 128 x N sums in the registers of two consumer warpgroups, 64
 // rows each. A producer warp has TMA load 64 columns of a and 64 rows of b at a time into a
 // pipeline of stages in shared memory, from where wgmma reads them; two blocks of a cluster, one
 // below the other, load the columns of b by multicast. Meanwhile the epilogue of the last tile
-// runs: its sums are rounded into shared memory, and epilogue warps store them by TMA, take GELU of
-// them, and load the residual or pre of the next tile. The tile scheduler goes through the tiles in
+// runs: its sums are rounded into shared memory, and epilogue warps take GELU of them, store them by
+// TMA, and load the residual or slope of the next tile. The tile scheduler goes through the tiles in
 // bands of rows, so that what the blocks of the GPU read at one time is in the L2 cache.
 //
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
@@ -25,8 +28,8 @@
 //   y[i][j] = gelu(sum + bias[j]);
 //
 // Phases. Producer: for each work tile, load its stages. Epilogue warps: open the boxes for the
-// next tile (load residual or pre), wait for sums, store them, GELU, store that. Consumers:
-// mainloop (wait for a stage, wgmma, release the stage before); epilogue (bias, residual or pre,
+// next tile (load residual or slope), wait for sums, GELU, sums over rows, store. Consumers:
+// mainloop (wait for a stage, wgmma, release the stage before); epilogue (bias, residual or slope,
 // round into boxes).
 //
 // arch: sm_90a
@@ -34,7 +37,7 @@
 // where: LAYOUT = false, false | false, true | true, true
 // instantiate: matmul<{T}, {NARROW | WIDE}, {256, 2 | 128, 1}, {LAYOUT}>
 // instantiate: matmul<{T}, GELU, {256, 2 | 128, 1}, false, false>
-// instantiate: matmul<{T}, GELU_BACKWARD, {256, 2 | 128, 1}, false, true>
+// instantiate: matmul<{T}, SCALED, {256, 2 | 128, 1}, false, true>
 // instantiate: matmul_sum<{float | __half | __nv_bfloat16}>
 #include "matmul/sm90.cuh"
 
@@ -51,7 +54,7 @@ template <int N> struct SharedStorage {
 };
 
 // The CLUSTER blocks of a cluster are one below the other. *_COLUMNS: the contiguous axis is that
-// of the rows of a, the columns of b, not that of the terms. beside: residual or pre, of the shape
+// of the rows of a, the columns of b, not that of the terms. beside: residual or slope, of the shape
 // of y.
 template <typename T, Epilogue EPILOGUE, int N, int CLUSTER, bool A_COLUMNS, bool B_COLUMNS>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * 3, 1)
@@ -64,9 +67,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     constexpr int WIDTH = EPILOGUE == WIDE ? 32 : 64, PASSES = N / WIDTH / BOXES;
     extern __shared__ unsigned char raw[];
     Storage& storage = *reinterpret_cast<Storage*>(raw + (-shared_address(raw) & 1023));
-    // Of the stages; and of the boxes of a consumer warp: may be filled, were filled, have pre.
-    __shared__ Mbarrier full[STAGES], empty[STAGES], open[CONSUMER_WARPS], filled[CONSUMER_WARPS],
-        brought[CONSUMER_WARPS];
+    // Of the stages; and of the boxes of a consumer warp: may be filled, were filled.
+    __shared__ Mbarrier full[STAGES], empty[STAGES], open[CONSUMER_WARPS], filled[CONSUMER_WARPS];
     __shared__ ClusterTileQueue queue;
     const int rank = CLUSTER == 1 ? 0 : cluster_rank();
     // Set up the barriers.
@@ -76,9 +78,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             empty[s].init(2 * CLUSTER);   // the consumer warpgroups of all blocks of the cluster
         }
         for (int w = 0; w < CONSUMER_WARPS; ++w) {
-            open[w].init(EPILOGUE == GELU_BACKWARD ? 32 : 1);
+            open[w].init(1);
             filled[w].init(1);
-            brought[w].init(1);
         }
         queue.init(CLUSTER * (EPILOGUE_WARPS + CONSUMER_WARPS) + CLUSTER - 1);
         fence_mbarrier_init();
@@ -131,16 +132,15 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 }
             }
         } else {   // epilogue warps
-            const bool beside = EPILOGUE == GELU_BACKWARD || (EPILOGUE == NARROW && p.residual);
-            unsigned parity = 0, brought_parity = 0;
-            // Open the boxes of warp w for the next tile, with its residual or pre.
+            const bool beside = EPILOGUE == SCALED || (EPILOGUE == NARROW && p.residual);
+            unsigned parity = 0;
+            // Open the boxes of warp w for the next tile, with its residual or slope.
             auto prepare = [&](int w, const TileOrigin& origin) {
                 if (lane > 0) return;
                 if (!beside) { open[w].arrive(); return; }
-                Mbarrier& arrived = EPILOGUE == GELU_BACKWARD ? brought[w] : open[w];
-                arrived.arrive_expect_tx(BOXES * BOX_BYTES);
+                open[w].arrive_expect_tx(BOXES * BOX_BYTES);
                 for (int c = 0; c < BOXES; ++c)
-                    tma_load(storage.boxes[w][c], beside_map, arrived, origin.column + c * 64,
+                    tma_load(storage.boxes[w][c], beside_map, open[w], origin.column + c * 64,
                              origin.row + w * 16, origin.matrix, 0);
             };
             bool more = scheduler.next(work);
@@ -148,15 +148,6 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS)
                     prepare(w, origin_at(work.tile));
             while (more) {
-                if (EPILOGUE == GELU_BACKWARD) {   // pre becomes gelu'(pre), in place
-                    #pragma unroll 1
-                    for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS) {
-                        brought[w].wait(brought_parity);
-                        gelu_in_boxes<T, true>(storage.boxes[w]);
-                        open[w].arrive();   // each lane has written
-                    }
-                    brought_parity ^= 1;
-                }
                 const TileOrigin origin = origin_at(work.tile);
                 // Split along K, the parts of sums go to as many results as there are slabs, and
                 // one more.
@@ -166,40 +157,54 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 const TileOrigin next = origin_at(work.tile);
                 #pragma unroll 1
                 for (int turn = 0; turn < PASSES; ++turn) {
-                    auto send = [&](const TensorMap& map, int w) {   // lane 0
+                    auto send = [&](int w) {   // lane 0
                         for (int c = 0; c < BOXES; ++c) {
                             const int x = origin.column + (turn * BOXES + c) * WIDTH,
                                       row = origin.row + w * 16;
                             if (EPILOGUE == WIDE && p.add)
-                                tma_reduce_add(map, storage.boxes[w][c], x, row, origin.matrix,
+                                tma_reduce_add(y_map, storage.boxes[w][c], x, row, origin.matrix,
                                                part);
-                            else tma_store(map, storage.boxes[w][c], x, row, origin.matrix, part);
+                            else
+                                tma_store(y_map, storage.boxes[w][c], x, row, origin.matrix, part);
                         }
                     };
-                    // Wait for sums and store them.
+                    // Wait for sums, take GELU of them or add up their rows, and store them.
                     // A commit for each w, also where there is none: the waits count them.
+                    float row_sums[8] = {};
                     #pragma unroll
                     for (int i = 0; i < CONSUMERS_EACH; ++i) {
                         const int w = warp + i * EPILOGUE_WARPS;
-                        if (w < CONSUMER_WARPS) filled[w].wait(parity);
+                        if (w < CONSUMER_WARPS) {
+                            filled[w].wait(parity);
+                            if (EPILOGUE == GELU) {
+                                const int row = origin.row + w * 16;
+                                T* first = reinterpret_cast<T*>(p.slope);
+                                if (first)
+                                    first += ((long long)origin.matrix * p.rows + row) * p.columns
+                                           + origin.column;
+                                gelu_in_boxes<T>(storage.boxes[w],
+                                                 {first, p.rows - row, p.columns - origin.column,
+                                                  p.columns});
+                                fence_proxy_async();
+                            }
+                            if (EPILOGUE == SCALED && p.row_sums)
+                                add_rows_of_boxes<T>(row_sums, storage.boxes[w]);
+                        }
+                        __syncwarp();
                         if (lane > 0) continue;
-                        if (w < CONSUMER_WARPS && (EPILOGUE != GELU || p.pre))
-                            send(EPILOGUE == GELU ? beside_map : y_map, w);
+                        if (w < CONSUMER_WARPS) send(w);
                         tma_store_commit();
                     }
-                    // Take GELU of them and store that.
-                    #pragma unroll 1
-                    for (int i = 0; i < CONSUMERS_EACH && EPILOGUE == GELU; ++i) {
-                        const int w = warp + i * EPILOGUE_WARPS;
-                        // pre has been read
-                        if (lane == 0) tma_store_wait_read<CONSUMERS_EACH - 1>();
-                        __syncwarp();
-                        if (w < CONSUMER_WARPS) gelu_in_boxes<T, false>(storage.boxes[w]);
-                        fence_proxy_async();
-                        __syncwarp();
-                        if (lane > 0) continue;
-                        if (w < CONSUMER_WARPS) send(y_map, w);
-                        tma_store_commit();
+                    if (EPILOGUE == SCALED && p.row_sums) {
+                        const int column = origin.column + lane * 8;
+                        float* to = reinterpret_cast<float*>(p.row_sums) + column
+                                  + (long long)(origin.row / M * EPILOGUE_WARPS + warp) * p.columns;
+                        if (lane / 8 < BOXES && column < p.columns && origin.row < p.rows) {
+                            store(to, Vec<float, 4>{row_sums[0], row_sums[1], row_sums[2],
+                                                    row_sums[3]});
+                            store(to + 4, Vec<float, 4>{row_sums[4], row_sums[5], row_sums[6],
+                                                        row_sums[7]});
+                        }
                     }
                     // Open the boxes for the next tile.
                     #pragma unroll
@@ -244,7 +249,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                         b + i * (B_COLUMNS ? SWIZZLE : 2), k > work.begin || i > 0);
                 wgmma_commit();
                 // while the tensor cores work
-                if (EPILOGUE != GELU_BACKWARD && p.bias && k == work.begin)
+                if (EPILOGUE != SCALED && p.bias && k == work.begin)
                     copy_bias<T, N>(storage.bias[w], p, origin_at(work.tile).column);
                 wgmma_wait<1>();
                 if (k > work.begin) release(before);
@@ -255,11 +260,11 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             fence_registers(sums.values);
             release(before);
 
-            // Epilogue: bias, residual or pre, round into boxes.
+            // Epilogue: bias, residual or slope, round into boxes.
             #pragma unroll
             for (int turn = 0; turn < PASSES; ++turn) {
                 open[w].wait(parity);
-                if (turn == 0 && EPILOGUE != GELU_BACKWARD && p.bias) {
+                if (turn == 0 && EPILOGUE != SCALED && p.bias) {
                     __syncwarp();
                     add_bias(sums, storage.bias[w]);
                 }
@@ -270,7 +275,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     if (EPILOGUE == WIDE) {
                         fill_box_wide(box, own);
                     } else {
-                        if (EPILOGUE == GELU_BACKWARD) combine_box<T, true>(own, box);
+                        if (EPILOGUE == SCALED) combine_box<T, true>(own, box);
                         else if (EPILOGUE == NARROW && p.residual) combine_box<T, false>(own, box);
                         fill_box<T>(box, own);
                     }

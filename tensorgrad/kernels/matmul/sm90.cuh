@@ -9,13 +9,13 @@ constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: of one warp
 // What is done with the sums before they are stored.
 enum Epilogue {
     NARROW,          // y = sums + bias + residual, 16 bits
-    GELU,            // pre = sums + bias, y = gelu(pre)
-    GELU_BACKWARD,   // y = sums * gelu'(pre), pre an input
+    GELU,            // pre = sums + bias, y = gelu(pre), slope = gelu'(pre)
+    SCALED,          // y = sums * slope, an input; and sums over the rows of y
     WIDE   // y = or += sums + bias, float; or parts of the sums, to be added by matmul_sum
 };
 
 struct MatmulSm90Arguments {
-    unsigned long long bias, residual, pre;   // addresses; 0 where there is none
+    unsigned long long bias, residual, slope, row_sums;   // addresses; 0 where there is none
     int rows, columns, terms;
     // in the batch; 0 where one matrix is the operand of all, else 1
     int matrices, a_step, b_step;
@@ -215,13 +215,20 @@ __device__ inline float clamp_to_ten(float x) {
     return x;
 }
 
+// Where the values of a warp's boxes lie in an array like y, and how many of them exist.
+struct ArrayPlace {
+    void* first;   // or null: they are not stored
+    int rows, columns, pitch;
+};
+
 // gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in
-// boxes, or its derivative, by a warp. One division serves two values; beyond 2^60 s counts as
-// 2^-60. The derivative beyond 10 is that at 10: farther out x^3 would enlarge the error in the
-// last digit of s. Not inlined: in a kernel that is short of registers the compiler, to save some,
-// computes one value after the other, three times slower.
-template <typename T, bool DERIVATIVE, int N>
-__device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES]) {
+// boxes, and its derivative at `slope`, by a warp. One division serves two values; beyond 2^60 s
+// counts as 2^-60. The derivative beyond 10 is that at 10: farther out x^3 would enlarge the error
+// in the last digit of s, which is the same there. Not inlined: in a kernel that is short of
+// registers the compiler, to save some, computes one value after the other, three times slower.
+template <typename T, int N>
+__device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES],
+                                           const ArrayPlace slope) {
     constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
     constexpr int VECTORS = 2, VALUES = 8 * VECTORS;   // at a time
     #pragma unroll 1
@@ -237,9 +244,6 @@ __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES])
             x[e] = pair.x;
             x[e + 1] = pair.y;
         }
-        if constexpr (DERIVATIVE)
-            #pragma unroll
-            for (float& value : x) value = clamp_to_ten(value);
         #pragma unroll
         for (int e = 0; e < VALUES; ++e)
             s[e] = 1 + fast_exp2(fminf(-x[e] * (A * LOG2_E + B * LOG2_E * x[e] * x[e]), 60.0f));
@@ -250,12 +254,43 @@ __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES])
             s[e] = first;
         }
         #pragma unroll
-        for (int e = 0; e < VALUES; ++e)
-            s[e] = DERIVATIVE ? s[e] + x[e] * (s[e] - s[e] * s[e]) * (A + 3 * B * x[e] * x[e])
-                              : x[e] * s[e];
+        for (int e = 0; e < VALUES; e += 2)
+            words[e / 2] = pack<T>(x[e] * s[e], x[e + 1] * s[e + 1]);
+        #pragma unroll
+        for (int v = 0; v < VECTORS; ++v) at[32 * v] = reinterpret_cast<uint4&>(words[4 * v]);
+        if (!slope.first) continue;
+        #pragma unroll
+        for (int e = 0; e < VALUES; ++e) {
+            const float z = clamp_to_ten(x[e]);
+            s[e] += z * (s[e] - s[e] * s[e]) * (A + 3 * B * z * z);
+        }
         #pragma unroll
         for (int e = 0; e < VALUES; e += 2) words[e / 2] = pack<T>(s[e], s[e + 1]);
         #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) at[32 * v] = reinterpret_cast<uint4&>(words[4 * v]);
+        for (int v = 0; v < VECTORS; ++v) {
+            const int piece = i + 32 * v, row = piece / 8 % 16,
+                      column = piece / (BOX_BYTES / 16) * 64 + (piece % 8 ^ row % 8) * 8;
+            if (row < slope.rows && column < slope.columns)
+                *reinterpret_cast<uint4*>(static_cast<T*>(slope.first)
+                                          + (long long)row * slope.pitch + column) =
+                    reinterpret_cast<uint4&>(words[4 * v]);
+        }
+    }
+}
+
+// Add the 16 rows of boxes, rounded values, to the sums of a lane's 8 columns, by a warp.
+template <typename T, int N>
+__device__ inline void add_rows_of_boxes(float (&sums)[8], unsigned char (&boxes)[N][BOX_BYTES]) {
+    const int lane = threadIdx.x % 32;
+    if (lane / 8 >= N) return;
+    #pragma unroll 4
+    for (int row = 0; row < 16; ++row) {
+        const uint4 words = *reinterpret_cast<const uint4*>(piece_at(boxes[lane / 8], row, lane % 8));
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float2 pair = unpack<T>(reinterpret_cast<const unsigned*>(&words)[e]);
+            sums[2 * e] += pair.x;
+            sums[2 * e + 1] += pair.y;
+        }
     }
 }

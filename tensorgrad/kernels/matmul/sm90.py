@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tensorgrad import backend
-from tensorgrad.backend import Shape
+from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.device import capability, multiprocessors
@@ -25,6 +25,7 @@ Steps = tuple[int, int, int]  # in elements, to the next matrix, row and column
 _FILE = "matmul/sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _THREADS = 384
+_EPILOGUE_WARPS = 3  # as in the kernel
 _BAND = 8  # rows of tiles, in clusters, before the next column of them
 _ROWS, _STEP = 128, 64  # rows of a block's tile, and terms of a step over K
 
@@ -43,9 +44,11 @@ class Tiling(NamedTuple):
 def refusal(p: MatmulProblem) -> str | None:
     """Return what the kernels would need to do this product, or None."""
     addresses = p.y.data.ptr | p.a.array.data.ptr | p.b.array.data.ptr
-    for array in (p.residual, p.before_gelu, p.gelu_of):
+    for array in (p.residual, p.slope, p.scale, p.row_sums):
         if array is not None:
             addresses |= array.data.ptr
+    if p.before_gelu is not None or p.gelu_of is not None:
+        return "the slope of GELU instead of its operand"
     return _refusal(
         p.rows, p.width, p.columns, p.a[1:], p.b[1:], p.a.array.dtype, p.y.dtype, addresses & 15,
         None if p.bias is None else p.bias.data.ptr & 7, _epilogue(p), p.residual is not None,
@@ -72,22 +75,19 @@ def _refusal(
         return "a result of 16 bits, or of float32 to add to"
     if epilogue == "GELU" and (layout != (False, False) or residual):
         return "the layout of a linear layer for GELU, and no residual"
-    if epilogue == "GELU_BACKWARD" and (
-        layout != (False, True) or bias_misplaced is not None or residual
-    ):
-        return "the layout of a linear layer for the derivative of GELU, and nothing else to add"
+    if epilogue == "SCALED" and (layout != (False, True) or bias_misplaced is not None or residual):
+        return "the layout of a linear layer's gradient for a scale, and nothing else to add"
     return None
 
 
 def is_fast(p: MatmulProblem) -> bool:
     """Whether the kernels are, as far as was measured, about as fast as cuBLASLt or faster.
 
-    They are where tiles of 256 columns occupy most of the GPU, except for GELU whose input is not
-    stored, and for its derivative after short sums.
+    They are where tiles of 256 columns occupy most of the GPU, except for GELU without its slope.
     """
     if p.batch > 1 or p.width < 256 or p.y.itemsize * p.rows * p.columns < 1 << 22:
         return False
-    if (p.gelu and p.before_gelu is None) or (p.gelu_of is not None and p.width < 2048):
+    if p.gelu and p.slope is None:
         return False
     return refusal(p) is None and _is_busy(*_sizes(p), multiprocessors(p.y.device.id))
 
@@ -101,11 +101,17 @@ def _is_busy(batch: int, rows: int, terms: int, columns: int, processors: int) -
     return width == 256 and busy / (-(-tiles // clusters) * clusters) >= 0.85
 
 
+def row_sums_for(p: MatmulProblem) -> Array:
+    """Return an array (parts, columns) for `row_sums`, whose rows add up to the sums over rows."""
+    parts = -(-p.rows // _ROWS) * _EPILOGUE_WARPS
+    return backend.empty((parts, p.columns), float32, like=p.y)
+
+
 def _epilogue(p: MatmulProblem) -> str:
     """Return the epilogue, as the kernels' enum Epilogue names it."""
-    if p.gelu_of is not None:
-        return "GELU_BACKWARD"
-    return "GELU" if p.gelu or p.before_gelu is not None else "NARROW"
+    if p.scale is not None:
+        return "SCALED"
+    return "GELU" if p.gelu or p.slope is not None else "NARROW"
 
 
 def _sizes(p: MatmulProblem) -> tuple[int, int, int, int]:
@@ -120,20 +126,20 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
         bare = p.bias is None and p.residual is None and epilogue == "NARROW" and p.batch == 1
         tiling = tiling_of(*_sizes(p), multiprocessors(device), bare)
     a, b = p.a, p.b
-    pre = p.gelu_of if p.before_gelu is None else p.before_gelu
+    slope = p.scale if p.slope is None else p.slope
     operands = (a[1:], b[1:], a.array.data.ptr, b.array.data.ptr, a.array.dtype)
     if not tiling.split_steps:
         bias = p.bias
         kernel, grid, arguments = _launch(
             *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else epilogue, address(bias),
-            bias is not None and bias.dtype == float32, address(p.residual), address(pre), p.add,
-            tiling, device,
+            bias is not None and bias.dtype == float32, address(p.residual), address(slope),
+            address(p.row_sums), p.add, tiling, device,
         )  # fmt: skip
         kernel(grid, (_THREADS,), (*arguments, counter(y)), _SHARED)
         return
     parts = backend.empty((_parts(p.width, tiling), p.rows, p.columns), float32, like=y)
     kernel, grid, arguments = _launch(
-        *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, False, tiling, device
+        *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, 0, False, tiling, device
     )
     kernel(grid, (_THREADS,), (*arguments, NULL), _SHARED)
     sizes = MatmulSm90Arguments.from_buffer_copy(arguments[-1].value)
@@ -150,7 +156,7 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
 def _launch(
     batch: int, rows: int, terms: int, columns: int, a: Steps, b: Steps, a_pointer: int,
     b_pointer: int, dtype: Dtype, y: int, epilogue: str, bias: int, wide_bias: bool, residual: int,
-    pre: int, add: bool, tiling: Tiling, device: int,
+    slope: int, row_sums: int, add: bool, tiling: Tiling, device: int,
 ) -> tuple[Kernel, tuple[int], tuple[Any, ...]]:  # fmt: skip
     """Return the kernel, its grid and its arguments, which recur from step to step."""
     layout = _layout(rows, terms, columns, a, b)
@@ -166,12 +172,12 @@ def _launch(
     result = (_parts(terms, tiling) if split_steps else 1, batch, rows, columns)
     maps = (
         _result_map(y, item, result),
-        _result_map(pre or residual or y, item, result),
+        _result_map(residual or slope or y, item, result),
         _operand_map(a_pointer, a, batch, rows, terms, layout[0]),
         _operand_map(b_pointer, _transposed(b), batch, columns, terms, layout[1]),
     )
     sizes = MatmulSm90Arguments(
-        bias, residual, pre, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
+        bias, residual, slope, row_sums, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
         tile_rows if split_steps else _BAND, split_steps, wide_bias, add,
     )  # fmt: skip
     return kernel, (grid,), (*maps, by_value(sizes))
