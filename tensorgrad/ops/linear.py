@@ -91,14 +91,14 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     a, w, added, _ = [data_of(tensor) for tensor in inputs]
     if approximate != "tanh" or not _is_fused((a, w), (added,)):
         return gelu(linear(x, weight, bias), approximate)
-    y, kept, is_slope = _activated(flat(a), w, added, inputs)
+    y, kept, is_derivative = _activated(flat(a), w, added, inputs)
     y = y.reshape(*a.shape[:-1], len(w))
-    return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, kept, is_slope))
+    return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, kept, is_derivative))
 
 
 def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, weight, kept, is_slope = saved
-    dpre = (_TIMES_SLOPE if is_slope else _GELU_BACKWARD)(flat(dy), kept).data
+    x, weight, kept, is_derivative = saved
+    dpre = (_TIMES_DERIVATIVE if is_derivative else _GELU_BACKWARD)(flat(dy), kept).data
     return _linear_backward(dpre, (x, weight, None), needs)
 
 
@@ -140,19 +140,19 @@ def feed_forward(
     if approximate != "tanh" or not fused or not _fit(*shapes):
         hidden = linear_gelu(x, up, up_bias, approximate)
         return linear(hidden, down, down_bias, residual=residual)
-    h, kept, is_slope = _activated(flat(a), u, b, inputs)
+    h, kept, is_derivative = _activated(flat(a), u, b, inputs)
     y = _affine(h, d, c, r, a.dtype).reshape(*a.shape[:-1], len(d))
-    return record(op, y, inputs, _feed_forward_backward, (a, u, d, kept, h, is_slope))
+    return record(op, y, inputs, _feed_forward_backward, (a, u, d, kept, h, is_derivative))
 
 
 def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, up, down, kept, h, is_slope = saved
+    x, up, down, kept, h, is_derivative = saved
     rows = flat(dy)
     ddown, ddown_bias = _weight_gradient(rows, h, needs[3]), _bias_gradient(rows, needs[4])
     dx = dup = dup_bias = None
     if any(needs[:3]):
         sums = None
-        if is_slope:
+        if is_derivative:
             dpre, sums = matmul_cuda.scaled(rows, down, kept)
         else:
             dpre = backend.empty_like(kept)
@@ -234,7 +234,7 @@ def _tensors(
 
 
 _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
-_TIMES_SLOPE = Row("linear_gelu_slope", "dy slope", "dy * slope")
+_TIMES_DERIVATIVE = Row("linear_gelu_derivative", "dy derivative", "dy * derivative")
 
 
 def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:
@@ -301,12 +301,12 @@ def _activated(
     """
     y = backend.empty((len(rows), len(weight)), rows.dtype, like=rows)
     p = problem(rows, weight.T, y, bias=None if bias is None else contiguous(bias), gelu=True)
-    kept, is_slope = None, False
+    kept, is_derivative = None, False
     if mode.grad_enabled and any(t is not None and t.requires_grad for t in tensors):
-        kept, is_slope = backend.empty_like(y), matmul_cuda.keeps_slope(p)
-        p = p._replace(slope=kept) if is_slope else p._replace(before_gelu=kept)
+        kept, is_derivative = backend.empty_like(y), matmul_cuda.keeps_derivative(p)
+        p = p._replace(derivative=kept) if is_derivative else p._replace(before_gelu=kept)
     matmul_cuda.run(p)
-    return y, kept, is_slope
+    return y, kept, is_derivative
 
 
 def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None]) -> bool:

@@ -159,11 +159,11 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
             assert_close(run(p, tiling), sums + bias, width)
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, residual=residual_gpu)
             assert_close(run(p, tiling), sums + bias + residual, width)
-            slope = new()
-            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, slope=slope)
+            derivative = new()
+            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, derivative=derivative)
             assert_close(run(p, tiling), gelu_tanh(sums + bias), width)
             rounded = (sums + bias).astype(dtype).astype("float64")
-            assert_close(slope, gelu_tanh_derivative(rounded), width)
+            assert_close(derivative, gelu_tanh_derivative(rounded), width)
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, gelu=True)
             assert_close(run(p, tiling), gelu_tanh(sums + bias), width)
             wide = backend.cupy.zeros((rows, columns), "float32")
@@ -202,7 +202,7 @@ def test_the_slope_of_gelu_far_from_zero(dtype: str, kernel: str) -> None:
         a[:, 0], w[:, 0] = pre[0], 1
         pre = backend.cupy.repeat(a[:, :1], 264, 1)
         found = backend.cupy.full_like(pre, np.nan)
-        p = problem(a, w.T, backend.cupy.empty_like(pre), slope=found)
+        p = problem(a, w.T, backend.cupy.empty_like(pre), derivative=found)
     else:
         p = problem(a, b, found, gelu_of=pre)
     if matmul_cuda.KERNELS[kernel].refusal(p) is not None:
@@ -224,7 +224,7 @@ def test_what_is_refused() -> None:
         "read": problem(odd, odd.T, y),
         "results": problem(half, half.T[:, :63], y[:, :63].copy()),
         "to add to": problem(half, half.T, y, add=True),
-        "slope of GELU": problem(half, half.T, y, gelu_of=y),
+        "derivative of GELU": problem(half, half.T, y, gelu_of=y),
         "gradient for a scale": problem(half, half.T, y, scale=y),
     }
     for words, p in refused.items():

@@ -105,9 +105,9 @@ def run(p: MatmulProblem, kernel: str | None = None) -> None:
         multiply(p)
 
 
-def keeps_slope(p: MatmulProblem) -> bool:
-    """Whether a product with GELU had better keep the slope of GELU than its operand."""
-    return matmul_sm90.is_fast(p._replace(gelu=False, slope=p.y))
+def keeps_derivative(p: MatmulProblem) -> bool:
+    """Whether a product with GELU had better keep the derivative of GELU than its operand."""
+    return matmul_sm90.is_fast(p._replace(gelu=False, derivative=p.y))
 
 
 def scaled(a: Array, b: Array, scale: Array) -> tuple[Array, Array | None]:
@@ -178,7 +178,7 @@ def case(dtype: Dtype, layout: str, rows: int, width: int, columns: int, gelu: b
 def _fastest(p: MatmulProblem) -> Implementation:
     """Return the fastest kernel, as measured, of those that do this product."""
     found = DEFAULT
-    if p.scale is not None or p.slope is not None:
+    if p.scale is not None or p.derivative is not None:
         return _willing("wgmma", p)
     if matmul_sm90.is_fast(p):
         return KERNELS["wgmma"]

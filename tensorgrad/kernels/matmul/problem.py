@@ -21,9 +21,10 @@ class MatrixOperand(NamedTuple):
 class MatmulProblem(NamedTuple):
     """y[i] = a[i] b[i] for a batch of matrices; the sum over `width` terms is in float32.
 
-    The epilogue, in this order: add y (float32), add a bias to each column, then either store the
-    sum in `before_gelu` or the derivative of GELU there in `slope` and take its GELU (tanh), or
-    multiply it with the derivative of GELU at `gelu_of` or with `scale`, add a residual.
+    The epilogue, in this order: add y (float32), add a bias to each column; then either take GELU
+    (tanh) of the sum, and store the sum in `before_gelu` or the derivative of GELU there in
+    `derivative`, or multiply it with the derivative of GELU at `gelu_of` or with `scale`; add a
+    residual.
     """
 
     batch: int
@@ -39,7 +40,7 @@ class MatmulProblem(NamedTuple):
     residual: Array | None = None  # as y
     gelu: bool = False  # take GELU without storing its input
     gelu_of: Array | None = None  # as y
-    slope: Array | None = None  # as y; given, it asks for GELU
+    derivative: Array | None = None  # as y; given, it asks for GELU
     scale: Array | None = None  # as y
     row_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
 
@@ -57,7 +58,7 @@ class MatmulProblem(NamedTuple):
                 self.before_gelu,
                 self.residual,
                 self.gelu_of,
-                self.slope,
+                self.derivative,
                 self.scale,
                 self.row_sums,
             )

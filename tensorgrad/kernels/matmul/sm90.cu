@@ -1,17 +1,17 @@
 // Matrix products of 16 bits on Hopper, with an epilogue. y is written with =, or with += where it
 // is float.
 //
-//   y = a b + bias + residual, or y = gelu(a b + bias), or y = (a b) slope
+//   y = a b + bias + residual, or y = gelu(a b + bias), or y = (a b) scale
 //
-// GELU stores its slope too, so that its backward has nothing to compute but a product. SCALED also
-// adds up the rows of y: the gradient of the bias before GELU.
+// GELU stores its derivative too: with that as the scale, its backward is a product. SCALED also
+// adds up the rows of y, which is the gradient of the bias before GELU.
 //
 // A persistent block computes tiles of 128 x N sums in the registers of two consumer warpgroups, 64
 // rows each. A producer warp has TMA load 64 columns of a and 64 rows of b at a time into a
 // pipeline of stages in shared memory, from where wgmma reads them; two blocks of a cluster, one
 // below the other, load the columns of b by multicast. Meanwhile the epilogue of the last tile
 // runs: its sums are rounded into shared memory, and epilogue warps take GELU of them, store them by
-// TMA, and load the residual or slope of the next tile. The tile scheduler goes through the tiles in
+// TMA, and load the residual or scale of the next tile. The tile scheduler goes through the tiles in
 // bands of rows, so that what the blocks of the GPU read at one time is in the L2 cache.
 //
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
@@ -28,8 +28,8 @@
 //   y[i][j] = gelu(sum + bias[j]);
 //
 // Phases. Producer: for each work tile, load its stages. Epilogue warps: open the boxes for the
-// next tile (load residual or slope), wait for sums, GELU, sums over rows, store. Consumers:
-// mainloop (wait for a stage, wgmma, release the stage before); epilogue (bias, residual or slope,
+// next tile (load residual or scale), wait for sums, GELU, sums over rows, store. Consumers:
+// mainloop (wait for a stage, wgmma, release the stage before); epilogue (bias, residual or scale,
 // round into boxes).
 //
 // arch: sm_90a
@@ -54,7 +54,7 @@ template <int N> struct SharedStorage {
 };
 
 // The CLUSTER blocks of a cluster are one below the other. *_COLUMNS: the contiguous axis is that
-// of the rows of a, the columns of b, not that of the terms. beside: residual or slope, of the shape
+// of the rows of a, the columns of b, not that of the terms. beside: residual or scale, of the shape
 // of y.
 template <typename T, Epilogue EPILOGUE, int N, int CLUSTER, bool A_COLUMNS, bool B_COLUMNS>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * 3, 1)
@@ -134,7 +134,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         } else {   // epilogue warps
             const bool beside = EPILOGUE == SCALED || (EPILOGUE == NARROW && p.residual);
             unsigned parity = 0;
-            // Open the boxes of warp w for the next tile, with its residual or slope.
+            // Open the boxes of warp w for the next tile, with its residual or scale.
             auto prepare = [&](int w, const TileOrigin& origin) {
                 if (lane > 0) return;
                 if (!beside) { open[w].arrive(); return; }
@@ -178,7 +178,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                             filled[w].wait(parity);
                             if (EPILOGUE == GELU) {
                                 const int row = origin.row + w * 16;
-                                T* first = reinterpret_cast<T*>(p.slope);
+                                T* first = reinterpret_cast<T*>(p.derivative);
                                 if (first)
                                     first += ((long long)origin.matrix * p.rows + row) * p.columns
                                            + origin.column;
@@ -260,7 +260,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             fence_registers(sums.values);
             release(before);
 
-            // Epilogue: bias, residual or slope, round into boxes.
+            // Epilogue: bias, residual or scale, round into boxes.
             #pragma unroll
             for (int turn = 0; turn < PASSES; ++turn) {
                 open[w].wait(parity);

@@ -9,13 +9,14 @@ constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: of one warp
 // What is done with the sums before they are stored.
 enum Epilogue {
     NARROW,          // y = sums + bias + residual, 16 bits
-    GELU,            // pre = sums + bias, y = gelu(pre), slope = gelu'(pre)
-    SCALED,          // y = sums * slope, an input; and sums over the rows of y
+    GELU,            // pre = sums + bias, y = gelu(pre), derivative = gelu'(pre)
+    SCALED,          // y = sums * scale, an input; and sums over the rows of y
     WIDE   // y = or += sums + bias, float; or parts of the sums, to be added by matmul_sum
 };
 
 struct MatmulSm90Arguments {
-    unsigned long long bias, residual, slope, row_sums;   // addresses; 0 where there is none
+    // `derivative` is also the scale
+    unsigned long long bias, residual, derivative, row_sums;   // addresses; 0 where there is none
     int rows, columns, terms;
     // in the batch; 0 where one matrix is the operand of all, else 1
     int matrices, a_step, b_step;
@@ -222,13 +223,13 @@ struct ArrayPlace {
 };
 
 // gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in
-// boxes, and its derivative at `slope`, by a warp. One division serves two values; beyond 2^60 s
+// boxes, and its derivative, by a warp. One division serves two values; beyond 2^60 s
 // counts as 2^-60. The derivative beyond 10 is that at 10: farther out x^3 would enlarge the error
 // in the last digit of s, which is the same there. Not inlined: in a kernel that is short of
 // registers the compiler, to save some, computes one value after the other, three times slower.
 template <typename T, int N>
 __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES],
-                                           const ArrayPlace slope) {
+                                           const ArrayPlace derivative) {
     constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
     constexpr int VECTORS = 2, VALUES = 8 * VECTORS;   // at a time
     #pragma unroll 1
@@ -258,7 +259,7 @@ __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES],
             words[e / 2] = pack<T>(x[e] * s[e], x[e + 1] * s[e + 1]);
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) at[32 * v] = reinterpret_cast<uint4&>(words[4 * v]);
-        if (!slope.first) continue;
+        if (!derivative.first) continue;
         #pragma unroll
         for (int e = 0; e < VALUES; ++e) {
             const float z = clamp_to_ten(x[e]);
@@ -270,9 +271,9 @@ __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES],
         for (int v = 0; v < VECTORS; ++v) {
             const int piece = i + 32 * v, row = piece / 8 % 16,
                       column = piece / (BOX_BYTES / 16) * 64 + (piece % 8 ^ row % 8) * 8;
-            if (row < slope.rows && column < slope.columns)
-                *reinterpret_cast<uint4*>(static_cast<T*>(slope.first)
-                                          + (long long)row * slope.pitch + column) =
+            if (row < derivative.rows && column < derivative.columns)
+                *reinterpret_cast<uint4*>(static_cast<T*>(derivative.first)
+                                          + (long long)row * derivative.pitch + column) =
                     reinterpret_cast<uint4&>(words[4 * v]);
         }
     }
@@ -285,7 +286,8 @@ __device__ inline void add_rows_of_boxes(float (&sums)[8], unsigned char (&boxes
     if (lane / 8 >= N) return;
     #pragma unroll 4
     for (int row = 0; row < 16; ++row) {
-        const uint4 words = *reinterpret_cast<const uint4*>(piece_at(boxes[lane / 8], row, lane % 8));
+        unsigned char* piece = piece_at(boxes[lane / 8], row, lane % 8);
+        const uint4 words = *reinterpret_cast<const uint4*>(piece);
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const float2 pair = unpack<T>(reinterpret_cast<const unsigned*>(&words)[e]);

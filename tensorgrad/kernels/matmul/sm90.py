@@ -44,11 +44,11 @@ class Tiling(NamedTuple):
 def refusal(p: MatmulProblem) -> str | None:
     """Return what the kernels would need to do this product, or None."""
     addresses = p.y.data.ptr | p.a.array.data.ptr | p.b.array.data.ptr
-    for array in (p.residual, p.slope, p.scale, p.row_sums):
+    for array in (p.residual, p.derivative, p.scale, p.row_sums):
         if array is not None:
             addresses |= array.data.ptr
     if p.before_gelu is not None or p.gelu_of is not None:
-        return "the slope of GELU instead of its operand"
+        return "the derivative of GELU instead of its operand"
     return _refusal(
         p.rows, p.width, p.columns, p.a[1:], p.b[1:], p.a.array.dtype, p.y.dtype, addresses & 15,
         None if p.bias is None else p.bias.data.ptr & 7, _epilogue(p), p.residual is not None,
@@ -83,11 +83,12 @@ def _refusal(
 def is_fast(p: MatmulProblem) -> bool:
     """Whether the kernels are, as far as was measured, about as fast as cuBLASLt or faster.
 
-    They are where tiles of 256 columns occupy most of the GPU, except for GELU without its slope.
+    They are where tiles of 256 columns occupy most of the GPU, except for GELU without its
+    derivative.
     """
     if p.batch > 1 or p.width < 256 or p.y.itemsize * p.rows * p.columns < 1 << 22:
         return False
-    if p.gelu and p.slope is None:
+    if p.gelu and p.derivative is None:
         return False
     return refusal(p) is None and _is_busy(*_sizes(p), multiprocessors(p.y.device.id))
 
@@ -111,7 +112,7 @@ def _epilogue(p: MatmulProblem) -> str:
     """Return the epilogue, as the kernels' enum Epilogue names it."""
     if p.scale is not None:
         return "SCALED"
-    return "GELU" if p.gelu or p.slope is not None else "NARROW"
+    return "GELU" if p.gelu or p.derivative is not None else "NARROW"
 
 
 def _sizes(p: MatmulProblem) -> tuple[int, int, int, int]:
@@ -126,13 +127,13 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
         bare = p.bias is None and p.residual is None and epilogue == "NARROW" and p.batch == 1
         tiling = tiling_of(*_sizes(p), multiprocessors(device), bare)
     a, b = p.a, p.b
-    slope = p.scale if p.slope is None else p.slope
+    derivative = p.scale if p.derivative is None else p.derivative
     operands = (a[1:], b[1:], a.array.data.ptr, b.array.data.ptr, a.array.dtype)
     if not tiling.split_steps:
         bias = p.bias
         kernel, grid, arguments = _launch(
             *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else epilogue, address(bias),
-            bias is not None and bias.dtype == float32, address(p.residual), address(slope),
+            bias is not None and bias.dtype == float32, address(p.residual), address(derivative),
             address(p.row_sums), p.add, tiling, device,
         )  # fmt: skip
         kernel(grid, (_THREADS,), (*arguments, counter(y)), _SHARED)
@@ -156,7 +157,7 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
 def _launch(
     batch: int, rows: int, terms: int, columns: int, a: Steps, b: Steps, a_pointer: int,
     b_pointer: int, dtype: Dtype, y: int, epilogue: str, bias: int, wide_bias: bool, residual: int,
-    slope: int, row_sums: int, add: bool, tiling: Tiling, device: int,
+    derivative: int, row_sums: int, add: bool, tiling: Tiling, device: int,
 ) -> tuple[Kernel, tuple[int], tuple[Any, ...]]:  # fmt: skip
     """Return the kernel, its grid and its arguments, which recur from step to step."""
     layout = _layout(rows, terms, columns, a, b)
@@ -172,12 +173,12 @@ def _launch(
     result = (_parts(terms, tiling) if split_steps else 1, batch, rows, columns)
     maps = (
         _result_map(y, item, result),
-        _result_map(residual or slope or y, item, result),
+        _result_map(residual or derivative or y, item, result),
         _operand_map(a_pointer, a, batch, rows, terms, layout[0]),
         _operand_map(b_pointer, _transposed(b), batch, columns, terms, layout[1]),
     )
     sizes = MatmulSm90Arguments(
-        bias, residual, slope, row_sums, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
+        bias, residual, derivative, row_sums, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
         tile_rows if split_steps else _BAND, split_steps, wide_bias, add,
     )  # fmt: skip
     return kernel, (grid,), (*maps, by_value(sizes))
