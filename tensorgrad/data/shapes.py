@@ -10,7 +10,7 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST_SHAPES = 16  # of a loader
 _BODY, _HEAD = 4, 1  # cost of a column in the blocks, and in the head
-_CHOICES = 64  # lengths to choose from, so that the search takes a second at most
+_CHOICES = 64  # lengths to choose from, so that the search takes a few seconds at most
 _ROUNDS = 4  # of exchanges
 
 
