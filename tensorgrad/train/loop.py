@@ -129,6 +129,8 @@ class Trainer:
             example {"model": {"layers": 2}, "data": {"key": "0f3a"}}.
         ranks: the processes that train together.
         scaler: for float16.
+        graphs: steps of this number of shapes are captured (with `settings.capture`), those of
+            further shapes run eagerly.
     Attributes:
         step: the number of steps done.
         sampled: the newest sample's text, None before the first.
@@ -154,6 +156,7 @@ class Trainer:
         belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
         ranks: Ranks | None = None,
         scaler: LossScaler | None = None,
+        graphs: int = 8,
     ) -> None:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.settings, self.folder = settings, Path(folder)
@@ -169,7 +172,7 @@ class Trainer:
         self._device = backend.device_of(optimizer.hyper)
         self._captured: graph.Captured | None = None
         if settings.capture and self._device != "cpu":
-            self._captured = graph.capture(self._whole_step, self._device)
+            self._captured = graph.capture(self._whole_step, self._device, graphs)
         self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
         self._pending: list[tuple[int, float, Array, Array]] = []  # step, rate, loss, norm
         self._skipped = 0

@@ -246,9 +246,11 @@ class SentimentRun:
                     "validation": validation.digest,
                     "batch": settings.batch,
                     "seed": settings.seed,
+                    "widths": self.train.widths,
                 },
             },
             scaler=settings.scaler(),
+            graphs=len(self.train.widths),
         )
 
     def loss(self, tokens: backend.Array, lengths: backend.Array, labels: backend.Array) -> Tensor:

@@ -260,9 +260,11 @@ class EvaluatedRun(TranslationRun):
                 "data": {
                     "corpus": self.corpus.digest,
                     **{name: getattr(settings, name) for name in names},
+                    "shapes": self.batches.shapes,
                 },
             },
             scaler=settings.scaler(),
+            graphs=len(self.batches.shapes),
         )
 
     def evaluate(self) -> dict[str, float]:
@@ -385,10 +387,10 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
         run.tokenizer.save(folder / "tokenizer.json")
         _log.info(
             "%s: %s parameters, vocabulary %s, %s pairs (%d cut, %d skipped), %d batches of %s "
-            "tokens an epoch, on %s",
+            "tokens and %d shapes an epoch, on %s",
             *(folder, f"{run.model.config.parameters:,}", f"{run.tokenizer.vocab_size:,}"),
             *(f"{len(run.corpus.train):,}", batches.cut, batches.skipped, batches.batches),
-            *(f"{batches.tokens // batches.batches:,}", device),
+            *(f"{batches.tokens // batches.batches:,}", len(batches.shapes), device),
         )
         outcome = run.trainer.run()
         if not outcome.finished:

@@ -17,7 +17,8 @@ def texts_of(batch: tuple[Any, Any, Any]) -> list[tuple[tuple[int, ...], int]]:
     """Return the rows of a batch without padding, with their labels; check the padding."""
     tokens, lengths, labels = batch
     assert [array.dtype for array in batch] == [np.int32] * 3
-    assert tokens.shape == (len(lengths), max(1, lengths.max()))
+    assert tokens.shape[0] == len(lengths)
+    assert tokens.shape[1] >= max(1, lengths.max())
     for row, length in zip(tokens, lengths, strict=True):
         assert not row[length:].any()
     return [
@@ -73,6 +74,18 @@ def test_similar_lengths_share_a_batch() -> None:
     padded = sum(loader.batch(step)[0].size for step in range(loader.batches))
     assert padded < 1.1 * lengths.sum()
     assert loader.tokens == pytest.approx(16 * lengths.mean())
+
+
+def test_batches_have_few_widths() -> None:
+    lengths = np.random.default_rng(0).gamma(2, 8, 4000).astype(int)
+    loader = LabelledLoader([[1] * length for length in lengths], [0] * 4000, 16, longest=60)
+    assert len(loader.widths) == 16
+    assert loader.widths[-1] == 60
+    tokens = [loader.batch(step)[0] for step in range(2 * loader.batches)]
+    assert {array.shape for array in tokens} == {(16, width) for width in loader.widths}
+    needed = sum(16 * max(1, (array > 0).sum(1).max()) for array in tokens)
+    assert sum(array.size for array in tokens) < 1.08 * needed
+    assert LabelledLoader([[], []], [0, 1], 2).batch(0)[0].shape == (2, 1)
 
 
 def test_evaluation_visits_every_text_once_and_repeats_none() -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +358,35 @@ def test_other_data_is_refused(
     assert "came to step 1 but has no checkpoint" in caplog.records[-1].getMessage()
     assert train_translation.main(options) == 1
     assert "holds a run, expected a new folder" in caplog.records[-1].getMessage()
+
+
+def test_a_run_with_other_batches_is_refused(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_translation.main([*options, "--stop-after", "1"])
+    (path,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
+    state = json.loads((path / "state.json").read_text())
+    assert len(state["data"]["shapes"]) > 1
+    del state["data"]["shapes"], state["crc32"]  # as runs with batches of any shape were saved
+    (path / "state.json").write_text(json.dumps(state))
+    assert train_translation.main(["--resume", str(tmp_path / "run")]) == 1
+    assert "is of another data: shapes is None there" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.gpu
+def test_each_shape_is_captured_once(options: list[str], tmp_path: Path) -> None:
+    found = []
+    for name in ("captured", "eager"):
+        given = [*options, "--out", str(tmp_path / name), "--device", "cuda", "--epochs", "3"]
+        settings, folder, _ = read_command_line([*given, "--prefix"])
+        settings = replace(settings, capture=name == "captured")
+        run = translation.EvaluatedRun(settings, folder, "cuda", False)
+        run.trainer.run()
+        found.append(parameters(folder))
+        if name == "captured":
+            assert run.trainer._captured is not None
+            assert run.trainer._captured.graphs == len(run.batches.shapes) > 1
+    assert found[0] == found[1]
 
 
 def test_without_sacrebleu_nothing_begins(

@@ -98,6 +98,26 @@ def test_padding_changes_neither_loss_nor_gradient(prefix: bool) -> None:
     assert model(tokens, targets).item() != found[0][0]
 
 
+@pytest.mark.parametrize("prefix", [False, True])
+def test_rows_of_padding_change_neither_loss_nor_gradient(prefix: bool) -> None:
+    pairs = [([5, 6, 7], [8, 9] * 4), ([], [4] * 9), ([3, 4], [5] * 11)]
+    loader = PairLoader([*pairs, *pairs, *pairs[:1]], 1, 0, 64, 48)  # 7 rows in batches of 4
+    padded = min(map(loader.batch, range(2)), key=lambda batch: (batch[1] != -100).any(1).sum())
+    full = tuple(array[(padded[1] != -100).any(1)] for array in padded)
+    assert (len(full[0]), len(padded[0])) == (3, 4)
+    model = make(0.1, prefix=prefix, layers=2)
+    found: list[tuple[float, list[Any]]] = []
+    for arrays in (full, padded):
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss = model(*arrays)
+        loss.backward()
+        found.append((loss.item(), [p.grad for p in model.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    for one, two in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-6 * max(1, np.abs(one).max()))
+
+
 def test_labels_are_smooth_in_training_only() -> None:
     tokens, targets = batch()
     plain, smooth = make(), make(0.2)
