@@ -27,7 +27,7 @@ ratio                   peer_ms / ms of the faster one
 PyTorch runs bfloat16 autocast for each --dtype but float32, where it may use TF32;
 scaled_dot_product_attention (cuDNN's), fused AdamW, and the same clipping, micro-batches and
 recomputation. A finished row is in OUT/train_step.csv at once, and the same command resumes. A row
-without enough memory says so.
+without enough memory says so; where PyTorch fails alone, the message of the row says why.
 
 --breakdown adds the time of an eager step by kind of kernel: see breakdown.py. The profiler stays
 loaded in later rows, so take the other columns from a run without it.
@@ -135,7 +135,7 @@ class TrainStepBench:
         captured = graph.capture(eager, device)  # the same model
         row: Row = {"first_step_s": self._call(captured), "first_captured_s": self._call(captured)}
         row["host_ms"] = 1e3 * statistics.median(self._host_seconds(captured) for _ in range(20))
-        row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", math.nan))
+        row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", 0))
         steps: dict[str, Step] = {"eager": eager, "captured": captured}
         times = self._turns(case, steps)
         _say("eager {:.3f} ms, captured {:.3f} ms", times["eager"].ms, times["captured"].ms)
@@ -162,10 +162,11 @@ class TrainStepBench:
         for mode in case["peer"].split():
             try:
                 found.append((mode, *self._beside(mode, case, settings, faster, own)))
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                row["message"] = f"{row.get('message', '')} PyTorch {mode}: out of memory".strip()
+            except Exception as error:  # our figures of this row are right all the same
+                line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+                why = "out of memory" if is_out_of_memory(error) else line
+                row["message"] = f"{row.get('message', '')} PyTorch {mode}: {why}".strip()
+                _say("PyTorch {}: {}", mode, why)
             finally:
                 _reset_torch()
         row |= {_MODE_MS[mode]: theirs.ms for mode, _, theirs, _ in found}
