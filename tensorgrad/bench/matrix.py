@@ -44,6 +44,7 @@ class MatrixSettings:
         steps: of a timed window; three windows are timed.
         tokens: of an epoch.
         compiled: whether PyTorch compiles its model.
+        captured: whether our steps are CUDA graphs.
     Raises:
         ArgumentError: a number is out of its range.
     """
@@ -55,6 +56,7 @@ class MatrixSettings:
     steps: int = 20
     tokens: int = 100_000_000
     compiled: bool = False
+    captured: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -105,7 +107,8 @@ def matrix_cases(
     return [
         {
             "attention": kernel, "parallel": mode, "ranks": _ranks_of(mode, ranks), "world": ranks,
-            "compiled": settings.compiled and kernel == "sdpa", **sizes,
+            "compiled": settings.compiled and kernel == "sdpa",
+            "captured": settings.captured and kernel != "sdpa", **sizes,
         }
         for kernel, mode in pairs
     ]  # fmt: skip
@@ -149,7 +152,8 @@ class MatrixBench:
         )
 
         def make() -> Step:
-            return training_step(step_settings, self._strategy(case["parallel"]), self._device)
+            ranks = self._strategy(case["parallel"])
+            return training_step(step_settings, ranks, self._device, settings.captured)
 
         step = make()
         ms = 1e3 * self._timer.seconds(step, settings.steps)
@@ -250,7 +254,7 @@ def _draw_bars(axes: Any, rows: Sequence[Row], value: str, note: str) -> None:
 
 _SIZES = (
     *("layers", "width", "hidden", "heads", "context", "vocab", "batch", "dtype", "steps"),
-    *("epoch_tokens", "compiled"),
+    *("epoch_tokens", "compiled", "captured"),
 )
 MATRIX = Sweep(
     "matrix",

@@ -14,7 +14,7 @@ from typing import Any
 from tensorgrad.autograd import no_grad
 from tensorgrad.bench.memory import check_fits, peak_memory
 from tensorgrad.bench.pictures import new_figure, plot_lines
-from tensorgrad.bench.steps import StepSettings, adamw
+from tensorgrad.bench.steps import StepSettings, adamw, training_step
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import synchronize
 from tensorgrad.errors import ArgumentError
@@ -23,7 +23,7 @@ from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.planning.costs import Costs
 from tensorgrad.parallel.planning.estimate import TrainingJob, stage_memory
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch
+from tensorgrad.train.ranks import Batch, OneProcess
 
 # name -> width, layers, heads; the feed-forward layers are four times as wide
 SIZES = {
@@ -42,6 +42,7 @@ def model_cases(
     warmups: Sequence[int] = (5,),
     recompute: Sequence[bool] = (False,),
     *,
+    captured: bool = False,
     context: int = 512,
     batch: int = 4,
     vocab: int = 10000,
@@ -58,6 +59,7 @@ def model_cases(
         precisions: of `steps.PRECISIONS`.
         warmups: steps that are not timed before those that are.
         recompute: whether blocks are computed again in backward; both may be measured.
+        captured: whether steps are CUDA graphs, whose phases cannot be told apart.
         context: tokens of a sequence.
         batch: sequences of a step.
         vocab: size of the vocabulary.
@@ -82,7 +84,8 @@ def model_cases(
             "width": SIZES[name][0] if width is None else width,
             "heads": SIZES[name][2] if heads is None else heads,
             **{"context": context, "batch": batch, "vocab": vocab, "attention": attention},
-            **{"dtype": dtype, "recompute": again, "warmup": warmup, "steps": steps},
+            **{"dtype": dtype, "recompute": again, "captured": captured},
+            **{"warmup": warmup, "steps": steps},
         }
         for name in dict.fromkeys(sizes)
         for dtype in dict.fromkeys(precisions)
@@ -113,8 +116,9 @@ def measure_model(case: Case, device: str) -> Row:
     """Return the results of a case: milliseconds of each phase, tokens/s and peak memory.
 
     The host waits for the GPU between the phases, so their sum is a little more than a step of
-    training. "forward_mb" is of forward alone, without gradients, and "step_mb" of a full step.
-    Both have the parameters, and the latter the optimizer state.
+    training. A captured step has no phases: it is timed as a whole, and the host waits after each.
+    Memory is that of eager calls: "forward_mb" of forward alone, without gradients, and "step_mb"
+    of a full step. Both have the parameters, and the latter the optimizer state.
 
     Args:
         case: of `model_cases`.
@@ -127,7 +131,8 @@ def measure_model(case: Case, device: str) -> Row:
     fixed = 18 if case["dtype"] == "bfloat16-parameters" else 16  # bytes: AdamW, gradients
     check_fits(fixed * settings.config.parameters, device)
     row: Row = {"parameters": settings.config.parameters}
-    row |= _times(settings, device, case["warmup"], case["steps"])
+    times = _captured_times if case["captured"] else _times
+    row |= times(settings, device, case["warmup"], case["steps"])
     row["tokens_per_second"] = 1e3 * settings.tokens / row["step_ms"]
     row |= _memory(settings, device)
     for name, size in (planned or {}).items():
@@ -192,6 +197,7 @@ class _Trainee:
         self._model: GPT2 = settings.model(device)
         self._part: Batch = settings.parts(device)[0]
         self._optimizer: Optimizer | None = None
+        self._scaler = settings.scaler()
 
     def prepare(self) -> None:
         """Make the optimizer."""
@@ -209,9 +215,9 @@ class _Trainee:
         moments = [self._moment()]
         loss = self._loss()
         moments.append(self._moment())
-        loss.backward()
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         moments.append(self._moment())
-        self._optimizer.step(1.0)
+        self._optimizer.step(1.0, self._scaler)
         moments.append(self._moment())
         return [after - before for before, after in pairwise(moments)]
 
@@ -235,9 +241,25 @@ def _times(settings: StepSettings, device: str, warmup: int, steps: int) -> Row:
     row: Row = {}
     series = {name: [each[i] for each in found] for i, name in enumerate(_PHASES)}
     for name, seconds in {**series, "step": [sum(each) for each in found]}.items():
-        row[f"{name}_ms"] = 1e3 * statistics.mean(seconds)
-        row[f"{name}_std"] = 1e3 * statistics.pstdev(seconds)
+        row |= _mean_and_deviation(name, seconds)
     return row
+
+
+def _captured_times(settings: StepSettings, device: str, warmup: int, steps: int) -> Row:
+    """Return mean and standard deviation of a captured step, in ms."""
+    step = training_step(settings, OneProcess(), device, captured=True)
+    seconds = []
+    for _ in range(warmup + steps):
+        began = time.perf_counter()
+        step()
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return _mean_and_deviation("step", seconds[warmup:])
+
+
+def _mean_and_deviation(name: str, seconds: Sequence[float]) -> Row:
+    mean, deviation = statistics.mean(seconds), statistics.pstdev(seconds)
+    return {f"{name}_ms": 1e3 * mean, f"{name}_std": 1e3 * deviation}
 
 
 def _memory(settings: StepSettings, device: str) -> Row:
@@ -277,10 +299,12 @@ def _draw_phases(rows: Sequence[Row]) -> Any:
     axes = figure.subplots()
     base = [0.0] * len(rows)
     places = list(range(len(rows)))
-    for phase in _PHASES:
+    captured = rows[0]["captured"]
+    for phase in ("step",) if captured else _PHASES:
         values = [row[f"{phase}_ms"] for row in rows]
         deviations = [row[f"{phase}_std"] for row in rows]
-        axes.bar(places, values, bottom=base, yerr=deviations, capsize=3, label=phase)
+        label = "captured step" if captured else phase
+        axes.bar(places, values, bottom=base, yerr=deviations, capsize=3, label=label)
         base = [a + b for a, b in zip(base, values, strict=True)]
     axes.set_xticks(places, [_name(row) for row in rows], fontsize=7)
     axes.set(ylabel="time (ms), with standard deviation")
@@ -330,7 +354,7 @@ MODEL = Sweep(
     "model",
     (
         *("size", "layers", "width", "heads", "context", "batch", "vocab", "attention", "dtype"),
-        *("recompute", "warmup", "steps"),
+        *("recompute", "captured", "warmup", "steps"),
     ),
     (
         "parameters",

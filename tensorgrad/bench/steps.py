@@ -15,20 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, nn, random
+from tensorgrad import backend, graph, nn, random
 from tensorgrad.amp import autocast
 from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.timing import synchronize
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import initialize
-from tensorgrad.optim import AdamW
+from tensorgrad.optim import AdamW, LossScaler
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Ranks
+from tensorgrad.train.settings import DTYPES
 
-PRECISIONS = ("float32", "bfloat16", "bfloat16-parameters")
+PRECISIONS = DTYPES  # of training
+_AUTOCAST = ("bfloat16", "float16")
 
 Step = Callable[[], object]
 
@@ -41,7 +43,7 @@ class StepSettings:
         config: sizes of the model.
         batch: sequences of a rank.
         precision: "float32"; "bfloat16": autocast; "bfloat16-parameters": parameters too, with
-            float32 copies in the optimizer.
+            float32 copies in the optimizer; "float16": autocast with a loss scaler.
         hidden: width of the feed-forward layers; default 4 * width.
         attention: one of `nn.ATTENTION_KERNELS`.
         recompute: whether blocks are computed again in backward.
@@ -108,7 +110,11 @@ class StepSettings:
 
     def casts(self) -> AbstractContextManager[None]:
         """Return the context in which the loss is computed."""
-        return autocast("bfloat16") if self.precision == "bfloat16" else nullcontext()
+        return autocast(self.precision) if self.precision in _AUTOCAST else nullcontext()
+
+    def scaler(self) -> LossScaler | None:
+        """Return a loss scaler for float16, None for the other precisions."""
+        return LossScaler() if self.precision == "float16" else None
 
 
 def adamw(parameters: FlatParameters | NamedParameters) -> AdamW:
@@ -116,16 +122,19 @@ def adamw(parameters: FlatParameters | NamedParameters) -> AdamW:
     return AdamW(parameters, 6e-4, (0.9, 0.95), weight_decay=0.1)
 
 
-def training_step(settings: StepSettings, ranks: Ranks, device: str) -> Step:
+def training_step(
+    settings: StepSettings, ranks: Ranks, device: str, captured: bool = False
+) -> Step:
     """Return a training step of this rank.
 
     Args:
         settings: the model and the batch.
         ranks: the strategy.
         device: "cpu", "cuda" or "cuda:N".
+        captured: whether it is a CUDA graph from the third call on; on a CPU it never is.
     """
     model = settings.model(device)
-    optimizer = ranks.prepare(model, adamw)
+    optimizer, scaler = ranks.prepare(model, adamw), settings.scaler()
     ranks.begin(0, [])
     parts = settings.parts(device, ranks.rank)
 
@@ -135,11 +144,11 @@ def training_step(settings: StepSettings, ranks: Ranks, device: str) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        ranks.compute_gradients(loss, parts)
-        optimizer.step(1.0, None, ranks.reduce_norm)
+        ranks.compute_gradients(loss, parts, scaler)
+        optimizer.step(1.0, scaler, ranks.reduce_norm)
         ranks.after_step()
 
-    return step
+    return graph.capture(step, device) if captured else step
 
 
 @dataclass(frozen=True)

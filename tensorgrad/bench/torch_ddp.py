@@ -47,26 +47,45 @@ def training_step(
     several: bool,
     compiled: bool,
     hidden: int | None = None,
+    mode: str = "default",
+    micro_batches: int = 1,
+    recompute: bool = False,
 ) -> Step:
-    """Return a training step of this rank: alone, or with `several` together with the others."""
+    """Return a training step of this rank.
+
+    Args:
+        torch: PyTorch.
+        config: sizes of the model.
+        batch: sequences of a rank.
+        device: "cpu", "cuda" or "cuda:N".
+        autocast: whether matrix products are in bfloat16.
+        several: whether all ranks train together.
+        compiled: whether the model is compiled.
+        hidden: width of the feed-forward layers; default: 4 C.
+        mode: of torch.compile.
+        micro_batches: parts of a batch, one after the other.
+        recompute: whether blocks are computed again in backward.
+    """
     torch.set_num_threads(backend.threads())
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    model = gpt2(config, hidden).to(device)
+    model = gpt2(config, hidden, recompute).to(device)
     run = model
     if several:
         wrap = torch.nn.parallel.DistributedDataParallel
         run = wrap(model, gradient_as_bucket_view=True)
     if compiled:
-        run = torch.compile(run)
+        run = torch.compile(run, mode=mode)
     optimizer = torch.optim.AdamW(
         model.parameters(), 6e-4, (0.9, 0.95), weight_decay=0.1, fused=device != "cpu"
     )
     size = (batch, config.context)
-    x, y = (torch.randint(0, config.vocab_size, size, device=device) for _ in "xy")
+    x, y = (
+        torch.randint(0, config.vocab_size, size, device=device).chunk(micro_batches) for _ in "xy"
+    )
     kind = device.partition(":")[0]
 
-    def step() -> None:
+    def loss_of(tokens: Any, targets: Any) -> Any:
         with contextlib.ExitStack() as stack:
             if autocast:
                 stack.enter_context(torch.autocast(kind, torch.bfloat16))
@@ -74,8 +93,14 @@ def training_step(
                 attention = importlib.import_module("torch.nn.attention")
                 kernels = attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION)
                 stack.enter_context(kernels)
-            loss = run(x, y)
-        loss.backward()
+            loss = run(tokens, targets)
+        return loss if micro_batches == 1 else loss / micro_batches
+
+    def step() -> None:
+        for tokens, targets in zip(x, y, strict=True):
+            if mode == "reduce-overhead":  # what the graphs before have returned is not used
+                torch.compiler.cudagraph_mark_step_begin()
+            loss_of(tokens, targets).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -8,17 +8,19 @@ from typing import Any
 from tensorgrad.models.gpt2 import GPT2Config
 
 
-def gpt2(config: GPT2Config, hidden: int | None = None) -> Any:
+def gpt2(config: GPT2Config, hidden: int | None = None, recompute: bool = False) -> Any:
     """Return a module that takes tokens and targets, (B, T), and returns the mean loss.
 
     Args:
         config: the sizes.
         hidden: width of the feed-forward layers; default: 4 C.
+        recompute: whether blocks are computed again in backward.
     """
     torch = importlib.import_module("torch")
     nn: Any = torch.nn
 
     functional = nn.functional
+    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
     width, heads = config.width, config.heads
     inner = 4 * width if hidden is None else hidden
 
@@ -51,7 +53,7 @@ def gpt2(config: GPT2Config, hidden: int | None = None) -> Any:
         def forward(self, tokens: Any, targets: Any) -> Any:
             x = self.tokens(tokens) + self.positions.weight
             for block in self.blocks:
-                x = block(x)
+                x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
             logits = self.norm(x) @ self.tokens.weight.t()
             return functional.cross_entropy(logits.view(-1, config.rows), targets.view(-1))
 

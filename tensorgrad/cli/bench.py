@@ -105,10 +105,13 @@ def model(
     sizes: Annotated[tuple[Literal[tuple(model_bench.SIZES)], ...], Many] = tuple(  # type: ignore[valid-type]
         model_bench.SIZES
     ),
-    precision: Annotated[tuple[Literal[PRECISIONS], ...], Many] = PRECISIONS,  # type: ignore[valid-type]
+    precision: Annotated[tuple[Literal[PRECISIONS], ...], Many] = (  # type: ignore[valid-type]
+        *("float32", "bfloat16", "bfloat16-parameters"),
+    ),
     warmup: Annotated[tuple[int, ...], Many] = (5,),
     steps: int = 10,
     recompute: bool = False,
+    captured: bool = False,
     context: Context = 512,
     batch: int = 4,
     vocab: Vocab = 10000,
@@ -124,17 +127,18 @@ def model(
     Args:
         sizes: presets of the models; --layers, --width and --heads replace theirs.
         precision: float32; bfloat16, autocast; bfloat16-parameters, with float32 copies in the
-            optimizer.
+            optimizer; float16, autocast with a loss scaler.
         warmup: steps before the timed ones; several numbers are compared.
         steps: to time; the table has mean and standard deviation.
         recompute: compute each block again in backward.
+        captured: run steps as CUDA graphs, as training does; they are timed as a whole.
         batch: sequences of a step.
         attention: kernels of attention.
     """
     device = backend.use_device(device)
     cases = model_bench.model_cases(
-        sizes, precision, warmup, (recompute,), context=context, batch=batch, vocab=vocab,
-        steps=steps, attention=attention, layers=layers, width=width, heads=heads,
+        sizes, precision, warmup, (recompute,), captured=captured, context=context, batch=batch,
+        vocab=vocab, steps=steps, attention=attention, layers=layers, width=width, heads=heads,
     )  # fmt: skip
     return _sweep(
         model_bench.MODEL, cases, partial(model_bench.measure_model, device=device), out, device
@@ -161,6 +165,7 @@ def matrix(
     tokens: int = _PUBLISHED.tokens,
     peer: bool = False,
     compiled: bool = False,
+    captured: bool = False,
     device: Device = "auto",
     out: Out = _OUT,
 ) -> int:
@@ -178,6 +183,7 @@ def matrix(
         tokens: of an epoch.
         peer: measure PyTorch alone and with DistributedDataParallel too.
         compiled: compile PyTorch's model.
+        captured: run our steps as CUDA graphs, as training does.
     """
     comm, device = _ranks(device)
     if peer:
@@ -186,7 +192,7 @@ def matrix(
     kind = dtype or ("float32" if device == "cpu" else _PUBLISHED.dtype)
     settings = replace(
         _PUBLISHED, config=config, hidden=hidden, batch=batch, dtype=kind, steps=steps,
-        tokens=tokens, compiled=compiled,
+        tokens=tokens, compiled=compiled, captured=captured,
     )  # fmt: skip
     cases = matrix_bench.matrix_cases(settings, comm.size, kernels, parallel, peer)
     measure = matrix_bench.MatrixBench(settings, comm, device)

@@ -45,6 +45,20 @@ def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
     assert names[2:] == ["model.png", "model-memory.png", "model-warmup.png"]
 
 
+def test_a_captured_step_is_timed_as_a_whole(device: str, tmp_path: Path) -> None:
+    cases = model_cases(["small"], ["float32", "float16"], (0, 2), captured=True, steps=2, **TINY)
+    found = run_sweep(
+        MODEL, cases, lambda case: measure_model(case, device), tmp_path,
+        device=device, version="1",
+    )  # fmt: skip
+    for row in found.rows:
+        assert row["status"] == "ok"
+        assert row["step_ms"] > 0
+        assert row["forward_ms"] == row["backward_ms"] == row["optimizer_ms"] == ""
+        assert row["tokens_per_second"] == pytest.approx(16e3 / row["step_ms"], rel=1e-3)
+    assert [path.name for path in found.paths if path.suffix == ".png"]
+
+
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_memory_is_near_the_formula(

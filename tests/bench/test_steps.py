@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from tensorgrad import nn
-from tensorgrad.bench.steps import RankTimer, StepSettings, training_step
+from tensorgrad import backend, nn, optim
+from tensorgrad.bench import steps
+from tensorgrad.bench.steps import PRECISIONS, RankTimer, StepSettings, training_step
 from tensorgrad.errors import ArgumentError
+from tensorgrad.graph import Captured
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.train.ranks import OneProcess
@@ -24,7 +29,7 @@ def test_the_width_of_feed_forward_layers_can_be_chosen() -> None:
     assert {str(each.dtype) for each in wide.parameters()} == {"bfloat16"}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-parameters"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_step_is_timed_and_its_memory_measured(precision: str, device: str) -> None:
     timer = RankTimer(Comm(), device, 1)
     line: dict[str, float] = {}
@@ -36,6 +41,35 @@ def test_a_step_is_timed_and_its_memory_measured(precision: str, device: str) ->
     assert line["peak MB"] > 0
     assert ("device MB" in line) == (device != "cpu")
     assert timer.seconds(step, 1) > 0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_captured_steps_train_as_eager_ones(
+    precision: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[optim.AdamW] = []
+
+    def kept(parameters: Any) -> optim.AdamW:
+        made.append(adamw(parameters))
+        return made[-1]
+
+    adamw = steps.adamw
+    monkeypatch.setattr(steps, "adamw", kept)
+    settings = StepSettings(TINY, 2, precision, micro_batches=2)
+    for captured in (False, True):
+        step = training_step(settings, OneProcess(), device, captured)
+        for _ in range(4):
+            step()
+        assert isinstance(step, Captured) == captured
+        if isinstance(step, Captured):
+            assert step.graphs == (device != "cpu")
+    eager, replayed = (each.state_dict() for each in made)
+    assert eager.keys() == replayed.keys()
+    assert eager.pop("step") == replayed.pop("step") == 4
+    assert eager.pop("lr") == replayed.pop("lr")
+    for name, value in eager.items():
+        same = np.array_equal(backend.to_numpy(value), backend.to_numpy(replayed[name]))
+        assert same, name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,148 @@
+"""The time of a training step by kind of kernel, and the fraction of its floor that each reaches.
+
+The floor of an op is the larger of FLOPs / FLOP/s of a large product and bytes / bandwidth of a
+copy, both measured on the device: see profile/ceilings.py. Bytes are operands and results, each
+once. With CUPTI every kernel is counted; with CUDA events, and on a CPU, every op is, and what one
+op does counts as one kind.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from tensorgrad.bench.steps import Step, StepSettings
+from tensorgrad.dtypes import as_dtype
+from tensorgrad.profile import Profiler
+from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
+from tensorgrad.profile.recording import Range, Recording
+from tensorgrad.profile.tables import TimeSpan, op_table, spans
+
+_PRODUCT_OPS = ("matmul", "linear", "linear_gelu", "feed_forward", "gated_linear", "einsum")
+# Names of our kernels of products and of cuBLAS's.
+_PRODUCT_KERNELS = re.compile(r"matmul|gemm|nvjet|cutlass|xmma|split_?k|cublas", re.IGNORECASE)
+_BIAS = "bias gradients"
+KINDS = (
+    *("matrix products, forward", "matrix products, backward"),
+    *("attention, forward", "attention, backward", "norms", "head and loss", "embedding"),
+    *("elementwise", _BIAS, "optimizer", "zeroing", "copies", "gaps"),
+)
+
+
+def profile(step: Step, device: str, steps: int = 3) -> Recording:
+    """Return a recording of some eager steps, after one with the profiler."""
+    source = "host" if device == "cpu" else None
+    for count in (1, steps):
+        with Profiler(source=source) as profiler:
+            for _ in range(count):
+                with profiler.step():
+                    step()
+    return profiler.recording
+
+
+def breakdown(
+    step: Step, settings: StepSettings, device: str
+) -> dict[str, tuple[float, float | None]]:
+    """Return (ms of a step, ms of its floor; None: unknown) for each kind of KINDS.
+
+    Kinds overlap where streams do; "gaps" is when nothing runs.
+    """
+    recording = profile(step, device)
+    dtypes = {each.dtype for each in recording.ranges if each.flops}
+    ceilings = measure_ceilings(device, dtypes)
+    return summed(recording, ceilings, own_bytes(settings))
+
+
+def own_bytes(settings: StepSettings) -> dict[str, float]:
+    """Return the bytes that a step of AdamW with clipping, and zeroing of the gradients, move.
+
+    AdamW: parameter and two moments both ways, the float32 gradient twice, once for its norm;
+    16-bit parameters have a float32 master copy both ways. See docs/chapters/optimizer.md.
+    """
+    count = settings.config.parameters
+    each = 36 if settings.precision == "bfloat16-parameters" else 32
+    return {"optimizer": float(each * count), "zeroing": 4.0 * count}
+
+
+def summed(
+    recording: Recording, ceilings: Ceilings, known: Mapping[str, float]
+) -> dict[str, tuple[float, float | None]]:
+    """Return (ms, ms of the floor) of a step by kind.
+
+    Args:
+        recording: of eager steps.
+        ceilings: of the device.
+        known: bytes of a step by kind, for kinds without ops.
+    """
+    ranges = {each.number: each for each in recording.ranges}
+    seconds: dict[str, float] = defaultdict(float)
+    floors = {kind: recording.steps * size / ceilings.bandwidth for kind, size in known.items()}
+    counted: set[tuple[int, str]] = set()
+    for span in spans(recording):
+        around = ranges.get(span.number)
+        kind = kind_of(span, around)
+        seconds[kind] += span.seconds
+        if around is not None and around.is_op and (around.number, kind) not in counted:
+            counted.add((around.number, kind))
+            floors[kind] = floors.get(kind, 0.0) + _floor(around, kind, ceilings)
+    seconds["gaps"] = op_table(recording).gaps * recording.steps
+    scale = 1e3 / recording.steps
+    return {
+        kind: (scale * seconds[kind], scale * floors[kind] if floors.get(kind) else None)
+        for kind in KINDS
+    }
+
+
+def kind_of(span: TimeSpan, around: Range | None) -> str:
+    """Return the kind of a kernel, or of an op where ops are counted.
+
+    Args:
+        span: the kernel.
+        around: the op that launched it; None: none.
+    """
+    name, op = span.name.lower(), span.op
+    direction = "backward" if around is not None and around.kind == "backward" else "forward"
+    if span.phase == "optimizer":
+        return "optimizer"
+    if span.phase == "zero gradients" or name == "memset":
+        return "zeroing"
+    if name == "memcpy" or name.startswith("cupy_copy"):
+        return "copies"
+    if op.startswith("attention"):
+        return f"attention, {direction}"
+    if "norm" in op:
+        return "norms"
+    if "cross_entropy" in op:
+        return "head and loss"
+    if op == "embedding":
+        return "embedding"
+    if op in _PRODUCT_OPS:
+        if span.name == op or _PRODUCT_KERNELS.search(name):
+            return f"matrix products, {direction}"
+        if direction == "backward" and "reduce_" in name:
+            return _BIAS
+    return "elementwise"
+
+
+def _floor(op: Range, kind: str, ceilings: Ceilings) -> float:
+    """Return the least seconds of the kernels of one kind that an op launches."""
+    if kind == _BIAS:  # reads dy, and the feed-forward block dy of its hidden layer, 4 C wide, too
+        size = math.prod(op.shapes[0]) * as_dtype(op.dtype).itemsize
+        return (5 if op.name == "feed_forward" else 1) * size / ceilings.bandwidth
+    if op.name in _PRODUCT_OPS and not kind.startswith("matrix products"):
+        return 0.0  # its bytes are those of the products
+    peak = ceilings.flops.get(op.dtype, math.inf)
+    return max(op.flops / peak, op.nbytes / ceilings.bandwidth)
+
+
+def to_markdown(found: Mapping[str, tuple[float, float | None]]) -> str:
+    """Return a table of what `breakdown` gave."""
+    total = sum(ms for ms, _ in found.values())
+    lines = ["| kernels | ms | % of step | floor, ms | floor / time, % |", "|---|--:|--:|--:|--:|"]
+    for kind, (ms, floor) in sorted(found.items(), key=lambda item: -item[1][0]):
+        if ms:
+            of_time = "|" if floor is None else f"{floor:.3f} | {100 * floor / ms:.0f}"
+            lines.append(f"| {kind} | {ms:.3f} | {100 * ms / total:.1f} | {of_time} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,269 @@
+"""The benchmark of training steps measures what it says, without PyTorch and with a fake of it."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from examples.bench import breakdown, train_step
+from examples.bench.breakdown import KINDS, kind_of, own_bytes, summed
+from tensorgrad.bench import torch_ddp
+from tensorgrad.bench.steps import StepSettings
+from tensorgrad.bench.torch_gpt2 import gpt2
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.profile.ceilings import Ceilings
+from tensorgrad.profile.recording import Kernel, Range, Recording
+from tensorgrad.profile.tables import TimeSpan, spans
+
+SIZES = {"layers": 1, "heads": 2, "width": 16, "context": 16, "vocab": 64}
+SHORT = {"seconds": 0.005, "windows": 2, "device": "cpu", "dtype": "float32"}
+TINY = [word for name, value in (SIZES | SHORT).items() for word in (f"--{name}", str(value))]
+ALONE = [*TINY, "--no-peer"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def rows_of(path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(Path(path).read_text())["rows"]
+    return found
+
+
+def test_rows_have_times_speed_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--preset", "char", "gpt2-124M", "--batch", "2", "4", "--micro-batches", "2"]
+    had_torch = "torch" in sys.modules
+    assert train_step.main([*options, *ALONE, "--recompute", "--json", "found.json"]) == 0
+    assert had_torch or "torch" not in sys.modules
+    rows = rows_of("found.json")
+    assert [(row["preset"], row["batch"]) for row in rows] == [
+        ("char", 2), ("char", 4), ("gpt2-124M", 2), ("gpt2-124M", 4),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["status"] == "ok"
+        for name in ("eager_ms", "captured_ms", "host_ms", "first_step_s", "first_captured_s"):
+            assert row[name] > 0
+        faster = min(row["eager_ms"], row["captured_ms"])
+        assert row["tokens_per_second"] == pytest.approx(16e3 * row["batch"] / faster, rel=1e-3)
+        assert row["peak_mb"] > 1
+        for name in ("mfu", "clock_mhz", "watts", "peer_ms", "ratio"):  # not known on a CPU
+            assert row[name] is None
+    printed = capsys.readouterr()
+    assert "| preset | batch | eager_ms | captured_ms |" in printed.out
+    assert "[4/4] gpt2-124M batch 4" in printed.err
+
+
+def test_the_default_rows() -> None:
+    rows = train_step.cases_of(train_step.options().parse_args([]))
+    assert [(row["preset"], row["batch"]) for row in rows] == [
+        ("gpt2-124M", 32), ("gpt2-124M", 8), ("gpt2-124M", 2), ("gpt2-355M", 16),
+        ("gpt2-1558M", 8), ("char", 64),
+    ]  # fmt: skip
+    assert {row["dtype"] for row in rows} == {"bfloat16-parameters"}
+    assert {row["peer"] for row in rows} == {"default reduce-overhead"}
+    sizes = [train_step.settings_of(row).config for row in rows]
+    assert [each.context for each in sizes] == [1024] * 5 + [256]
+    assert [each.rows for each in sizes] == [50304] * 5 + [10112]
+    parts = ["--micro-batches", "2"]
+    for row in train_step.cases_of(train_step.options().parse_args(parts)):
+        assert row["peer"] == "default"
+
+
+def test_finished_rows_are_kept_and_the_command_resumes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure = train_step.TrainStepBench.__call__
+    seen: list[Any] = []
+
+    def stopped(bench: train_step.TrainStepBench, case: Any) -> Any:
+        if case["batch"] == 3:
+            raise MemoryError("not enough")
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        seen.append(case)
+        return measure(bench, case)
+
+    command = ["--preset", "char", "--batch", "2", "3", "4", *ALONE, "--json", "found.json"]
+    monkeypatch.setattr(train_step.TrainStepBench, "__call__", stopped)
+    assert train_step.main(command) == 130
+    with Path("runs/bench/train_step.csv").open(newline="") as file:
+        assert [row["status"] for row in csv.DictReader(file)] == ["ok", "out of memory"]
+    assert not Path("found.json").exists()
+    monkeypatch.setattr(train_step.TrainStepBench, "__call__", measure)
+    assert train_step.main(command) == 0
+    rows = rows_of("found.json")
+    assert [row["status"] for row in rows] == ["ok", "out of memory", "ok"]
+    assert "2 of 3 rows were in runs/bench before" in capsys.readouterr().out
+
+
+class FakeTorch:
+    """What the benchmark calls of PyTorch, with steps that take a time by their mode."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: str = "") -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.resets = 0
+
+        def reset() -> None:
+            self.resets += 1
+
+        def training_step(torch: Any, *sizes: Any, **options: Any) -> Any:
+            self.asked.append(options)
+            mode = options["mode"]
+            if mode == failing:
+                raise RuntimeError("CUDA out of memory. Tried to allocate")
+            if mode == "default":
+                raise ValueError("cannot compile\nbecause")
+            return lambda: sum(range(20_000 if mode == "eager" else 60_000))
+
+        compiler, cuda = SimpleNamespace(reset=reset), SimpleNamespace(is_available=lambda: False)
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(compiler=compiler, cuda=cuda))
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+        monkeypatch.setattr(torch_ddp, "training_step", training_step)
+
+
+def test_the_peer_is_the_fastest_compiled_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = FakeTorch(monkeypatch)
+    modes = ["--peer-modes", "eager", "default", "reduce-overhead"]
+    assert train_step.main(["--preset", "char", "--batch", "2", *TINY, *modes, "--json", "a"]) == 0
+    [row] = rows_of("a")
+    assert row["peer_ms"] == row["pytorch_reduce_overhead_ms"]
+    assert row["pytorch_eager_ms"] > 0  # faster, but not compiled
+    assert row["pytorch_default_ms"] is None
+    assert row["message"] == "PyTorch default: cannot compile"
+    speed = row["tokens_per_second"]
+    assert any(  # the faster one is chosen before the turns with PyTorch
+        row["ratio"] == pytest.approx(row["peer_ms"] / ms, rel=1e-3)
+        and speed == pytest.approx(32e3 / ms, rel=1e-3)
+        for ms in (row["eager_ms"], row["captured_ms"])
+    )
+    assert [(each["compiled"], each["mode"]) for each in torch.asked] == [
+        (False, "eager"), (True, "default"), (True, "reduce-overhead"),
+    ]  # fmt: skip
+    assert {each["autocast"] for each in torch.asked} == {False}
+    assert torch.resets == 3
+
+
+def test_a_peer_without_memory_leaves_our_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeTorch(monkeypatch, failing="reduce-overhead")
+    modes = ["--peer-modes", "reduce-overhead", "eager"]
+    assert train_step.main(["--preset", "char", "--batch", "2", *TINY, *modes, "--json", "a"]) == 0
+    [row] = rows_of("a")
+    assert row["status"] == "ok"
+    assert row["message"] == "PyTorch reduce-overhead: out of memory"
+    assert row["peer_ms"] == row["pytorch_eager_ms"]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_parts_of_a_step_of_pytorch_sum_up(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    models: list[Any] = []
+
+    def kept(*sizes: Any) -> Any:
+        models.append(gpt2(*sizes))
+        return models[-1]
+
+    monkeypatch.setattr(torch_ddp, "gpt2", kept)
+    for micro_batches, again in ((1, False), (2, recompute)):
+        torch_ddp.training_step(
+            *(torch, GPT2Config(64, 8, 2, 2, 16), 4, "cpu"),
+            autocast=False, several=False, compiled=False,
+            micro_batches=micro_batches, recompute=again,
+        )()  # fmt: skip
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert (one - other).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seconds", "0"], "--seconds, --windows"),
+        (["--batch", "3", "--micro-batches", "2"], "expected a divisor of the batch, 3"),
+        (["--heads", "7"], "expected a multiple of heads, 7"),
+    ],
+)
+def test_bad_options_are_errors(options: list[str], message: str) -> None:
+    given = train_step.options().parse_args(options)
+    with pytest.raises(ArgumentError, match=message):
+        train_step.cases_of(given)
+
+
+def test_the_breakdown_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--preset", "char", "--batch", "2", *ALONE, "--breakdown", "--json", "found.json"]
+    assert train_step.main(command) == 0
+    [row] = rows_of("found.json")
+    there = {kind for kind in KINDS if row[f"{kind} ms"]}
+    assert there >= {
+        "matrix products, forward", "matrix products, backward", "attention, forward",
+        "attention, backward", "norms", "head and loss", "optimizer", "zeroing", "gaps",
+    }  # fmt: skip
+    for kind in there - {"gaps"}:
+        assert row[f"{kind} floor ms"] > 0
+    out = capsys.readouterr().out
+    assert "char, batch 2, an eager step with the profiler:" in out
+    assert "| head and loss |" in out
+    assert train_step.main(command[:-2]) == 0  # from the CSV
+    assert "| head and loss |" in capsys.readouterr().out
+
+
+def test_kinds_and_floors_of_kernels() -> None:
+    def work(number: int, kind: Any, name: str, **facts: Any) -> Range:
+        return Range(number, 0, kind, name, 10, 20, **facts)
+
+    half = {"dtype": "bfloat16"}
+    ranges = [
+        Range(0, -1, "phase", "step", 0, 1000),
+        work(1, "op", "feed_forward", flops=4e4, nbytes=100, **half),
+        work(2, "backward", "feed_forward", flops=8e4, nbytes=300, shapes=((4, 5),), **half),
+        work(3, "op", "layer_norm", nbytes=4000, **half),
+        work(4, "phase", "optimizer"),
+        work(5, "phase", "zero gradients"),
+        work(6, "op", "attention_packed", flops=1e4, nbytes=100, **half),
+        work(7, "backward", "attention_packed", flops=2.5e4, nbytes=100, **half),
+        work(8, "backward", "gelu", nbytes=100, **half),
+    ]
+    launched = [  # name, start, end, range
+        ("matmul_tile<x>", 0, 100, 1), ("nvjet_hsh_tnt", 100, 150, 2), ("matmul_sum", 150, 300, 2),
+        ("reduce_columns<Sum>", 300, 340, 2), ("norm_forward_rows", 340, 380, 3),
+        ("adam_step", 400, 500, 4), ("memset", 500, 510, 5), ("attention_forward", 510, 550, 6),
+        ("attention_backward", 550, 650, 7), ("elementwise_multiply", 650, 660, 8),
+        ("memcpy", 660, 670, -1), ("nvjet_splitKreduce", 670, 680, 2),
+    ]  # fmt: skip
+    kernels = [Kernel(name, start, end, range=number) for name, start, end, number in launched]
+    recording = Recording(ranges, (0, 1000), kernels, device="x", source="cupti")
+    ceilings = Ceilings(bandwidth=1e11, flops={"bfloat16": 1e12})
+    found = summed(recording, ceilings, {"optimizer": 9000.0})
+    ns = {
+        kind: (round(1e6 * ms), floor and round(1e6 * floor)) for kind, (ms, floor) in found.items()
+    }
+    assert ns == {
+        "matrix products, forward": (100, 40), "matrix products, backward": (210, 80),
+        "attention, forward": (40, 10), "attention, backward": (100, 25), "norms": (40, 40),
+        "head and loss": (0, None), "embedding": (0, None), "elementwise": (10, 1),
+        "bias gradients": (40, 2),  # dy and the hidden layer's: 5 * 4 * 5 * 2 bytes
+        "optimizer": (100, 90), "zeroing": (10, None), "copies": (10, None), "gaps": (340, None),
+    }  # fmt: skip
+    text = breakdown.to_markdown(found)
+    assert "| matrix products, backward | 0.000 | 21.0 | 0.000 | 38 |" in text
+    assert "embedding" not in text
+    events = Recording(ranges, (0, 1000), [Kernel("feed_forward", 0, 9, range=2)], source="events")
+    [span] = spans(events)
+    assert kind_of(span, ranges[2]) == "matrix products, backward"
+    assert kind_of(TimeSpan("add", "add", "forward", "", 1.0), None) == "elementwise"
+
+
+def test_bytes_of_the_optimizer() -> None:
+    config = GPT2Config(64, 8, 2, 2, 16)
+    for precision, each in (("float32", 32), ("bfloat16", 32), ("bfloat16-parameters", 36)):
+        known = own_bytes(StepSettings(config, 2, precision))
+        assert known == {"optimizer": each * config.parameters, "zeroing": 4 * config.parameters}
