@@ -69,7 +69,7 @@ class GPT2Config:
     def training_flops(self) -> float:
         """FLOPs of training on a token, see models/flops.py.
 
-            3 (L (24 C^2 + 2 T C) + 2 V C)
+        3 (L (24 C^2 + 2 T C) + 2 V C)
         """
         elements = 12 * self.layers * self.width**2 + self.rows * self.width
         return training_flops(elements, self.layers, self.width, self.context / 2)
