@@ -58,7 +58,7 @@ def is_user_code(filename: str) -> bool:
     """Whether a file is outside the library and Python's own, or one of the models."""
     if filename.startswith(_MODELS):
         return True
-    if filename.startswith(_LIBRARY):
+    if filename.startswith(_LIBRARY) or "cupy" in Path(filename).parts:
         return False
     return not filename.startswith(_STANDARD) or "site-packages" in filename
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -92,7 +91,6 @@ class Captured:
         self._on_gpu = backend.gpu_index(device) is not None
         self._function, self._device, self._most = function, device, most
         self._variants: list[_Variant] = []
-        self._arena: _Arena | None = None
         self._lock = threading.Lock()
         self._told = False
 
@@ -123,19 +121,17 @@ class Captured:
         variant = next(found, None)
         if ranges.active is not None or (variant is None and self._is_full()):
             return _mapped(_detached, _checked(self._function(*arguments)))
-        if self._arena is None:
-            self._arena = _arena_of(backend.cupy.cuda.Device().id)
         if variant is None:
             variant = _Variant(key, arguments)
-            result = variant.warm_up(self._function, self._arena)
+            result = variant.warm_up(self._function)
             self._variants.append(variant)
             return result
         variant.load(arguments)
         if variant.graph is None:
             try:
-                variant.capture(self._function, self._arena)
+                variant.capture(self._function)
             except _UnlikeWarmUp:
-                return variant.warm_up(self._function, self._arena)
+                return variant.warm_up(self._function)
         return variant.replay()
 
     def _is_full(self) -> bool:
@@ -148,14 +144,17 @@ class Captured:
 
 
 class _Arena:
-    """The stream and the memory of all captures on one GPU.
+    """The stream and the memory of one graph.
 
-    Graphs are replayed one after the other, so what one of them has released others may use. The
-    memory stays reserved as long as a `Captured` lives, whatever the pool gives back.
+    No other graph shares it: what the warm-up of another one allocates and keeps, such as a table
+    in a layer, would lie where this one has memory for intermediate results. The memory stays
+    reserved as long as the arena lives, whatever the pool gives back.
     """
 
     def __init__(self) -> None:
+        """Make an arena, and free the memory of the default pool that nothing uses any more."""
         cuda = backend.cupy.cuda
+        backend.cupy.get_default_memory_pool().free_all_blocks()
         self.stream = cuda.Stream(non_blocking=True)
         self.pool = cuda.MemoryPool(self._allocate)
         self._memory: list[Any] = []
@@ -168,6 +167,11 @@ class _Arena:
     def total_bytes(self) -> int:
         """Return the bytes reserved."""
         return int(sum(each.size for each in self._memory))
+
+    def owns(self, array: Array) -> bool:
+        """Whether an array lies in this memory."""
+        address = array.data.ptr
+        return any(each.ptr <= address < each.ptr + each.size for each in self._memory)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -193,18 +197,6 @@ class _Arena:
         return cuda.MemoryPointer(memory, 0)
 
 
-_arenas: weakref.WeakValueDictionary[int, _Arena] = weakref.WeakValueDictionary()
-
-
-def _arena_of(device: int) -> _Arena:
-    """Return the arena of a GPU; a new one starts with the memory that nothing uses any more."""
-    arena = _arenas.get(device)
-    if arena is None:
-        backend.cupy.get_default_memory_pool().free_all_blocks()
-        arena = _arenas[device] = _Arena()
-    return arena
-
-
 class _UnlikeWarmUp(BaseException):
     """A step takes another way than in its warm-up, so that its kernels may not be compiled."""
 
@@ -214,14 +206,18 @@ class _Watch:
 
     Args:
         before: what the warm-up of the step has observed.
+        arena: of the capture; None in the warm-up.
     Attributes:
         guards: (object, name of an attribute, its value), which hold for a replay.
         used: the leaves among the operands, by id.
         leaves: those that get a gradient, with the gradient at their first use.
+        kept: arrays from outside that the step reads: they live as long as the graph.
         running: the op that began last.
     """
 
-    def __init__(self, before: _Watch | None = None) -> None:
+    def __init__(self, before: _Watch | None = None, arena: _Arena | None = None) -> None:
+        self.kept: dict[int, Array] = {}
+        self._arena = arena
         self.guards: list[tuple[Any, str, Any]] = []
         self.used: dict[int, Tensor] = {}
         self.leaves: dict[int, tuple[Tensor, Array | None]] = {}
@@ -261,6 +257,13 @@ class _Watch:
                 self.used[id(each)] = each
                 if node is not None:
                     self._leaf(each)
+
+        if self._arena is not None:
+            arrays = [getattr(each, "data", None) for each in inputs]
+            for array in (*arrays, *saved):
+                on_gpu = backend.is_array(array) and not backend.is_numpy(array)
+                if on_gpu and not self._arena.owns(array):
+                    self.kept[id(array)] = array
 
     def _leaf(self, tensor: Tensor) -> None:
         """Note a leaf; raise where its gradient is new, and was added to before, or vice versa."""
@@ -311,6 +314,7 @@ class _Variant:
     def __init__(self, key: Any, arguments: list[Any]) -> None:
         self.key = key
         self.graph: Any = None
+        self._arena = _Arena()
         self._arguments = [_mapped(_copy, each) for each in arguments]
         self._offset: Array = backend.cupy.zeros(1, np.uint64)  # see Generator.offset
         self._watch = _Watch()
@@ -331,22 +335,23 @@ class _Variant:
             elif backend.is_array(buffer):
                 buffer[...] = value
 
-    def warm_up(self, function: Callable[..., Any], arena: _Arena) -> Any:
+    def warm_up(self, function: Callable[..., Any]) -> Any:
         """Call the function eagerly, in the memory that the graph will use."""
         watch = _Watch()
-        with arena.active(), replaced(ranges, active=watch), _casts_of_its_own():
+        with self._arena.active(), replaced(ranges, active=watch), _casts_of_its_own():
             result = _checked(function(*self._arguments))
         watch.guards += [(tensor, "data", tensor.data) for tensor in watch.used.values()]
         self._watch = watch
         return _mapped(_detached, result)
 
-    def capture(self, function: Callable[..., Any], arena: _Arena) -> None:
+    def capture(self, function: Callable[..., Any]) -> None:
         """Record the launches of a call; nothing runs on the GPU.
 
         Raises:
             GraphError: a line of the function cannot be captured.
         """
-        watch, notes, before = _Watch(self._watch), _CaptureNotes(), random.get_state()
+        arena, notes, before = self._arena, _CaptureNotes(), random.get_state()
+        watch = _Watch(self._watch, arena)
         grads = {key: tensor.grad for key, (tensor, _) in self._watch.leaves.items()}
         try:
             with (

@@ -50,7 +50,6 @@ class RotaryEmbedding(Module):
         if width < 2 or width % 2:
             raise ArgumentError(f"RotaryEmbedding: width is {width}, expected an even number")
         self.width, self.base, self.interleaved = width, base, interleaved
-        self._last: tuple[tuple[Any, ...], Array, Array] | None = None
         self._table: tuple[tuple[Any, ...], Array, Array] | None = None
 
     def forward(self, x: Any, positions: Any = 0, heads: int | None = None) -> Tensor:
@@ -66,24 +65,24 @@ class RotaryEmbedding(Module):
 
     def table(self, steps: int, like: Array) -> tuple[Array, Array]:
         """Return cosines and sines of positions 0 to steps - 1, float32 (steps, D / 2)."""
-        key = (steps, self.base, backend.device_of(like))
-        if self._table is None or self._table[0] != key:
-            cos, sin = self._cos_sin(np.arange(steps), backend.namespace(like))
-            self._table = key, cos[:, 0], sin[:, 0]
-        return self._table[1:]
+        key = self.base, backend.device_of(like)
+        if self._table is None or self._table[0] != key or len(self._table[1]) < steps:
+            found = self._cos_sin(np.arange(1 << max(0, steps - 1).bit_length()), np)
+            cos, sin = (backend.asarray_like(each[:, 0], like) for each in found)
+            self._table = key, cos, sin
+        _, cos, sin = self._table
+        return cos[:steps], sin[:steps]
 
     def _angles(self, x: Any, positions: Any) -> tuple[Array, Array]:
         """Return cosines and sines, float32 (..., T, 1, D / 2), on the device of x."""
         positions = positions.data if isinstance(positions, Tensor) else positions
         if np.ndim(positions):
             return self._cos_sin(positions, backend.namespace(x.data))
-        start = int(positions)
-        key = (start, x.shape[1], self.base, x.device)
-        if self._last is None or self._last[0] != key:
-            found = self._cos_sin(np.arange(start, start + x.shape[1]), np)
-            cos, sin = (backend.asarray_like(each, like=x.data) for each in found)
-            self._last = key, cos, sin
-        return self._last[1:]
+        start, stop = int(positions), int(positions) + x.shape[1]
+        if start < 0:
+            return self._cos_sin(np.arange(start, stop), backend.namespace(x.data))
+        cos, sin = self.table(stop, x.data)
+        return cos[start:, None], sin[start:, None]
 
     def _cos_sin(self, positions: Any, xp: Any) -> tuple[Array, Array]:
         """Return cosines and sines, (*positions.shape, 1, D / 2), by NumPy or CuPy."""

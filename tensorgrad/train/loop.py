@@ -393,7 +393,9 @@ class Trainer:
         try:
             total, norm = self._captured(*arrays)
             return total, norm
-        except GraphError as error:
+        except (GraphError, MemoryError) as error:
+            if isinstance(error, MemoryError) and not isinstance(self._ranks, OneProcess):
+                raise  # other ranks may not have failed
             _log.info("steps are not captured: %s", error)
         self._captured = None
         self._ranks.reset()

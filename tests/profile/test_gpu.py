@@ -108,7 +108,7 @@ def test_memory_of_a_gpu_step_is_that_of_the_pool() -> None:
     assert known == pytest.approx(before, rel=0.1)
     peak = memory.peak
     assert peak is not None
-    planned = stage_memory(TrainingJob(SMALL, batch=8, dtype="bfloat16"), 0)
+    planned = stage_memory(TrainingJob(SMALL, batch=8, dtype="bfloat16-parameters"), 0)
     activations = planned["activations"] + planned["tokens, loss and head"]
     assert peak.kinds[KINDS.index("activations")] == pytest.approx(activations, rel=0.02)
     assert peak.kinds[KINDS.index("other")] < 0.1 * peak.peak
