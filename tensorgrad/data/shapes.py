@@ -21,7 +21,9 @@ def few_shapes(
 
     A row fits into T columns, of which the last n are counted, if it ends before column T and its
     first counted column is T - n or a later one. The shapes minimize the sum over the rows of
-    4 T + n: greedily, then by exchanging one at a time.
+    4 T + n: greedily, then by exchanging one at a time. No two have the same T: with two n for one
+    T, a batch holds pairs of one kind (short sources, say), and on the synthetic phrases the
+    validation loss after 3 epochs was 0.39 instead of 0.34 (means of 3 seeds).
 
     Args:
         lengths: (N,) of the rows, in columns.
@@ -44,22 +46,24 @@ def few_shapes(
     fits = (kinds[:, 0] <= ends[:, None]) & (kinds[:, 1] >= begins[:, None])
     costs = np.where(fits, prices[:, None], np.inf)  # (shapes, kinds)
     chosen, weights = [whole], count.astype(np.float64)  # float64: exact sums of integers
-    while len(chosen) < most:
+    while len(chosen) < min(most, len(widths)):
         best = costs[chosen].min(0)
         totals = np.minimum(costs, best) @ weights
+        totals[np.isin(ends, ends[chosen])] = np.inf  # one shape for each length
         if best @ weights - totals.min() < max(1, (_BODY + _HEAD) * least):
             break
         chosen.append(int(totals.argmin()))
     for _ in range(_ROUNDS):
         before = list(chosen)
         for number in range(1, len(chosen)):
-            others = costs[chosen[:number] + chosen[number + 1 :]].min(0)
-            totals = np.minimum(costs, others) @ weights
+            others = chosen[:number] + chosen[number + 1 :]
+            totals = np.minimum(costs, costs[others].min(0)) @ weights
+            totals[np.isin(ends, ends[others])] = np.inf
             if totals.min() < totals[chosen[number]]:
                 chosen[number] = int(totals.argmin())
         if chosen == before:
             break
-    chosen.sort(key=lambda each: (ends[each], -begins[each]))
+    chosen.sort(key=lambda each: ends[each])
     used, nearest = np.unique(costs[chosen].argmin(0), return_inverse=True)
     found = [chosen[number] for number in used]
     shapes = [(int(ends[each]), int(ends[each] - begins[each])) for each in found]

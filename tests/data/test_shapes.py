@@ -28,8 +28,8 @@ def cost(shapes: list[tuple[int, int]], lengths: np.ndarray, firsts: np.ndarray)
 def test_each_row_fits_its_shape_which_is_the_cheapest(longest: int, most: int) -> None:
     lengths, firsts = rows(1000, longest)
     shapes, index = few_shapes(lengths, firsts, 0, most)
-    assert len(shapes) == len(set(shapes)) == most
-    assert [t for t, _ in shapes] == sorted(t for t, _ in shapes)
+    assert len(shapes) == most
+    assert [t for t, _ in shapes] == sorted({t for t, _ in shapes})
     assert set(index.tolist()) == set(range(most))
     assert max(t for t, _ in shapes) == lengths.max()
     columns, counted = np.array(shapes)[index].T
@@ -44,9 +44,13 @@ def test_few_shapes_cost_hardly_more_than_the_best(seed: int) -> None:
     lengths, firsts = rows(60, 7, seed)
     found, _ = few_shapes(lengths, firsts, 0, 3)
     ends, begins = np.unique(lengths), np.unique(firsts)
-    each = [(int(t), int(t - first)) for t in ends for first in begins if first < t]
+    each = [(int(t), int(t - first)) for t in ends[:-1] for first in begins if first < t]
     whole = (int(ends[-1]), int(ends[-1] - begins[0]))
-    best = min(cost([whole, *two], lengths, firsts) for two in combinations(each, 2))
+    best = min(
+        cost([whole, *two], lengths, firsts)
+        for two in combinations(each, 2)
+        if two[0][0] != two[1][0]
+    )
     assert cost(found, lengths, firsts) <= 1.02 * best
 
 
