@@ -89,7 +89,7 @@ class Captured:
         if device == "auto":
             device = "cuda" if backend.gpu_count() else "cpu"
         self._on_gpu = backend.gpu_index(device) is not None
-        self._function, self._device, self._most = function, device, most
+        self._function, self._most = function, most
         self._variants: list[_Variant] = []
         self._lock = threading.Lock()
         self._told = False
@@ -257,7 +257,6 @@ class _Watch:
                 self.used[id(each)] = each
                 if node is not None:
                     self._leaf(each)
-
         if self._arena is not None:
             arrays = [getattr(each, "data", None) for each in inputs]
             for array in (*arrays, *saved):

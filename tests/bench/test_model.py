@@ -59,7 +59,7 @@ def test_a_captured_step_is_timed_as_a_whole(device: str, tmp_path: Path) -> Non
     assert [path.name for path in found.paths if path.suffix == ".png"]
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("dtype", [each for each in PRECISIONS if each != "float16"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_memory_is_near_the_formula(
     recompute: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
