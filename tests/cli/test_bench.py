@@ -54,7 +54,8 @@ def test_model_and_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     model = ["bench", "model", "--sizes", "small", "xl", *SIZES, "--batch", "2", "--steps", "1"]
     assert main([*model, "--precision", "float32", "--warmup", "0", *HERE]) == 0
     assert [row["size"] for row in rows(tmp_path / "found/model.csv")] == ["small", "xl"]
-    assert main(["bench", "precision", "--counts", "10", "--steps", "2", *HERE]) == 0
+    parts = ["--parts", "accumulation", "dtypes", "--counts", "10"]
+    assert main(["bench", "precision", *parts, *HERE]) == 0
     assert "precision-dtypes.md" in capsys.readouterr().out
 
 
