@@ -287,6 +287,17 @@ def test_names_of_files_say_what_is_in_them() -> None:
     assert [str(path) for path in written_by_hand() if path.stem in EMPTY_NAMES] == []
 
 
+def test_lines_of_kernels_fit_into_100_columns() -> None:
+    kernels = sorted((ROOT / "tensorgrad" / "kernels").rglob("*.cu*"))
+    assert len(kernels) > 30
+    assert not [
+        f"{path.name}:{number}"
+        for path in kernels
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 100
+    ]
+
+
 def test_tests_that_a_source_names_are_there() -> None:
     named = {
         (str(path.relative_to(ROOT)), test)

@@ -10,9 +10,9 @@
 // rows each. A producer warp has TMA load 64 columns of a and 64 rows of b at a time into a
 // pipeline of stages in shared memory, from where wgmma reads them; two blocks of a cluster, one
 // below the other, load the columns of b by multicast. Meanwhile the epilogue of the last tile
-// runs: its sums are rounded into shared memory, and epilogue warps take GELU of them, store them by
-// TMA, and load the residual or scale of the next tile. The tile scheduler goes through the tiles in
-// bands of rows, so that what the blocks of the GPU read at one time is in the L2 cache.
+// runs: its sums are rounded into shared memory, and epilogue warps take GELU of them, store them
+// by TMA, and load the residual or scale of the next tile. The tile scheduler goes through the
+// tiles in bands of rows, so that what the blocks of the GPU read at one time is in the L2 cache.
 //
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
@@ -54,8 +54,8 @@ template <int N> struct SharedStorage {
 };
 
 // The CLUSTER blocks of a cluster are one below the other. *_COLUMNS: the contiguous axis is that
-// of the rows of a, the columns of b, not that of the terms. beside: residual or scale, of the shape
-// of y.
+// of the rows of a, the columns of b, not that of the terms. beside: residual or scale, of the
+// shape of y.
 template <typename T, Epilogue EPILOGUE, int N, int CLUSTER, bool A_COLUMNS, bool B_COLUMNS>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * 3, 1)
 matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap beside_map,
