@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,16 @@ from tensorgrad.bench.model import (
     settings_of,
 )
 from tensorgrad.bench.steps import PRECISIONS
-from tensorgrad.bench.sweep import run_sweep
+from tensorgrad.bench.sweep import Case, SweepResult, run_sweep
 from tensorgrad.errors import ArgumentError
 
 TINY: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 2, "vocab": 64}
+
+
+def measured(cases: Sequence[Case], device: str, folder: Path) -> SweepResult:
+    return run_sweep(
+        MODEL, cases, lambda case: measure_model(case, device), folder, device=device, version="1"
+    )
 
 
 def test_the_five_sizes() -> None:
@@ -31,10 +38,7 @@ def test_the_five_sizes() -> None:
 def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
     cases = model_cases(["small"], warmups=(0, 1), steps=2, **TINY)
     assert len(cases) == 6
-    found = run_sweep(
-        MODEL, cases, lambda case: measure_model(case, device), tmp_path,
-        device=device, version="1",
-    )  # fmt: skip
+    found = measured(cases, device, tmp_path)
     for row in found.rows:
         assert row["status"] == "ok"
         phases = sum(row[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer"))
@@ -47,10 +51,7 @@ def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
 
 def test_a_captured_step_is_timed_as_a_whole(device: str, tmp_path: Path) -> None:
     cases = model_cases(["small"], ["float32", "float16"], (0, 2), captured=True, steps=2, **TINY)
-    found = run_sweep(
-        MODEL, cases, lambda case: measure_model(case, device), tmp_path,
-        device=device, version="1",
-    )  # fmt: skip
+    found = measured(cases, device, tmp_path)
     for row in found.rows:
         assert row["status"] == "ok"
         assert row["step_ms"] > 0
