@@ -61,7 +61,7 @@ def capture(function: Callable[..., Any], device: str = "auto", most: int = 8) -
         most: graphs to keep; calls that need further ones run eagerly.
     Raises:
         ArgumentError: `most` is not positive.
-        DeviceError: there is no such GPU, or it is not the current one.
+        DeviceError: the GPU does not exist, or is not the current one.
     """
     return Captured(function, device, most)
 
