@@ -101,6 +101,7 @@ class DataParallel(ShardedRanks):
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
         self.processes = comm.size
 
+    captures = True
     save = Ranks.save  # rank 0 has everything
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:

@@ -171,7 +171,7 @@ class Trainer:
         self._callbacks = tuple(callbacks)
         self._device = backend.device_of(optimizer.hyper)
         self._captured: graph.Captured | None = None
-        if settings.capture and self._device != "cpu":
+        if settings.capture and self._device != "cpu" and self._ranks.captures:
             self._captured = graph.capture(self._whole_step, self._device, graphs)
         self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
         self._pending: list[tuple[int, float, Array, Array]] = []  # step, rate, loss, norm

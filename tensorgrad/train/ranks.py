@@ -43,8 +43,10 @@ class Ranks:
             parts. Processes that share a part (stages of a pipeline, say) have the same index.
         is_main: whether this process shows progress and saves: one does.
         processes: the number of processes that train together.
+        captures: whether a step may be a CUDA graph: the host decides nothing in it.
     """
 
+    captures = False
     rank = 0
     ranks = 1
     processes = 1
@@ -207,3 +209,5 @@ def mean_of(loss: Loss, batch: Batch) -> Tensor:
 
 class OneProcess(Ranks):
     """Training without other ranks."""
+
+    captures = True
