@@ -82,7 +82,7 @@ class Struct(ctypes.Structure):
 class Strides(Struct):
     """In elements; the elements of the last axis are contiguous."""
 
-    sources = ("attention/arguments.cuh", "attention/backward_sm90.cu")
+    sources = ("attention/arguments.cuh", "attention/sm90.cuh")
     _fields_ = _fields(c_int64, "batch head row")
 
 
@@ -120,6 +120,13 @@ class AttentionSm90Arguments(Struct):
         *_fields(c_int, "window_right together heads_total"),
         ("scale", c_float),
     )
+
+
+class BackwardTeams(Struct):
+    """How blocks of threads share the work of backward on Hopper."""
+
+    sources = ("attention/backward_ordered_sm90.cu",)
+    _fields_ = _fields(c_int, "size rotate")
 
 
 class AttentionSm90Extras(Struct):

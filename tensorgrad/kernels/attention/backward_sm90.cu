@@ -50,11 +50,6 @@ __device__ inline int sums_start(const Sequence& of, int batch, int n) {
     return (of.first_query / n + batch) * n;
 }
 
-// The strides of an array (batch, head, row, D), in elements.
-struct Strides {
-    long long batch, head, row;
-};
-
 // The statistics that backward needs of each query, (heads_total, 2, pitch): its log-sum-exp, times
 // `unit`, and delta = dy . y. Past the last query of a sequence, up to the next multiple of
 // `columns`, they are such that weights and gradients become 0. y: (batch, queries, heads, width).

@@ -32,6 +32,11 @@ __device__ inline void store_row(T* row, const Fragment<1, N>& x, int h, float s
     }
 }
 
+// The strides of an array (batch, head, row, D), in elements.
+struct Strides {
+    long long batch, head, row;
+};
+
 // Query i of a sequence is at position i + keys - queries, and sees the keys from position -
 // window_left to position + window_right. Of the `width` columns a tile has more, which TMA fills
 // with 0. A persistent grid takes the tiles of `together` heads at a time: of all where some tiles

@@ -10,6 +10,7 @@ fast.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from tensorgrad.kernels.loader import Kernel, load
 from tensorgrad.kernels.structs import (
     AttentionSm90Arguments,
     AttentionSm90Extras,
+    BackwardTeams,
     Strides,
     address,
     by_value,
@@ -33,8 +35,10 @@ from tensorgrad.kernels.structs import (
 from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
 
 _FORWARD, _BACKWARD = "attention/forward_sm90.cu", "attention/backward_sm90.cu"
+_ORDERED = "attention/backward_ordered_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _WARPGROUP = 128
+_LOG2_E = 1 / math.log(2)
 _CACHED = 24 * 2**20  # bytes of keys and values, or of queries, that stay in the L2 cache
 # By head width, without and with extras: warpgroups of 64 rows in a block, and columns of a tile.
 _Tiles = dict[int, tuple[int, int]]
@@ -51,6 +55,9 @@ _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
     {32: (3, 64), 64: (3, 64), 96: (3, 64), 128: (2, 80), 256: (2, 32)},
     {64: (2, 64), 128: (2, 64), 256: (2, 32)},
 )
+# Of the kernel with ordered sums: queries of a tile by head width; a block has 128 keys.
+_ORDERED_TILES = {64: 128, 128: 64}
+_ORDERED_KEYS, _PARTS, _PART = 128, 2, 4096
 _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold both dk and dv
 
 
@@ -86,6 +93,9 @@ def backward(
     dy = _readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
     geometry = _geometry(q, k, options)
+    if geometry.ordered is not None:
+        _backward_ordered(geometry, (q, k, v), y, dy, logsumexp, gradients)
+        return
     sums = backend.empty((*q.shape[:2], 2, geometry.pitch), float32, like=q)
     kernel, grid, block, columns, struct = geometry.backward_rows
     extras, numbers = _extras(options, q.shape[2], columns), geometry.numbers
@@ -98,6 +108,48 @@ def backward(
             maps = (*rows, *(_boxes(other, columns) for other in others))
             last = (struct, extras, numbers[2], _strides(results[0]))
             kernel(grid, block, (*results, sums, *maps, *last), _SHARED)
+
+
+def _backward_ordered(
+    geometry: _Geometry, arrays: Arrays, y: Array, dy: Array, logsumexp: Array, gradients: Arrays
+) -> None:
+    """Write the gradients with one kernel, which adds the parts of dq in a fixed order."""
+    assert geometry.ordered is not None
+    (q, k, v), (dq, dk, dv), plan = arrays, gradients, geometry.ordered
+    tiles = plan.pitch // plan.rows
+    sums = backend.empty((*q.shape[:2], 2, plan.pitch), float32, like=q)
+    numbers = (*(number("i4", n) for n in (len(q), plan.rows, plan.pitch)), number("f4", _LOG2_E))
+    struct, extras = geometry.struct(True), _no_extras(q.shape[2], plan.rows)
+    blocks = (-(-q.shape[0] * q.shape[1] * plan.pitch * 8 // 256),)
+    name = c_name(q.dtype)
+    load(_BACKWARD, f"attention_backward_rows<{name}>")(
+        blocks, (256,), (sums, y, dy, logsumexp, struct, extras, *numbers, _strides(dy))
+    )
+    shape = (q.shape[0] * q.shape[1], tiles, _PARTS)
+    dq_sums = backend.empty((*shape, _PART), float32, like=q)
+    turns = backend.cupy.zeros(shape if plan.team > 1 else 1, np.int32)
+    maps = (_boxes(k), _boxes(v), _boxes(q, plan.rows), _boxes(dy, plan.rows))
+    plan.kernel(
+        (plan.grid,),
+        (_WARPGROUP * 3,),
+        (dk, dv, dq_sums, turns, sums, *maps, struct, plan.teams, numbers[2], _strides(dk)),
+        _SHARED,
+    )
+    causal = number("i4", not geometry.even)
+    load(_ORDERED, f"attention_backward_queries<{name}>")(
+        (int(np.prod(shape)),), (256,), (dq, dq_sums, struct, numbers[1], causal, _strides(dq))
+    )
+
+
+class _Ordered(NamedTuple):
+    """The kernel with ordered sums, and how its blocks share the work."""
+
+    kernel: Kernel
+    grid: int
+    rows: int  # queries of a tile
+    pitch: int  # queries, padded to whole tiles
+    team: int  # blocks that share a head
+    teams: Any  # BackwardTeams
 
 
 class _TileLaunch(NamedTuple):
@@ -186,6 +238,36 @@ class _Geometry:
         tiles = self._tiles(_QUERIES_TILES)
         return [self._launch(_BACKWARD, "attention_backward", *tiles, "QUERIES")]
 
+    @cached_property
+    def ordered(self) -> _Ordered | None:
+        """The kernel with ordered sums, where there is one and it is the faster way."""
+        causal = self.before == ALL and self.after == 0
+        width = min((w for w in _ORDERED_TILES if w >= self.width), default=0)
+        if self.extras or not (causal or self.even) or not width or self.width <= width // 2:
+            return None
+        rows = _ORDERED_TILES[width]
+        tiles, blocks = -(-self.queries // rows), -(-self.keys // _ORDERED_KEYS)
+        shift = self.keys - self.queries
+        lengths = [
+            max(0, tiles - (max(0, n * _ORDERED_KEYS - shift) // rows if causal else 0))
+            for n in range(blocks)
+        ]
+        heads = self.batch * self.kv_heads
+        team, longest = _best_team(heads, lengths, tiles, causal, self.processors)
+        even = max(max(lengths), sum(lengths) * heads / self.processors)
+        if 5 * longest > 7 * even:
+            return None
+        kernel = load(
+            _ORDERED, f"attention_backward_ordered<{c_name(self.dtype)}, {width}, {rows}>"
+        )
+        grid = min(self.processors // team, heads) * team
+        teams = by_value(BackwardTeams(team, not causal))
+        return _Ordered(kernel, grid, rows, tiles * rows, team, teams)
+
+    def struct(self, of_keys: bool = False) -> Any:
+        """Return the sizes for tiles of rows of q or of k."""
+        return self._struct(of_keys)
+
     def _tiles(self, table: tuple[_Tiles, _Tiles]) -> tuple[int, int, int]:
         """Return the least width of a table that holds the heads, and its tiles."""
         width = min(w for w in table[self.extras] if w >= self.width)
@@ -222,6 +304,36 @@ class _Geometry:
 
 
 _geometry_of = lru_cache(maxsize=1024)(_Geometry)
+
+
+def _best_team(
+    heads: int, lengths: list[int], tiles: int, causal: bool, processors: int
+) -> tuple[int, float]:
+    """Return how many blocks share a head, and the most tiles that one of them computes.
+
+    Args:
+        heads: of all sequences.
+        lengths: the tiles of each block of keys, the first has the most.
+        tiles: of the queries.
+        causal: see backward_ordered_sm90.cu for the order in which keys are dealt.
+        processors: of the GPU.
+    """
+    best = (0, math.inf)
+    for team in range(1, min(len(lengths), tiles, processors) + 1):
+        rounds = -(-heads // (processors // team))
+        shares = [0] * team
+        groups = -(-len(lengths) // team)
+        for group in range(groups):
+            low = (groups - 1 - group) * team if causal else group * team
+            reverse = causal and not (group >= 2 and group % 2 == 0)
+            for member in range(team):
+                block = low + (team - 1 - member if reverse else member)
+                shares[member] += lengths[block] if block < len(lengths) else 0
+        # Small teams wait less.
+        longest = rounds * max(shares) * (1 + 0.01 * math.log2(team))
+        if longest < best[1]:
+            best = team, longest
+    return best
 
 
 def _extras(options: AttentionOptions, length: int, columns: int) -> Any:

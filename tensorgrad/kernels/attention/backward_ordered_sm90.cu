@@ -1,0 +1,495 @@
+// FlashAttention on Hopper, backward in one kernel (Dao 2023, arXiv:2307.08691, algorithm 2), for
+// causal and full attention without extras. With w the weights:
+//
+//   dv = w^T dy, g = w (dy v^T - delta), dq = scale g k, dk = scale g^T q
+//
+// A block of threads has 128 keys and their gradients in registers, and streams N queries at a
+// time. Five matrix products, the least possible. The price is that dq is a sum over the blocks of
+// keys: each adds its part, in float32, in a fixed order, so that equal inputs give equal bits.
+//
+// The order. A team of blocks shares a head, and takes its keys in groups of `team` blocks, the
+// last keys first. Causal: the keys of block n are first seen by the queries of tile first(n), and
+// a block goes up from there. If all blocks of a group start together, block n + 1 reaches a tile
+// of queries just before block n does: in this order nobody waits. Full attention: member j of a
+// team starts at tile j and goes round.
+//
+// Balance. Causal: of each group the member with the most keys to the left has the most to do.
+// From the third group on every other group is dealt in reverse, and its order is reversed too.
+//
+// The gradients of the scores pass through shared memory, as dq wants them transposed. The product
+// for dq is one tile behind, so that the two warpgroups need not keep step.
+//
+// Floor: 10 D operations and one exponential for each query and key that meet.
+//
+// Phases. Producer: for each block of keys load it, then the tiles of queries and their statistics.
+// Consumers, for each tile: scores; gradients of the weights; mask; weights; gradients of the
+// scores; add to the sums; dq of the tile before. Writers, one a warpgroup: wait for the turn, add
+// to dq. Then: store.
+//
+// arch: sm_90a
+// where: T = __half | __nv_bfloat16
+// instantiate: attention_backward_ordered<{T}, {64, 128 | 128, 64}>
+// instantiate: attention_backward_queries<{T}>
+#include "attention/sm90.cuh"
+
+constexpr int KEYS = 128, GROUPS = 2;   // keys of a block; its consumer warpgroups
+// Of a thread. A block starts with 168 a thread.
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+
+// Part of dq that a warpgroup computes for a tile of queries, as its threads have it: 64 rows and
+// 64 columns, four values of each of 128 threads for 8 columns at a time. With heads of 64 part g
+// has the rows from 64 g on of 128, with heads of 128 the columns from 64 g on.
+constexpr int PART = 64 * 64;
+
+// How blocks of threads share the work. `rotate`: full attention.
+struct BackwardTeams {
+    int size, rotate;
+};
+
+// A block of keys of a head, and the tiles of queries that meet it.
+struct KeyBlock {
+    int head, batch, block, first, last;   // head: of the keys
+    int member, members, low, high, reversed, rotate, shift;
+
+    __device__ int count() const { return last - first; }
+    // The tile that comes i-th.
+    __device__ int tile(int i) const {
+        if (!rotate) return first + i;
+        const int at = i + member;
+        return at < last ? at : at - last;
+    }
+    // How many blocks add to dq of this tile before this one.
+    template <int N> __device__ int rank(int tile, int blocks) const {
+        if (rotate)
+            return low + (tile >= member ? min(tile, members - 1) - member
+                                         : tile + members - member);
+        const int highest = min(blocks - 1, (tile * N + N - 1 + shift) / KEYS);
+        return reversed ? max(0, highest - high) + block - low : highest - block;
+    }
+};
+
+// Hides a value from the compiler, which would else compute what is the same in all steps, or in all
+// warps, before the loops, and has no registers for it.
+__device__ inline unsigned long long opaque(unsigned long long x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+__device__ inline int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// Call f for each block of keys of this block of threads.
+template <int N, typename F>
+__device__ inline void for_key_blocks(const AttentionSm90Arguments& p, const BackwardTeams& teams,
+                                      F f) {
+    const int blocks = opaque((p.keys + KEYS - 1) / KEYS);
+    const int groups = opaque((blocks + teams.size - 1) / teams.size);
+    const int first = opaque(int(blockIdx.x)), member = first % teams.size;
+    KeyBlock of;
+    of.member = member;
+    of.rotate = teams.rotate;
+    of.shift = p.keys - p.queries;
+    for (int h = first / teams.size; h < p.heads_total; h += gridDim.x / teams.size) {
+        of.head = h % p.kv_heads;
+        of.batch = h / p.kv_heads;
+        for (int group = 0; group < groups; ++group) {
+            if (teams.rotate) {
+                of.low = group * teams.size;
+                of.members = min(teams.size, blocks - of.low);
+                of.block = of.low + member;
+                of.first = 0;
+                of.reversed = 0;
+            } else {
+                of.low = (groups - 1 - group) * teams.size;
+                of.high = of.low + teams.size - 1;
+                of.reversed = group >= 2 && group % 2 == 0;
+                of.block = of.reversed ? of.low + member : of.high - member;
+                of.first = max(0, of.block * KEYS - of.shift) / N;
+            }
+            of.last = (p.queries + N - 1) / N;
+            if (of.block < blocks) f(of);
+        }
+    }
+}
+
+struct BackwardBarriers {
+    Mbarrier keys_full, keys_empty, full[2], empty[2];   // tiles of keys; of queries
+    Mbarrier g_full[2], g_empty[2], dq_full[GROUPS], dq_empty[GROUPS];
+};
+
+// `bytes` contiguous bytes from shared to global memory, written or added (float).
+__device__ inline void bulk_store(void* to, const void* from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :: "l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+__device__ inline void bulk_reduce_add(void* to, const void* from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                 :: "l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+__device__ inline int load_acquire(const int* from) {
+    int x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+__device__ inline void store_release(int* to, int x) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(to), "r"(x) : "memory");
+}
+
+// dq_sums: (batch * heads, tiles, GROUPS, PART). turns: (batch * heads, tiles, GROUPS), how many
+// blocks have added; 0 before, and not used by teams of one. sums: see attention_backward_rows.
+template <typename T, int D, int N>
+__global__ void __launch_bounds__(WARPGROUP * (GROUPS + 1), 1)
+attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __restrict__ dq_sums,
+                           int* turns, const float* __restrict__ sums,
+                           const __grid_constant__ TensorMap k_map,
+                           const __grid_constant__ TensorMap v_map,
+                           const __grid_constant__ TensorMap q_map,
+                           const __grid_constant__ TensorMap dy_map,
+                           const __grid_constant__ AttentionSm90Arguments p,
+                           const __grid_constant__ BackwardTeams teams, int pitch,
+                           const __grid_constant__ Strides strides) {
+    static_assert(D * N == 64 * 128, "parts of dq");
+    constexpr int HALVES = D / 64;   // 64 columns each
+    constexpr int A_BYTES = 64 * HALVES * SWIZZLE, B_BYTES = N * HALVES * SWIZZLE;
+    constexpr int STAGE = 2 * B_BYTES + 1024;   // two tiles, two rows of N floats
+    constexpr int G_BYTES = KEYS * N * 2;
+    extern __shared__ __align__(1024) unsigned char keys[];   // of each warpgroup k, then v
+    unsigned char* const g_tiles = keys + 2 * GROUPS * A_BYTES;   // two
+    unsigned char* const dq_parts = g_tiles + 2 * G_BYTES;
+    unsigned char* const stages = dq_parts + GROUPS * PART * 4;
+    __shared__ BackwardBarriers barriers;
+    if (threadIdx.x == 0) {
+        barriers.keys_full.init(1);
+        barriers.keys_empty.init(4 * GROUPS);
+        for (int s = 0; s < 2; ++s) {
+            barriers.full[s].init(1);
+            barriers.empty[s].init(WARPGROUP * GROUPS);
+            barriers.g_full[s].init(GROUPS);
+            barriers.g_empty[s].init(4 * GROUPS);
+        }
+        for (int g = 0; g < GROUPS; ++g) {
+            barriers.dq_full[g].init(4);
+            barriers.dq_empty[g].init(1);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    const int heads_each = p.heads / p.kv_heads;
+
+    if (threadIdx.x < WARPGROUP) {
+        setmaxnreg_decrease<PRODUCER_REGISTERS>();
+        const int warp = uniform(threadIdx.x / 32);
+        if (threadIdx.x == 0) {   // producer
+            PipelineState<2> at;
+            unsigned keys_parity = 0;
+            for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
+                if (of.count() <= 0) return;
+                barriers.keys_empty.wait(keys_parity ^ 1);
+                keys_parity ^= 1;
+                barriers.keys_full.arrive_expect_tx(2 * GROUPS * A_BYTES);
+                #pragma unroll 1
+                for (int i = 0; i < GROUPS * HALVES; ++i) {
+                    const int g = i / HALVES, h = i % HALVES, row = of.block * KEYS + g * 64;
+                    unsigned char* to = keys + 2 * g * A_BYTES + h * 64 * SWIZZLE;
+                    tma_load(to, k_map, barriers.keys_full, h * 64, row, of.head, of.batch);
+                    tma_load(to + A_BYTES, v_map, barriers.keys_full, h * 64, row, of.head,
+                             of.batch);
+                }
+                #pragma unroll 1
+                for (int each = 0; each < heads_each; ++each) {
+                    const int head = of.head * heads_each + each;
+                    #pragma unroll 1
+                    for (int i = 0; i < of.count(); ++i) {
+                        const int row = of.tile(i) * N;
+                        unsigned char* to = stages + at.stage * STAGE;
+                        Mbarrier& full = barriers.full[at.stage];
+                        barriers.empty[at.stage].wait(at.parity ^ 1);
+                        full.arrive_expect_tx(2 * B_BYTES + 2 * N * 4);
+                        #pragma unroll 1
+                        for (int h = 0; h < HALVES; ++h) {
+                            unsigned char* half = to + h * N * SWIZZLE;
+                            tma_load(half, q_map, full, h * 64, row, head, of.batch);
+                            tma_load(half + B_BYTES, dy_map, full, h * 64, row, head, of.batch);
+                        }
+                        const float* from = sums + (of.batch * p.heads + head) * 2ll * pitch + row;
+                        bulk_load(to + 2 * B_BYTES, from, N * 4, full);
+                        bulk_load(to + 2 * B_BYTES + N * 4, from + pitch, N * 4, full);
+                        at.next();
+                    }
+                }
+            });
+        } else if (threadIdx.x % 32 == 0 && warp <= GROUPS) {   // writers
+            const int g = warp - 1;
+            const unsigned char* part = dq_parts + g * PART * 4;
+            unsigned parity = 0;
+            const int tiles = (p.queries + N - 1) / N, blocks = (p.keys + KEYS - 1) / KEYS;
+            for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
+                #pragma unroll 1
+                for (int each = 0; each < heads_each; ++each) {
+                    const int head = of.batch * p.heads + of.head * heads_each + each;
+                    #pragma unroll 1
+                    for (int i = 0; i < of.count(); ++i) {
+                        const int tile = of.tile(i), rank = of.rank<N>(tile, blocks);
+                        const int place = (head * tiles + tile) * GROUPS + g;
+                        barriers.dq_full[g].wait(parity);
+                        parity ^= 1;
+                        if (teams.size > 1 && rank > 0) {
+                            while (load_acquire(turns + place) != rank) {}
+                            asm volatile("fence.proxy.async;" ::: "memory");
+                        }
+                        float* to = dq_sums + (long long)place * PART;
+                        if (rank == 0)
+                            bulk_store(to, part, PART * 4);
+                        else
+                            bulk_reduce_add(to, part, PART * 4);
+                        tma_store_commit();
+                        tma_store_wait_read<0>();
+                        barriers.dq_empty[g].arrive();
+                        tma_store_wait<0>();
+                        if (teams.size > 1) {
+                            asm volatile("fence.proxy.async;" ::: "memory");
+                            store_release(turns + place, rank + 1);
+                        }
+                    }
+                }
+            });
+        }
+    } else {   // consumers
+        setmaxnreg_increase<CONSUMER_REGISTERS>();
+        const int group = uniform(threadIdx.x / WARPGROUP) - 1;
+        const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
+        const float scale_log2 = p.scale * LOG2_E;
+        const unsigned long long k_at = wgmma_descriptor(keys + 2 * group * A_BYTES);
+        const unsigned long long v_at = k_at + A_BYTES / 16;
+        // For dq: of g 64 queries, of k 64 columns.
+        const unsigned long long g_at =
+            wgmma_descriptor(g_tiles + (D == 64 ? group * KEYS * SWIZZLE : 0));
+        const unsigned long long k_columns_at =
+            wgmma_descriptor(keys + (D == 128 ? group * 64 * SWIZZLE : 0));
+        // Where the thread's row of stmatrix is in a tile of g.
+        const int g_row = group * 64 + warp * 16 + lane % 16;
+        Fragment<1, N> s, g;
+        Fragment<1, D> sum_k, sum_v;
+        Fragment<1, 64> dq;
+        unsigned w_packed[N / 4], g_packed[N / 4];
+        // The number of tiles so far: of both pipelines with two stages it gives stage and parity.
+        unsigned count = 0, keys_parity = 0;
+
+        auto multiply = [&](Fragment<1, N>& to, unsigned long long a, const unsigned char* tile) {
+            const unsigned long long a_at = opaque(a), b_at = opaque(wgmma_descriptor(tile));
+            fence_registers(to.values);
+            wgmma_fence();
+            #pragma unroll
+            for (int d = 0; d < D / 16; ++d)
+                Wgmma<T, N>::template run<>(
+                    to.values, a_at + d / 4 * (64 * SWIZZLE / 16) + d % 4 * 2,
+                    b_at + d / 4 * (N * SWIZZLE / 16) + d % 4 * 2, d > 0);
+            wgmma_commit();
+        };
+        auto accumulate = [&](Fragment<1, D>& to, const unsigned (&a)[N / 4],
+                              const unsigned char* tile) {
+            const unsigned long long b_at = opaque(wgmma_descriptor(tile, N * SWIZZLE));
+            fence_registers(to.values);
+            wgmma_fence();
+            #pragma unroll
+            for (int n = 0; n < N / 16; ++n)
+                Wgmma<T, D>::template run<true>(to.values, a + 4 * n,
+                                                b_at + n * (16 * SWIZZLE / 16), true);
+            wgmma_commit();
+        };
+        auto accumulate_k = [&](const unsigned char* tile) {   // with g from shared memory
+            const unsigned long long a_at = opaque(
+                wgmma_descriptor(g_tiles + count % 2 * G_BYTES + group * 64 * SWIZZLE));
+            const unsigned long long b_at = opaque(wgmma_descriptor(tile, N * SWIZZLE));
+            fence_registers(sum_k.values);
+            wgmma_fence();
+            #pragma unroll
+            for (int n = 0; n < N / 16; ++n)
+                Wgmma<T, D>::template run<true>(
+                    sum_k.values, a_at + n / 4 * (KEYS * SWIZZLE / 16) + n % 4 * 2,
+                    b_at + n * (16 * SWIZZLE / 16), true);
+            wgmma_commit();
+        };
+        // dq of the tile before.
+        auto multiply_dq = [&]() {
+            const unsigned before = count - 1;
+            barriers.g_full[before % 2].wait(before / 2 % 2);
+            const unsigned long long a_at = opaque(g_at + before % 2 * (G_BYTES / 16));
+            const unsigned long long b_at = opaque(k_columns_at);
+            fence_registers(dq.values);
+            wgmma_fence();
+            #pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n)
+                Wgmma<T, 64>::template run<true, true>(
+                    dq.values, a_at + n * (16 * SWIZZLE / 16),
+                    b_at + n / 4 * (2 * A_BYTES / 16) + n % 4 * (16 * SWIZZLE / 16), n > 0);
+            wgmma_commit();
+        };
+        auto pass_dq = [&]() {   // to the writer
+            fence_registers(dq.values);
+            const unsigned before = count - 1;
+            arrive_warp(barriers.g_empty[before % 2]);
+            barriers.dq_empty[group].wait(before % 2 ^ 1);
+            float4* to = reinterpret_cast<float4*>(dq_parts + group * PART * 4)
+                         + threadIdx.x % WARPGROUP;
+            #pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const float* x = dq.values + 4 * j;
+                to[j * WARPGROUP] = make_float4(x[0], x[1], x[2], x[3]);
+            }
+            fence_proxy_async();
+            arrive_warp(barriers.dq_full[group]);
+        };
+
+        for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
+            const int row = of.block * KEYS + group * 64;   // the first of this warpgroup
+            const int own_row = row + warp * 16 + s.row_of(0);   // the thread's: this and 8 later
+            // Key r is seen by the queries from r + low to r + high.
+            const int low = of.rotate ? -p.keys - p.queries : -of.shift;
+            sum_k.clear();
+            sum_v.clear();
+            auto mask = [&](int n) {
+                #pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int key = own_row + 8 * h, column = s.column_of(n * N);
+                    s.mask_row(h, key + low - column, key < p.keys ? p.queries - column : 0);
+                }
+            };
+            // Call f(i, x) for each of a thread's accumulators; x is the statistic of its query.
+            auto for_statistics = [&](const float* columns, auto f) {
+                #pragma unroll
+                for (int j = 0; j < N / 8; ++j) {
+                    const float2 column = *reinterpret_cast<const float2*>(columns + 8 * j);
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i) f(4 * j + i, i % 2 ? column.y : column.x);
+                }
+            };
+
+            const int tiles = max(0, of.count());
+            if (tiles > 0) {
+                barriers.keys_full.wait(keys_parity);
+                keys_parity ^= 1;
+            }
+            bool goes_on = false;   // the last products of a tile are under way
+            #pragma unroll 1
+            for (int each = 0; each < heads_each; ++each) {
+                #pragma unroll 1
+                for (int i = 0; i < tiles; ++i) {
+                    const int n = of.tile(i);
+                    const unsigned char* tile1 = stages + count % 2 * STAGE;
+                    const unsigned char* tile2 = tile1 + B_BYTES;
+                    barriers.full[count % 2].wait(count / 2 % 2);
+                    // Scores.
+                    multiply(s, k_at, tile1);
+                    wgmma_wait<1>();   // for the products before these
+                    if (goes_on) barriers.empty[(count - 1) % 2].arrive();
+                    // Gradients of the weights.
+                    multiply(g, v_at, tile2);
+                    wgmma_wait<1>();
+                    fence_registers(s.values);
+                    // Mask.
+                    if (n * N - row < 63 + low || n * N + N > p.queries || row + 64 > p.keys)
+                        mask(n);
+                    // Weights.
+                    const float* statistics =
+                        reinterpret_cast<const float*>(tile2 + B_BYTES) + lane % 4 * 2;
+                    for_statistics(statistics, [&](int i, float logsumexp) {
+                        s.values[i] = fast_exp2(s.values[i] * scale_log2 - logsumexp);
+                    });
+                    // Gradients of the scores.
+                    wgmma_wait<0>();
+                    fence_registers(g.values);
+                    for_statistics(statistics + N, [&](int i, float delta) {
+                        g.values[i] = s.values[i] * (g.values[i] - delta);
+                    });
+                    s.template round_to<T>(w_packed);
+                    g.template round_to<T>(g_packed);
+                    barriers.g_empty[count % 2].wait(count / 2 % 2 ^ 1);
+                    unsigned char* to = g_tiles + count % 2 * G_BYTES + g_row * SWIZZLE;
+                    #pragma unroll
+                    for (int j = 0; j < N / 16; ++j) {
+                        const int piece = 2 * j % 8 + lane / 16;
+                        stmatrix(to + j / 4 * (KEYS * SWIZZLE) + (piece ^ g_row % 8) * 16,
+                                 reinterpret_cast<unsigned(&)[4]>(g_packed[4 * j]));
+                    }
+                    fence_proxy_async();
+                    named_barrier_sync(1 + group, WARPGROUP);
+                    if (threadIdx.x % WARPGROUP == 0) barriers.g_full[count % 2].arrive();
+                    // Sums; dq of the tile before.
+                    if (goes_on) {
+                        multiply_dq();
+                        accumulate(sum_v, w_packed, tile2);
+                        accumulate_k(tile1);
+                        wgmma_wait<2>();
+                        pass_dq();
+                    } else {
+                        accumulate(sum_v, w_packed, tile2);
+                        accumulate_k(tile1);
+                    }
+                    goes_on = true;
+                    ++count;
+                }
+            }
+            wgmma_wait<0>();
+            if (goes_on) {
+                barriers.empty[(count - 1) % 2].arrive();
+                multiply_dq();
+                wgmma_wait<0>();
+                arrive_warp(barriers.keys_empty);
+                pass_dq();
+            }
+            fence_registers(sum_k.values);
+            fence_registers(sum_v.values);
+            // Store.
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int t = own_row + 8 * h;
+                const long long to = of.batch * strides.batch + of.head * strides.head
+                                   + t * strides.row;
+                const int width = t < p.keys ? p.width : 0;
+                store_row(dk + to, sum_k, h, p.scale, width);
+                store_row(dv + to, sum_v, h, 1.0f, width);
+            }
+        });
+    }
+}
+
+// dq = scale * dq_sums, rounded: (batch, heads, queries, width) with strides. A thread: 8 columns
+// of two rows, for which it reads 64 bytes.
+template <typename T>
+__global__ void __launch_bounds__(256)
+attention_backward_queries(T* __restrict__ dq, const float* __restrict__ dq_sums,
+                           const __grid_constant__ AttentionSm90Arguments p, int tile_rows,
+                           int causal, const __grid_constant__ Strides strides) {
+    const int tiles = (p.queries + tile_rows - 1) / tile_rows;
+    const long long index = blockIdx.x * 256ll + threadIdx.x;
+    const int j = index % 8, quad = index / 8 % 32;   // 8 columns; 16 warps' rows of two
+    const long long place = index / 256;   // of a part: a block has one
+    const int group = place % GROUPS, tile = place / GROUPS % tiles;
+    const int head = place / GROUPS / tiles % p.heads;
+    const int batch = place / GROUPS / tiles / p.heads;
+    const float4* from = reinterpret_cast<const float4*>(dq_sums + place * PART)
+                         + j * WARPGROUP + quad * 4;
+    const bool wide = tile_rows == 64;   // heads of 128
+    const int row = tile * tile_rows + (wide ? 0 : group * 64) + quad / 8 * 16 + quad % 8;
+    const int column = (wide ? group * 64 : 0) + j * 8;
+    // The tile is seen by some key, or nothing was added.
+    const bool seen = !causal || tile * tile_rows + tile_rows - 1 + p.keys - p.queries >= 0;
+    Vec<T> out[2];
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float4 x = seen ? from[i] : float4{0, 0, 0, 0};
+        out[0].values[2 * i] = from_compute<T>(x.x * p.scale);
+        out[0].values[2 * i + 1] = from_compute<T>(x.y * p.scale);
+        out[1].values[2 * i] = from_compute<T>(x.z * p.scale);
+        out[1].values[2 * i + 1] = from_compute<T>(x.w * p.scale);
+    }
+    #pragma unroll
+    for (int h = 0; h < 2; ++h)
+        if (row + 8 * h < p.queries && column < p.width)
+            store(dq + batch * strides.batch + head * strides.head + (row + 8ll * h) * strides.row
+                  + column, out[h]);
+}
