@@ -46,25 +46,19 @@ struct BackwardTeams {
     int size, rotate;
 };
 
-// A block of keys of a head, and the tiles of queries that meet it.
+// A block of keys of a head, and the tiles of queries that meet it: `count`, from `start` on, and
+// after the `last` the first.
 struct KeyBlock {
-    int head, batch, block, first, last;   // head: of the keys
-    int member, members, low, high, reversed, rotate, shift;
+    int head, batch, block, start, count, last;   // head: of the keys
+    int from, offset;   // for `rank`
 
-    __device__ int count() const { return last - first; }
-    // The tile that comes i-th.
-    __device__ int tile(int i) const {
-        if (!rotate) return first + i;
-        const int at = i + member;
-        return at < last ? at : at - last;
-    }
-    // How many blocks add to dq of this tile before this one.
-    template <int N> __device__ int rank(int tile, int blocks) const {
-        if (rotate)
-            return low + (tile >= member ? min(tile, members - 1) - member
-                                         : tile + members - member);
-        const int highest = min(blocks - 1, (tile * N + N - 1 + shift) / KEYS);
-        return reversed ? max(0, highest - high) + block - low : highest - block;
+    __device__ int tile(int i) const { return start + i < last ? start + i : start + i - last; }
+    // How many blocks add to dq of this tile before this one does.
+    template <int N>
+    __device__ int rank(int tile, const AttentionSm90Arguments& p, bool rotate) const {
+        if (rotate) return offset + (tile < start ? tile + from : min(tile, from - 1));
+        const int highest = (tile * N + N - 1 + p.keys - p.queries) / KEYS;   // that meets it
+        return offset + max(0, min(highest, (p.keys - 1) / KEYS) - from);
     }
 };
 
@@ -83,39 +77,47 @@ __device__ inline int opaque(int x) {
 template <int N, typename F>
 __device__ inline void for_key_blocks(const AttentionSm90Arguments& p, const BackwardTeams& teams,
                                       F f) {
-    const int blocks = opaque((p.keys + KEYS - 1) / KEYS);
-    const int groups = opaque((blocks + teams.size - 1) / teams.size);
-    const int first = opaque(int(blockIdx.x)), member = first % teams.size;
-    KeyBlock of;
-    of.member = member;
-    of.rotate = teams.rotate;
-    of.shift = p.keys - p.queries;
-    for (int h = first / teams.size; h < p.heads_total; h += gridDim.x / teams.size) {
-        of.head = h % p.kv_heads;
-        of.batch = h / p.kv_heads;
-        for (int group = 0; group < groups; ++group) {
-            if (teams.rotate) {
-                of.low = group * teams.size;
-                of.members = min(teams.size, blocks - of.low);
-                of.block = of.low + member;
-                of.first = 0;
-                of.reversed = 0;
-            } else {
-                of.low = (groups - 1 - group) * teams.size;
-                of.high = of.low + teams.size - 1;
-                of.reversed = group >= 2 && group % 2 == 0;
-                of.block = of.reversed ? of.low + member : of.high - member;
-                of.first = max(0, of.block * KEYS - of.shift) / N;
-            }
+    const int index = opaque(int(blockIdx.x)), member = index % teams.size;
+    for (int h = index / teams.size; h < p.heads_total; h += gridDim.x / teams.size) {
+        const int blocks = (p.keys + KEYS - 1) / KEYS;
+        // `low` is the first block of a group. Causal: groups from the last to the first.
+        int low = teams.rotate ? 0 : (blocks - 1) / teams.size * teams.size;
+        for (int group = 0; 0 <= low && low < blocks; ++group) {
+            KeyBlock of;
+            of.head = h % p.kv_heads;
+            of.batch = h / p.kv_heads;
             of.last = (p.queries + N - 1) / N;
+            if (teams.rotate) {
+                of.block = low + member;
+                of.start = member;
+                of.count = of.last;
+                of.from = min(teams.size, blocks - low);
+                of.offset = low - member;
+            } else {
+                const bool reversed = group >= 2 && group % 2 == 0;
+                const int high = low + teams.size - 1;
+                of.block = reversed ? low + member : high - member;
+                of.start = max(0, of.block * KEYS - p.keys + p.queries) / N;
+                of.count = max(0, of.last - of.start);
+                of.from = reversed ? high : of.block;
+                of.offset = reversed ? member : 0;
+            }
             if (of.block < blocks) f(of);
+            low += teams.rotate ? teams.size : -teams.size;
         }
     }
 }
 
+// Where in dq_sums the parts of a tile are, and how many blocks add to them before this one.
+struct Turn {
+    int place, rank;
+};
+
 struct BackwardBarriers {
-    Mbarrier keys_full, keys_empty, full[2], empty[2];   // tiles of keys; of queries
+    Mbarrier keys_full[2], keys_empty[2], full[2], empty[2];   // blocks of keys; tiles of queries
     Mbarrier g_full[2], g_empty[2], dq_full[GROUPS], dq_empty[GROUPS];
+    Turn turns[4];   // of the latest tiles; a writer is at most three behind
+    int over[GROUPS];   // whether a writer has written its last part
 };
 
 // `bytes` contiguous bytes from shared to global memory, written or added (float).
@@ -128,6 +130,10 @@ __device__ inline void bulk_reduce_add(void* to, const void* from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                  :: "l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes)
                  : "memory");
+}
+// Between what was read or written otherwise, and by bulk operations, in global memory too.
+__device__ inline void fence_proxy_async_all() {
+    asm volatile("fence.proxy.async;" ::: "memory");
 }
 __device__ inline int load_acquire(const int* from) {
     int x;
@@ -156,16 +162,17 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
     constexpr int A_BYTES = 64 * HALVES * SWIZZLE, B_BYTES = N * HALVES * SWIZZLE;
     constexpr int STAGE = 2 * B_BYTES + 1024;   // two tiles, two rows of N floats
     constexpr int G_BYTES = KEYS * N * 2;
+    constexpr int KEYS_BYTES = 2 * GROUPS * A_BYTES, KEYS_STAGES = D == 64 ? 2 : 1;
     extern __shared__ __align__(1024) unsigned char keys[];   // of each warpgroup k, then v
-    unsigned char* const g_tiles = keys + 2 * GROUPS * A_BYTES;   // two
+    unsigned char* const g_tiles = keys + KEYS_STAGES * KEYS_BYTES;   // two
     unsigned char* const dq_parts = g_tiles + 2 * G_BYTES;
     unsigned char* const stages = dq_parts + GROUPS * PART * 4;
     __shared__ BackwardBarriers barriers;
     if (threadIdx.x == 0) {
-        barriers.keys_full.init(1);
-        barriers.keys_empty.init(4 * GROUPS);
         for (int s = 0; s < 2; ++s) {
-            barriers.full[s].init(1);
+            barriers.keys_full[s].init(1);
+            barriers.keys_empty[s].init(4 * GROUPS);
+            barriers.full[s].init(2);
             barriers.empty[s].init(WARPGROUP * GROUPS);
             barriers.g_full[s].init(GROUPS);
             barriers.g_empty[s].init(4 * GROUPS);
@@ -173,6 +180,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
         for (int g = 0; g < GROUPS; ++g) {
             barriers.dq_full[g].init(4);
             barriers.dq_empty[g].init(1);
+            barriers.over[g] = 0;
         }
         fence_mbarrier_init();
     }
@@ -180,82 +188,92 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
     const int heads_each = p.heads / p.kv_heads;
 
     if (threadIdx.x < WARPGROUP) {
-        setmaxnreg_decrease<PRODUCER_REGISTERS>();
+        setmaxnreg_decrease<PRODUCER_REGISTERS>();   // producers, a warp each
         const int warp = uniform(threadIdx.x / 32);
-        if (threadIdx.x == 0) {   // producer
+        if (threadIdx.x == 0) {   // of tiles
             PipelineState<2> at;
-            unsigned keys_parity = 0;
+            PipelineState<KEYS_STAGES> keys_at;
             for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
-                if (of.count() <= 0) return;
-                barriers.keys_empty.wait(keys_parity ^ 1);
-                keys_parity ^= 1;
-                barriers.keys_full.arrive_expect_tx(2 * GROUPS * A_BYTES);
+                if (of.count == 0) return;
+                Mbarrier& keys_full = barriers.keys_full[keys_at.stage];
+                barriers.keys_empty[keys_at.stage].wait(keys_at.parity ^ 1);
+                keys_full.arrive_expect_tx(KEYS_BYTES);
                 #pragma unroll 1
                 for (int i = 0; i < GROUPS * HALVES; ++i) {
                     const int g = i / HALVES, h = i % HALVES, row = of.block * KEYS + g * 64;
-                    unsigned char* to = keys + 2 * g * A_BYTES + h * 64 * SWIZZLE;
-                    tma_load(to, k_map, barriers.keys_full, h * 64, row, of.head, of.batch);
-                    tma_load(to + A_BYTES, v_map, barriers.keys_full, h * 64, row, of.head,
-                             of.batch);
+                    unsigned char* to = keys + keys_at.stage * KEYS_BYTES + 2 * g * A_BYTES
+                                        + h * 64 * SWIZZLE;
+                    tma_load(to, k_map, keys_full, h * 64, row, of.head, of.batch);
+                    tma_load(to + A_BYTES, v_map, keys_full, h * 64, row, of.head, of.batch);
                 }
+                keys_at.next();
                 #pragma unroll 1
                 for (int each = 0; each < heads_each; ++each) {
-                    const int head = of.head * heads_each + each;
                     #pragma unroll 1
-                    for (int i = 0; i < of.count(); ++i) {
-                        const int row = of.tile(i) * N;
+                    for (int i = 0; i < of.count; ++i) {
+                        const int row = of.tile(i) * N, head = of.head * heads_each + each;
                         unsigned char* to = stages + at.stage * STAGE;
                         Mbarrier& full = barriers.full[at.stage];
                         barriers.empty[at.stage].wait(at.parity ^ 1);
-                        full.arrive_expect_tx(2 * B_BYTES + 2 * N * 4);
+                        full.arrive_expect_tx(2 * B_BYTES);
                         #pragma unroll 1
                         for (int h = 0; h < HALVES; ++h) {
                             unsigned char* half = to + h * N * SWIZZLE;
                             tma_load(half, q_map, full, h * 64, row, head, of.batch);
                             tma_load(half + B_BYTES, dy_map, full, h * 64, row, head, of.batch);
                         }
-                        const float* from = sums + (of.batch * p.heads + head) * 2ll * pitch + row;
-                        bulk_load(to + 2 * B_BYTES, from, N * 4, full);
-                        bulk_load(to + 2 * B_BYTES + N * 4, from + pitch, N * 4, full);
                         at.next();
                     }
                 }
             });
-        } else if (threadIdx.x % 32 == 0 && warp <= GROUPS) {   // writers
-            const int g = warp - 1;
-            const unsigned char* part = dq_parts + g * PART * 4;
-            unsigned parity = 0;
-            const int tiles = (p.queries + N - 1) / N, blocks = (p.keys + KEYS - 1) / KEYS;
+        } else if (threadIdx.x == 32) {   // of statistics and turns
+            unsigned count = 0;
             for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
                 #pragma unroll 1
                 for (int each = 0; each < heads_each; ++each) {
                     const int head = of.batch * p.heads + of.head * heads_each + each;
                     #pragma unroll 1
-                    for (int i = 0; i < of.count(); ++i) {
-                        const int tile = of.tile(i), rank = of.rank<N>(tile, blocks);
-                        const int place = (head * tiles + tile) * GROUPS + g;
-                        barriers.dq_full[g].wait(parity);
-                        parity ^= 1;
-                        if (teams.size > 1 && rank > 0) {
-                            while (load_acquire(turns + place) != rank) {}
-                            asm volatile("fence.proxy.async;" ::: "memory");
-                        }
-                        float* to = dq_sums + (long long)place * PART;
-                        if (rank == 0)
-                            bulk_store(to, part, PART * 4);
-                        else
-                            bulk_reduce_add(to, part, PART * 4);
-                        tma_store_commit();
-                        tma_store_wait_read<0>();
-                        barriers.dq_empty[g].arrive();
-                        tma_store_wait<0>();
-                        if (teams.size > 1) {
-                            asm volatile("fence.proxy.async;" ::: "memory");
-                            store_release(turns + place, rank + 1);
-                        }
+                    for (int i = 0; i < of.count; ++i) {
+                        const int tile = of.tile(i), stage = count % 2;
+                        Mbarrier& full = barriers.full[stage];
+                        barriers.empty[stage].wait(count / 2 % 2 ^ 1);
+                        barriers.turns[count % 4] = {(head * of.last + tile) * GROUPS,
+                                                     of.rank<N>(tile, p, teams.rotate)};
+                        full.arrive_expect_tx(2 * N * 4);
+                        unsigned char* to = stages + stage * STAGE + 2 * B_BYTES;
+                        const float* from = sums + head * 2ll * pitch + tile * N;
+                        bulk_load(to, from, N * 4, full);
+                        bulk_load(to + N * 4, from + pitch, N * 4, full);
+                        ++count;
                     }
                 }
             });
+        } else if (threadIdx.x % 32 == 0) {   // writers
+            const int g = warp - 2;
+            const unsigned char* part = dq_parts + g * PART * 4;
+            for (unsigned count = 0;; ++count) {
+                barriers.dq_full[g].wait(count % 2);
+                if (*static_cast<volatile int*>(&barriers.over[g])) break;
+                const Turn turn = barriers.turns[count % 4];
+                const int place = turn.place + g;
+                if (teams.size > 1 && turn.rank > 0) {
+                    while (load_acquire(turns + place) != turn.rank) {}
+                    fence_proxy_async_all();
+                }
+                float* to = dq_sums + (long long)place * PART;
+                if (turn.rank == 0)
+                    bulk_store(to, part, PART * 4);
+                else
+                    bulk_reduce_add(to, part, PART * 4);
+                tma_store_commit();
+                tma_store_wait_read<0>();
+                barriers.dq_empty[g].arrive();
+                tma_store_wait<0>();
+                if (teams.size > 1) {
+                    fence_proxy_async_all();
+                    store_release(turns + place, turn.rank + 1);
+                }
+            }
         }
     } else {   // consumers
         setmaxnreg_increase<CONSUMER_REGISTERS>();
@@ -263,7 +281,6 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
         const float scale_log2 = p.scale * LOG2_E;
         const unsigned long long k_at = wgmma_descriptor(keys + 2 * group * A_BYTES);
-        const unsigned long long v_at = k_at + A_BYTES / 16;
         // For dq: of g 64 queries, of k 64 columns.
         const unsigned long long g_at =
             wgmma_descriptor(g_tiles + (D == 64 ? group * KEYS * SWIZZLE : 0));
@@ -276,7 +293,8 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
         Fragment<1, 64> dq;
         unsigned w_packed[N / 4], g_packed[N / 4];
         // The number of tiles so far: of both pipelines with two stages it gives stage and parity.
-        unsigned count = 0, keys_parity = 0;
+        unsigned count = 0;
+        PipelineState<KEYS_STAGES> keys_at;
 
         auto multiply = [&](Fragment<1, N>& to, unsigned long long a, const unsigned char* tile) {
             const unsigned long long a_at = opaque(a), b_at = opaque(wgmma_descriptor(tile));
@@ -318,7 +336,8 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
             const unsigned before = count - 1;
             barriers.g_full[before % 2].wait(before / 2 % 2);
             const unsigned long long a_at = opaque(g_at + before % 2 * (G_BYTES / 16));
-            const unsigned long long b_at = opaque(k_columns_at);
+            const unsigned long long b_at =
+                opaque(k_columns_at + keys_at.stage * (KEYS_BYTES / 16));
             fence_registers(dq.values);
             wgmma_fence();
             #pragma unroll
@@ -348,7 +367,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
             const int row = of.block * KEYS + group * 64;   // the first of this warpgroup
             const int own_row = row + warp * 16 + s.row_of(0);   // the thread's: this and 8 later
             // Key r is seen by the queries from r + low to r + high.
-            const int low = of.rotate ? -p.keys - p.queries : -of.shift;
+            const int low = teams.rotate ? -p.keys - p.queries : p.queries - p.keys;
             sum_k.clear();
             sum_v.clear();
             auto mask = [&](int n) {
@@ -368,26 +387,23 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                 }
             };
 
-            const int tiles = max(0, of.count());
-            if (tiles > 0) {
-                barriers.keys_full.wait(keys_parity);
-                keys_parity ^= 1;
-            }
+            if (of.count > 0) barriers.keys_full[keys_at.stage].wait(keys_at.parity);
+            const unsigned long long k_now = k_at + keys_at.stage * (KEYS_BYTES / 16);
             bool goes_on = false;   // the last products of a tile are under way
             #pragma unroll 1
             for (int each = 0; each < heads_each; ++each) {
                 #pragma unroll 1
-                for (int i = 0; i < tiles; ++i) {
+                for (int i = 0; i < of.count; ++i) {
                     const int n = of.tile(i);
                     const unsigned char* tile1 = stages + count % 2 * STAGE;
                     const unsigned char* tile2 = tile1 + B_BYTES;
                     barriers.full[count % 2].wait(count / 2 % 2);
                     // Scores.
-                    multiply(s, k_at, tile1);
+                    multiply(s, k_now, tile1);
                     wgmma_wait<1>();   // for the products before these
                     if (goes_on) barriers.empty[(count - 1) % 2].arrive();
                     // Gradients of the weights.
-                    multiply(g, v_at, tile2);
+                    multiply(g, k_now + A_BYTES / 16, tile2);
                     wgmma_wait<1>();
                     fence_registers(s.values);
                     // Mask.
@@ -434,15 +450,16 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                 }
             }
             wgmma_wait<0>();
+            fence_registers(sum_k.values);
+            fence_registers(sum_v.values);
             if (goes_on) {
                 barriers.empty[(count - 1) % 2].arrive();
                 multiply_dq();
                 wgmma_wait<0>();
-                arrive_warp(barriers.keys_empty);
+                arrive_warp(barriers.keys_empty[keys_at.stage]);
                 pass_dq();
+                keys_at.next();
             }
-            fence_registers(sum_k.values);
-            fence_registers(sum_v.values);
             // Store.
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -454,6 +471,8 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                 store_row(dv + to, sum_v, h, 1.0f, width);
             }
         });
+        if (threadIdx.x % WARPGROUP == 0) barriers.over[group] = 1;
+        arrive_warp(barriers.dq_full[group]);
     }
 }
 
