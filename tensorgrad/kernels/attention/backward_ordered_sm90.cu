@@ -117,7 +117,7 @@ struct BackwardBarriers {
     Mbarrier keys_full[2], keys_empty[2], full[2], empty[2];   // blocks of keys; tiles of queries
     Mbarrier g_full[2], g_empty[2], dq_full[GROUPS], dq_empty[GROUPS];
     Turn turns[4];   // of the latest tiles; a writer is at most three behind
-    int over[GROUPS];   // whether a writer has written its last part
+    unsigned total[GROUPS];   // of a writer's parts, plus one; 0 before it is known
 };
 
 // `bytes` contiguous bytes from shared to global memory, written or added (float).
@@ -144,8 +144,32 @@ __device__ inline void store_release(int* to, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(to), "r"(x) : "memory");
 }
 
+// A writer: adds the parts of dq that its warpgroup computes, each in its turn.
+__device__ inline void write_parts(BackwardBarriers& barriers, int group,
+                                         const unsigned char* part, float* dq_sums, int* turns) {
+    for (unsigned count = 0;; ++count) {
+        barriers.dq_full[group].wait(count % 2);
+        if (*static_cast<volatile unsigned*>(&barriers.total[group]) > count) break;
+        const Turn turn = barriers.turns[count % 4];
+        const int place = turn.place + group;
+        float* to = dq_sums + (long long)place * PART;
+        while (turn.rank > 0 && load_acquire(turns + place) != turn.rank) {}
+        fence_proxy_async_all();
+        if (turn.rank == 0)
+            bulk_store(to, part, PART * 4);
+        else
+            bulk_reduce_add(to, part, PART * 4);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+        barriers.dq_empty[group].arrive();
+        tma_store_wait<0>();
+        fence_proxy_async_all();
+        store_release(turns + place, turn.rank + 1);
+    }
+}
+
 // dq_sums: (batch * heads, tiles, GROUPS, PART). turns: (batch * heads, tiles, GROUPS), how many
-// blocks have added; 0 before, and not used by teams of one. sums: see attention_backward_rows.
+// blocks have added; 0 before. sums: see attention_backward_rows.
 template <typename T, int D, int N>
 __global__ void __launch_bounds__(WARPGROUP * (GROUPS + 1), 1)
 attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __restrict__ dq_sums,
@@ -172,7 +196,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
         for (int s = 0; s < 2; ++s) {
             barriers.keys_full[s].init(1);
             barriers.keys_empty[s].init(4 * GROUPS);
-            barriers.full[s].init(2);
+            barriers.full[s].init(1);
             barriers.empty[s].init(WARPGROUP * GROUPS);
             barriers.g_full[s].init(GROUPS);
             barriers.g_empty[s].init(4 * GROUPS);
@@ -180,7 +204,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
         for (int g = 0; g < GROUPS; ++g) {
             barriers.dq_full[g].init(4);
             barriers.dq_empty[g].init(1);
-            barriers.over[g] = 0;
+            barriers.total[g] = 0;
         }
         fence_mbarrier_init();
     }
@@ -190,8 +214,13 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
     if (threadIdx.x < WARPGROUP) {
         setmaxnreg_decrease<PRODUCER_REGISTERS>();   // producers, a warp each
         const int warp = uniform(threadIdx.x / 32);
-        if (threadIdx.x == 0) {   // of tiles
-            PipelineState<2> at;
+        if (warp > 0) {   // whole warps part first: else the producer's registers do not suffice
+            if (threadIdx.x % 32 == 0 && warp <= GROUPS)
+                write_parts(barriers, warp - 1, dq_parts + (warp - 1) * PART * 4, dq_sums, turns);
+            return;
+        }
+        if (threadIdx.x == 0) {
+            unsigned count = 0;
             PipelineState<KEYS_STAGES> keys_at;
             for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
                 if (of.count == 0) return;
@@ -208,72 +237,27 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                 }
                 keys_at.next();
                 #pragma unroll 1
-                for (int each = 0; each < heads_each; ++each) {
+                for (int i = 0, head = of.head * heads_each;
+                     head < (of.head + 1) * heads_each; i + 1 < of.count ? ++i : (i = 0, ++head)) {
+                    const int tile = of.tile(i), stage = count % 2;
+                    unsigned char* to = stages + stage * STAGE;
+                    Mbarrier& full = barriers.full[stage];
+                    barriers.empty[stage].wait(count / 2 % 2 ^ 1);
+                    const int pair = of.batch * p.heads + head;
+                    barriers.turns[count++ % 4] = {(pair * of.last + tile) * GROUPS,
+                                                   of.rank<N>(tile, p, teams.rotate)};
+                    full.arrive_expect_tx(STAGE - 1024 + 2 * N * 4);
+                    const float* from = sums + pair * 2ll * pitch + tile * N;
+                    bulk_load(to + 2 * B_BYTES, from, N * 4, full);
+                    bulk_load(to + 2 * B_BYTES + N * 4, from + pitch, N * 4, full);
                     #pragma unroll 1
-                    for (int i = 0; i < of.count; ++i) {
-                        const int row = of.tile(i) * N, head = of.head * heads_each + each;
-                        unsigned char* to = stages + at.stage * STAGE;
-                        Mbarrier& full = barriers.full[at.stage];
-                        barriers.empty[at.stage].wait(at.parity ^ 1);
-                        full.arrive_expect_tx(2 * B_BYTES);
-                        #pragma unroll 1
-                        for (int h = 0; h < HALVES; ++h) {
-                            unsigned char* half = to + h * N * SWIZZLE;
-                            tma_load(half, q_map, full, h * 64, row, head, of.batch);
-                            tma_load(half + B_BYTES, dy_map, full, h * 64, row, head, of.batch);
-                        }
-                        at.next();
+                    for (int h = 0; h < HALVES; ++h) {
+                        unsigned char* half = to + h * N * SWIZZLE;
+                        tma_load(half, q_map, full, h * 64, tile * N, head, of.batch);
+                        tma_load(half + B_BYTES, dy_map, full, h * 64, tile * N, head, of.batch);
                     }
                 }
             });
-        } else if (threadIdx.x == 32) {   // of statistics and turns
-            unsigned count = 0;
-            for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
-                #pragma unroll 1
-                for (int each = 0; each < heads_each; ++each) {
-                    const int head = of.batch * p.heads + of.head * heads_each + each;
-                    #pragma unroll 1
-                    for (int i = 0; i < of.count; ++i) {
-                        const int tile = of.tile(i), stage = count % 2;
-                        Mbarrier& full = barriers.full[stage];
-                        barriers.empty[stage].wait(count / 2 % 2 ^ 1);
-                        barriers.turns[count % 4] = {(head * of.last + tile) * GROUPS,
-                                                     of.rank<N>(tile, p, teams.rotate)};
-                        full.arrive_expect_tx(2 * N * 4);
-                        unsigned char* to = stages + stage * STAGE + 2 * B_BYTES;
-                        const float* from = sums + head * 2ll * pitch + tile * N;
-                        bulk_load(to, from, N * 4, full);
-                        bulk_load(to + N * 4, from + pitch, N * 4, full);
-                        ++count;
-                    }
-                }
-            });
-        } else if (threadIdx.x % 32 == 0) {   // writers
-            const int g = warp - 2;
-            const unsigned char* part = dq_parts + g * PART * 4;
-            for (unsigned count = 0;; ++count) {
-                barriers.dq_full[g].wait(count % 2);
-                if (*static_cast<volatile int*>(&barriers.over[g])) break;
-                const Turn turn = barriers.turns[count % 4];
-                const int place = turn.place + g;
-                if (teams.size > 1 && turn.rank > 0) {
-                    while (load_acquire(turns + place) != turn.rank) {}
-                    fence_proxy_async_all();
-                }
-                float* to = dq_sums + (long long)place * PART;
-                if (turn.rank == 0)
-                    bulk_store(to, part, PART * 4);
-                else
-                    bulk_reduce_add(to, part, PART * 4);
-                tma_store_commit();
-                tma_store_wait_read<0>();
-                barriers.dq_empty[g].arrive();
-                tma_store_wait<0>();
-                if (teams.size > 1) {
-                    fence_proxy_async_all();
-                    store_release(turns + place, turn.rank + 1);
-                }
-            }
         }
     } else {   // consumers
         setmaxnreg_increase<CONSUMER_REGISTERS>();
@@ -471,7 +455,8 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                 store_row(dv + to, sum_v, h, 1.0f, width);
             }
         });
-        if (threadIdx.x % WARPGROUP == 0) barriers.over[group] = 1;
+        barriers.dq_empty[group].wait(count % 2 ^ 1);   // a barrier is at most a phase ahead
+        if (threadIdx.x % WARPGROUP == 0) barriers.total[group] = count + 1;
         arrive_warp(barriers.dq_full[group]);
     }
 }

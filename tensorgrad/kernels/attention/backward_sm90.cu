@@ -64,9 +64,9 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
                         const __grid_constant__ Strides dy_strides) {
     constexpr int LANES = 8;
     const int padded = (p.queries + columns - 1) / columns * columns;   // of the longest sequence
-    const long long row = (blockIdx.x * 256ll + threadIdx.x) / LANES;
-    const int lane = threadIdx.x % LANES;
-    const int h = row % p.heads, t = row / p.heads % padded, b = row / p.heads / padded;
+    // A block has 32 rows of a head, the next block those of the next head.
+    const int place = blockIdx.x / p.heads * 32, lane = threadIdx.x % LANES;
+    const int h = blockIdx.x % p.heads, t = place % padded + threadIdx.x / LANES, b = place / padded;
     const Sequence of = b < batches ? sequence_of<true>(p, extras, b) : Sequence{0, 0, 0, 0, 0};
     const bool inside = t < of.queries;
     float sum = 0;

@@ -58,6 +58,7 @@ _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
 # Of the kernel with ordered sums: queries of a tile by head width; a block has 128 keys.
 _ORDERED_TILES = {64: 128, 128: 64}
 _ORDERED_KEYS, _PARTS, _PART = 128, 2, 4096
+_STREAMED = 32 * 2**20  # bytes that stay in the L2 cache
 _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold both dk and dv
 
 
@@ -127,7 +128,7 @@ def _backward_ordered(
     )
     shape = (q.shape[0] * q.shape[1], tiles, _PARTS)
     dq_sums = backend.empty((*shape, _PART), float32, like=q)
-    turns = backend.cupy.zeros(shape if plan.team > 1 else 1, np.int32)
+    turns = backend.cupy.zeros(shape, np.int32)
     maps = (_boxes(k), _boxes(v), _boxes(q, plan.rows), _boxes(dy, plan.rows))
     plan.kernel(
         (plan.grid,),
@@ -256,7 +257,7 @@ class _Geometry:
         streamed = 8 * width * self.queries * self.heads // self.kv_heads  # q, dy and sums of dq
         team, longest = _best_team(heads, lengths, tiles, causal, self.processors, streamed)
         even = max(max(lengths), sum(lengths) * heads / self.processors)
-        if 5 * longest > 7 * even:
+        if 5.3 * longest > 7 * even:  # five products and the sums of dq, or seven products
             return None
         kernel = load(
             _ORDERED, f"attention_backward_ordered<{c_name(self.dtype)}, {width}, {rows}>"
@@ -318,8 +319,11 @@ def _best_team(
         tiles: of the queries.
         causal: see backward_ordered_sm90.cu for the order in which keys are dealt.
         processors: of the GPU.
-        streamed: bytes of a head. What teams stream at a time stays in the L2 cache, or takes up to
-            half as long again (measured on an H200).
+        streamed: bytes of a head.
+
+    Measured on an H200: a team of one takes half as long again when what all teams stream does not
+    stay in the L2 cache; larger teams read it once for all their blocks, but wait for each other,
+    about as many tiles for each head as they have members.
     """
     best = (0, math.inf)
     for team in range(1, min(len(lengths), tiles, processors) + 1):
@@ -332,8 +336,8 @@ def _best_team(
             for member in range(team):
                 block = low + (team - 1 - member if reverse else member)
                 shares[member] += lengths[block] if block < len(lengths) else 0
-        missed = max(0, 1 - _CACHED / (processors // team * streamed))
-        longest = rounds * max(shares) * (1 + missed**2 / 2)
+        missed = max(0, 1 - _STREAMED / (processors // team * streamed))
+        longest = rounds * (max(shares) * (1 + missed / (2 * team)) + team)
         if longest < best[1]:
             best = team, longest
     return best
