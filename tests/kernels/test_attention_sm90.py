@@ -66,6 +66,28 @@ def test_causal(size: tuple[int, int, int, int], width: int, dtype: Any) -> None
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [40, 64, 96, 128])
+@pytest.mark.parametrize("team", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "size", [(2, 2, 700, 700), (4, 2, 641, 641), (2, 1, 650, 900), (1, 1, 1290, 650)]
+)
+def test_ordered_backward(
+    size: tuple[int, int, int, int],
+    team: int,
+    width: int,
+    causal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention_sm90._geometry_of.cache_clear()
+    monkeypatch.setattr(attention_sm90, "_best_team", lambda *_: (team, 0.0))
+    with monkeypatch.context() as inner:
+        inner.setattr(attention_sm90._Geometry, "backward_keys", None)  # not the other kernels
+        dtype = np.float16 if team == 2 else bfloat16
+        compare(dense(width, *size, dtype), lambda q, k, v: tg.attention(q, k, v, causal=causal))
+    attention_sm90._geometry_of.cache_clear()
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("window", [None, 1, 70, 200])
 def test_window(window: int | None, width: int, causal: bool) -> None:

@@ -62,7 +62,7 @@ struct KeyBlock {
     }
 };
 
-// Hides a value from the compiler, which would else compute what is the same in all steps, or in all
+// Hides a value from the compiler, which would else compute what is the same in all steps, or all
 // warps, before the loops, and has no registers for it.
 __device__ inline unsigned long long opaque(unsigned long long x) {
     asm volatile("" : "+l"(x));

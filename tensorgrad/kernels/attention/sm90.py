@@ -1,6 +1,7 @@
 """Attention on Hopper with wgmma and TMA.
 
-Launches attention/forward_sm90.cu and attention/backward_sm90.cu. Arrays are (B, H, T, D) views of
+Launches attention/forward_sm90.cu, and for backward either attention/backward_ordered_sm90.cu, one
+kernel, or attention/backward_sm90.cu, which takes everything. Arrays are (B, H, T, D) views of
 any layout that TMA reads in place; others are copied. Kernels are compiled for a few head widths; a
 head of another width takes the next larger one, and TMA pads it with zeros. The tiles of each width
 fit the registers; the fastest ones were measured on an H200. Extras (a mask, dropout, sequences of
@@ -38,7 +39,6 @@ _FORWARD, _BACKWARD = "attention/forward_sm90.cu", "attention/backward_sm90.cu"
 _ORDERED = "attention/backward_ordered_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _WARPGROUP = 128
-_LOG2_E = 1 / math.log(2)
 _CACHED = 24 * 2**20  # bytes of keys and values, or of queries, that stay in the L2 cache
 # By head width, without and with extras: warpgroups of 64 rows in a block, and columns of a tile.
 _Tiles = dict[int, tuple[int, int]]
@@ -115,30 +115,32 @@ def _backward_ordered(
     geometry: _Geometry, arrays: Arrays, y: Array, dy: Array, logsumexp: Array, gradients: Arrays
 ) -> None:
     """Write the gradients with one kernel, which adds the parts of dq in a fixed order."""
-    assert geometry.ordered is not None
-    (q, k, v), (dq, dk, dv), plan = arrays, gradients, geometry.ordered
-    tiles = plan.pitch // plan.rows
+    plan = geometry.ordered
+    assert plan is not None
+    (q, k, v), (dq, dk, dv), name = arrays, gradients, c_name(arrays[0].dtype)
     sums = backend.empty((*q.shape[:2], 2, plan.pitch), float32, like=q)
-    numbers = (*(number("i4", n) for n in (len(q), plan.rows, plan.pitch)), number("f4", _LOG2_E))
-    struct, extras = geometry.struct(True), _no_extras(q.shape[2], plan.rows)
-    blocks = (-(-q.shape[0] * q.shape[1] * plan.pitch * 8 // 256),)
-    name = c_name(q.dtype)
+    parts = (*q.shape[:2], plan.pitch // plan.rows, _PARTS)
+    dq_sums = backend.empty((*parts, _PART), float32, like=q)
+    turns = backend.cupy.zeros(parts, np.int32)
+    rows, pitch = number("i4", plan.rows), number("i4", plan.pitch)
+
+    rest = (number("i4", len(q)), rows, pitch, number("f4", 1 / math.log(2)), _strides(dy))
     load(_BACKWARD, f"attention_backward_rows<{name}>")(
-        blocks, (256,), (sums, y, dy, logsumexp, struct, extras, *numbers, _strides(dy))
+        (q.shape[0] * q.shape[1] * plan.pitch // 32,),
+        (256,),
+        (sums, y, dy, logsumexp, plan.struct, _no_extras(q.shape[2], plan.rows), *rest),
     )
-    shape = (q.shape[0] * q.shape[1], tiles, _PARTS)
-    dq_sums = backend.empty((*shape, _PART), float32, like=q)
-    turns = backend.cupy.zeros(shape, np.int32)
     maps = (_boxes(k), _boxes(v), _boxes(q, plan.rows), _boxes(dy, plan.rows))
     plan.kernel(
         (plan.grid,),
-        (_WARPGROUP * 3,),
-        (dk, dv, dq_sums, turns, sums, *maps, struct, plan.teams, numbers[2], _strides(dk)),
+        (3 * _WARPGROUP,),
+        (dk, dv, dq_sums, turns, sums, *maps, plan.struct, plan.teams, pitch, _strides(dk)),
         _SHARED,
     )
-    causal = number("i4", not geometry.even)
     load(_ORDERED, f"attention_backward_queries<{name}>")(
-        (int(np.prod(shape)),), (256,), (dq, dq_sums, struct, numbers[1], causal, _strides(dq))
+        (math.prod(parts),),
+        (256,),
+        (dq, dq_sums, plan.struct, rows, number("i4", not geometry.even), _strides(dq)),
     )
 
 
@@ -149,7 +151,7 @@ class _Ordered(NamedTuple):
     grid: int
     rows: int  # queries of a tile
     pitch: int  # queries, padded to whole tiles
-    team: int  # blocks that share a head
+    struct: Any  # AttentionSm90Arguments
     teams: Any  # BackwardTeams
 
 
@@ -248,6 +250,8 @@ class _Geometry:
             return None
         rows = _ORDERED_TILES[width]
         tiles, blocks = -(-self.queries // rows), -(-self.keys // _ORDERED_KEYS)
+        if not tiles or not blocks:
+            return None
         shift = self.keys - self.queries
         lengths = [
             max(0, tiles - (max(0, n * _ORDERED_KEYS - shift) // rows if causal else 0))
@@ -264,11 +268,7 @@ class _Geometry:
         )
         grid = min(self.processors // team, heads) * team
         teams = by_value(BackwardTeams(team, not causal))
-        return _Ordered(kernel, grid, rows, tiles * rows, team, teams)
-
-    def struct(self, of_keys: bool = False) -> Any:
-        """Return the sizes for tiles of rows of q or of k."""
-        return self._struct(of_keys)
+        return _Ordered(kernel, grid, rows, tiles * rows, self._struct(of_keys=True), teams)
 
     def _tiles(self, table: tuple[_Tiles, _Tiles]) -> tuple[int, int, int]:
         """Return the least width of a table that holds the heads, and its tiles."""
