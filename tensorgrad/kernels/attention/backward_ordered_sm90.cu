@@ -62,8 +62,8 @@ struct KeyBlock {
     }
 };
 
-// Hides a value from the compiler, which would else compute what is the same in all steps, or all
-// warps, before the loops, and has no registers for it.
+// Hides a value from the compiler, which would else compute before the loops what is the same in
+// all steps, and has no registers for it.
 __device__ inline unsigned long long opaque(unsigned long long x) {
     asm volatile("" : "+l"(x));
     return x;

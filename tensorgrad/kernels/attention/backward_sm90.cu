@@ -66,7 +66,8 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
     const int padded = (p.queries + columns - 1) / columns * columns;   // of the longest sequence
     // A block has 32 rows of a head, the next block those of the next head.
     const int place = blockIdx.x / p.heads * 32, lane = threadIdx.x % LANES;
-    const int h = blockIdx.x % p.heads, t = place % padded + threadIdx.x / LANES, b = place / padded;
+    const int h = blockIdx.x % p.heads, t = place % padded + threadIdx.x / LANES;
+    const int b = place / padded;
     const Sequence of = b < batches ? sequence_of<true>(p, extras, b) : Sequence{0, 0, 0, 0, 0};
     const bool inside = t < of.queries;
     float sum = 0;

@@ -209,13 +209,6 @@ template <int N> __device__ inline void add_bias(Fragment<1, N>& sums, const flo
     }
 }
 
-// x limited to [-10, 10]; NaN stays.
-__device__ inline float clamp_to_ten(float x) {
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(10.0f));
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-10.0f));
-    return x;
-}
-
 // Where the values of a warp's boxes lie in an array like y, and how many of them exist.
 struct ArrayPlace {
     void* first;   // or null: they are not stored
@@ -223,22 +216,23 @@ struct ArrayPlace {
 };
 
 // gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in
-// boxes, and its derivative, by a warp. One division serves two values; beyond 2^60 s
-// counts as 2^-60. The derivative beyond 10 is that at 10: farther out x^3 would enlarge the error
-// in the last digit of s, which is the same there. Not inlined: in a kernel that is short of
-// registers the compiler, to save some, computes one value after the other, three times slower.
+// boxes, and its derivative, by a warp. The derivative takes x beyond 10 as 10: farther out x^3
+// would enlarge the error in the last digit of s, which is the same there. Three warps do this for
+// a whole tile: 17 operations a value are as long as the products of 768 terms. Not inlined: in a
+// kernel that is short of registers the compiler, to save some, computes one value after the other,
+// three times slower.
 template <typename T, int N>
 __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES],
                                            const ArrayPlace derivative) {
     constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
     constexpr int VECTORS = 2, VALUES = 8 * VECTORS;   // at a time
     #pragma unroll 1
-    for (int i = threadIdx.x % 32; i < N * BOX_BYTES / 16; i += 32 * VECTORS) {
+    for (unsigned i = threadIdx.x % 32; i < N * BOX_BYTES / 16; i += 32 * VECTORS) {
         uint4* at = reinterpret_cast<uint4*>(boxes[0]) + i;
         unsigned words[VALUES / 2];
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) reinterpret_cast<uint4&>(words[4 * v]) = at[32 * v];
-        float x[VALUES], s[VALUES];
+        float x[VALUES], square[VALUES], s[VALUES];
         #pragma unroll
         for (int e = 0; e < VALUES; e += 2) {
             const float2 pair = unpack<T>(words[e / 2]);
@@ -246,14 +240,12 @@ __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES],
             x[e + 1] = pair.y;
         }
         #pragma unroll
-        for (int e = 0; e < VALUES; ++e)
-            s[e] = 1 + fast_exp2(fminf(-x[e] * (A * LOG2_E + B * LOG2_E * x[e] * x[e]), 60.0f));
-        #pragma unroll
-        for (int e = 0; e < VALUES; e += 2) {
-            const float both = fast_reciprocal(s[e] * s[e + 1]), first = both * s[e + 1];
-            s[e + 1] = both * s[e];
-            s[e] = first;
+        for (int e = 0; e < VALUES; ++e) {
+            square[e] = x[e] * x[e];
+            s[e] = fast_exp2(-x[e] * (A * LOG2_E + B * LOG2_E * square[e]));
         }
+        #pragma unroll
+        for (int e = 0; e < VALUES; ++e) s[e] = fast_reciprocal(1 + s[e]);
         #pragma unroll
         for (int e = 0; e < VALUES; e += 2)
             words[e / 2] = pack<T>(x[e] * s[e], x[e + 1] * s[e + 1]);
@@ -261,17 +253,15 @@ __device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES],
         for (int v = 0; v < VECTORS; ++v) at[32 * v] = reinterpret_cast<uint4&>(words[4 * v]);
         if (!derivative.first) continue;
         #pragma unroll
-        for (int e = 0; e < VALUES; ++e) {
-            const float z = clamp_to_ten(x[e]);
-            s[e] += z * (s[e] - s[e] * s[e]) * (A + 3 * B * z * z);
-        }
+        for (int e = 0; e < VALUES; ++e)
+            s[e] += fminf(x[e], 10) * (s[e] - s[e] * s[e]) * (A + 3 * B * fminf(square[e], 100));
         #pragma unroll
         for (int e = 0; e < VALUES; e += 2) words[e / 2] = pack<T>(s[e], s[e + 1]);
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const int piece = i + 32 * v, row = piece / 8 % 16,
-                      column = piece / (BOX_BYTES / 16) * 64 + (piece % 8 ^ row % 8) * 8;
-            if (row < derivative.rows && column < derivative.columns)
+            const unsigned piece = i + 32 * v, row = piece / 8 % 16,
+                           column = piece / (BOX_BYTES / 16) * 64 + (piece % 8 ^ row % 8) * 8;
+            if (int(row) < derivative.rows && int(column) < derivative.columns)
                 *reinterpret_cast<uint4*>(static_cast<T*>(derivative.first)
                                           + (long long)row * derivative.pitch + column) =
                     reinterpret_cast<uint4&>(words[4 * v]);
