@@ -43,7 +43,7 @@ class ModelOptions:
         """The preset, or the sizes where an option changes one of the preset's."""
         config, known = self.config(), PRESETS[self.preset]
         if replace(config, vocab_multiple=known.vocab_multiple) == known:
-            return self.preset
+            return str(self.preset)
         return (
             f"GPT-2 with {config.layers} layers, {config.heads} heads, width {config.width:,}, "
             f"context {config.context:,}, vocabulary {config.vocab_size:,}"
