@@ -35,7 +35,7 @@ from tensorgrad.bench.pictures import new_figure, save
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.command import command
 from tensorgrad.data import TokenFile, TokenLoader, is_prepared
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import ArgumentError
 from tensorgrad.files import make_folder
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
@@ -50,24 +50,9 @@ Row = tuple[int, float, float, float]  # COLUMNS
 
 
 def read_tokens(data: str, vocab_size: int) -> Any:
-    """Return the tokens of a .npy file, a .bin file of uint16, or a prepared folder.
-
-    Raises:
-        DataError: it is none of these, or has a token outside the vocabulary.
-    """
-    path = Path(data)
-    if is_prepared(path):
-        path /= "train.npy"
-    if path.suffix != ".bin":
-        return TokenFile.open(path, vocab_size).tokens
-    try:
-        tokens = np.fromfile(path, "<u2")
-    except OSError as error:
-        raise DataError(f"--data: cannot read {path}: {error.strerror}") from error
-    if not tokens.size or tokens.max() >= vocab_size:
-        found = f"a token {tokens.max()}" if tokens.size else "no tokens"
-        raise DataError(f"--data: {path} has {found}, expected tokens below {vocab_size:,}")
-    return tokens
+    """Return the tokens of a .npy file, or those to train on of a prepared folder."""
+    path = Path(data, "train.npy") if is_prepared(data) else data
+    return TokenFile.open(path, vocab_size).tokens
 
 
 def our_step(model: GPT2, settings: TrainSettings, device: str) -> TrainStep:
@@ -200,8 +185,7 @@ def options() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--data", required=True, help="a .npy file of tokens, a .bin file of uint16, or a folder "
-        "of `tensorgrad prepare`")  # fmt: skip
+    add("--data", required=True, help="a folder of `tensorgrad prepare`, or a .npy file of tokens")
     add("--preset", choices=tuple(PRESETS), default="gpt2-124M", help="(default: gpt2-124M)")
     for name in ("layers", "heads", "width", "context"):
         add(f"--{name}", type=int, help="of the model (default: the preset's)")

@@ -83,13 +83,13 @@ def test_finished_steps_are_kept(
 
 
 def test_bad_arguments_are_one_line(
-    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "high.bin").write_bytes(np.array([70], "<u2").tobytes())
+    np.save(tmp_path / "high.npy", np.full(100, 70, np.uint16))
     for more, message in (
-        (["--data", str(tmp_path / "high.bin")], "has a token 70, expected tokens below 64"),
-        (["--data", str(tmp_path / "none.bin")], "cannot read"),
+        (["--data", str(tmp_path / "high.npy")], "70"),
+        (["--data", str(tmp_path / "none.npy")], "cannot read"),
         (["--window", "25"], "--window: got 25, expected 1 to --steps, 24"),
     ):
         assert loss_curve.main([*options, *more]) == 1
-        assert message in caplog.text
+        assert message in caplog.records[-1].getMessage()
