@@ -6,13 +6,14 @@
 
 A replay costs the host one launch, however many kernels and lines of Python the step has. It
 repeats launches with the same addresses: arguments are copied into buffers, intermediate results
-stay in a memory pool of their own, and what differs from step to step is on the GPU (learning rate,
-step count, loss scale), with random numbers counted on by each replay. So eager steps and replays
-give equal bits. Tests: tests/test_graph.py.
+stay in a memory pool that the graphs of a function share, and what differs from step to step is on
+the GPU (learning rate, step count, loss scale), with random numbers counted on by each replay. So
+eager steps and replays give equal bits. Tests: tests/test_graph.py.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +92,11 @@ class Captured:
         self._on_gpu = backend.gpu_index(device) is not None
         self._function, self._most = function, most
         self._variants: list[_Variant] = []
+        self._arena: _Arena | None = None
         self._lock = threading.Lock()
+        if self._on_gpu:
+            self._stream = backend.cupy.cuda.Stream(non_blocking=True)  # of warm-ups and captures
+            self._done = backend.cupy.cuda.Event(disable_timing=True)  # the call before
         self._told = False
 
     @property
@@ -121,18 +126,45 @@ class Captured:
         variant = next(found, None)
         if ranges.active is not None or (variant is None and self._is_full()):
             return _mapped(_detached, _checked(self._function(*arguments)))
-        if variant is None:
-            variant = _Variant(key, arguments)
-            result = variant.warm_up(self._function)
-            self._variants.append(variant)
-            return result
-        variant.load(arguments)
-        if variant.graph is None:
-            try:
-                variant.capture(self._function)
-            except _UnlikeWarmUp:
-                return variant.warm_up(self._function)
-        return variant.replay()
+        with self._in_turn():
+            if variant is None:
+                variant = _Variant(key, arguments)
+                result = variant.warm_up(self._function, self._stream)
+                self._variants.append(variant)
+                return result
+            variant.load(arguments)
+            if variant.graph is None:
+                try:
+                    self._capture(variant)
+                except _UnlikeWarmUp:
+                    return variant.warm_up(self._function, self._stream)
+            return variant.replay()
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Let the GPU run the `with` block after the call before, which shares memory with it."""
+        stream = backend.cupy.cuda.get_current_stream()
+        stream.wait_event(self._done)
+        try:
+            yield
+        finally:
+            self._done.record(stream)
+
+    def _capture(self, variant: _Variant) -> None:
+        """Capture a variant in the memory that graphs share.
+
+        If the step leaves arrays there, such as the gradient of a leaf, a replay of another graph
+        would overwrite them. So this variant keeps the arena, and the others are captured again,
+        in a new one, when they are called.
+        """
+        if self._arena is None:
+            self._arena = _Arena()
+        variant.capture(self._function, self._stream, self._arena)
+        if self._arena.is_used():
+            for each in self._variants:
+                if each is not variant and each.arena is self._arena:
+                    each.drop()
+            self._arena = None
 
     def _is_full(self) -> bool:
         if len(self._variants) < self._most:
@@ -144,19 +176,16 @@ class Captured:
 
 
 class _Arena:
-    """The stream and the memory of one graph.
+    """The memory of graphs that never run at the same time.
 
-    No other graph shares it: what the warm-up of another one allocates and keeps, such as a table
-    in a layer, would lie where this one has memory for intermediate results. The memory stays
-    reserved as long as the arena lives, whatever the pool gives back.
+    They share it for intermediate results, so what outlives a step must not lie here. A warm-up,
+    which may allocate what a layer keeps, such as a table, does that elsewhere; what a capture
+    leaves is found by `is_used`. The memory stays reserved as long as the arena lives, whatever
+    the pool gives back.
     """
 
     def __init__(self) -> None:
-        """Make an arena, and free the memory of the default pool that nothing uses any more."""
-        cuda = backend.cupy.cuda
-        backend.cupy.get_default_memory_pool().free_all_blocks()
-        self.stream = cuda.Stream(non_blocking=True)
-        self.pool = cuda.MemoryPool(self._allocate)
+        self.pool = backend.cupy.cuda.MemoryPool(self._allocate)
         self._memory: list[Any] = []
         backend.add_pool(self)
 
@@ -168,22 +197,16 @@ class _Arena:
         """Return the bytes reserved."""
         return int(sum(each.size for each in self._memory))
 
+    def is_used(self) -> bool:
+        """Whether there are arrays; those in reference cycles are deleted first."""
+        if self.used_bytes():
+            gc.collect()
+        return self.used_bytes() > 0
+
     def owns(self, array: Array) -> bool:
         """Whether an array lies in this memory."""
         address = array.data.ptr
         return any(each.ptr <= address < each.ptr + each.size for each in self._memory)
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Run and allocate here in the `with` block, after what was submitted before it."""
-        cuda = backend.cupy.cuda
-        around = cuda.get_current_stream()
-        self.stream.wait_event(around.record())
-        try:
-            with cuda.using_allocator(self.pool.malloc), self.stream:
-                yield
-        finally:
-            around.wait_event(self.stream.record())
 
     def _allocate(self, size: int) -> Any:
         """Return memory for the pool; what the default pool does not use makes space for it."""
@@ -195,6 +218,18 @@ class _Arena:
             memory = cuda.Memory(size)
         self._memory.append(memory)
         return cuda.MemoryPointer(memory, 0)
+
+
+@contextmanager
+def _on_stream(stream: Any) -> Iterator[None]:
+    """Run the `with` block on a stream, after what was submitted before it."""
+    around = backend.cupy.cuda.get_current_stream()
+    stream.wait_event(around.record())
+    try:
+        with stream:
+            yield
+    finally:
+        around.wait_event(stream.record())
 
 
 class _UnlikeWarmUp(BaseException):
@@ -308,12 +343,13 @@ class _Variant:
         arguments: on the GPU.
     Attributes:
         graph: None before it is captured.
+        arena: of the graph.
     """
 
     def __init__(self, key: Any, arguments: list[Any]) -> None:
         self.key = key
         self.graph: Any = None
-        self._arena = _Arena()
+        self.arena: _Arena | None = None
         self._arguments = [_mapped(_copy, each) for each in arguments]
         self._offset: Array = backend.cupy.zeros(1, np.uint64)  # see Generator.offset
         self._watch = _Watch()
@@ -334,34 +370,43 @@ class _Variant:
             elif backend.is_array(buffer):
                 buffer[...] = value
 
-    def warm_up(self, function: Callable[..., Any]) -> Any:
-        """Call the function eagerly, in the memory that the graph will use."""
+    def drop(self) -> None:
+        """Forget the graph: the next call captures it again."""
+        self.graph = self.arena = self._result = None
+
+    def warm_up(self, function: Callable[..., Any], stream: Any) -> Any:
+        """Call the function eagerly, on the stream of the capture."""
         watch = _Watch()
-        with self._arena.active(), replaced(ranges, active=watch), _casts_of_its_own():
-            result = _checked(function(*self._arguments))
+        with _on_stream(stream), replaced(ranges, active=watch), _casts_of_its_own():
+            result = _mapped(_copy, _checked(function(*self._arguments)))
         watch.guards += [(tensor, "data", tensor.data) for tensor in watch.used.values()]
         self._watch = watch
-        return _mapped(_detached, result)
+        return result
 
-    def capture(self, function: Callable[..., Any]) -> None:
+    def capture(self, function: Callable[..., Any], stream: Any, arena: _Arena) -> None:
         """Record the launches of a call; nothing runs on the GPU.
 
         Raises:
             GraphError: a line of the function cannot be captured.
         """
-        arena, notes, before = self._arena, _CaptureNotes(), random.get_state()
+        cuda, notes, before = backend.cupy.cuda, _CaptureNotes(), random.get_state()
         watch = _Watch(self._watch, arena)
         grads = {key: tensor.grad for key, (tensor, _) in self._watch.leaves.items()}
+        elsewhere = cuda.get_allocator()  # for the results
+        backend.cupy.get_default_memory_pool().free_all_blocks()  # the warm-up's, mostly
         try:
             with (
-                arena.active(),
-                _captured(arena.stream, watch) as graphs,
+                _on_stream(stream),
+                cuda.using_allocator(arena.pool.malloc),
+                _captured(stream, watch) as graphs,
                 replaced(ranges, active=watch),
                 replaced(mode, capture=notes),
                 replaced(random.default, offset=self._offset),
                 _casts_of_its_own(),
             ):
-                self._result = _mapped(_detached, _checked(function(*self._arguments)))
+                result = _checked(function(*self._arguments))
+                with cuda.using_allocator(elsewhere):
+                    self._result = _mapped(_copy, result)
             after = random.get_state()
         except BaseException:
             for key, (tensor, grad) in watch.leaves.items():
@@ -376,7 +421,7 @@ class _Variant:
         self._draw, self._drawn = before["draw"], (after["draw"] - before["draw"]) % 2**64
         self._watch, self._notes = watch, notes
         self._guard_leaves(grads)
-        (self.graph,) = graphs
+        (self.graph,), self.arena = graphs, arena
 
     def replay(self) -> Any:
         """Launch the graph on the current stream; return copies of its results."""

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards, load_latest
 from tensorgrad.parallel.merge import merge
-from tensorgrad.train import config
+from tensorgrad.train import config, environment
 from tensorgrad.train.checkpoint import (
     list_checkpoints,
     load_best,
@@ -530,6 +531,7 @@ def points(scenario: Scenario, how: int, work: Path) -> Iterator[tuple[Fault, st
 def main() -> None:
     """Run scenarios."""
     how, work, *names = sys.argv[1:]
+    environment._git = cache(environment._git)  # every run asks twice, about the same checkout
     result = {}
     for name in names:
         place = Path(work) / name

@@ -185,6 +185,110 @@ def test_autocast_around_a_step_casts_again() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_graphs_of_several_shapes_share_memory(dtype: str) -> None:
+    """Nothing that one graph leaves in it matters to another: it is overwritten in between."""
+    cupy = backend.cupy
+    shapes = [(4, 32), (8, 16), (2, 24), (6, 32), (4, 32)]
+    order = [*range(5), *range(5), *np.random.default_rng(0).integers(0, 5, 20).tolist()]
+    data = [batches(len(order), *shape) for shape in shapes]
+    found = []
+    for captured in (False, True):
+        training = Training(dtype)
+        step: Any = graph.capture(training.step) if captured else training.step
+        losses = []
+        for number, shape in enumerate(order):
+            x, y = data[shape][number]
+            if not captured:
+                x, y = map(cupy.asarray, (x, y))
+            losses.append([float(each) for each in step(x, y)])
+            for memory in step._arena._memory if captured and step._arena else ():
+                memory_of = cupy.cuda.MemoryPointer(memory, 0)
+                memory_of.memset(0xFF, memory.size)  # NaN
+        found.append((losses, training.state(), random.get_state()))
+    assert found[0] == found[1]
+    assert step.graphs == 4
+    assert len({id(each.arena) for each in step._variants}) == 1
+    alone = []
+    for shape in shapes[:4]:
+        training = Training(dtype)
+        other: Any = graph.capture(training.step)
+        for _ in range(3):
+            other(*batches(1, *shape)[0])
+        alone.append(other._arena.total_bytes())
+    assert max(alone) <= step._arena.total_bytes() < 0.7 * sum(alone)
+
+
+@pytest.mark.gpu
+def test_a_graph_that_leaves_arrays_keeps_its_memory() -> None:
+    """A gradient stays as it is while other graphs run, and tables of warm-ups stay anyway."""
+    cupy = backend.cupy
+    w = Tensor(cupy.arange(4, dtype="float32"), requires_grad=True)
+    tables: dict[int, Any] = {}
+
+    def gradient(x: Any) -> Any:
+        if len(x) not in tables:
+            tables[len(x)] = cupy.full(len(x) << 12, len(x), "float32")
+        scratch = Tensor(tables[len(x)]) * Tensor(x).sum() * 2.0 + 1.0
+        if len(x) % 2:
+            return scratch.sum()
+        w.grad = None
+        (w * w * Tensor(x).sum()).sum().backward()
+        return scratch.sum()
+
+    step = graph.capture(gradient)
+    rng = np.random.default_rng(0)
+    kept: list[tuple[int, Any, list[float]]] = []
+    for number in range(40):
+        length = (3, 4, 5, 6, 7)[number % 5 if number < 15 else rng.integers(0, 5)]
+        x = np.full(length, number, "float32")
+        y = float(step(x))
+        assert y == pytest.approx((length << 12) * (2.0 * length * length * number + 1), rel=1e-5)
+        for before, grad, expected in kept[-1:]:
+            assert before == length or grad.tolist() == expected
+        if length % 2 == 0:
+            assert w.grad is not None
+            assert w.grad.tolist() == [2.0 * i * length * number for i in range(4)]
+            kept.append((length, w.grad, w.grad.tolist()))
+    assert step.graphs == 5
+    of = {len(each._arguments[0]): each.arena for each in step._variants}
+    assert of[3] is of[5] is of[7]
+    assert len({id(arena) for arena in of.values()}) == 3
+
+
+def test_arenas_are_shared_until_a_graph_leaves_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Arena:
+        used = False
+
+        def is_used(self) -> bool:
+            return self.used
+
+    class Variant:
+        def __init__(self, leaves: bool) -> None:
+            self.leaves, self.arena = leaves, None
+
+        def capture(self, function: Any, stream: Any, arena: Any) -> None:
+            self.arena, arena.used = arena, self.leaves
+
+        def drop(self) -> None:
+            self.arena = None
+
+    monkeypatch.setattr(graph, "_Arena", Arena)
+    step: Any = graph.capture(lambda: None, "cpu")
+    step._stream = None
+    step._variants = one, two, keeps, three = [Variant(each == 2) for each in range(4)]
+    step._capture(one)
+    step._capture(two)
+    assert one.arena is two.arena is not None
+    step._capture(keeps)
+    assert (one.arena, two.arena, step._arena) == (None, None, None)
+    step._capture(three)
+    step._capture(one)
+    assert one.arena is three.arena is not keeps.arena
+    assert two.arena is None
+
+
+@pytest.mark.gpu
 def test_the_memory_of_a_graph_is_its_own() -> None:
     cupy = backend.cupy
     training = Training()
@@ -192,7 +296,7 @@ def test_the_memory_of_a_graph_is_its_own() -> None:
     data = batches(6)
     for x, y in data[:3]:
         step(x, y)
-    arena = step._variants[0]._arena
+    arena = step._arena
     assert backend.memory_bytes()[1] >= arena.total_bytes() > 0
     other = Training()
     for x, y in data[:3]:

@@ -9,7 +9,7 @@ formulas of costs.py and estimate.py. No GPU is needed. Tests: tests/parallel/pl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -199,26 +199,41 @@ def table(name: str, found: Estimate, memory: float | None = None, reserved: flo
     lines = [f"{title}: {describe(job)}, {job.dtype}"]
     lines += [f"note: {problem}" for problem in job.problems]
     total = found.bytes + reserved
-    lines += ["", f"memory of a GPU{f' of stage {found.stage}' if mesh.pp > 1 else '':28}     GiB"]
-    for what, size in {**found.memory, "reserved": reserved}.items():
-        if size:
-            lines.append(f"  {what:40}{size / 2**30:9.2f}")
-    enough = ""
+    sizes = {**found.memory, "reserved": reserved, "total": total}
+    stage = f" of stage {found.stage}" if mesh.pp > 1 else ""
+    lines += ["", *_columns([
+        (f"memory of a GPU{stage}", "GiB"),
+        *((f"  {what}", f"{size / 2**30:.2f}") for what, size in sizes.items() if size),
+    ])]  # fmt: skip
     if memory is not None:
-        enough = f" of {memory / 2**30:.0f}" + ("" if total <= memory else ": too much")
-    lines.append(f"  {'total':40}{total / 2**30:9.2f}{enough}")
+        lines[-1] += f" of {memory / 2**30:.0f}" + ("" if total <= memory else ": too much")
     if found.sent:
-        lines += ["", f"{'sent by a GPU in a step':38}calls       MB       ms  waited for"]
-    for sent in found.sent:
-        lines.append(
-            f"  {sent.axis} {sent.what:31}{sent.calls:7,}{sent.bytes / 1e6:9,.0f}"
-            f"{sent.seconds * 1e3:9.2f}{sent.exposed * 1e3:12.2f}"
-        )
-    lines += ["", f"{'time of a step':42}       ms fraction"]
-    for what, seconds in {**found.time, "total": found.seconds}.items():
-        if seconds:
-            fraction = 100 * seconds / found.seconds
-            lines.append(f"  {what:40}{seconds * 1e3:9.2f}{fraction:7.1f} %")
+        lines += ["", *_columns([
+            ("sent by a GPU in a step", "calls", "MB", "ms", "waited for"),
+            *(
+                (f"  {sent.axis} {sent.what}", f"{sent.calls:,}", f"{sent.bytes / 1e6:,.0f}",
+                 f"{sent.seconds * 1e3:.2f}", f"{sent.exposed * 1e3:.2f}")
+                for sent in found.sent
+            ),
+        ])]  # fmt: skip
+    times = {**found.time, "total": found.seconds}
+    lines += ["", *_columns([
+        ("time of a step", "ms", "fraction"),
+        *(
+            (f"  {what}", f"{seconds * 1e3:.2f}", f"{100 * seconds / found.seconds:.1f} %")
+            for what, seconds in times.items() if seconds
+        ),
+    ])]  # fmt: skip
     rate, flops = found.tokens_per_second, found.flops_per_second
     lines += ["", f"{rate:,.0f} tokens/s, {flops / 1e12:.0f} TFLOP/s of the model a GPU"]
     return "\n".join(lines)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return a line for each row: labels on the left, columns of numbers on the right."""
+    label, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [
+        row[0].ljust(max(label, 38))
+        + "".join(f"  {cell:>{max(width, 7)}}" for cell, width in zip(row[1:], widths, strict=True))
+        for row in rows
+    ]

@@ -38,6 +38,17 @@ class ModelOptions:
     vocab: Vocab | None = None
     vocab_multiple: int = 128
 
+    @property
+    def name(self) -> str:
+        """The preset, or the sizes where an option changes one of the preset's."""
+        config, known = self.config(), PRESETS[self.preset]
+        if replace(config, vocab_multiple=known.vocab_multiple) == known:
+            return str(self.preset)
+        return (
+            f"GPT-2 with {config.layers} layers, {config.heads} heads, width {config.width:,}, "
+            f"context {config.context:,}, vocabulary {config.vocab_size:,}"
+        )
+
     def config(self) -> GPT2Config:
         """Return the sizes of the model."""
         names = ("layers", "heads", "width", "context")
@@ -138,7 +149,7 @@ def plan(
     if json:
         print(jsonlib.dumps(planning.to_json(found, kept), indent=1))
     else:
-        print(planning.table(model.preset, found, most, kept))
+        print(planning.table(model.name, found, most, kept))
     return 0
 
 

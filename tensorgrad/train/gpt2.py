@@ -16,6 +16,7 @@ from typing import Any
 
 from tensorgrad import backend, nn, random
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
+from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
@@ -37,7 +38,9 @@ _log = logging.getLogger(__name__)
 
 # Small enough for two CPU cores and a few minutes.
 SMALL = GPT2Config(vocab_size=1024, context=128, layers=2, heads=4, width=192)
-MODELS = {"small": SMALL, **PRESETS}
+# Of nanoGPT for characters: a token for each byte, and no merges.
+CHAR = GPT2Config(vocab_size=SMALLEST_VOCABULARY, context=256, layers=6, heads=6, width=384)
+MODELS = {"small": SMALL, "char": CHAR, **PRESETS}
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,11 @@ class GPT2Settings(TrainSettings):
         "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source; or "
         "a folder of `tensorgrad prepare`",
     )
-    preset: str = option("small", "size of the model", choices=tuple(MODELS))
+    preset: str = option(
+        "small",
+        "size of the model; char: of nanoGPT's for characters, with a token for each byte",
+        choices=tuple(MODELS),
+    )
     layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
     heads: int | None = option(None, "attention heads", shown="the preset's", low=1)
     width: int | None = option(None, "width of the model", shown="the preset's", low=1)
@@ -340,13 +347,16 @@ def write_sample(settings: GPT2Settings, model: GPT2, corpus: Corpus) -> str:
 
 
 def _report(folder: Path, outcome: Outcome, seconds: float) -> None:
-    losses = [
-        record["validation_loss"]
+    losses = {
+        record["step"]: record["validation_loss"]
         for record in read_metrics(folder / "metrics.jsonl")
         if "validation_loss" in record
-    ]
+    }
+    first, last = losses[min(losses)], losses[max(losses)]
+    best = min(losses, key=losses.__getitem__)
     _log.info(
-        "validation loss %.3f -> %.3f (%.0f %% lower) in %.0f s, %s tokens/s; all in %s",
-        *(losses[0], losses[-1], 100 * (1 - losses[-1] / losses[0]), seconds),
+        "validation loss %.3f -> %.3f (%.0f %% lower; the lowest was %.4f, at step %s) in %.0f s, "
+        "%s tokens/s; all in %s",
+        *(first, last, 100 * (1 - last / first), losses[best], f"{best:,}", seconds),
         *(f"{outcome.tokens_per_second:,.0f}", folder),
     )

@@ -106,9 +106,6 @@ class SentimentSettings(EpochSettings):
     beta2: float = option(0.99, "AdamW: decay of the mean squared gradient", low=0, high=1)
     evaluate_every: int = option(0, "steps between evaluations; 0: an epoch", low=0)
     checkpoint_every: int = option(0, "steps between checkpoints; 0: an epoch", low=0, free=True)
-    capture: bool = option(
-        False, "on a GPU, run steps as CUDA graphs, one for each shape of batches", free=True
-    )
     out: str = option("", "folder of the run", shown="the first new runs/sentiment-N", free=True)
 
     def __post_init__(self) -> None:

@@ -64,7 +64,9 @@ class TrainSettings:
     report: bool = option(False, "write report.html at the end", free=True)
     loggers: tuple[str, ...] = option((), "where else to log the run", choices=LOGGERS, free=True)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
-    capture: bool = option(True, "on a GPU, run steps as CUDA graphs, without Python", free=True)
+    capture: bool = option(
+        True, "on a GPU, run steps as CUDA graphs, one for each shape of batches", free=True
+    )
     stop_after: int | None = option(
         None, "exit with a checkpoint after this number of steps, as on Ctrl-C", low=1, saved=False
     )

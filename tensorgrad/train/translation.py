@@ -124,9 +124,6 @@ class TranslationSettings(EpochSettings):
         0.6, "exponent of beam search's length penalty; larger favours long translations",
         low=0, high=LARGEST_PENALTY, free=True,
     )  # fmt: skip
-    capture: bool = option(
-        False, "on a GPU, run steps as CUDA graphs, one for each shape of batches", free=True
-    )
     rows: int = option(128, "sequences to generate at a time", low=1, free=True)
     average: int = option(5, "last checkpoints to average at the end; 0: none", low=0)
     log_every: int = option(

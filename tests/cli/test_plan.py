@@ -27,6 +27,27 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_large_numbers_have_columns_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--layers 96 --heads 96 --width 12288 --context 65536"
+    assert main(["plan", *sizes.split(), "--dp", "8", "--batch", "4096"]) == 0
+    out = capsys.readouterr().out
+    for words in (r"activations +1180848\.00\n", r"all-reduce +530  1,227,695  4395\.22 ",
+                  r"compute  +133257378\.81 +100\.0 %\n"):  # fmt: skip
+        assert re.search(words, out), out
+    for table in out.split("\n\n")[1:-1]:  # each column ends at one place
+        assert len({len(line) for line in table.splitlines()}) == 1, table
+
+
+def test_a_model_is_named_by_its_preset_or_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, name in (
+        (["--context", "1024"], "gpt2-124M, 124M parameters"),
+        (["--width", "1536"], "GPT-2 with 12 layers, 12 heads, width 1,536, context 1,024, "
+                              "vocabulary 50,257, 419M parameters"),
+    ):  # fmt: skip
+        assert main(["plan", *options]) == 0
+        assert capsys.readouterr().out.startswith(f"{name}, on 1 GPU")
+
+
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(

@@ -50,6 +50,26 @@ def parameters(folder: Path) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in newest.arrays("model").items()}
 
 
+def test_characters_are_tokens_of_their_own(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    at = options.index("--vocab")
+    given = [*options[:at], *options[at + 2 :], "--preset", "char", "--sample", "0"]
+    assert train_gpt2.main(given) == 0
+    tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.json")
+    assert tokenizer.vocab_size == 257
+    assert [tokenizer.decode([each]) for each in tokenizer.encode("def a")] == [*"def a"]
+    measured = [
+        each
+        for each in read_metrics(tmp_path / "run" / "metrics.jsonl")
+        if "validation_loss" in each
+    ]
+    lowest = min(measured, key=lambda each: each["validation_loss"])
+    words = f"the lowest was {lowest['validation_loss']:.4f}, at step {lowest['step']})"
+    assert words in caplog.text
+
+
 def test_a_run_leaves_what_it_promises(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

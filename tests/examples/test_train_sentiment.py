@@ -75,6 +75,23 @@ def measured(folder: Path) -> list[tuple[int, float, float]]:
     ]
 
 
+@pytest.mark.gpu
+def test_captured_steps_are_those_of_an_eager_run(options: list[str], tmp_path: Path) -> None:
+    found = []
+    for name, more in (("captured", []), ("eager", ["--no-capture"])):
+        given = [*options, "--out", str(tmp_path / name), "--device", "cuda", *more]
+        settings, folder, _ = command_line.read_command_line(
+            sentiment.SentimentSettings, None, given
+        )
+        run = sentiment.SentimentRun(settings, folder, "cuda")
+        run.trainer.run()
+        found.append(end_of(folder))
+        captured = run.trainer._captured
+        assert (captured is not None) == (name == "captured")
+        assert captured is None or captured.graphs >= 6  # shapes of batches
+    assert found[0] == found[1]
+
+
 def test_it_learns_and_answers(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

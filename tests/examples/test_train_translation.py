@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -378,8 +377,8 @@ def test_each_shape_is_captured_once(options: list[str], tmp_path: Path) -> None
     found = []
     for name in ("captured", "eager"):
         given = [*options, "--out", str(tmp_path / name), "--device", "cuda", "--epochs", "3"]
+        given += ["--no-capture"] * (name == "eager")
         settings, folder, _ = read_command_line([*given, "--prefix"])
-        settings = replace(settings, capture=name == "captured")
         run = translation.EvaluatedRun(settings, folder, "cuda", False)
         run.trainer.run()
         found.append(parameters(folder))

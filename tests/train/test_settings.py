@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from tensorgrad.errors import ArgumentError
+from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
+from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.settings import EpochSettings
+from tensorgrad.train.translation import TranslationSettings
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,9 @@ def test_warmup_is_checked_where_steps_are_given() -> None:
 
 def test_sizes_are_the_settings_that_a_config_has_too() -> None:
     assert Settings(width=5).sizes(Sizes) == {"width": 5}
+
+
+@pytest.mark.parametrize("kind", [GPT2Settings, SentimentSettings, TranslationSettings])
+def test_every_program_captures_its_steps_unless_told_otherwise(kind: Any) -> None:
+    assert kind().capture
+    assert not read_command_line(kind, None, ["--no-capture"])[0].capture
