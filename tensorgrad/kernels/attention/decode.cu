@@ -8,7 +8,7 @@
 //
 // A cache is split over blocks (split-K over the keys), and the last of them merges the splits in
 // their order, so the result does not depend on which one that is. It is written with =. Launched
-// by kernels/decode.py.
+// by kernels/attention/decode.py.
 //
 // The naive kernel, a thread for a query head, whose key and value are in the cache already:
 //
