@@ -22,6 +22,7 @@
 //
 // options: -fmad=false
 // instantiate: sample_tokens
+#include "overlap.cuh"
 #include "philox.cuh"
 #include "reduce.cuh"
 
@@ -115,6 +116,7 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
     __shared__ int chosen;
     __shared__ Word warps[THREADS / 32];
     const int b = blockIdx.x;
+    wait_for_previous_kernel();
     if (seen != nullptr) seen += b * (long long)vocabulary;
     OrderedLogits row = {logits + b * pitch, seen, penalty, vocabulary, 0, temperature};
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensorgrad.backend import Array
+from tensorgrad.kernels import overlap
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import pointer
 
@@ -32,7 +33,8 @@ def sample_tokens(
         top_p: 1 for all tokens.
     """
     seen, seeds, stops = read
-    load("sampling.cu", "sample_tokens")(
+    overlap.launch(
+        load("sampling.cu", "sample_tokens"),
         (len(logits),),
         (_THREADS,),
         (*changed, logits, pointer(seen), seeds, stops, np.int32(len(stops)),

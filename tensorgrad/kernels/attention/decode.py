@@ -11,6 +11,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import bfloat16, c_name, float16, float32
+from tensorgrad.kernels import overlap
 from tensorgrad.kernels.attention.options import ALL
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import power_of_two
@@ -68,7 +69,10 @@ def forward(
     if plain:
         kernel = f"decode_attention_plain<{name}>"
         arguments = (*arguments, np.int32(split.lanes), np.int32(aligned))
-    load(_FILE, kernel)((split.splits, split.across, batch), (_THREADS,), arguments)
+    overlap.launch(
+        load(_FILE, kernel), (split.splits, split.across, batch), (_THREADS,), arguments,
+        early=angles or (), writes=(y, keys, values),
+    )  # fmt: skip
 
 
 class _GridOfSplits(NamedTuple):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tensorgrad.dtypes import bfloat16, c_name, float16, float32
+from tensorgrad.kernels import overlap
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.matmul.problem import MatmulProblem
+from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.kernels.structs import NULL, pointer
 
 MOST_ROWS = 32
@@ -40,14 +42,26 @@ def multiply(p: MatmulProblem) -> None:
     others = map(pointer, (p.bias, p.gate, p.residual))
     sizes = map(np.int32, (p.rows, p.width, p.columns, p.gelu))
     arguments = (*to, x, weight, *others, *sizes)
+    file = "matmul/few_rows.cu"
     if dtype.itemsize > 2 or p.width % 8 or any(each.data.ptr % 16 for each in (x, weight)):
-        kernel = load("matmul/few_rows.cu", f"matmul_few_rows_plain<{name}>")
-        kernel((-(-p.columns // 8), -(-p.rows // 8)), (256,), arguments)
+        kernel = load(file, f"matmul_few_rows_plain<{name}>")
+        overlap.launch(
+            kernel, (-(-p.columns // 8), -(-p.rows // 8)), (256,), arguments,
+            early=(weight, p.bias), writes=(p.y,),
+        )  # fmt: skip
         return
-    tiles = 1 if p.rows <= 8 else 2 if p.rows <= 16 else 4
-    bands = 2 if tiles == 4 and p.columns >= 4096 else 1
+    rows = max(8, power_of_two(p.rows))
+    # Few columns are divided among more blocks; many rows are read by fewer.
+    bands = 2
+    if rows == MOST_ROWS and p.columns >= 4096:
+        bands = 4
+    elif rows < MOST_ROWS and p.columns <= 8 * _PROCESSORS:
+        bands = 1
     few = p.columns <= 16 * _PROCESSORS
     warps = 16 if p.width >= 2048 or (few and p.width >= 1024) else 8
-    kernel = load("matmul/few_rows.cu", f"matmul_few_rows<{name}, {tiles}, {bands}>")
-    blocks, shared = -(-p.columns // (16 * bands)), 512 * tiles * bands * warps
-    kernel((blocks,), (32 * warps,), arguments, shared)
+    kernel = load(file, f"matmul_few_rows<{name}, {rows}, {bands}, {warps}>")
+    blocks, shared = -(-p.columns // (8 * bands)), 32 * rows * bands * warps
+    overlap.launch(
+        kernel, (blocks,), (32 * warps,), arguments, shared,
+        early=(weight, p.bias), writes=(p.y,),
+    )  # fmt: skip
