@@ -123,10 +123,5 @@ class GPT2(LanguageModel):
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return (B, T, C): dropout(token embedding + position embedding)."""
         tokens, start = self._checked(tokens, cache)
-        x: Tensor
-        if cache and cache[0].lengths is not None:  # one token each of sequences of any lengths
-            x = self.tokens(tokens) + self.positions(cache[0].lengths[:, None])  # positions (B, 1)
-        else:
-            x = self.tokens(tokens, self.positions.weight, start)
-        x = self.dropout(x)
+        x: Tensor = self.dropout(self.tokens(tokens, self.positions.weight, start))
         return x

@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorgrad import nn
 from tensorgrad.checks import array_of
+from tensorgrad.dtypes import DtypeLike, compute_dtype
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.linear import linear as linear_op
@@ -35,6 +36,8 @@ class LanguageModel(nn.Module):
         blocks: the transformer blocks.
         norm: after the last block.
         recompute: whether a block saves only its input, and runs again in backward.
+        captures: whether generation may capture steps into a CUDA graph; False where ranks share
+            the model.
         output: Linear(C, V) without bias; None where the head is tied to the token embedding.
         linear, linear_cross_entropy: compute logits and losses from features and the head; tensor
             parallelism replaces these functions where ranks share the head.
@@ -47,6 +50,7 @@ class LanguageModel(nn.Module):
     norm: nn.Module
     output: nn.Linear | None = None
     recompute: bool = False
+    captures: bool = True
     linear: Callable[..., Tensor] = staticmethod(linear_op)
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy_op)
 
@@ -54,11 +58,17 @@ class LanguageModel(nn.Module):
         """Return (B, T, C), the input of the first block; arguments as for `forward`."""
         raise NotImplementedError
 
-    def finish(self, x: Tensor, targets: Any = None) -> Tensor:
-        """Return the logits, or the mean loss if targets are given, of the last block's output."""
+    def finish(self, x: Tensor, targets: Any = None, dtype: DtypeLike | None = None) -> Tensor:
+        """Return the logits, or the mean loss if targets are given, of the last block's output.
+
+        Args:
+            x: (..., C).
+            targets: as for `forward`.
+            dtype: of the logits; default: of x.
+        """
         x = self.norm(x)
         if targets is None:
-            logits = self.linear(x, self.head())
+            logits = self.linear(x, self.head(), dtype=dtype)
             # Padding rows of the embedding are not tokens.
             return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
         return self.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
@@ -86,7 +96,7 @@ class LanguageModel(nn.Module):
         return self.finish(x, targets)
 
     def next_logits(self, tokens: Any, cache: Cache | None = None, mask: Any = None) -> Tensor:
-        """Return the logits (B, V) of the one token after `tokens`.
+        """Return the logits (B, V) of the one token after `tokens`, float32 for 16-bit models.
 
         Args:
             tokens, cache: as for `forward`.
@@ -95,7 +105,14 @@ class LanguageModel(nn.Module):
         """
         x = self.embed(tokens, cache)
         x = self._run_blocks(x, cache, mask)
-        return self.finish(x[:, -1])  # (B, C)
+        return self.last_logits(x)
+
+    def last_logits(self, x: Tensor) -> Tensor:
+        """Return the logits (B, V) after the last of the positions (B, T, C).
+
+        Those of 16-bit models are float32: rounded to bfloat16, logits of 100 would be 0.5 apart.
+        """
+        return self.finish(x[:, -1], dtype=compute_dtype(x.dtype))
 
     def new_cache(self, batch: int, steps: int | None = None) -> Cache:
         """Return an empty cache for `batch` sequences of `steps` tokens (default: the context)."""
@@ -130,11 +147,12 @@ class LanguageModel(nn.Module):
             x = self.run_block(number, x, cache, mask)
         return x
 
-    def _checked(self, tokens: Any, cache: Cache | None) -> tuple[Tensor, int]:
-        """Return the tokens as a tensor, and the number of tokens before them."""
+    def _checked(self, tokens: Any, cache: Cache | None) -> tuple[Tensor, Any]:
+        """Return the tokens as a tensor, and the number of tokens before them, or before each."""
         name = type(self).__name__
         tokens = tensor_of(name, "tokens", tokens)
-        before = cache[0].length if cache and cache[0].lengths is None else 0
+        lengths = cache[0].lengths if cache else None
+        before = cache[0].length if cache and lengths is None else 0
         if tokens.ndim != 2 or tokens.shape[1] < 1:
             raise ShapeError(f"{name}: tokens have shape {tokens.shape}, expected (B, T)")
         if before + tokens.shape[1] > self.context:
@@ -142,7 +160,7 @@ class LanguageModel(nn.Module):
                 f"{name}: got {before + tokens.shape[1]} tokens, expected at most {self.context} "
                 "(the context)"
             )
-        return tokens, before
+        return tokens, before if lengths is None else lengths
 
 
 def checked_prompts(op: str, prompts: Any, model: LanguageModel) -> list[np.ndarray[Any, Any]]:

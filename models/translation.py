@@ -18,7 +18,7 @@ from tensorgrad.checks import check_between, check_integer
 from tensorgrad.data.pair_loader import IGNORED
 from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
-from tensorgrad.dtypes import float32
+from tensorgrad.dtypes import DtypeLike, float32
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.models.generation import beam_search, greedy_search
 from tensorgrad.models.language_model import Cache
@@ -74,17 +74,18 @@ class TranslationModel(TransformerLM):
             mask = prefix_mask(self._fitting(targets, x), x.shape[1])
         return self.finish(self._run_blocks(x, cache, mask), targets)
 
-    def finish(self, x: Tensor, targets: Any = None) -> Tensor:
+    def finish(self, x: Tensor, targets: Any = None, dtype: DtypeLike | None = None) -> Tensor:
         """Return the logits, or the mean loss of the last positions.
 
         Args:
             x: (B, T, C), from the last block.
             targets: (B, n) for the last n <= T positions, -100 to ignore a position in the loss.
+            dtype: of the logits; default: of x.
         Raises:
             ShapeError: targets are not (B, n) with n from 1 to T.
         """
         if targets is None:
-            return super().finish(x)
+            return super().finish(x, dtype=dtype)
         targets = self._fitting(targets, x)
         x = self.norm(x[:, x.shape[1] - targets.shape[1] :])
         smoothing = self.config.label_smoothing if self.training else 0.0

@@ -164,7 +164,7 @@ class Pipeline(NestedRanks):
             )
         self._model = model
         replaced = {"forward": self._forward, "next_logits": self._next_logits}
-        vars(model).update({**replaced, "new_cache": self._new_cache})
+        vars(model).update({**replaced, "new_cache": self._new_cache, "captures": False})
         optimizer = self._inner.prepare(model, make_optimizer)
         self._flat: FlatParameters = optimizer.flat
         self._like: Array = optimizer.hyper
@@ -271,7 +271,7 @@ class Pipeline(NestedRanks):
                 x = self._model.embed(tokens, cache) if x is None else x
                 y = self._run_blocks(part, x, cache)
                 if part == len(self.parts) - 1:
-                    y = self._model.finish(y[:, -1])
+                    y = self._model.last_logits(y)
             kind = None if y is None else [y.shape, str(y.dtype)]
             shape, dtype = self._comm.broadcast_object(kind, owner)
             array = (

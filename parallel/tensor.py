@@ -24,6 +24,7 @@ import numpy as np
 
 from tensorgrad import backend, nn
 from tensorgrad.backend import Array
+from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.transformer_lm import TransformerLM
@@ -149,13 +150,14 @@ def _shard_layers(model: Any, region: Region) -> None:
     model.norm = ParallelNorm(model.norm, region)
     if model.output is not None:  # else the head was sharded with the token embedding
         model.output = ColumnParallelLinear(model.output, region)
+    model.captures = False
     model.linear = partial(_gathered_linear, comm=region.comm)
     model.linear_cross_entropy = partial(vocabulary_parallel_cross_entropy, comm=region.comm)
 
 
-def _gathered_linear(x: Any, weight: Any, comm: Comm) -> Tensor:
+def _gathered_linear(x: Any, weight: Any, comm: Comm, dtype: DtypeLike | None = None) -> Tensor:
     """Return the logits of all ranks' rows of the head."""
-    return all_gather_columns(linear(x, weight), comm)
+    return all_gather_columns(linear(x, weight, dtype=dtype), comm)
 
 
 def _check(model: Any, ranks: int, sequence: bool) -> None:

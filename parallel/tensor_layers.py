@@ -202,7 +202,7 @@ class VocabularyParallelEmbedding(ShardedLayer, nn.Embedding):
         super().__init__(whole, region)
         self.placements["weight"] = region.shard(self.weight, 0)
 
-    def forward(self, ids: Any, positions: Any = None, start: int = 0) -> Tensor:
+    def forward(self, ids: Any, positions: Any = None, start: Any = 0) -> Tensor:
         """Return (B, T, width) or this rank's rows; arguments as of `Embedding`, ids (B, T)."""
         comm, rows = self.region.comm, len(self.weight.data)
         ids = integer_array("VocabularyParallelEmbedding", "ids", ids)
@@ -217,9 +217,11 @@ class VocabularyParallelEmbedding(ShardedLayer, nn.Embedding):
             return y
         return y + embedding(positions, self._positions(ids, start))
 
-    def _positions(self, ids: backend.Array, start: int) -> backend.Array:
+    def _positions(self, ids: backend.Array, start: Any) -> backend.Array:
         """Return the position of each row of the result in its sequence."""
         xp, (batch, length) = backend.namespace(ids), ids.shape
+        if backend.is_array(start):  # of sequences of any lengths, whose rows no ranks share
+            return start[:, None] + xp.arange(length)
         if not self.region.sequence:
             return xp.arange(start, start + length)
         comm, local = self.region.comm, length // self.region.comm.size

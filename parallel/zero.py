@@ -74,6 +74,7 @@ class Zero(DataParallel):
         modules: list[Module] = []
         if self.stage > 1:
             modules, groups = find_units(model, parameters)
+            vars(model)["captures"] = False  # Python decides when to gather parameters
         flat = ShardedParameters(parameters.items(), self.rank, self.ranks, self.stage, groups)
         self._sharded = flat
         if self.stage == 1:

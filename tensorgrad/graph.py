@@ -16,8 +16,10 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,8 +187,9 @@ class _Arena:
     """
 
     def __init__(self) -> None:
-        self.pool = backend.cupy.cuda.MemoryPool(self._allocate)
         self._memory: list[Any] = []
+        # Nothing refers to the arena, so that its memory is free as soon as nobody uses it.
+        self.pool = backend.cupy.cuda.MemoryPool(partial(_allocate, self._memory))
         backend.add_pool(self)
 
     def used_bytes(self) -> int:
@@ -208,16 +211,17 @@ class _Arena:
         address = array.data.ptr
         return any(each.ptr <= address < each.ptr + each.size for each in self._memory)
 
-    def _allocate(self, size: int) -> Any:
-        """Return memory for the pool; what the default pool does not use makes space for it."""
-        cuda = backend.cupy.cuda
-        try:
-            memory = cuda.Memory(size)
-        except cuda.runtime.CUDARuntimeError:
-            backend.cupy.get_default_memory_pool().free_all_blocks()
-            memory = cuda.Memory(size)
-        self._memory.append(memory)
-        return cuda.MemoryPointer(memory, 0)
+
+def _allocate(kept: list[Any], size: int) -> Any:
+    """Return memory for a pool, and keep it; what the default pool does not use makes space."""
+    cuda = backend.cupy.cuda
+    try:
+        memory = cuda.Memory(size)
+    except cuda.runtime.CUDARuntimeError:
+        backend.cupy.get_default_memory_pool().free_all_blocks()
+        memory = cuda.Memory(size)
+    kept.append(memory)
+    return cuda.MemoryPointer(memory, 0)
 
 
 @contextmanager
@@ -244,6 +248,7 @@ class _Watch:
         arena: of the capture; None in the warm-up.
     Attributes:
         guards: (object, name of an attribute, its value), which hold for a replay.
+        modes: modules, which may die before the graph does, and whether each is in training mode.
         used: the leaves among the operands, by id.
         leaves: those that get a gradient, with the gradient at their first use.
         kept: arrays from outside that the step reads: they live as long as the graph.
@@ -254,6 +259,7 @@ class _Watch:
         self.kept: dict[int, Array] = {}
         self._arena = arena
         self.guards: list[tuple[Any, str, Any]] = []
+        self.modes: list[tuple[weakref.ref[Any], bool]] = []
         self.used: dict[int, Tensor] = {}
         self.leaves: dict[int, tuple[Tensor, Array | None]] = {}
         self.running = ""
@@ -269,7 +275,7 @@ class _Watch:
         """Note a module with its mode and the arrays of its parameters and buffers."""
         if id(module) not in self._modules:
             self._modules.add(id(module))
-            self.guards.append((module, "training", module.training))
+            self.modes.append((weakref.ref(module), module.training))
             tensors = [each for each in vars(module).values() if isinstance(each, Tensor)]
             self.guards += [(each, "data", each.data) for each in tensors]
         return module.forward(*args, **kwargs)
@@ -355,11 +361,18 @@ class _Variant:
         self._watch = _Watch()
         self._notes = _CaptureNotes()
         self._draw = self._drawn = 0  # of the generator: the first draw, and how many
+        self._seeded: tuple[int, int] | None = None  # seed and stream of what it draws, if it does
         self._result: Any = None
         self._grads: list[tuple[Tensor, Array | None]] = []  # that the step replaces
 
     def holds(self) -> bool:
         """Whether a replay would do what the function does now."""
+        if self._seeded not in (None, _seeded(random.get_state())):
+            return False
+        for module, training in self._watch.modes:
+            found = module()
+            if found is None or found.training is not training:
+                return False
         return all(getattr(owner, name) is value for owner, name, value in self._watch.guards)
 
     def load(self, arguments: list[Any]) -> None:
@@ -419,6 +432,7 @@ class _Variant:
                 "graph.capture: the step seeds the default generator, expected that before the call"
             )
         self._draw, self._drawn = before["draw"], (after["draw"] - before["draw"]) % 2**64
+        self._seeded = _seeded(before) if self._drawn else None
         self._watch, self._notes = watch, notes
         self._guard_leaves(grads)
         (self.graph,), self.arena = graphs, arena
@@ -507,15 +521,19 @@ def _casts_of_its_own() -> Iterator[None]:
 
 
 def _key(arguments: list[Any]) -> tuple[Any, ...]:
-    """Return what decides, besides guards, what a replay does."""
+    """Return what decides, besides what `_Variant.holds` compares, what a replay does."""
     found: list[Any] = []
     for each in arguments:
         array = each.data if isinstance(each, Tensor) else each
         is_array = backend.is_array(array)
         found.append((type(each), array.shape, array.dtype) if is_array else (type(each), each))
-    state = random.get_state()
     casts = None if mode.autocast is None else mode.autocast.dtype
-    return (*found, mode.grad_enabled, casts, state["seed"], state["stream"])
+    return (*found, mode.grad_enabled, casts)
+
+
+def _seeded(state: Mapping[str, int]) -> tuple[int, int]:
+    """Return what decides, besides the number of a draw, what a generator draws."""
+    return state["seed"], state["stream"]
 
 
 def _moved(number: int, value: Any) -> Any:

@@ -14,62 +14,65 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.models.generation.decode_step import DecodeStep
+from tensorgrad.kernels.rows import power_of_two
+from tensorgrad.models.generation.buffers import give_back, take
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.nn import evaluating
 from tensorgrad.ops.sampling import Sampling, State, extend
 from tensorgrad.tensor import Tensor
 
-__all__ = ["Decoder", "Recomputer"]
+__all__ = ["Decoder", "Recomputer", "capacity"]
 
 _PREFILL = 1 << 16  # tokens of a forward pass
+_LEAST = 128  # tokens of a sequence that there is memory for
+
+
+def capacity(tokens: int) -> int:
+    """Return a number of tokens to have memory for: a power of two, so that few shapes occur."""
+    return max(_LEAST, power_of_two(tokens))
 
 
 class Decoder:
     """A model, its cache, and sequences that grow.
 
     A step has fixed shapes and keeps its state on the device (see `State`), so the host does not
-    wait for it. When a sequence fills the model's context, the older half of its window is dropped
-    and the rest is read again; the host counts the steps until then.
+    wait for it, and on a GPU it is a CUDA graph from the third one on (see buffers.py). When a
+    sequence fills the model's context, the older half of its window is dropped and the rest is read
+    again; the host counts the steps until then.
 
     Args:
-        model: a language model.
+        model: a language model, in evaluation mode and under `no_grad` here and in each step; see
+            `evaluating`.
         prompts: token ids, one or more each, none longer than the model's context.
-        state: of these prompts, on the model's device.
+        state: of these prompts, on any device.
         how: the sampling options.
+    Attributes:
+        state: on the model's device.
     """
 
     def __init__(
         self, model: LanguageModel, prompts: Sequence[Any], state: State, how: Sampling
     ) -> None:
-        self.model, self.state, self.how = model, state, how
-        steps = min(model.context, state.tokens.shape[1])
-        self._cache = model.new_cache(len(prompts), steps)
+        self.model = model
+        steps = min(model.context, capacity(state.tokens.shape[1]))
+        self._buffers = take(model, state, steps, how)
+        self.state, self._cache = self._buffers.state, self._buffers.cache
         self._counts = np.array([len(prompt) for prompt in prompts])
         self._held = self._counts - 1
         self._until_full = steps - int(self._held.max())  # steps
-        self._read(slice(None), state.tokens[:, : int(self._held.max())])
-        for cache in self._cache:
-            if cache is not None:  # other ranks have this layer
-                cache.lengths = state.lengths
-        self._prepared = None
-        if DecodeStep.supports(model):
-            self._prepared = DecodeStep(model, self._cache, state, how)
+        self._read(slice(None), self.state.tokens[:, : int(self._held.max())])
 
     def step(self) -> None:
         """Append a token to each sequence."""
         if self._until_full == 0:
             self._drop_older_half()
-        if self._prepared is not None:
-            self._prepared()
-        else:
-            with evaluating(self.model):
-                tokens = Tensor(self.state.latest[:, None])
-                logits = self.model.next_logits(tokens, self._cache).data
-            extend(self.state, backend.contiguous(logits.astype(np.float32, copy=False)), self.how)
+        self._buffers.step()
         self._counts += 1
         self._held += 1
         self._until_full -= 1
+
+    def close(self) -> None:
+        """Leave the memory to the next batch; the decoder and its state are not used again."""
+        give_back(self.model, self._buffers)
 
     def _drop_older_half(self) -> None:
         """Drop the older half of the window of each sequence that fills the context."""
@@ -87,12 +90,11 @@ class Decoder:
             return
         count = max(1, _PREFILL // tokens.shape[1])
         first = rows.start or 0
-        with evaluating(self.model):
-            for start in range(0, len(tokens), count):
-                part = tokens[start : start + count]
-                own = slice(first + start, first + start + len(part))
-                caches: Any = [None if cache is None else cache.part(own) for cache in self._cache]
-                self.model.next_logits(Tensor(part), caches)
+        for start in range(0, len(tokens), count):
+            part = tokens[start : start + count]
+            own = slice(first + start, first + start + len(part))
+            caches: Any = [None if cache is None else cache.part(own) for cache in self._cache]
+            self.model.next_logits(Tensor(part), caches)
 
 
 class Recomputer:
@@ -105,7 +107,7 @@ class Recomputer:
     def __init__(
         self, model: LanguageModel, prompts: Sequence[Any], state: State, how: Sampling
     ) -> None:
-        self.model, self.state, self.how = model, state, how
+        self.model, self.state, self.how = model, state.on(model.device), how
         self._counts = np.array([len(prompt) for prompt in prompts])
         self._first = np.zeros_like(self._counts)  # token of the window
 
@@ -114,9 +116,11 @@ class Recomputer:
         full = self._counts - self._first > self.model.context
         self._first[full] = self._counts[full] - max(1, self.model.context // 2)
         logits = []
-        with evaluating(self.model):
-            for row, (first, count) in enumerate(zip(self._first, self._counts, strict=True)):
-                tokens = Tensor(self.state.tokens[row : row + 1, first:count])
-                logits.append(self.model.next_logits(tokens).data.astype(np.float32))
+        for row, (first, count) in enumerate(zip(self._first, self._counts, strict=True)):
+            tokens = Tensor(self.state.tokens[row : row + 1, first:count])
+            logits.append(self.model.next_logits(tokens).data.astype(np.float32))
         extend(self.state, backend.namespace(logits[0]).concatenate(logits), self.how)
         self._counts += 1
+
+    def close(self) -> None:
+        """Do nothing: there is no memory to keep."""

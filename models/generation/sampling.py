@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
+from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer, capacity
 from tensorgrad.models.language_model import LanguageModel, check_tokens, checked_prompts
+from tensorgrad.nn import evaluating
 from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 
 __all__ = ["generate", "generate_batch", "stream"]
@@ -91,16 +93,18 @@ def generate_batch(
     """
     how = Sampling(temperature, top_k, top_p, repetition_penalty)
     stops = _checked_stops(stop_tokens, model.vocab_size)
-    decoder, lengths = _begin(model, prompts, max_new_tokens, how, seed, stops, use_cache)
-    if not max_new_tokens:
-        return [[] for _ in lengths]
-    for number in range(1, max_new_tokens + 1):
-        decoder.step()
-        if number % _CHECK_EVERY == 0 or number == max_new_tokens:
-            flags = _checked_flags(decoder)
-            if (flags & STOPPED).all():
-                break
-    found = backend.to_numpy(decoder.state.tokens)
+    with evaluating(model):
+        decoder, lengths = _begin(model, prompts, max_new_tokens, how, seed, stops, use_cache)
+        if not max_new_tokens:
+            return [[] for _ in lengths]
+        with closing(decoder):
+            for number in range(1, max_new_tokens + 1):
+                decoder.step()
+                if number % _CHECK_EVERY == 0 or number == max_new_tokens:
+                    flags = _checked_flags(decoder)
+                    if (flags & STOPPED).all():
+                        break
+            found = backend.to_numpy(decoder.state.tokens)
     results = []
     for row, length in zip(found, lengths, strict=True):
         tokens = row[length : length + number]
@@ -126,15 +130,18 @@ def stream(
     Arguments and errors are those of `generate_batch`; the caller decides when to stop.
     """
     how = Sampling(temperature, top_k, top_p, repetition_penalty)
-    decoder, _ = _begin(model, prompts, max_new_tokens, how, seed, (), use_cache)
+    with evaluating(model):
+        decoder, _ = _begin(model, prompts, max_new_tokens, how, seed, (), use_cache)
     return _steps(decoder, max_new_tokens)
 
 
 def _steps(decoder: Decoder | Recomputer, count: int) -> Iterator[Tokens]:
-    for _ in range(count):
-        decoder.step()
-        _checked_flags(decoder)
-        yield backend.to_numpy(decoder.state.latest).copy()
+    with closing(decoder):
+        for _ in range(count):
+            with evaluating(decoder.model):
+                decoder.step()
+            _checked_flags(decoder)
+            yield backend.to_numpy(decoder.state.latest).copy()
 
 
 def _begin(
@@ -164,7 +171,9 @@ def _begin(
         )
     vocabulary = None if how.repetition_penalty == 1 else model.vocab_size
     seeds = _checked_seeds(seed, len(tokens))
-    state = new_state(tokens, max_new_tokens, seeds, stops, vocabulary, model.device)
+    longest = max(map(len, tokens))
+    more = capacity(longest + max_new_tokens) - longest
+    state = new_state(tokens, more, seeds, stops, vocabulary, "cpu")
     kind = Decoder if use_cache else Recomputer
     return kind(model, tokens, state, how), [len(prompt) for prompt in tokens]
 

@@ -42,15 +42,19 @@ __device__ inline Words load_words_shared(unsigned from) {
                  : "r"(from) : "memory");
     return x;
 }
-// 16 bytes of global memory, streaming, zeros where they do not exist. The compiler does not move
-// this, so that the loads in flight are those that the program says.
-__device__ inline void load_words_if(bool exist, Words& x, const void* from) {
-    asm volatile("{\n.reg .pred exist;\nsetp.ne.b32 exist, %5, 0;\n"
-                 "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-                 "@exist ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-                 : "=&r"(x.words[0]), "=&r"(x.words[1]), "=&r"(x.words[2]), "=&r"(x.words[3])
-                 : "l"(__cvta_generic_to_global(from)), "r"(int(exist)) : "memory");
-}
+// 16 bytes of global memory, zeros where they do not exist; streaming, or to be read again. The
+// compiler does not move these, so that the loads in flight are those that the program says.
+#define DEFINE_LOAD_WORDS_IF(NAME, LOAD)                                                          \
+    __device__ inline void NAME(bool exist, Words& x, const void* from) {                         \
+        asm volatile("{\n.reg .pred exist;\nsetp.ne.b32 exist, %5, 0;\n"                          \
+                     "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"           \
+                     "@exist " LOAD " {%0, %1, %2, %3}, [%4];\n}"                                 \
+                     : "=&r"(x.words[0]), "=&r"(x.words[1]), "=&r"(x.words[2]),                   \
+                       "=&r"(x.words[3])                                                          \
+                     : "l"(__cvta_generic_to_global(from)), "r"(int(exist)) : "memory");          \
+    }
+DEFINE_LOAD_WORDS_IF(load_words_if, "ld.global.cs.v4.b32")
+DEFINE_LOAD_WORDS_IF(load_words_cached_if, "ld.global.v4.b32")
 
 // Half away from zero, as the tensor cores take it: they would cut the last 13 bits off. This is
 // faster than cvt.rna.tf32.f32; infinity and NaN stay what they are.

@@ -6,10 +6,17 @@ Args:
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any
 
 from tensorgrad import backend
+
+
+@cache
+def driver() -> Any:
+    """Return the driver's library, which CuPy has loaded already, for what CuPy does not offer."""
+    return ctypes.CDLL("libcuda.so.1")
 
 
 @cache

@@ -16,6 +16,7 @@ from tensorgrad import backend
 from tensorgrad.accumulation import accumulated, kernel_sum
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
+from tensorgrad.kernels import overlap
 from tensorgrad.kernels.device import resident_blocks
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import aligned, held, looped
@@ -23,6 +24,7 @@ from tensorgrad.kernels.structs import number, pointer
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _STAGES = 2  # as in the kernel
+_FEW_ROWS = 32  # or fewer: launched so that they overlap with the kernels before and after
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
 _BLOCKS = 264  # at most in backward; each writes one partial row of dweight and dbias
 _COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias have a kernel of their own
@@ -69,7 +71,14 @@ def forward(
             None if p is None else p.astype(compute, copy=False) for p in (weight, bias)
         )
     kernel, grid, block, numbers, shared = launch
-    kernel(grid, block, (*arrays, pointer(weight), pointer(bias), *numbers), shared)
+    arguments = (*arrays, pointer(weight), pointer(bias), *numbers)
+    if rows > _FEW_ROWS:
+        kernel(grid, block, arguments, shared)
+    else:
+        overlap.launch(
+            kernel, grid, block, arguments, shared,
+            early=(weight, bias), writes=(y, None if total is x else total, mean, rstd),
+        )  # fmt: skip
     return y, total, mean, rstd
 
 
@@ -91,7 +100,8 @@ def _held_rows(
     kernel = load(_FORWARD, name)
     shared = threads * layout.vectors * 16 * (2 if adds else 1)
     blocks = min(*layout.grid(rows), resident_blocks(kernel, threads, shared, device))
-    numbers = number("i8", rows), number("i4", width), number("f8", eps)
+    few = number("?", rows <= _FEW_ROWS)
+    numbers = number("i8", rows), number("i4", width), number("f8", eps), few
     return kernel, (blocks,), layout.block, numbers, shared
 
 

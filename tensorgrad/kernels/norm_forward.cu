@@ -18,8 +18,9 @@
 //   mean_out[r] = mean;
 //   rstd_out[r] = rstd;
 //
-// Phases of a row: load and add the residual; start loading the next row; moments of a warp;
-// moments of the row; normalize and store.
+// Phases: load the weights; wait for the kernel before, where few rows are launched so that the two
+// overlap (overlap.py). Of a row: load and add the residual; start loading the next row; moments of
+// a warp; moments of the row; normalize and store.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // where: SHAPE = 1, 0 | 3, 32 | 3, 0 | 4, 64 | 4, 128 | 4, 0
@@ -27,6 +28,7 @@
 // instantiate: norm_forward_rows<{__half | __nv_bfloat16}, {SHAPE}, {true | false}, true>
 // instantiate: norm_forward_loop<{TYPE}>
 #include "norm.cuh"
+#include "overlap.cuh"
 
 // What a warp, and then a row, has seen so far. rms_norm leaves the mean 0.
 template <typename C> __device__ inline void merge(Moments<C>& own, const Moments<C>& other) {
@@ -52,7 +54,8 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
     norm_forward_rows(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ mean_out,
                       Compute<T>* __restrict__ rstd_out, const T* __restrict__ x,
                       const T* __restrict__ residual, const void* __restrict__ weight,
-                      const void* __restrict__ bias, long long rows, int width, double eps) {
+                      const void* __restrict__ bias, long long rows, int width, double eps,
+                      bool overlaps) {
     using C = Compute<T>;
     constexpr int WIDTH = VECTOR<T>;
     __shared__ Moments<C> shared[2][32];
@@ -76,7 +79,6 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
         }
         cp_async_commit();
     };
-    fetch();
 
     // Load the weights.
     C count = 0;   // of the values that this warp has of a row
@@ -99,6 +101,12 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
         }
     }
     const C inverse_width = C(1) / C(width), inverse_count = C(1) / max(count, C(1));
+    // Wait for the kernel before.
+    if (overlaps) {
+        wait_for_previous_kernel();
+        start_next_kernel();
+    }
+    fetch();
 
     int turn = 0;
     while (row - threadIdx.y < rows) {

@@ -22,6 +22,7 @@
 //
 // options: -fmad=false
 // instantiate: sample_tokens
+#include "overlap.cuh"
 #include "philox.cuh"
 #include "reduce.cuh"
 
@@ -103,21 +104,21 @@ struct OrderedLogits {
 };
 
 // tokens: (sequences, capacity), of which counts[b] are known; the next one is added, to `latest`
-// too, and the cache's lengths[b] grows by the one that was read. flags: 1 is added once a token of
-// `stops` came, 2 where the logits were not finite. seen: (sequences, vocabulary), 1 for each token
-// that occurred, or null without a penalty. Temperature 0 is greedy; top_k 0 and top_p 1 exclude
-// nothing.
+// too, and the cache's lengths[b] grows by the one that was read. A row of logits begins `pitch`
+// after the one before. flags: 1 is added once a token of `stops` came, 2 where the logits were not
+// finite. seen: (sequences, vocabulary), 1 for each token that occurred, or null without a penalty.
+// Temperature 0 is greedy; top_k 0 and top_p 1 exclude nothing.
 __global__ void __launch_bounds__(THREADS)
 sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, unsigned char* flags,
               const float* logits, unsigned char* seen, const Word* seeds, const long long* stops,
-              int stop_count, long long capacity, int vocabulary, float penalty, double temperature,
-              int top_k, double top_p) {
+              int stop_count, long long capacity, long long pitch, int vocabulary, float penalty,
+              double temperature, int top_k, double top_p) {
     __shared__ int chosen;
     __shared__ Word warps[THREADS / 32];
     const int b = blockIdx.x;
-    const long long begin = b * (long long)vocabulary;
-    if (seen != nullptr) seen += begin;
-    OrderedLogits row = {logits + begin, seen, penalty, vocabulary, 0, temperature};
+    wait_for_previous_kernel();
+    if (seen != nullptr) seen += b * (long long)vocabulary;
+    OrderedLogits row = {logits + b * pitch, seen, penalty, vocabulary, 0, temperature};
 
     // The largest logit.
     Word best = 0;

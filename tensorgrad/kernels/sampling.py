@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from tensorgrad.backend import Array
+from tensorgrad.kernels import overlap
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.prepared import Launch
 from tensorgrad.kernels.structs import pointer
 
 _THREADS = 1024  # as in the kernel
 
 
 def sample_tokens(
-    launch: Launch,
     logits: Array,
     changed: tuple[Array, Array, Array, Array, Array],
     read: tuple[Array | None, Array, Array],
@@ -25,8 +24,7 @@ def sample_tokens(
     """Draw a token for each row of logits and append it.
 
     Args:
-        launch: see `prepared`.
-        logits: (B, V), float32, contiguous.
+        logits: (B, V), float32, the elements of a row side by side.
         changed: tokens, counts, lengths, latest and flags of the sequences.
         read: which tokens were seen (or None), seeds, and tokens that end a sequence.
         penalty: for tokens that were seen.
@@ -35,12 +33,12 @@ def sample_tokens(
         top_p: 1 for all tokens.
     """
     seen, seeds, stops = read
-    launch(
+    overlap.launch(
         load("sampling.cu", "sample_tokens"),
         (len(logits),),
         (_THREADS,),
         (*changed, logits, pointer(seen), seeds, stops, np.int32(len(stops)),
-         np.int64(changed[0].shape[1]), np.int32(logits.shape[1]), np.float32(penalty),
-         np.float64(temperature), np.int32(top_k), np.float64(top_p)),
-        0,
+         np.int64(changed[0].shape[1]), np.int64(logits.strides[0] // logits.itemsize),
+         np.int32(logits.shape[1]), np.float32(penalty), np.float64(temperature), np.int32(top_k),
+         np.float64(top_p)),
     )  # fmt: skip

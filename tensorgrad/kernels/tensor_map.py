@@ -6,13 +6,14 @@ Device code: hopper.cuh.
 from __future__ import annotations
 
 import ctypes
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import KernelError
+from tensorgrad.kernels.device import driver
 from tensorgrad.kernels.structs import by_value
 
 TensorMap = Any  # 128 bytes, from `by_value`
@@ -54,7 +55,7 @@ def map_memory(pointer: int, itemsize: int, shape: Shape, strides: Shape, box: S
     rank = len(shape)
     # An axis of length 1 needs a stride that is allowed, whatever it is.
     steps = [step if length > 1 else 16 for length, step in zip(shape, strides, strict=True)]
-    error = _driver().cuTensorMapEncodeTiled(
+    error = driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(encoded.ctypes.data),
         ctypes.c_int(_TYPES[itemsize]),
         ctypes.c_uint32(rank),
@@ -74,9 +75,3 @@ def map_memory(pointer: int, itemsize: int, shape: Shape, strides: Shape, box: S
             f"{box}, expected a layout that TMA can read"
         )
     return by_value(encoded)
-
-
-@cache
-def _driver() -> Any:
-    """Return the driver's library, which CuPy has loaded already."""
-    return ctypes.CDLL("libcuda.so.1")

@@ -13,10 +13,10 @@ from tensorgrad.dtypes import DtypeLike
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
-from tensorgrad.nn.module import Module
+from tensorgrad.nn.module import Module, offers
 from tensorgrad.ops.attention import attention, attention_packed
 from tensorgrad.ops.attention_unfused import attention_unfused
-from tensorgrad.ops.creation import empty
+from tensorgrad.ops.creation import empty, zeros
 from tensorgrad.ops.decode import attend
 from tensorgrad.ops.rotary import rotary as rotary_op
 from tensorgrad.ops.shape import split
@@ -111,6 +111,7 @@ class KeyValueCache:
         lengths: None, or the number of steps stored for each sequence, int32 (B,), on the device
             of the cache. With it a call stores one step of each sequence, and the caller
             increments it.
+        counters: None, or those that `attend` takes.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class KeyValueCache:
         self._keys, self._values = (empty(shape, dtype, device).data for _ in range(2))
         self.length = 0
         self.lengths: Array | None = None
+        self.counters: Array | None = None
 
     @property
     def arrays(self) -> tuple[Array, Array]:
@@ -164,7 +166,7 @@ class KeyValueCache:
         """Return an empty cache over the buffers of some sequences."""
         part = object.__new__(KeyValueCache)
         part._keys, part._values = self._keys[rows], self._values[rows]
-        part.length, part.lengths = 0, None
+        part.length, part.lengths, part.counters = 0, None, None
         return part
 
     def select(self, rows: Array) -> None:
@@ -250,7 +252,7 @@ class MultiHeadAttention(Module):
         qkv: Tensor = self.qkv(x)
         batch, length, width = qkv.shape  # (B, T, (H + 2 kv_heads) D): queries, keys, values
         parts = self.heads + 2 * self.kv_heads
-        if self.rotary is not None:
+        if self.rotary is not None and not self._attend_rotates(cache):
             each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
             start: Any = 0 if cache is None else cache.length
             if cache is not None and cache.lengths is not None:
@@ -271,18 +273,41 @@ class MultiHeadAttention(Module):
                 dropout=dropout, window=self.window,
             )  # fmt: skip
         elif cache.lengths is not None:
-            keys, values = cache.arrays
-            # (B, (H + 2 kv_heads) D); under autocast its dtype may differ from the cache's
-            newest = qkv.data[:, 0].astype(keys.dtype, copy=False)
-            y = Tensor(attend(newest, keys, values, cache.lengths, self.window)[:, None])
+            y = self._attend(qkv, cache)
         else:
             each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
             q, k, v = self._heads(each)
             k, v = cache.append(k, v)  # (B, kv_heads, S, D), S the steps so far
-            y = attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
-            y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
+            if cache.length == length:  # of these steps alone: no copies
+                y = attention_packed(
+                    qkv, self.heads, self.kv_heads, mask, self.causal,
+                    dropout=dropout, window=self.window,
+                )  # fmt: skip
+            else:
+                y = attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
+                y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
         result: Tensor = self.proj(y)  # y is (B, T, H D) in each case
         return result
+
+    def _attend_rotates(self, cache: KeyValueCache | None) -> bool:
+        """Whether `attend` rotates the queries and keys of this call itself."""
+        if cache is None or cache.lengths is None:
+            return False
+        return self.rotary is not None and offers(self.rotary, "table")
+
+    def _attend(self, qkv: Tensor, cache: KeyValueCache) -> Tensor:
+        """Return (B, 1, H D) for the newest step of each sequence."""
+        keys, values = cache.arrays
+        # (B, (H + 2 kv_heads) D); under autocast its dtype may differ from the cache's
+        newest = qkv.data[:, 0].astype(keys.dtype, copy=False)
+        angles, interleaved = None, False
+        if self.rotary is not None and self._attend_rotates(cache):
+            angles, interleaved = self.rotary.table(cache.steps, keys), self.rotary.interleaved
+        assert cache.lengths is not None  # else a step is not one of each sequence
+        y = attend(
+            newest, keys, values, cache.lengths, self.window, angles, interleaved, cache.counters
+        )
+        return Tensor(y[:, None])
 
     def _heads(self, parts: Tensor) -> list[Tensor]:
         """Return (B, H, T, D) and twice (B, kv_heads, T, D) of (B, T, H + 2 kv_heads, D)."""
@@ -292,7 +317,11 @@ class MultiHeadAttention(Module):
         """Return an empty cache for `batch` sequences of up to `steps` steps."""
         weight = self.qkv.weight
         width = weight.shape[0] // (self.heads + 2 * self.kv_heads)
-        return KeyValueCache(batch, self.kv_heads, steps, width, weight.dtype, weight.device)
+        cache = KeyValueCache(batch, self.kv_heads, steps, width, weight.dtype, weight.device)
+        cache.counters = zeros((batch * self.heads,), np.uint32, weight.device).data
+        if self.rotary is not None and offers(self.rotary, "table"):
+            self.rotary.table(steps, weight.data)  # so that no step makes another one
+        return cache
 
     def extra_repr(self) -> str:
         """Return the settings."""

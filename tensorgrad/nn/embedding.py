@@ -30,14 +30,14 @@ class Embedding(Module):
         self.weight = Parameter(np.empty((vocabulary, width), np.float32))
         init.normal_(self.weight)
 
-    def forward(self, ids: Any, positions: Any = None, start: int = 0) -> Tensor:
+    def forward(self, ids: Any, positions: Any = None, start: Any = 0) -> Tensor:
         """Return the vectors of ids, (*ids.shape, width).
 
         Args:
             ids: integers in [0, vocabulary), any shape.
             positions: position embedding to add, (P, width): row start + t to step t of the last
                 axis of ids; see `tensorgrad.embedding`.
-            start: position of the first step.
+            start: position of the first step, an integer or one for each row of ids.
         """
         return embedding(self.weight, ids, positions, start)
 

@@ -112,7 +112,15 @@ class Module:
 
     def modules(self) -> Iterator[Module]:
         """Yield this module and its descendants, each once, parents first."""
-        return (module for _, module in self.named_modules())
+        seen: set[int] = set()
+        waiting: list[Module] = [self]
+        while waiting:
+            module = waiting.pop()
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield module
+                children = [each for each in vars(module).values() if isinstance(each, Module)]
+                waiting += reversed(children)
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield every parameter once, with its name; a shared one under its first name."""
@@ -212,7 +220,7 @@ class Module:
     def train(self, mode: bool = True) -> Self:
         """Set training mode, or evaluation mode if not `mode`, in all modules; return self."""
         for module in self.modules():
-            module.training = mode
+            vars(module)["training"] = mode  # which `__setattr__` would do, in more time
         return self
 
     def eval(self) -> Self:
@@ -316,13 +324,14 @@ class Module:
 def evaluating(model: Module) -> Iterator[None]:
     """Disable dropout and gradients in the `with` block; restore each module's mode after it."""
     before = [(module, module.training) for module in model.modules()]
-    model.eval()
+    for module, _ in before:
+        vars(module)["training"] = False
     try:
         with no_grad():
             yield
     finally:
         for module, training in before:
-            module.training = training
+            vars(module)["training"] = training
 
 
 def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:

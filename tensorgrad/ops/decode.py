@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad import backend, ranges
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_shape
 from tensorgrad.errors import DtypeError, ShapeError
-from tensorgrad.kernels import decode as decode_cuda
+from tensorgrad.kernels.attention import decode as decode_cuda
 from tensorgrad.kernels.attention.options import ALL, AttentionOptions
-from tensorgrad.kernels.prepared import now
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention import attention
 from tensorgrad.ops.elementwise import where
@@ -35,6 +34,7 @@ def attend(
     window: int | None = None,
     angles: Angles | None = None,
     interleaved: bool = False,
+    counters: Array | None = None,
 ) -> Array:
     """Append one key and value to the cache of each sequence, and attend to all of its keys.
 
@@ -49,6 +49,8 @@ def attend(
         window: the number of keys that a query attends to, its own included. Default: all.
         angles: of rotary positions, by which the queries and the new keys are rotated first.
         interleaved: see `tensorgrad.rotary`.
+        counters: for the kernel, uint32 (B * H,), all 0 before and after. Calls that may run at the
+            same time need their own. Default: new ones each time, which takes another launch.
 
     Returns:
         (B, H * D), dtype of qkv.
@@ -83,13 +85,12 @@ def attend(
         return y
     together = keys.strides[3] == values.strides[3] == keys.itemsize
     if not backend.is_numpy(qkv) and together and decode_cuda.supports(qkv, width):
-        workspace = decode_cuda.AttentionWorkspace(qkv, keys, values, window)
         qkv, lengths = backend.contiguous(qkv), backend.contiguous(lengths)
         if angles is not None:
             angles = backend.contiguous(angles[0]), backend.contiguous(angles[1])
-        decode_cuda.attention(
-            now, y, qkv, keys, values, lengths, workspace, window, angles, interleaved
-        )
+        decode_cuda.forward(y, qkv, keys, values, lengths, window, angles, interleaved, counters)
+        if ranges.active is not None:
+            ranges.active.op(op, y, (), None, (keys, values, lengths, *(angles or ())))
         return y
     each = qkv.reshape(batch, -1, width)
     if angles is not None:

@@ -15,7 +15,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
-from tensorgrad.checks import check_indices, check_integer
+from tensorgrad.checks import check_indices, check_integer, check_shape
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.embedding import forward as _forward_cuda
@@ -26,18 +26,19 @@ from tensorgrad.tensor import Tensor
 __all__ = ["embedding"]
 
 
-def embedding(weight: Any, ids: Any, positions: Any = None, start: int = 0) -> Tensor:
+def embedding(weight: Any, ids: Any, positions: Any = None, start: Any = 0) -> Tensor:
     """Return the row of `weight` that each id names, and with positions their sum.
 
-        y[..., t, :] = weight[ids[..., t], :] + positions[start + t, :]
+        y[..., t, :] = weight[ids[..., t], :] + positions[start[...] + t, :]
 
     Args:
         weight: (V, C), any float dtype.
         ids: any shape, integers in [0, V). On the GPU the values are not inspected before the
-            launch, which would wait for the device: an id outside gives a row of NaN and no
-            gradient.
+            launch, which would wait for the device: an id or position outside gives a row of NaN
+            and no gradient.
         positions: (P, C), dtype of weight, the position embedding; None adds nothing.
-        start: the position of the first id along the last axis.
+        start: the position of the first id along the last axis: an integer, or integers of the
+            shape of ids without that axis, on its device.
 
     Returns:
         (*ids.shape, C), dtype of weight.
@@ -53,21 +54,26 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: int = 0) -> T
     if weight.ndim != 2:
         raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C)")
     backend.same_device(op, ("weight", "ids"), (weight.data, ids))
-    rows = None
+    rows = starts = None
+    start = start.data if isinstance(start, Tensor) else start
     if positions is not None:
         positions = float_tensor(op, "positions", positions)
-        _check_positions(weight, ids, positions, start)
-        rows = positions.data[start : start + ids.shape[-1]]
+        _check_positions(weight, ids, positions)
+        rows = positions.data
+        if backend.is_array(start):
+            starts = _checked_starts(ids, positions, start)
+        else:
+            _check_start(ids, positions, start)
+            rows = rows[start : start + ids.shape[-1]]
     forward = _forward_numpy if type(weight.data) is np.ndarray else _forward_cuda
-    y = forward(weight.data, ids, rows)
+    y = forward(weight.data, ids, rows, starts)
     shapes = weight.shape, None if positions is None else positions.shape
     return record(op, y, (weight, positions), _backward, (ids, start, *shapes))
 
 
-def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) -> None:
-    """Raise unless each id along the last axis has a row of positions."""
+def _check_positions(weight: Tensor, ids: Array, positions: Tensor) -> None:
+    """Raise unless positions fits to weight."""
     op = "embedding"
-    check_integer(op, "start", start)
     backend.same_device(op, ("weight", "positions"), (weight.data, positions.data))
     if positions.ndim != 2 or positions.shape[1] != weight.shape[1] or not ids.ndim:
         raise ShapeError(
@@ -76,11 +82,30 @@ def _check_positions(weight: Tensor, ids: Array, positions: Tensor, start: int) 
         )
     if positions.dtype != weight.dtype:
         raise DtypeError(f"{op}: positions has dtype {positions.dtype}, expected {weight.dtype}")
+
+
+def _check_start(ids: Array, positions: Tensor, start: Any) -> None:
+    """Raise unless each id along the last axis has a row of positions."""
+    op = "embedding"
+    check_integer(op, "start", start)
     if not 0 <= start <= positions.shape[0] - ids.shape[-1]:
         raise OutOfRangeError(
             f"{op}: start is {start} and {ids.shape[-1]} ids follow, expected at most "
             f"{positions.shape[0]} positions"
         )
+
+
+def _checked_starts(ids: Array, positions: Tensor, start: Any) -> Array:
+    """Return the starts of the rows of ids, (*ids.shape[:-1],), checked as far as the host can."""
+    op = "embedding"
+    starts = integer_array(op, "start", start)
+    backend.same_device(op, ("ids", "start"), (ids, starts))
+    check_shape(op, "start", starts, ids.shape[:-1], " like ids without the last axis")
+    if backend.is_numpy(starts):
+        most = positions.shape[0] - ids.shape[-1]
+        outside = (starts < 0) | (starts > most)
+        check_indices(op, "start", starts, outside, f"0 to {most} ({positions.shape[0]} positions)")
+    return starts
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -92,9 +117,19 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             add_rows(dweight, ids.reshape(-1), dy.reshape(ids.size, -1))
     if not needs[1]:
         return dweight, None
+    if backend.is_array(start):
+        dpositions = backend.namespace(dy).zeros(positions_shape, compute_dtype(dy.dtype))
+        if dy.size:
+            add_rows(dpositions, _places(ids, start).reshape(-1), dy.reshape(ids.size, -1))
+        return dweight, dpositions
     drows = sum_array(dy, tuple(range(dy.ndim - 2)), dtype=compute_dtype(dy.dtype))
     place = slice(start, start + ids.shape[-1])
     return dweight, accumulated_view(drows, needs[1], positions_shape, place)
+
+
+def _places(ids: Array, starts: Array) -> Array:
+    """Return the position of each id, the shape of ids."""
+    return starts[..., None] + backend.namespace(ids).arange(ids.shape[-1])
 
 
 def check_ids(op: str, ids: Array, vocabulary: int) -> None:
@@ -105,9 +140,13 @@ def check_ids(op: str, ids: Array, vocabulary: int) -> None:
         check_indices(op, "ids", ids, outside, expected)
 
 
-def _forward_numpy(weight: Array, ids: Array, positions: Array | None) -> Array:
+def _forward_numpy(
+    weight: Array, ids: Array, positions: Array | None, starts: Array | None
+) -> Array:
     check_ids("embedding", ids, len(weight))
     y = weight.take(ids, axis=0)
+    if positions is not None and starts is not None:
+        positions = positions.take(_places(ids, starts), axis=0)
     if positions is not None:
         np.add(y, positions, out=y, dtype=compute_dtype(y.dtype), casting="same_kind")
     return y

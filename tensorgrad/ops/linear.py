@@ -1,7 +1,8 @@
 """Linear layers: a matrix product with bias, residual and GELU. Tests: tests/ops/test_linear.py.
 
 On the GPU bias, residual and GELU are the epilogue of the product: they are applied to its sums in
-registers. The product for a weight's gradient adds to the float32 gradient so far itself.
+registers. The product for a weight's gradient adds to the float32 gradient so far itself. Where no
+gradient is recorded, products of few rows have a kernel of their own; see `_few_rows`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_sum
 from tensorgrad.amp import cast_operands
 from tensorgrad.arrays import converted, sum_array
-from tensorgrad.autograd import no_grad, record
+from tensorgrad.autograd import record
 from tensorgrad.backend import Array, contiguous, is_numpy, same_device
 from tensorgrad.checks import check_shape, promoted
-from tensorgrad.dtypes import Dtype, compute_dtype, float32
+from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
 from tensorgrad.engine import mode
-from tensorgrad.errors import ShapeError
+from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import add_sum_of_rows
@@ -32,7 +33,12 @@ __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
 
 
 def linear(
-    x: Any, weight: Any, bias: Any = None, kernel: str | None = None, residual: Any = None
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    kernel: str | None = None,
+    residual: Any = None,
+    dtype: DtypeLike | None = None,
 ) -> Tensor:
     """Return y = x W^T + b + residual as one matrix product over all rows of x.
 
@@ -42,21 +48,23 @@ def linear(
         bias: (out,) or None; added before the result is rounded.
         kernel: as for `matmul`.
         residual: (..., out) or None; added before the result is rounded.
+        dtype: of the result, a float; float32 keeps the sums of 16-bit operands as they are.
+            Default: what x, weight and residual promote to.
 
     Returns:
-        (..., out), in the dtype that x, weight and residual promote to.
+        (..., out).
 
     Raises:
         ShapeError: weight is not (out, in), bias not (out,) or residual not (..., out).
-        DtypeError: an operand is not a float.
+        DtypeError: an operand or `dtype` is not a float.
         ArgumentError: there is no such kernel here, or it does not support this product.
     """
     inputs = _operands("linear", x, weight, bias, residual)
     a, w, added, residual_data = [data_of(tensor) for tensor in inputs]
-    dtype = promoted("linear", ("x", "weight"), (a, w))
-    if residual_data is not None and residual_data.dtype is not dtype:
-        dtype = promoted("linear", ("x", "weight", "residual"), (a, w, residual_data))
-    y = _affine(flat(a), w, added, residual_data, dtype, kernel)
+    common = promoted("linear", ("x", "weight"), (a, w))
+    if residual_data is not None and residual_data.dtype is not common:
+        common = promoted("linear", ("x", "weight", "residual"), (a, w, residual_data))
+    y = _affine(flat(a), w, added, residual_data, _result_dtype(dtype, common), kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
     return record("linear", y, inputs, _linear_backward, (a, w, kernel))
 
@@ -89,9 +97,12 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     """
     inputs = _operands("linear_gelu", x, weight, bias)
     a, w, added, _ = [data_of(tensor) for tensor in inputs]
-    if approximate != "tanh" or not _is_fused((a, w), (added,)):
-        return gelu(linear(x, weight, bias), approximate)
-    y, kept, is_derivative = _activated(flat(a), w, added, inputs)
+    y = None if approximate != "tanh" else _few_rows(flat(a), w, added, gelu=True)
+    kept, is_derivative = None, False
+    if y is None:
+        if approximate != "tanh" or not _is_fused((a, w), (added,)):
+            return gelu(linear(x, weight, bias), approximate)
+        y, kept, is_derivative = _activated(flat(a), w, added, inputs)
     y = y.reshape(*a.shape[:-1], len(w))
     return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, kept, is_derivative))
 
@@ -137,7 +148,7 @@ def feed_forward(
     a, u, b, d, c, r = arrays
     fused = _is_fused((a, u, d) if r is None else (a, u, d, r), (b, c))
     shapes = [getattr(array, "shape", None) for array in arrays]
-    if approximate != "tanh" or not fused or not _fit(*shapes):
+    if approximate != "tanh" or not fused or not _fit(*shapes) or not mode.grad_enabled:
         hidden = linear_gelu(x, up, up_bias, approximate)
         return linear(hidden, down, down_bias, residual=residual)
     h, kept, is_derivative = _activated(flat(a), u, b, inputs)
@@ -188,8 +199,18 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
         "gated_linear", matrices, biases, ("x", "gate", "gate_bias", "up", "up_bias")
     )
     check_shape("gated_linear", "up", up, gate.shape, " as gate has")
-    with no_grad():
-        both = linear(x, gate, gate_bias), linear(x, up, up_bias)
+    x_alone, *gate_alone, up_alone, up_bias_alone = [  # of which nothing is recorded
+        None if tensor is None else tensor.detach() for tensor in inputs
+    ]
+    opened = linear(x_alone, *gate_alone)
+    arrays = [data_of(each) for each in _operands("linear", x_alone, up_alone, up_bias_alone)]
+    few = _few_rows(flat(x.data), arrays[1], arrays[2], gate=flat(opened.data))
+    if few is not None:
+        y = few.reshape(opened.shape)
+        return record(
+            "gated_linear", y, inputs, _gated_linear_backward, (x.data, gate.data, up.data)
+        )
+    both = opened, linear(x_alone, up_alone, up_bias_alone)
     for each in both:
         each.requires_grad = True  # so that swiglu keeps what its backward needs
     y = swiglu(*both)
@@ -272,9 +293,12 @@ def _affine(
 ) -> Array:
     """Return x W^T + b + residual for the rows of x, rounded to `dtype` once."""
     rows_added = None if residual is None else flat(residual)
+    few = _few_rows(rows, weight, bias, dtype, rows_added) if kernel is None else None
+    if few is not None:
+        return few
     if _is_fused((rows, weight), (bias,)) and dtype in (rows.dtype, float32):
         bias = None if bias is None else contiguous(bias)
-        if dtype == rows.dtype:
+        if dtype == rows.dtype or rows_added is None:
             y = backend.empty((len(rows), len(weight)), dtype, like=rows)
             rows_added = None if rows_added is None else contiguous(rows_added)
             p = problem(rows, weight.T, y, bias=bias, residual=rows_added)
@@ -290,6 +314,45 @@ def _affine(
     if rows_added is not None:
         y += rows_added
     return y.astype(dtype, copy=False)
+
+
+def _few_rows(
+    rows: Array,
+    weight: Array,
+    bias: Array | None,
+    dtype: Dtype | None = None,
+    residual: Array | None = None,
+    **epilogue: Any,
+) -> Array | None:
+    """Return f(x W^T + b) + residual, (rows, out), by the kernel for few rows.
+
+    None on the CPU, where the kernel does not do this, and where gradients are recorded: training
+    keeps the kernels of any number of rows.
+
+    Args:
+        rows, weight, bias, residual: as of `linear`, x as a matrix.
+        dtype: of the result; default: of x.
+        epilogue: of the problem, see `MatmulProblem`.
+    """
+    dtype = rows.dtype if dtype is None else dtype
+    if mode.grad_enabled or is_numpy(rows) or len(rows) > matmul_cuda.FEW_ROWS:
+        return None
+    if rows.dtype != weight.dtype or dtype not in (rows.dtype, float32):
+        return None
+    y = backend.empty((len(rows), len(weight)), dtype, like=rows)
+    bias, residual = (None if each is None else contiguous(each) for each in (bias, residual))
+    p = problem(contiguous(rows), weight.T, y, bias=bias, residual=residual, **epilogue)
+    return y if matmul_cuda.run_few_rows(p) else None
+
+
+def _result_dtype(dtype: DtypeLike | None, common: Dtype) -> Dtype:
+    """Return the dtype of the result of `linear`, `common` where none was given."""
+    if dtype is None:
+        return common
+    found = as_dtype(dtype)
+    if not is_float(found):
+        raise DtypeError(f"linear: dtype is {found}, expected a float")
+    return found
 
 
 def _activated(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, check_number, check_range
 from tensorgrad.errors import ArgumentError
-from tensorgrad.kernels.prepared import Launch, now
 from tensorgrad.kernels.random import Key
 from tensorgrad.kernels.sampling import sample_tokens
 from tensorgrad.philox import LOG2_HIGH, LOG2_LOW, fill_words
@@ -69,6 +68,8 @@ class Sampling:
 class State:
     """The sequences of a batch during generation, on one device; a step changes the arrays only.
 
+    A captured step has their addresses: `load` begins others in the same arrays.
+
     Attributes:
         tokens: (B, capacity), int64; the first counts[b] of sequence b are known.
         counts: (B,), int32.
@@ -89,6 +90,20 @@ class State:
     stops: Array
     seen: Array | None
 
+    def on(self, device: str) -> State:
+        """Return the state on a device: itself if it is there."""
+        if backend.device_of(self.tokens) == device:
+            return self
+        arrays = [getattr(self, field.name) for field in fields(self)]
+        return State(*(None if a is None else backend.to_device(a, device) for a in arrays))
+
+    def load(self, other: State) -> None:
+        """Copy the arrays of a state of the same shapes, on any device."""
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine is not None:
+                mine[...] = backend.asarray_like(theirs, mine)
+
 
 def new_state(
     prompts: Sequence[Any],
@@ -102,7 +117,7 @@ def new_state(
 
     Args:
         prompts: integers, one or more each.
-        more: from 0.
+        more: from 0; of the longest prompt.
         seeds: one for each prompt, 0 to 2^64 - 1.
         stops: tokens that end a sequence.
         vocabulary: V, to track which tokens occurred; None where no penalty needs it.
@@ -118,18 +133,25 @@ def new_state(
     latest = tokens[np.arange(len(prompts)), counts - 1]
     flags = np.zeros(len(prompts), np.uint8)
     ends = np.array(sorted(stops), np.int64)
-    arrays = (tokens, counts, counts - 1, latest, flags, np.array(seeds, np.uint64), ends, seen)
-    return State(*(None if a is None else backend.to_device(a, device) for a in arrays))
+    state = State(
+        tokens, counts, counts - 1, latest, flags, np.array(seeds, np.uint64), ends, seen
+    )  # fmt: skip
+    return state.on(device)
 
 
-def extend(state: State, logits: Array, how: Sampling, launch: Launch = now) -> None:
-    """Add a token to each sequence, drawn from its logits, (B, V) float32, contiguous."""
+def extend(state: State, logits: Array, how: Sampling) -> None:
+    """Add a token to each sequence, drawn from its logits.
+
+    Args:
+        state: changed.
+        logits: (B, V), float32, the elements of a row side by side.
+        how: the options.
+    """
     if backend.is_numpy(logits):
         _extend_numpy(state, logits, how)
         return
     s = state
     sample_tokens(
-        launch,
         logits,
         (s.tokens, s.counts, s.lengths, s.latest, s.flags),
         (s.seen, s.seeds, s.stops),

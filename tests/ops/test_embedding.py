@@ -34,7 +34,20 @@ def with_positions(shape: tuple[int, ...], width: int, count: int, start: int) -
     )  # fmt: skip
 
 
+def with_starts(shape: tuple[int, ...], width: int, count: int) -> Case:
+    ids = RNG.integers(0, 11, shape)
+    starts = RNG.integers(0, count - shape[-1] + 1, shape[:-1], dtype="int32")
+    return Case(
+        lambda w, p, i, s: tg.embedding(w, i, p, s), [(11, width), (count, width), ids, starts],
+        lambda w, p, i, s: w[i] + p[s[..., None] + np.arange(shape[-1])],
+        terms=ids.size + 1, name="embedding-starts",
+    )  # fmt: skip
+
+
 CASES += [
+    with_starts((4, 1), 8, 9),
+    with_starts((3, 5), 31, 7),
+    with_starts((2, 3, 4), 1032, 20),
     with_positions((2, 5), 8, 7, 1),
     with_positions((3, 4), 31, 4, 0),
     with_positions((7,), 1, 9, 2),
@@ -102,6 +115,10 @@ def test_positions_that_do_not_fit() -> None:
         tg.embedding(weight, ids, Tensor(np.ones((3, 2), "float32")))
     with pytest.raises(OutOfRangeError, match="start is 2 and 3 ids follow, expected at most 4"):
         tg.embedding(weight, ids, Tensor(np.ones((4, 2))), 2)
+    with pytest.raises(OutOfRangeError, match=r"start\[1\] is 2, expected 0 to 1 \(4 positions\)"):
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), np.array([1, 2]))
+    with pytest.raises(ShapeError, match=r"start has shape \(3,\), expected \(2,\) like ids with"):
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), np.zeros(3, "int32"))
 
 
 @pytest.mark.gpu
@@ -113,3 +130,6 @@ def test_ids_outside_give_nan_on_the_gpu() -> None:
     y.backward(y.data)
     assert weight.grad is not None
     np.testing.assert_array_equal(weight.grad.get(), [[0, 0], [1, 1], [0, 0]])
+    ids, starts = (Tensor(np.array(a)).to("cuda") for a in ([[0, 1]] * 3, [1, 3, -2]))
+    y = tg.embedding(weight, ids, Tensor(np.ones((4, 2), "float32")).to("cuda"), starts)
+    assert np.isnan(y.numpy()).all(-1).tolist() == [[False, False], [False, True], [True, True]]

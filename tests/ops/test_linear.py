@@ -10,7 +10,7 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, amp, backend
+from tensorgrad import Tensor, amp, backend, no_grad
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, Ulps, check
@@ -192,6 +192,26 @@ def test_a_wide_residual_widens_the_result() -> None:
     with amp.autocast("bfloat16"):
         y = tg.feed_forward(x.astype("float32"), w, None, w.T, None, x.astype("float32"))
     assert y.dtype == np.float32
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_the_sums_of_16_bits_may_stay_as_they_are(rows: int, device: str) -> None:
+    rng = np.random.default_rng(rows)
+    arrays = [rng.standard_normal(shape).astype(bfloat16) for shape in ((rows, 64), (24, 64))]
+    x, w = (Tensor(backend.to_device(array, device), True) for array in arrays)
+    expected = arrays[0].astype("float64") @ arrays[1].astype("float64").T
+    y = tg.linear(x, w, dtype="float32")
+    with no_grad():
+        alone = tg.linear(x, w, dtype="float32")
+    for found in (y, alone):
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
+    y.sum().backward()
+    assert w.grad is not None
+    expected = np.tile(arrays[0].astype("float64").sum(0), (24, 1))
+    np.testing.assert_allclose(backend.to_numpy(w.grad).astype("float64"), expected, rtol=0.01)
+    with pytest.raises(DtypeError, match="linear: dtype is int64, expected a float"):
+        tg.linear(x, w, dtype="int64")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", bfloat16])

@@ -8,7 +8,7 @@
 //
 // A cache is split over blocks (split-K over the keys), and the last of them merges the splits in
 // their order, so the result does not depend on which one that is. It is written with =. Launched
-// by kernels/decode.py.
+// by kernels/attention/decode.py.
 //
 // The naive kernel, a thread for a query head, whose key and value are in the cache already:
 //
@@ -22,14 +22,16 @@
 //   for (int d = 0; d < D; ++d)
 //       for (int j = 0; j < keys; ++j) y[d] += s[j] / row_sum * v[j][d];
 //
-// Phases: rotate the queries and append to the cache; for each tile of keys scores, online softmax,
-// weighted values; merge warps; merge splits (as flash-decoding does).
+// Phases: wait for the kernel before (see overlap.py); rotate the queries and append to the cache;
+// for each tile of keys scores, online softmax, weighted values; merge warps; merge splits (as
+// flash-decoding does).
 //
 // where: FLOAT = float | __half | __nv_bfloat16
 // instantiate: decode_attention<{__half | __nv_bfloat16}, {1 | 2}>
 // instantiate: decode_attention_plain<{FLOAT}>
 #include "ampere.cuh"
 #include "exp.cuh"
+#include "overlap.cuh"
 #include "reduce.cuh"
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
@@ -209,14 +211,16 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
 // the results of heads 2 t and 2 t + 1.
 template <typename T, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 3)
-decode_attention(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv, float* parts,
-                 SoftmaxPartial* part_softmax, unsigned* arrived, const int* __restrict__ lengths,
+decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
+                 SoftmaxPartial* part_softmax, unsigned* arrived, const int* lengths,
                  const float* __restrict__ cosines, const float* __restrict__ sines,
                  const __grid_constant__ DecodeAttentionArguments p) {
     constexpr int MOST = 8, WIDTH = 64 * CHUNKS, TILE = 32 / CHUNKS, STEP = WARPS * TILE;
     __shared__ __align__(16) T queries[MOST][WIDTH];
     __shared__ __align__(16) float outputs[WARPS][MOST][WIDTH];
     __shared__ SoftmaxPartial sums[WARPS][MOST];
+    wait_for_previous_kernel();
+    start_next_kernel();
     const KeySplit<MOST> own(p, lengths, STEP);
     if (blockIdx.x >= own.active) return;
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;
@@ -370,16 +374,17 @@ __device__ inline float exp2_for(float x) { return sizeof(T) == 2 ? fast_exp2(x)
 // `lanes`, a power of two, share a key. aligned: keys and values to 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
-decode_attention_plain(T* __restrict__ y, T* keys, T* values, const T* __restrict__ qkv,
-                       float* parts, SoftmaxPartial* part_softmax, unsigned* arrived,
-                       const int* __restrict__ lengths, const float* __restrict__ cosines,
-                       const float* __restrict__ sines,
+decode_attention_plain(T* y, T* keys, T* values, const T* qkv, float* parts,
+                       SoftmaxPartial* part_softmax, unsigned* arrived, const int* lengths,
+                       const float* __restrict__ cosines, const float* __restrict__ sines,
                        const __grid_constant__ DecodeAttentionArguments p, int lanes, int aligned) {
     constexpr int MOST = 4, WIDTH = 32 * PART;
     __shared__ T queries[MOST][WIDTH];
     __shared__ float outputs[WARPS][MOST][WIDTH];
     __shared__ SoftmaxPartial sums[WARPS][MOST];
     const int own_groups = THREADS / lanes, step = own_groups * TOGETHER;
+    wait_for_previous_kernel();
+    start_next_kernel();
     const KeySplit<MOST> own(p, lengths, step);
     if (blockIdx.x >= own.active) return;
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;

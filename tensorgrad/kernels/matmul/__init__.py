@@ -18,6 +18,7 @@ from tensorgrad.backend import Array, widened
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels.matmul import cublas as matmul_cublas
+from tensorgrad.kernels.matmul import few_rows as matmul_few_rows
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul import tiled as matmul_tiled
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
@@ -42,7 +43,9 @@ KERNELS = {
     "tiled": Implementation(matmul_tiled.refusal, matmul_tiled.multiply),
     "tf32": Implementation(matmul_tiled.refusal_tf32, matmul_tiled.multiply_tf32),
     "wgmma": Implementation(matmul_sm90.refusal, matmul_sm90.multiply),
+    "few-rows": Implementation(matmul_few_rows.refusal, matmul_few_rows.multiply),
 }
+FEW_ROWS = matmul_few_rows.MOST_ROWS  # of `run_few_rows`
 DEFAULT = "cublas"  # where tuned.json has no entry
 _MOST_CHOSEN = 4096
 _log = logging.getLogger(__name__)
@@ -108,6 +111,20 @@ def run(p: MatmulProblem, kernel: str | None = None) -> None:
 def keeps_derivative(p: MatmulProblem) -> bool:
     """Whether a product with GELU had better keep the derivative of GELU than its operand."""
     return matmul_sm90.is_fast(p._replace(gelu=False, derivative=p.y))
+
+
+def run_few_rows(p: MatmulProblem) -> bool:
+    """Compute y by the kernel for few rows, as the ops do where no gradient is recorded.
+
+    It adds in another order than the kernels of `run`, which training keeps.
+
+    Returns:
+        False if it does not do this product; nothing has been computed then.
+    """
+    if not p.y.size or matmul_few_rows.refusal(p) is not None:
+        return False
+    matmul_few_rows.multiply(p)
+    return True
 
 
 def scaled(a: Array, b: Array, scale: Array) -> tuple[Array, Array | None]:

@@ -21,8 +21,8 @@ Steps = tuple[int, int, int]  # from one matrix to the next, row to row and colu
 def refusal(p: MatmulProblem) -> str | None:
     """Return what cuBLASLt would need to do this product, or None."""
     gelu = _gelu(p)
-    if p.derivative is not None or p.scale is not None:
-        return "the operand of GELU instead of its derivative"
+    if p.derivative is not None or p.scale is not None or p.gate is not None:
+        return "the operand of GELU instead of its derivative, and no gate"
     if p.y.dtype == float64 and (p.bias is not None or gelu):
         return "another dtype than float64 for a bias or GELU"
     if p.residual is not None and (p.add or gelu):

@@ -23,8 +23,8 @@ class MatmulProblem(NamedTuple):
 
     The epilogue, in this order: add y (float32), add a bias to each column; then either take GELU
     (tanh) of the sum, and store the sum in `before_gelu` or the derivative of GELU there in
-    `derivative`, or multiply it with the derivative of GELU at `gelu_of` or with `scale`; add a
-    residual.
+    `derivative`, or multiply it with the derivative of GELU at `gelu_of`, with `scale` or with
+    silu(gate); add a residual.
     """
 
     batch: int
@@ -42,6 +42,7 @@ class MatmulProblem(NamedTuple):
     gelu_of: Array | None = None  # as y
     derivative: Array | None = None  # as y; given, it asks for GELU
     scale: Array | None = None  # as y
+    gate: Array | None = None  # as y
     row_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
 
     def signature(self) -> tuple[Any, ...]:
@@ -60,6 +61,7 @@ class MatmulProblem(NamedTuple):
                 self.gelu_of,
                 self.derivative,
                 self.scale,
+                self.gate,
                 self.row_sums,
             )
         ]

@@ -47,8 +47,8 @@ def refusal(p: MatmulProblem) -> str | None:
     for array in (p.residual, p.derivative, p.scale, p.row_sums):
         if array is not None:
             addresses |= array.data.ptr
-    if p.before_gelu is not None or p.gelu_of is not None:
-        return "the derivative of GELU instead of its operand"
+    if p.before_gelu is not None or p.gelu_of is not None or p.gate is not None:
+        return "the derivative of GELU instead of its operand, and no gate"
     return _refusal(
         p.rows, p.width, p.columns, p.a[1:], p.b[1:], p.a.array.dtype, p.y.dtype, addresses & 15,
         None if p.bias is None else p.bias.data.ptr & 7, _epilogue(p), p.residual is not None,

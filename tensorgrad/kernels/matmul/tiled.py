@@ -22,8 +22,8 @@ _EPILOGUE = 8  # elements of a row that a thread finishes together
 
 def refusal(p: MatmulProblem) -> str | None:
     """Return what the kernels would need to do this product, or None."""
-    if p.derivative is not None or p.scale is not None:
-        return "the operand of GELU instead of its derivative"
+    if p.derivative is not None or p.scale is not None or p.gate is not None:
+        return "the operand of GELU instead of its derivative, and no gate"
     found = capability(p.y.device.id)
     return None if found >= 80 else f"sm_80 or later (this GPU is sm_{found})"
 

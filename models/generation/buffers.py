@@ -1,0 +1,171 @@
+"""The memory of a batch that generates, and its step as a CUDA graph, kept from call to call.
+
+A graph has the addresses of what it works on. So a model keeps the cache, the sequences and the
+graph of its latest batches, and the next batch of the same shapes and options begins in the same
+memory: capturing takes tens of milliseconds, as long as many steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from tensorgrad import backend, graph
+from tensorgrad.engine import mode
+from tensorgrad.errors import GraphError
+from tensorgrad.models.language_model import Cache, LanguageModel
+from tensorgrad.ops.sampling import Sampling, State, extend
+from tensorgrad.tensor import Tensor
+
+__all__ = ["BatchBuffers", "give_back", "take"]
+
+_MOST_KEPT = 4  # by one model
+_log = logging.getLogger(__name__)
+_kept: dict[int, list[BatchBuffers]] = {}  # by the id of a model, the latest first
+_lock = threading.Lock()
+
+
+class BatchBuffers:
+    """The cache and the sequences of a batch, and the step that extends them.
+
+    Args:
+        model: it is not kept alive.
+        state: of the first batch, on the model's device; taken over.
+        steps: capacity of the cache.
+        how: the sampling options.
+    """
+
+    def __init__(self, model: LanguageModel, state: State, steps: int, how: Sampling) -> None:
+        self.state = state
+        self.cache: Cache = model.new_cache(len(state.latest), steps)
+        for cache in self.cache:
+            if cache is not None:  # other ranks have this layer
+                cache.lengths = state.lengths
+        self.key = _key(state, steps, how)
+        self._of = list(_parts(model, weakly=True))
+        self._released: Any = None
+        self._eager = _step(weakref.ref(model), self.cache, state, how)
+        captures = model.captures and model.device != "cpu"
+        self._captured = graph.capture(self._eager, model.device) if captures else None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are a CUDA graph, or will be."""
+        return self._captured is not None
+
+    def step(self) -> None:
+        """Append a token to each sequence; under `evaluating` and `no_grad`."""
+        if self._captured is not None:
+            try:
+                self._captured()
+                return
+            except (GraphError, MemoryError) as error:
+                _log.info("generation: steps are not captured: %s", error)
+            self._captured = None
+        self._eager()
+
+    def fits(self, model: LanguageModel) -> bool:
+        """Whether the model's modules, settings and arrays are still those of the graph."""
+        now = list(_parts(model))
+        return len(now) == len(self._of) and all(
+            (was() if isinstance(was, weakref.ref) else was) is value
+            for was, value in zip(self._of, now, strict=True)
+        )
+
+    def load(self, state: State) -> None:
+        """Begin other sequences, after what was submitted when the buffers were given back."""
+        if self._released is not None:
+            backend.cupy.cuda.get_current_stream().wait_event(self._released)
+        self.state.load(state)
+
+    def release(self) -> None:
+        """Note what was submitted, which may be on another stream than the next batch."""
+        self._released = backend.cupy.cuda.get_current_stream().record()
+
+
+def take(model: LanguageModel, state: State, steps: int, how: Sampling) -> BatchBuffers:
+    """Return buffers that nobody else uses, in which the sequences of `state` begin.
+
+    Those of a model that has changed are dropped.
+
+    Args:
+        model, steps, how: as of BatchBuffers.
+        state: on any device.
+    """
+    key = _key(state, steps, how)
+    with _lock:
+        kept = _kept.get(id(model), [])
+        kept[:] = [each for each in kept if each.fits(model)]
+        found = next((each for each in kept if each.key == key), None)
+        if found is not None:
+            kept.remove(found)
+    if found is not None:
+        found.load(state)
+        return found
+    try:
+        return BatchBuffers(model, state.on(model.device), steps, how)
+    except MemoryError:  # which others may keep for nothing
+        with _lock:
+            for kept in _kept.values():
+                kept.clear()
+    return BatchBuffers(model, state.on(model.device), steps, how)
+
+
+def give_back(model: LanguageModel, buffers: BatchBuffers) -> None:
+    """Keep buffers that have a graph for the next batch of the model, as long as it lives."""
+    if not buffers.is_captured:
+        return
+    buffers.release()
+    with _lock:
+        if id(model) not in _kept:
+            _kept[id(model)] = []
+            weakref.finalize(model, _kept.pop, id(model), None)
+        kept = _kept[id(model)]
+        kept.insert(0, buffers)
+        del kept[_MOST_KEPT:]
+
+
+def _step(model: weakref.ref[LanguageModel], cache: Cache, state: State, how: Sampling) -> Any:
+    """Return the function that appends a token to each sequence."""
+
+    def step() -> None:
+        alive = model()
+        assert alive is not None  # who generates has it
+        logits = alive.next_logits(Tensor(state.latest[:, None]), cache).data
+        logits = logits.astype("float32", copy=False)
+        if logits.strides[-1] != logits.itemsize:
+            logits = backend.contiguous(logits)
+        extend(state, logits, how)
+
+    return step
+
+
+def _key(state: State, steps: int, how: Sampling) -> tuple[Any, ...]:
+    """Return what must be equal for a batch to begin in the memory of another one."""
+    shapes = (state.tokens.shape, state.stops.shape, state.seen is None)
+    casts = None if mode.autocast is None else mode.autocast.dtype
+    return (*shapes, steps, how, casts)
+
+
+def _parts(model: LanguageModel, weakly: bool = False) -> Iterator[Any]:
+    """Yield the attributes of all modules, and the arrays of their tensors.
+
+    Args:
+        weakly: by references that keep nothing alive, where there are such.
+    """
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name != "training":
+                yield _reference(value) if weakly else value
+                if isinstance(value, Tensor):
+                    yield _reference(value.data) if weakly else value.data
+
+
+def _reference(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value

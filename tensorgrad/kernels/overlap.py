@@ -1,0 +1,139 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs.
+
+    overlap.launch(kernel, grid, block, arguments, shared, early=[weight, bias], writes=[y])
+
+A kernel of a decode step runs for 2 us, of which its launch and its first loads are half. Launched
+here, on Hopper and later, it starts as soon as all blocks of the kernel before it in the stream
+have called `start_next_kernel`, and loads its weights while that one still computes. Graphs that
+are captured keep this. The rules, for which overlap.cuh has the functions:
+
+- A kernel waits before it reads or writes memory that other kernels write, except for the arrays
+  `early`, which it may read at once, such as weights. They are compared with what the kernel before
+  writes, and where these are the same memory, the launch is an ordinary one.
+- A kernel lets the next one start only after it has waited itself. So when a kernel starts, all but
+  the one before it have ended.
+- Only arrays in `early` are declared `const __restrict__`: the compiler takes them for constant,
+  and may load them before the wait.
+- Memory that a kernel reads early is written by kernels that are launched here, or by those that
+  never call `start_next_kernel`.
+
+Tests: tests/kernels/test_overlap.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from ctypes import c_char, c_int, c_uint, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
+from tensorgrad.kernels.device import capability, driver
+from tensorgrad.kernels.loader import Kernel
+from tensorgrad.kernels.structs import Struct
+
+__all__ = ["launch"]
+
+Sizes = tuple[int, ...]  # of a grid or a block, up to three
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
+_FIRST_DRIVER = 12030  # that captures such launches
+
+_lock = threading.Lock()
+# By device and stream: the memory that the latest kernel that was launched here writes.
+_written: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", c_int), ("padding", c_char * 4), ("value", c_int), ("rest", c_char * 60))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *((name, c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y")),
+        *(("block_z", c_uint), ("shared", c_uint), ("stream", c_void_p)),
+        *(("attributes", c_void_p), ("attribute_count", c_uint)),
+    )
+
+
+def launch(
+    kernel: Kernel,
+    grid: Sizes,
+    block: Sizes,
+    arguments: Sequence[Any],
+    shared: int = 0,
+    *,
+    early: Sequence[Array | None] = (),
+    writes: Sequence[Array | None] = (),
+) -> None:
+    """Launch a kernel on the current stream, so that it may start before the one before it ends.
+
+    Args:
+        kernel: from `loader.load`.
+        grid, block: 1 to 3 sizes.
+        arguments: arrays on the GPU, NumPy scalars, or those of `structs.by_value`.
+        shared: bytes of dynamic shared memory.
+        early: what it reads before it waits.
+        writes: what it writes, if it lets the next kernel start early.
+    """
+    cuda = backend.cupy.cuda
+    device, stream = cuda.runtime.getDevice(), cuda.get_current_stream().ptr
+    ranges = [backend.byte_bounds(array) for array in writes if array is not None]
+    with _lock:
+        before = _written.get((device, stream), [])
+        safe = not any(
+            begin < end_written and begin_written < end
+            for begin, end in (backend.byte_bounds(array) for array in early if array is not None)
+            for begin_written, end_written in before
+        )
+        if safe and _is_supported(device):
+            _launch(kernel, grid, block, arguments, shared, stream)
+        else:
+            kernel(grid, block, tuple(arguments), shared)
+        if ranges:
+            _written[device, stream] = ranges
+
+
+@cache
+def _is_supported(device: int) -> bool:
+    version = backend.cupy.cuda.runtime.driverGetVersion()
+    return capability(device) >= 90 and version >= _FIRST_DRIVER
+
+
+def _launch(
+    kernel: Kernel, grid: Sizes, block: Sizes, arguments: Sequence[Any], shared: int, stream: int
+) -> None:
+    """Launch with the attribute, which CuPy does not offer."""
+    values = [_bytes_of(argument) for argument in arguments]
+    starts = np.cumsum([0, *(len(value) for value in values[:-1])])
+    memory = np.frombuffer(b"".join(values), np.uint8).copy()
+    addresses = (memory.ctypes.data + starts).astype(np.uintp)
+    attribute = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1)
+    sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
+    config = _LaunchConfig(*sizes, shared, stream, ctypes.addressof(attribute), 1)
+    error = driver().cuLaunchKernelEx(
+        ctypes.byref(config), c_void_p(kernel.ptr), c_void_p(addresses.ctypes.data), None
+    )
+    if error:
+        raise backend.cupy.cuda.driver.CUDADriverError(error)
+
+
+def _bytes_of(argument: Any) -> bytes:
+    """Return the bytes of an argument, padded to a multiple of 8."""
+    if not isinstance(argument, np.generic | Struct) and not backend.is_array(argument):
+        argument = argument.value  # of `by_value`
+    if isinstance(argument, Struct):
+        value = bytes(argument)
+    elif isinstance(argument, np.generic) or backend.is_numpy(argument):
+        value = argument.tobytes()
+    else:
+        value = np.uintp(argument.data.ptr).tobytes()
+    return value + bytes(-len(value) % 8)

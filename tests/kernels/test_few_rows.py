@@ -1,0 +1,119 @@
+"""Products of few rows against float64, and when the ops take their kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, no_grad
+from tensorgrad.dtypes import bfloat16
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.matmul import few_rows
+from tensorgrad.kernels.matmul.problem import problem
+from tests.gpu_array import on_gpu
+
+EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def draw(rng: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
+    """Return random numbers in float64, and the same on the GPU."""
+    values = rng.standard_normal(shape).astype(dtype)
+    return values.astype(np.float64), backend.to_device(values, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [1, 40, 2101, 4243])
+@pytest.mark.parametrize("width", [1, 72, 520, 768, 1096, 1600, 2056, 6400])
+def test_products_and_epilogues(width: int, columns: int, dtype: Any) -> None:
+    rng = np.random.default_rng(width * columns)
+    for rows in (1, 7, 8, 9, 16, 17, 32):
+        x, x_gpu = draw(rng, (rows, width), dtype)
+        weight, weight_gpu = draw(rng, (columns, width), dtype)
+        bias, bias_gpu = draw(rng, (columns,), dtype)
+        other, other_gpu = draw(rng, (rows, columns), dtype)
+        total = x @ weight.T
+        inside = EPSILON["float32"] * (4 + 2 * width**0.5) * (np.abs(x) @ np.abs(weight).T + 1)
+        silu = other / (1 + np.exp(-other))
+        tanh = np.tanh((2 / np.pi) ** 0.5 * ((total + bias) + 0.044715 * (total + bias) ** 3))
+        gelu = 0.5 * (total + bias) * (1 + tanh)
+        for expected, options in (
+            (total, {}),
+            (total + bias + other, {"bias": bias_gpu, "residual": other_gpu}),
+            (gelu, {"bias": bias_gpu, "gelu": True}),
+            ((total + bias) * silu, {"bias": bias_gpu, "gate": other_gpu}),
+        ):
+            scale = np.maximum(1, np.abs(silu)) if "gate" in options else 2
+            for wide in (False, True):
+                found = []
+                for _ in range(2):
+                    y = backend.cupy.full((rows, columns), np.nan, "float32" if wide else dtype)
+                    p = problem(x_gpu, weight_gpu.T, y, **options)
+                    assert matmul_cuda.run_few_rows(p)
+                    found.append(backend.to_numpy(y))
+                assert found[0].tobytes() == found[1].tobytes()
+                stored = EPSILON[str(y.dtype)]
+                bound = 1.01 * stored * np.abs(expected) + scale * inside + 2.0**-25
+                error = np.abs(found[0].astype(np.float64) - expected)
+                worst = np.max(error / bound)
+                assert worst <= 1, f"{rows} {options.keys()} {worst:.2f} times the bound"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", bfloat16], ids=str)
+def test_ops_take_them_where_no_gradient_is_recorded(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    x, up, down, bias, residual = (
+        Tensor(backend.to_device((rng.standard_normal(shape) / 8).astype(dtype), "cuda"), True)
+        for shape in ((2, 5, 64), (96, 64), (64, 96), (96,), (2, 5, 64))
+    )
+    taken: list[None] = []
+    run = matmul_cuda.run_few_rows
+
+    def counted(p: Any) -> bool:
+        taken.append(None)
+        return run(p)
+
+    monkeypatch.setattr(matmul_cuda, "run_few_rows", counted)
+    calls: list[tuple[int, Any]] = [
+        (1, lambda: tg.linear(x, up, bias)),
+        (1, lambda: tg.linear_gelu(x, up, bias)),
+        (2, lambda: tg.feed_forward(x, up, bias, down, None, residual)),
+        (2, lambda: tg.gated_linear(x, up, up, bias, bias)),
+    ]
+    for count, call in calls:
+        with_gradient = call()
+        with_gradient.sum().backward()
+        assert not taken
+        with no_grad():
+            without = call()
+        assert len(taken) == count
+        taken.clear()
+        np.testing.assert_allclose(
+            without.numpy().astype("float64"),
+            with_gradient.numpy().astype("float64"),
+            atol=2e-2 if dtype == bfloat16 else 1e-5,
+        )
+
+
+def test_what_they_do_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "capability", lambda device: 90)
+    x, w = on_gpu(np.zeros((4, 8), np.float32)), on_gpu(np.zeros((6, 8), np.float32))
+    y, tall = on_gpu(np.zeros((4, 6), np.float32)), on_gpu(np.zeros((33, 8), np.float32))
+    wide = np.zeros(6)
+    assert few_rows.refusal(problem(x, w.T, y, bias=y[0], gelu=True, residual=y, gate=y)) is None
+    for p, needs in (
+        (problem(tall, w.T, on_gpu(np.zeros((33, 6), np.float32))), "at most 32 rows"),
+        (problem(x, w[:, ::2].T, y[:, :3]), "b in Fortran order"),
+        (problem(x[:, ::2], w[:, :4].copy().T, y), "a in C order"),
+        (problem(x, w.T, y, bias=wide), "a bias, gate and residual of the dtype"),
+        (problem(x, w.T, y, add=True), "no epilogue but bias"),
+        (problem(x, w.T, y, before_gelu=y), "no epilogue but bias"),
+        (problem(x.astype("float64"), w.astype("float64").T, y), "float32, float16 or bfloat16"),
+    ):
+        assert needs in str(few_rows.refusal(p))

@@ -1,0 +1,152 @@
+"""Kernels that start before the one before them ends: the same bits as one after the other."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad as tg
+from tensorgrad import Tensor, backend, no_grad
+from tensorgrad.dtypes import bfloat16
+from tensorgrad.kernels import overlap
+from tensorgrad.kernels.structs import CacheStrides
+from tensorgrad.ops.decode import attend
+from tests.capture import Capture
+from tests.gpu_array import on_gpu
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return how kernels are launched from now on: none is."""
+    found: list[str] = []
+    stream = SimpleNamespace(ptr=7)
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(getDevice=lambda: 0), get_current_stream=lambda: stream
+    )
+    monkeypatch.setattr(backend, "cupy", SimpleNamespace(cuda=cuda, ndarray=np.ndarray))
+    monkeypatch.setattr(overlap, "_is_supported", lambda device: True)
+    monkeypatch.setattr(overlap, "_launch", lambda *_: found.append("overlapped"))
+    monkeypatch.setattr(overlap, "_written", {})
+    return found
+
+
+def test_what_the_kernel_before_writes_is_not_read_early(launches: list[str]) -> None:
+    memory = on_gpu(np.zeros(100, np.float32))
+    weight, other, y = memory[:40], memory[40:60], memory[60:]
+
+    def launch(**options: Any) -> str:
+        overlap.launch(
+            lambda *_: launches.append("plain"), (1,), (32,), (), early=[weight, None], **options
+        )
+        return launches[-1]
+
+    assert launch(writes=[y]) == "overlapped"
+    assert launch(writes=[None, memory[39:41]]) == "overlapped"
+    assert launch() == "plain"  # and it writes nothing that is known
+    assert launch(writes=[other]) == "plain"
+    assert launch() == "overlapped"
+    assert launch(writes=[weight[::2]]) == "overlapped"
+    backend.cupy.cuda.get_current_stream().ptr = 8
+    assert launch() == "overlapped"
+    backend.cupy.cuda.get_current_stream().ptr = 7
+    assert launch() == "plain"
+
+
+def test_arguments_are_laid_out_as_the_driver_takes_them() -> None:
+    array = on_gpu(np.zeros(3, np.float32))
+    strides = CacheStrides(1, 2, 3)
+    for argument, expected in (
+        (array, np.uintp(array.data.ptr).tobytes()),
+        (np.int32(-5), np.int32(-5).tobytes() + bytes(4)),
+        (np.bool_(True), b"\1" + bytes(7)),
+        (np.float64(0.5), np.float64(0.5).tobytes()),
+        (strides, np.array([1, 2, 3]).tobytes()),
+        (SimpleNamespace(value=np.asarray(np.float32(2))), np.float32(2).tobytes() + bytes(4)),
+        (SimpleNamespace(value=strides), np.array([1, 2, 3]).tobytes()),
+    ):
+        assert overlap._bytes_of(argument) == expected
+
+
+def chain(arrays: dict[str, Any]) -> Any:
+    """Return the result of kernels each of which needs what the one before has written."""
+    x = Tensor(arrays["x"])
+    with no_grad():
+        for number in range(12):
+            w = arrays["weights"][number % 3]
+            x, y = tg.add_layer_norm(x, None, *arrays["norm"])
+            y = tg.linear(y, w[: 3 * 192])  # (rows, 3 * 192)
+            keys, values = arrays["caches"][number]
+            mixed = attend(y.data, keys, values, arrays["lengths"], counters=arrays["counters"])
+            x, y = tg.add_rms_norm(x, tg.linear(Tensor(mixed), w[:192]), arrays["norm"][0])
+            x = tg.feed_forward(y, w, None, w.T.copy(), None, x)
+            weight = tg.linear(arrays["left"], x)  # (24, rows); x was written just before
+            weight = tg.linear(weight, arrays["middle"])  # (24, 192)
+            x = tg.linear(tg.linear(x, weight), arrays["right"])
+    return x.data
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 13, 32])
+def test_results_are_those_of_kernels_one_after_the_other(
+    rows: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy, rng = backend.cupy, np.random.default_rng(rows)
+
+    def draw(*shape: int, scale: float = 1.0) -> Any:
+        return cupy.asarray((rng.standard_normal(shape) * scale).astype(dtype))
+
+    steps = 150
+    caches = [[draw(rows, 3, steps, 64) for _ in range(2)] for _ in range(12)]
+    arrays = {
+        "x": draw(rows, 192),
+        "weights": [draw(768, 192, scale=0.07) for _ in range(3)],
+        "norm": (draw(192), draw(192)),
+        "left": draw(24, 192, scale=0.07),
+        "middle": draw(192, rows, scale=rows**-0.5),
+        "right": draw(192, 24, scale=0.2),
+        "lengths": cupy.asarray(rng.integers(0, steps, rows).astype("int32")),
+        "counters": cupy.zeros(3 * rows, "uint32"),
+        "caches": caches,
+    }
+    before = [[each.copy() for each in cache] for cache in caches]
+    found = []
+    for kind in ("plain", "overlapped", "captured"):
+        if kind == "plain":
+            monkeypatch.setattr(overlap, "_is_supported", lambda device: False)
+        else:
+            monkeypatch.undo()
+        for _ in range(10):
+            for cache, old in zip(caches, before, strict=True):
+                for array, values in zip(cache, old, strict=True):
+                    array[...] = values
+            if kind == "captured":
+                launch = Capture(lambda: chain(arrays))
+                launch()
+                y = launch.result
+            else:
+                y = chain(arrays)
+            state = [backend.to_numpy(each).tobytes() for cache in caches for each in cache]
+            found.append((backend.to_numpy(y).tobytes(), state))
+            assert not arrays["counters"].any()
+        assert np.isfinite(backend.to_numpy(y).astype("float64")).all()
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.gpu
+def test_a_fill_may_come_before_in_a_graph() -> None:
+    cupy = backend.cupy
+    x, w = cupy.ones((2, 64), "float32"), cupy.ones((8, 64), "float32")
+
+    def step() -> Any:
+        x.fill(3)
+        y = cupy.zeros(4, "float32")
+        with no_grad():
+            return tg.linear(Tensor(x), Tensor(w)).data, y
+
+    launch = Capture(step)
+    launch()
+    assert (launch.result[0] == 192).all()
