@@ -165,7 +165,7 @@ matmul_few_rows(T* y, float* wide, const T* x, const T* __restrict__ weight,
 
 // A warp: one row of weight by 8 rows of x from 8 * blockIdx.y on.
 template <typename T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
 matmul_few_rows_plain(T* y, float* wide, const T* x, const T* __restrict__ weight,
                       const T* __restrict__ bias, const T* gate, const T* residual, int rows,
                       int width, int columns, int gelu) {
@@ -187,12 +187,14 @@ matmul_few_rows_plain(T* y, float* wide, const T* x, const T* __restrict__ weigh
         for (int r = 0; r < ROWS; ++r)
             if (r < count) sums[r] += w * to_compute(x[r * (long long)width + k]);
     }
-    // Add up the lanes; epilogue.
-    const FewRowsEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu, columns};
+    // Add up the lanes, one row for each of the first; epilogue.
+    float own = 0;
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const float sum = warp_sum(sums[r]);
-        if (lane == 0 && r < count)
-            epilogue.store(sum, top + r, column, epilogue.load(top + r, column));
+        if (lane == r) own = sum;
     }
+    if (lane >= count) return;
+    const FewRowsEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu, columns};
+    epilogue.store(own, top + lane, column, epilogue.load(top + lane, column));
 }
