@@ -1,4 +1,4 @@
-"""The memory of a batch that generates, and its step as a CUDA graph, kept from call to call.
+"""The memory of a batch that generates, and its CUDA graphs, kept from call to call.
 
 A graph has the addresses of what it works on. So a model keeps the cache, the sequences and the
 graph of its latest batches, and the next batch of the same shapes and options begins in the same
@@ -28,8 +28,36 @@ _kept: dict[int, list[BatchBuffers]] = {}  # by the id of a model, the latest fi
 _lock = threading.Lock()
 
 
+class _Replayed:
+    """A function that is a CUDA graph or, where that is impossible, runs eagerly.
+
+    Args:
+        what: the function does, for the log.
+        function: see `graph.capture`; returns nothing.
+        device: of its arrays.
+        captures: whether to try.
+    """
+
+    def __init__(self, what: str, function: Any, device: str, captures: bool) -> None:
+        self._what, self._function = what, function
+        self.captured = graph.capture(function, device) if captures else None
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.captured is not None:
+            try:
+                self.captured(*arguments)
+                return
+            except (GraphError, MemoryError) as error:
+                _log.info("generation: %s are not captured: %s", self._what, error)
+            self.captured = None
+        self._function(*arguments)
+
+
 class BatchBuffers:
-    """The cache and the sequences of a batch, and the step that extends them.
+    """The cache and the sequences of a batch, and what works on them.
+
+    Both functions run under `evaluating` and `no_grad`: `step()` appends a token to each sequence,
+    `read(tokens)` fills the cache with the keys and values of tokens (B, T).
 
     Args:
         model: it is not kept alive.
@@ -47,25 +75,15 @@ class BatchBuffers:
         self.key = _key(state, steps, how)
         self._of = list(_parts(model, weakly=True))
         self._released: Any = None
-        self._eager = _step(weakref.ref(model), self.cache, state, how)
         captures = model.captures and model.device != "cpu"
-        self._captured = graph.capture(self._eager, model.device) if captures else None
+        own = weakref.ref(model)
+        self.step = _Replayed("steps", _step(own, self.cache, state, how), model.device, captures)
+        self.read = _Replayed("prompts", _read(own, self.cache), model.device, captures)
 
     @property
     def is_captured(self) -> bool:
         """Whether steps are a CUDA graph, or will be."""
-        return self._captured is not None
-
-    def step(self) -> None:
-        """Append a token to each sequence; under `evaluating` and `no_grad`."""
-        if self._captured is not None:
-            try:
-                self._captured()
-                return
-            except (GraphError, MemoryError) as error:
-                _log.info("generation: steps are not captured: %s", error)
-            self._captured = None
-        self._eager()
+        return self.step.captured is not None
 
     def fits(self, model: LanguageModel) -> bool:
         """Whether the model's modules, settings and arrays are still those of the graph."""
@@ -141,6 +159,18 @@ def _step(model: weakref.ref[LanguageModel], cache: Cache, state: State, how: Sa
         extend(state, logits, how)
 
     return step
+
+
+def _read(model: weakref.ref[LanguageModel], cache: Cache) -> Any:
+    """Return the function that fills the cache."""
+
+    def read(tokens: Any) -> None:
+        alive = model()
+        assert alive is not None  # who generates has it
+        parts: Any = [None if each is None else each.part(slice(None)) for each in cache]
+        alive.next_logits(Tensor(tokens), parts)
+
+    return read
 
 
 def _key(state: State, steps: int, how: Sampling) -> tuple[Any, ...]:

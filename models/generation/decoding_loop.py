@@ -23,6 +23,7 @@ from tensorgrad.tensor import Tensor
 __all__ = ["Decoder", "Recomputer", "capacity"]
 
 _PREFILL = 1 << 16  # tokens of a forward pass
+_REPLAYED = 8192  # tokens of a forward pass up to which the host takes longer than the GPU
 _LEAST = 128  # tokens of a sequence that there is memory for
 
 
@@ -35,9 +36,10 @@ class Decoder:
     """A model, its cache, and sequences that grow.
 
     A step has fixed shapes and keeps its state on the device (see `State`), so the host does not
-    wait for it, and on a GPU it is a CUDA graph from the third one on (see buffers.py). When a
-    sequence fills the model's context, the older half of its window is dropped and the rest is read
-    again; the host counts the steps until then.
+    wait for it. On a GPU steps are a CUDA graph from the third one on, and so are prompts, which are
+    filled up to one of few lengths (see buffers.py). When a sequence fills the model's context, the
+    older half of its window is dropped and the rest is read again; the host counts the steps until
+    then.
 
     Args:
         model: a language model, in evaluation mode and under `no_grad` here and in each step; see
@@ -59,7 +61,7 @@ class Decoder:
         self._counts = np.array([len(prompt) for prompt in prompts])
         self._held = self._counts - 1
         self._until_full = steps - int(self._held.max())  # steps
-        self._read(slice(None), self.state.tokens[:, : int(self._held.max())])
+        self._read_prompts(int(self._held.max()), steps)
 
     def step(self) -> None:
         """Append a token to each sequence."""
@@ -73,6 +75,16 @@ class Decoder:
     def close(self) -> None:
         """Leave the memory to the next batch; the decoder and its state are not used again."""
         give_back(self.model, self._buffers)
+
+    def _read_prompts(self, count: int, steps: int) -> None:
+        """Fill the cache with the keys and values of the first `count` tokens of all sequences."""
+        tokens = self.state.tokens
+        piece = 16 if count <= 128 else 128
+        replayed = tokens[:, : min(-(-count // piece) * piece, steps)]
+        if count and self._buffers.is_captured and replayed.size <= _REPLAYED:
+            self._buffers.read(replayed)
+        else:
+            self._read(slice(None), tokens[:, :count])
 
     def _drop_older_half(self) -> None:
         """Drop the older half of the window of each sequence that fills the context."""

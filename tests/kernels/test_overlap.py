@@ -82,6 +82,7 @@ def chain(arrays: dict[str, Any]) -> Any:
             mixed = attend(y.data, keys, values, arrays["lengths"], counters=arrays["counters"])
             x, y = tg.add_rms_norm(x, tg.linear(Tensor(mixed), w[:192]), arrays["norm"][0])
             x = tg.feed_forward(y, w, None, w.T.copy(), None, x)
+            x = tg.layer_norm(x, *arrays["norm"])  # keeps what follows finite
             weight = tg.linear(arrays["left"], x)  # (24, rows); x was written just before
             weight = tg.linear(weight, arrays["middle"])  # (24, 192)
             x = tg.linear(tg.linear(x, weight), arrays["right"])

@@ -118,7 +118,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFi
 
     model = make()
     own = take(model, state_of([[5], [7]]), 16, GREEDY)  # an empty cache
-    vars(own)["_captured"] = fails
+    own.step.captured = fails  # type: ignore[assignment]
     with caplog.at_level("INFO", "tensorgrad"), evaluating(model):
         own.step()
         own.step()
@@ -140,8 +140,9 @@ def test_calls_share_a_graph(kind: str) -> None:
         found = generate_batch(model, prompts, 50, **options)  # beyond the context
         assert found == generate_batch(expected, prompts, 50, **options)
     (own,) = buffers_module._kept[id(model)]
-    assert own._captured is not None
-    assert own._captured.graphs == 1
+    assert own.step.captured is not None
+    assert own.read.captured is not None
+    assert own.step.captured.graphs == own.read.captured.graphs == 1
     for each in (model, expected):
         each.blocks[0].attention.proj.weight.data[...] *= -1
     assert generate_batch(model, PROMPTS, 9) == generate_batch(expected, PROMPTS, 9)
