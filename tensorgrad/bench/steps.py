@@ -41,8 +41,8 @@ class StepSettings:
     Args:
         config: sizes of the model.
         batch: sequences of a rank.
-        precision: "float32"; "tf32": autocast; "bfloat16": autocast; "bfloat16-parameters": parameters too, with
-            float32 copies in the optimizer; "float16": autocast with a loss scaler.
+        precision: "float32"; "tf32" and "bfloat16": autocast; "bfloat16-parameters": parameters
+            too, with float32 copies in the optimizer; "float16": autocast with a loss scaler.
         hidden: width of the feed-forward layers; default 4 * width.
         attention: one of `nn.ATTENTION_KERNELS`.
         recompute: whether blocks are computed again in backward.

@@ -15,7 +15,13 @@ from tensorgrad.train.config import check, option
 
 DTYPES = ("float32", "tf32", "bfloat16", "bfloat16-parameters", "float16")
 LOGGERS = ("tensorboard", "wandb", "trackio", "mlflow")  # see loggers.py
+_WIDE = ("float32", "tf32")
 SCHEDULES = ("cosine", "linear", "constant", "inverse-square-root")
+
+
+def has_narrow_products(dtype: str) -> bool:
+    """Whether matrix products of one of DTYPES have 16-bit operands."""
+    return dtype not in _WIDE
 
 
 @dataclass(frozen=True)
