@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.amp import product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import promoted
@@ -86,7 +87,10 @@ def vocabulary_parallel_cross_entropy(
     if reduction == "mean":
         divisor = backend.namespace(counted).maximum(counted.sum(), 1).astype(wide)
     ids = targets.reshape(-1)
-    inputs = _LossInputs(comm, *arrays, ids, classes, options, counted, divisor, dtype, chunk)
+    inputs = _LossInputs(
+        comm, *arrays, ids, classes, options, counted, divisor, dtype, chunk,
+        product_kernel(*arrays),
+    )  # fmt: skip
     wants = [mode.grad_enabled and tensor.requires_grad for tensor in (x, weight)]
     losses, gradients = _losses_and_gradients(inputs, wants)
     loss = losses.sum() if divisor is None else losses.sum() / divisor
@@ -109,6 +113,7 @@ class _LossInputs(NamedTuple):
     divisor: Array | None  # of the sum of losses
     dtype: Dtype
     chunk: int
+    kernel: str | None  # of the products
 
     @property
     def first(self) -> int:
@@ -140,7 +145,7 @@ def _losses_and_gradients(
     inputs: _LossInputs, wants: Sequence[bool]
 ) -> tuple[Array, list[Array | None]]:
     """Return the losses of the rows, and the wanted gradients, for dy == 1."""
-    shape, dtype = inputs.x.shape, inputs.dtype
+    shape, dtype, kernel = inputs.x.shape, inputs.dtype, inputs.kernel
     wide = compute_dtype(dtype)
     working = wide if is_numpy(inputs.x) else dtype  # convert 16 bits once, not in each chunk
     x = backend.contiguous(flat(inputs.x.astype(working, copy=False)))
@@ -150,13 +155,13 @@ def _losses_and_gradients(
     dweight = backend.empty(weight.shape, wide, like=x) if wants[1] else None
     for start in range(0, len(x), inputs.chunk):
         piece = slice(start, start + inputs.chunk)
-        logits = product(x[piece], weight.T, wide)
+        logits = product(x[piece], weight.T, wide, kernel)
         _process_chunk(inputs, losses[piece], logits, piece, any(wants))
         dlogits = logits.astype(working, copy=False)
         if dx is not None:
-            product_into(dx[piece], dlogits, weight)
+            product_into(dx[piece], dlogits, weight, kernel=kernel)
         if dweight is not None:
-            product_into(dweight, dlogits.T, x[piece], add=start > 0)
+            product_into(dweight, dlogits.T, x[piece], start > 0, kernel)
         del logits, dlogits  # the next chunk reuses their memory
     if dweight is not None and not len(x):
         dweight.fill(0)

@@ -1,8 +1,12 @@
-"""Automatic mixed precision: matrix products in 16 bits, all other ops unchanged.
+"""Automatic mixed precision: matrix products in 16 bits or TF32, all other ops unchanged.
 
 Inside `autocast("bfloat16")` the operands of matmul, linear, einsum and attention are cast to
 bfloat16, each tensor once however many products use it. Gradients come back in the dtype of the
 parameters: a product adds the gradient of a weight to the float32 gradient without rounding first.
+
+Inside `autocast("tf32")` nothing is cast: products of float32 operands run on tensor cores, which
+round the operands to 10 bits of mantissa and add in float32. An op keeps the choice for its
+backward, wherever that runs.
 """
 
 from __future__ import annotations
@@ -16,46 +20,58 @@ from typing import Any
 from tensorgrad import engine
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import stand_in
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, float16, float64, is_float
+from tensorgrad.backend import Array, is_numpy
+from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, is_float
 from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import DtypeError
+from tensorgrad.kernels.device import has_tf32
+from tensorgrad.kernels.matmul import TF32
 from tensorgrad.tensor import Tensor
+
+AUTOCAST = (TF32, "bfloat16", "float16")  # of `autocast`
 
 
 @contextmanager
 def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[None]:
-    """Compute matrix products in a 16-bit type inside the `with` block, in this thread.
+    """Compute matrix products in 16 bits or TF32 inside the `with` block, in this thread.
 
     Blocks nest: the innermost decides; `enabled=False` computes in the operands' own types. Tensors
     that an optimizer or an assignment changed are cast again; direct changes of `tensor.data` take
     effect in the next block.
 
     Args:
-        dtype: "bfloat16" or "float16".
-        enabled: whether to cast at all.
+        dtype: "bfloat16" or "float16"; or "tf32": all arrays stay float32, and products of float32
+            operands may round them to TF32. That is for GPUs of compute capability 8.0 and later;
+            elsewhere, the CPU included, products stay in float32.
+        enabled: whether to do so at all.
 
     Raises:
         DtypeError: another dtype.
     """
-    target = as_dtype(dtype)
-    if target not in (bfloat16, float16):
-        raise DtypeError(f"autocast: dtype is {target}, expected bfloat16 or float16")
-    with replaced(mode, autocast=Casts(target) if enabled else None):
+    name = TF32 if isinstance(dtype, str) and dtype == TF32 else as_dtype(dtype).name
+    if name not in AUTOCAST:
+        raise DtypeError(f"autocast: dtype is {name}, expected bfloat16, float16 or tf32")
+    with replaced(mode, autocast=Casts(name) if enabled else None):
         yield
 
 
 class Casts:
-    """The casts to `dtype` of one `autocast` block, reused while the tensors live."""
+    """What one `autocast` block asks for, and its casts, reused while the tensors live.
 
-    def __init__(self, dtype: Dtype) -> None:
-        self.dtype = dtype
+    Args:
+        precision: one of AUTOCAST.
+    """
+
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+        self.dtype = None if precision == TF32 else as_dtype(precision)
         self._version = -1  # of the latest assignment to a tensor before them
         self._made: dict[int, tuple[Any, Tensor]] = {}  # by the id of the tensor that was cast
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return a float tensor in the dtype; float64 and all else stays."""
+        """Return a float tensor in the dtype; float64 and all else stays, as all does for TF32."""
         source = tensor.data.dtype
-        if source is self.dtype or not is_float(source) or source == float64:
+        if self.dtype is None or source is self.dtype or not is_float(source) or source == float64:
             return tensor
         if self._version != engine.latest_version():
             self._version = engine.latest_version()
@@ -82,3 +98,17 @@ def cast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return float operands in the dtype of the enclosing `autocast`; float64 stays."""
     casts = mode.autocast
     return tensors if casts is None else tuple([casts.of(tensor) for tensor in tensors])
+
+
+def product_kernel(*arrays: Array | None) -> str | None:
+    """Return the kernel of matrix products that the enclosing `autocast` asks for.
+
+    That is "tf32" where all operands that are given are float32, on a GPU that has TF32; else None.
+    """
+    casts = mode.autocast
+    if casts is None or casts.precision != TF32:
+        return None
+    given = [array for array in arrays if array is not None]
+    if any([array.dtype != float32 or is_numpy(array) for array in given]):
+        return None
+    return TF32 if has_tf32(given[0].device.id) else None

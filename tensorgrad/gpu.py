@@ -16,7 +16,8 @@ from tensorgrad import backend
 _log = logging.getLogger(__name__)
 
 # TFLOP/s of data sheets, without sparsity: of matrix products in 16 bits that accumulate in
-# float32, and of float32. The first name that is a part of the GPU's name counts.
+# float32, and of float32. The first name that is a part of the GPU's name counts. TF32 has half the
+# rate of 16 bits.
 _PEAKS = {
     "GB200": (2500, 80),
     "B200": (2250, 75),
@@ -45,6 +46,7 @@ _PEAKS = {
     "V100": (125, 15.7),
     "T4": (65, 8.1),
 }
+_WITHOUT_TF32 = ("V100", "T4")
 
 
 def name_of(index: int) -> str:
@@ -58,7 +60,8 @@ def peak_flops(name: str, dtype: str) -> float | None:
 
     Args:
         name: of the GPU, see `name_of`.
-        dtype: of the matrix products: "float32", never rounded to TF32, or one of 16 bits.
+        dtype: of the matrix products: "float32", never rounded to TF32; "tf32"; or one of 16 bits.
+            A GPU without TF32 computes them in float32.
     Returns:
         None where the GPU is not known, or is a part of one (MIG).
     """
@@ -67,6 +70,8 @@ def peak_flops(name: str, dtype: str) -> float | None:
     words = f" {name.replace('-', ' ')} "
     for known, (half, single) in _PEAKS.items():
         if f" {known} " in words:
+            if dtype == "tf32":
+                return 1e12 * (single if known in _WITHOUT_TF32 else half / 2)
             return 1e12 * (single if dtype == "float32" else half)
     return None
 

@@ -516,7 +516,7 @@ def _reason(error: BaseException) -> str:
 def _casts_of_its_own() -> Iterator[None]:
     """Inside `autocast`, cast again: a replay must cast what parameters hold by then."""
     casts = mode.autocast
-    with nullcontext() if casts is None else autocast(casts.dtype):
+    with nullcontext() if casts is None else autocast(casts.precision):
         yield
 
 
@@ -527,7 +527,7 @@ def _key(arguments: list[Any]) -> tuple[Any, ...]:
         array = each.data if isinstance(each, Tensor) else each
         is_array = backend.is_array(array)
         found.append((type(each), array.shape, array.dtype) if is_array else (type(each), each))
-    casts = None if mode.autocast is None else mode.autocast.dtype
+    casts = None if mode.autocast is None else mode.autocast.precision
     return (*found, mode.grad_enabled, casts)
 
 

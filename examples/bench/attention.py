@@ -1,7 +1,7 @@
 """Flash attention: rows for kernels.py.
 
-Peers are PyTorch's scaled_dot_product_attention with FlashAttention-2 and with cuDNN, and our own
-unfused ops, which store the matrix of attention weights.
+Peers are PyTorch's scaled_dot_product_attention with FlashAttention-2 and with cuDNN, in TF32 with
+its memory-efficient kernels, and our own unfused ops, which store the matrix of attention weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorgrad as tg
 from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor, backend
 from tensorgrad.bench.timing import Call, random_array
-from tensorgrad.dtypes import bfloat16
+from tensorgrad.dtypes import bfloat16, float32
 
 # (B, H, S, D)
 SHAPES = (
@@ -25,6 +25,7 @@ SHAPES = (
     (2, 16, 16384, 128),
 )
 OTHER_WIDTHS = ((8, 16, 4096, 32), (8, 16, 4096, 96), (4, 8, 4096, 256))
+TF32_SHAPES = ((16, 12, 1024, 64), (4, 16, 4096, 64), (4, 16, 4096, 128))
 SHORT = ((682, 8, 24, 64), (256, 8, 64, 64))
 UNFUSED = ((32, 12, 1024, 64), (1, 12, 8192, 64), (1, 12, 16384, 64))
 
@@ -34,6 +35,9 @@ def jobs(torch: Any) -> Jobs:
     for shape in (*SHAPES, *OTHER_WIDTHS, *SHORT):
         for kind in ("causal", "full", *(["mask"] if shape in SHORT else [])):
             yield from _passes(torch, shape, kind)
+    for shape in TF32_SHAPES:
+        for kind in ("causal", "full"):
+            yield from _passes(torch, shape, kind, tf32=True)
     for shape in UNFUSED:
         yield _against_unfused(shape)
     yield from _features()
@@ -45,10 +49,11 @@ def operations(shape: tuple[int, int, int, int], causal: bool) -> float:
     return 4 * batch * heads * length**2 * width * (0.5 if causal else 1)
 
 
-def _passes(torch: Any, shape: tuple[int, int, int, int], kind: str) -> Jobs:
+def _passes(torch: Any, shape: tuple[int, int, int, int], kind: str, tf32: bool = False) -> Jobs:
     """Yield forward and backward; a "mask" hides half of the keys, others in each sequence."""
-    q, k, v = (Tensor(random_array(shape, bfloat16, i), requires_grad=True) for i in range(3))
-    dy = random_array(shape, bfloat16, 3)
+    dtype, name = (float32, "attention tf32") if tf32 else (bfloat16, "attention")
+    q, k, v = (Tensor(random_array(shape, dtype, i), requires_grad=True) for i in range(3))
+    dy = random_array(shape, dtype, 3)
     causal, mask = kind == "causal", None
     if kind == "mask":
         batch, _, length, _ = shape
@@ -56,31 +61,37 @@ def _passes(torch: Any, shape: tuple[int, int, int, int], kind: str) -> Jobs:
         mask = backend.cupy.where(scores > 0, 0, -math.inf).astype("float32")
         mask[..., 0] = 0
     given = None if mask is None else Tensor(mask)
-    node = tg.attention(q, k, v, given, causal).node
+
+    def forward(_: int) -> Tensor:
+        with tg.autocast("tf32", enabled=tf32):
+            return tg.attention(q, k, v, given, causal)
+
+    node = forward(0).node
     assert node is not None
     saved = node.saved or ()
-    peers = [{}, {}] if torch is None else _peers(torch, shape, causal, mask)
+    peers = [{}, {}] if torch is None else _peers(torch, shape, causal, mask, tf32)
     size = f"{', '.join(map(str, shape))} {kind}"
     amount = operations(shape, causal)
-    yield Job("attention forward", size, amount,
-              lambda _: tg.attention(q, k, v, given, causal), peers[0], "TFLOP/s")  # fmt: skip
-    yield Job("attention backward", size, 2.5 * amount,
+    yield Job(f"{name} forward", size, amount, forward, peers[0], "TFLOP/s")
+    yield Job(f"{name} backward", size, 2.5 * amount,
               lambda _: node.backward(dy, saved, (True,) * 3), peers[1], "TFLOP/s")  # fmt: skip
 
 
 def _peers(
-    torch: Any, shape: tuple[int, int, int, int], causal: bool, mask: Any
+    torch: Any, shape: tuple[int, int, int, int], causal: bool, mask: Any, tf32: bool
 ) -> list[dict[str, Call]]:
     attention = torch.nn.functional.scaled_dot_product_attention
-    q, k, v = (
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(3)
-    )
-    dy = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    if tf32:
+        torch.backends.cuda.matmul.allow_tf32 = True
+    dtype = torch.float32 if tf32 else torch.bfloat16
+    q, k, v = (torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    dy = torch.randn(shape, device="cuda", dtype=dtype)
     added = None if mask is None else torch.from_dlpack(mask).to(torch.bfloat16)
     kinds = torch.nn.attention.SDPBackend
     backends = {"flash-2": kinds.FLASH_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
-    if mask is not None:  # FlashAttention takes no mask
+    if tf32:
+        backends = {"efficient": kinds.EFFICIENT_ATTENTION}
+    elif mask is not None:  # FlashAttention takes no mask
         backends = {"efficient": kinds.EFFICIENT_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
     found: list[dict[str, Call]] = [{}, {}]
     for name, kind in backends.items():

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from tensorgrad.bench.steps import Step, StepSettings
 from tensorgrad.dtypes import as_dtype
+from tensorgrad.kernels.matmul import TF32
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.recording import Range, Recording
@@ -129,7 +130,8 @@ def kind_of(span: TimeSpan, around: Range | None) -> str:
 def _floor(op: Range, kind: str, ceilings: Ceilings) -> float:
     """Return the least seconds of the kernels of one kind that an op launches."""
     if kind == _BIAS:  # reads dy, and the feed-forward block dy of its hidden layer, 4 C wide, too
-        size = math.prod(op.shapes[0]) * as_dtype(op.dtype).itemsize
+        dtype = as_dtype("float32" if op.dtype == TF32 else op.dtype)
+        size = math.prod(op.shapes[0]) * dtype.itemsize
         return (5 if op.name == "feed_forward" else 1) * size / ceilings.bandwidth
     if op.name in _PRODUCT_OPS and not kind.startswith("matrix products"):
         return 0.0  # its bytes are those of the products

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from examples.bench.timing import Job, Jobs
@@ -21,9 +20,9 @@ SHAPES = (  # rows, columns, terms of each sum
     (32768, 50304, 768),
     (16384, 6400, 1600),
 )
-_WAYS: tuple[tuple[Dtype, bool, tuple[str, ...]], ...] = (  # dtype, rounded to TF32, kernels
+_WAYS: tuple[tuple[Dtype, bool, tuple[str | None, ...]], ...] = (  # dtype, TF32, kernels
     (bfloat16, False, ("wgmma", "tiled", "cublas")),
-    (float32, True, ("tf32",)),
+    (float32, True, (None, "tiled")),  # what autocast takes, and mma.sync
     (float32, False, ("tiled", "cublas")),
 )
 
@@ -33,23 +32,22 @@ def jobs(torch: Any) -> Jobs:
     for dtype, tf32, kernels in _WAYS:
         for rows, columns, terms in SHAPES:
             x, w = random_array((rows, terms), dtype), random_array((columns, terms), dtype, 1)
-            p = problem(x, w.T, backend.cupy.empty((rows, columns), dtype))
+            p = problem(x, w.T, backend.cupy.empty((rows, columns), dtype), tf32=tf32)
             peers = {} if torch is None else {"eager": _eager(torch, p, tf32)}
             for name in kernels:
-                kernel = matmul_cuda.KERNELS.get(name)
-                if kernel is not None and kernel.refusal(p) is None:
+                if name is None or matmul_cuda.KERNELS[name].refusal(p) is None:
                     yield Job(
-                        f"matmul {dtype} {name}",
+                        f"matmul {'tf32' if tf32 else dtype} {name or 'chosen'}",
                         f"{rows} x {columns} x {terms}",
                         2 * rows * columns * terms,
-                        _call(kernel.multiply, p),
+                        _call(p, name),
                         peers,
                         "TFLOP/s",
                     )
 
 
-def _call(multiply: Callable[[MatmulProblem], None], p: MatmulProblem) -> Call:
-    return lambda _: multiply(p)
+def _call(p: MatmulProblem, kernel: str | None) -> Call:
+    return lambda _: matmul_cuda.run(p, kernel)
 
 
 def _eager(torch: Any, p: MatmulProblem, tf32: bool) -> Call:

@@ -56,6 +56,7 @@ from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 from tensorgrad.parallel.schedule import bubble_fraction
 from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.settings import has_narrow_products
 
 _WINDOW, _MOST_CALLS = 0.05, 1000  # seconds of a timed window of all-reduces, and its calls
 
@@ -216,7 +217,7 @@ def data(bench: Bench) -> Iterator[Line]:
             bench.config,
             bench.batch,
             bench.device,
-            autocast=bench.dtype != "float32",
+            autocast=has_narrow_products(bench.dtype),
             several=name.endswith("DDP"),
             compiled=bench.compiled,
         )

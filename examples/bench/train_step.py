@@ -24,10 +24,12 @@ peer_ms                 PyTorch compiled, the fastest of the modes that were mea
                         nothing else was. peer_peak_mb is what it reserves
 ratio                   peer_ms / ms of the faster one
 
-PyTorch runs bfloat16 autocast for each --dtype but float32, where it may use TF32;
-scaled_dot_product_attention (cuDNN's), fused AdamW, and the same clipping, micro-batches and
-recomputation. A finished row is in OUT/train_step.csv at once, and the same command resumes. A row
-without enough memory says so; where PyTorch fails alone, the message of the row says why.
+PyTorch runs bfloat16 autocast for each --dtype of 16 bits. For float32 and tf32 it has no autocast
+and set_float32_matmul_precision("high"), which is TF32. It has scaled_dot_product_attention
+(cuDNN's in 16 bits, in float32 the one that it chooses), fused AdamW, and the same clipping,
+micro-batches and recomputation. A finished row is in OUT/train_step.csv at once, and the same
+command resumes. A row without enough memory says so; where PyTorch fails alone, the message of the
+row says why.
 
 --breakdown adds the time of an eager step by kind of kernel: see breakdown.py. The profiler stays
 loaded in later rows, so take the other columns from a run without it.
@@ -60,6 +62,7 @@ from tensorgrad.files import replacing, to_json
 from tensorgrad.gpu import GpuMonitor, name_of
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.times import memory, peak_of
 
 MODELS = {**PRESETS, "char": GPT2Config(10000, 256, 6, 6, 384)}
@@ -195,8 +198,9 @@ class TrainStepBench:
             cuda.reset_peak_memory_stats()
         step = torch_ddp.training_step(
             *(torch, settings.config, settings.batch, self._device),
-            autocast=settings.precision != "float32", several=False, compiled=mode != "eager",
-            mode=mode, micro_batches=settings.micro_batches, recompute=settings.recompute,
+            autocast=has_narrow_products(settings.precision), several=False,
+            compiled=mode != "eager", mode=mode, micro_batches=settings.micro_batches,
+            recompute=settings.recompute,
         )  # fmt: skip
         row: Row = {"peer_first_step_s": self._call(step)}
         for _ in range(3):  # reduce-overhead captures in its second and third step

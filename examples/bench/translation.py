@@ -5,7 +5,7 @@
 Takes the options of train_translation.py; --resume FOLDER reads the settings of that run, but not
 its weights. The two alternate on the same batches of one epoch. Each first trains on all of them
 once, so that compilation is not timed. PyTorch uses its fused AdamW and, for both bfloat16 dtypes,
-autocast. Tokens are counted without padding.
+autocast; for tf32 TF32 too. Tokens are counted without padding.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tensorgrad.command import command
 from tensorgrad.data.pair_loader import PairBatch
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.translation import TranslationRun, TranslationSettings
 
 TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device
@@ -60,7 +61,8 @@ def theirs(torch: Any, run: TranslationRun, device: str) -> TrainStep:
         model.parameters(), settings.lr, (0.9, settings.beta2),
         weight_decay=settings.weight_decay, fused=device != "cpu",
     )  # fmt: skip
-    wide = settings.dtype == "float32"
+    wide = not has_narrow_products(settings.dtype)
+    torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
 
     def step(tokens: Any, targets: Any) -> None:
         optimizer.zero_grad()

@@ -176,7 +176,7 @@ def _read(model: weakref.ref[LanguageModel], cache: Cache) -> Any:
 def _key(state: State, steps: int, how: Sampling) -> tuple[Any, ...]:
     """Return what must be equal for a batch to begin in the memory of another one."""
     shapes = (state.tokens.shape, state.stops.shape, state.seen is None)
-    casts = None if mode.autocast is None else mode.autocast.dtype
+    casts = None if mode.autocast is None else mode.autocast.precision
     return (*shapes, steps, how, casts)
 
 

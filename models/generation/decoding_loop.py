@@ -36,7 +36,7 @@ class Decoder:
     """A model, its cache, and sequences that grow.
 
     A step has fixed shapes and keeps its state on the device (see `State`), so the host does not
-    wait for it. On a GPU steps are a CUDA graph from the third one on, and so are prompts, which are
+    wait for it. On a GPU steps are a CUDA graph from the third one on. So are prompts, which are
     filled up to one of few lengths (see buffers.py). When a sequence fills the model's context, the
     older half of its window is dropped and the rest is read again; the host counts the steps until
     then.

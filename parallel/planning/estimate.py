@@ -17,7 +17,7 @@ from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, defau
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning.costs import Costs, cut_blocks
 from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
-from tensorgrad.train.settings import DTYPES
+from tensorgrad.train.settings import DTYPES, has_narrow_products
 
 _WIDE = 4  # of a gradient, a master copy and a moment
 _SLOTS = 2  # of whole parameters or gradients of blocks (shards.py)
@@ -86,7 +86,7 @@ class TrainingJob:
     @property
     def costs(self) -> Costs:
         """The costs of the layers on one rank."""
-        item = 4 if self.dtype == "float32" else 2
+        item = 2 if has_narrow_products(self.dtype) else 4
         return Costs(self.config, self.mesh.tp, self.sequence, item, self._has_autocast)
 
     @property

@@ -25,6 +25,7 @@ from tensorgrad.parallel.data import REDUCTIONS, DataParallel
 from tensorgrad.parallel.train_gpt2 import MODES, ZERO
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.settings import has_narrow_products
 
 PEERS = {"none": "pytorch", "ddp": "pytorch-ddp"}  # kinds of `attention` of PyTorch, by mode
 
@@ -183,7 +184,7 @@ class MatrixBench:
             cuda.reset_peak_memory_stats()
         step = torch_ddp.training_step(
             *(self._torch, settings.config, settings.batch, self._device),
-            autocast=settings.dtype != "float32", several=case["parallel"] == PEERS["ddp"],
+            autocast=has_narrow_products(settings.dtype), several=case["parallel"] == PEERS["ddp"],
             compiled=settings.compiled, hidden=settings.hidden,
         )  # fmt: skip
         row: Row = {"ms": 1e3 * self._timer.seconds(step, settings.steps)}

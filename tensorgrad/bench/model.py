@@ -173,15 +173,15 @@ def planned_bytes(settings: StepSettings) -> dict[str, float] | None:
     if settings.recompute:
         step["activations"] = layers * costs.boundary(tokens) + costs.kept_by_block(tokens)
         step["16-bit copies of weights"] = copies
-    forward = _forward_bytes(costs, tokens, layers) + copies
+    forward = _forward_bytes(costs, tokens, layers, settings.precision != "float32") + copies
     return {"forward": forward, "step": sum(step.values())}
 
 
-def _forward_bytes(costs: Costs, tokens: int, layers: int) -> float:
-    """Return the bytes of forward alone without the copies of weights."""
+def _forward_bytes(costs: Costs, tokens: int, layers: int, fused: bool) -> float:
+    """Return the bytes of forward alone without the copies of weights; `fused`: with GELU."""
     width = costs.config.width
     parameters = layers * costs.block_parameters + costs.root_parameters(True, True)
-    inside = width + costs.hidden if costs.item == 2 else 2 * costs.hidden
+    inside = width + costs.hidden if fused else 2 * costs.hidden
     copy = width * costs.item if costs.autocast else 0
     block = 3 * width * costs.wide + copy + inside * costs.item
     head = 2 * width * costs.wide + copy

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, random
-from tensorgrad.amp import autocast
+from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.bench.pictures import new_figure, plot_lines
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.dtypes import as_dtype
@@ -33,7 +33,7 @@ SUMS = {
     "float16 into float32": ("float16", "float32"),
     "bfloat16 into float32": ("bfloat16", "float32"),
 }
-KINDS = ("float32", "float16", "bfloat16", "bfloat16-parameters")
+KINDS = ("float32", "tf32", "float16", "bfloat16", "bfloat16-parameters")
 _ADDEND = 0.01
 _LEAST = 1e-8  # on a logarithmic axis
 _SMALL = GPT2Config(vocab_size=64, context=32, layers=2, heads=4, width=64)
@@ -76,7 +76,7 @@ def dtype_cases(kinds: Sequence[str] = KINDS) -> list[Case]:
     """Return the cases of the table of dtypes.
 
     Args:
-        kinds: of KINDS; float16 and bfloat16 are autocast.
+        kinds: of KINDS; tf32, float16 and bfloat16 are autocast.
     Raises:
         ArgumentError: there is no such kind.
     """
@@ -164,7 +164,7 @@ def _model(kind: str, device: str, seed: int = 0) -> GPT2:
 
 
 def _casts(kind: str) -> AbstractContextManager[None]:
-    return autocast(kind) if kind in ("float16", "bfloat16") else nullcontext()
+    return autocast(kind) if kind in AUTOCAST else nullcontext()
 
 
 def _batch(seed: int, device: str) -> tuple[backend.Array, backend.Array]:

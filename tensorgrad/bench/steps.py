@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, graph, nn, random
-from tensorgrad.amp import autocast
+from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.timing import synchronize
 from tensorgrad.errors import ArgumentError
@@ -30,7 +30,6 @@ from tensorgrad.train.ranks import Batch, Ranks
 from tensorgrad.train.settings import DTYPES
 
 PRECISIONS = DTYPES  # of training
-_AUTOCAST = ("bfloat16", "float16")
 
 Step = Callable[[], object]
 
@@ -42,8 +41,8 @@ class StepSettings:
     Args:
         config: sizes of the model.
         batch: sequences of a rank.
-        precision: "float32"; "bfloat16": autocast; "bfloat16-parameters": parameters too, with
-            float32 copies in the optimizer; "float16": autocast with a loss scaler.
+        precision: "float32"; "tf32" and "bfloat16": autocast; "bfloat16-parameters": parameters
+            too, with float32 copies in the optimizer; "float16": autocast with a loss scaler.
         hidden: width of the feed-forward layers; default 4 * width.
         attention: one of `nn.ATTENTION_KERNELS`.
         recompute: whether blocks are computed again in backward.
@@ -110,7 +109,7 @@ class StepSettings:
 
     def casts(self) -> AbstractContextManager[None]:
         """Return the context in which the loss is computed."""
-        return autocast(self.precision) if self.precision in _AUTOCAST else nullcontext()
+        return autocast(self.precision) if self.precision in AUTOCAST else nullcontext()
 
     def scaler(self) -> LossScaler | None:
         """Return a loss scaler for float16, None for the other precisions."""

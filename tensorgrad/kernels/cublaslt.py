@@ -18,7 +18,7 @@ from tensorgrad.errors import KernelError
 
 # From library_types.h and cublasLt.h
 _TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
-_COMPUTE_32F, _COMPUTE_64F = 68, 70
+_COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_LEADING, _AUX_STEP, _BIAS_TYPE = (
     3, 4, 7, 8, 11, 12, 13, 26,
 )  # fmt: skip
@@ -57,6 +57,7 @@ class CublasProduct(NamedTuple):
     alignment: int  # of all addresses: bytes, a power of two
     bias: Dtype | None  # one number a row
     gelu: str  # of EPILOGUES; an auxiliary array has the layout of d
+    tf32: bool = False  # whether float32 operands are rounded to TF32
 
 
 class _Heuristic(ctypes.Structure):
@@ -123,7 +124,7 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
     double = product.d.dtype == float64
     library, handle = _library(), _handle(device)
     operation, preference = c_void_p(), c_void_p()
-    compute = _COMPUTE_64F if double else _COMPUTE_32F
+    compute = _COMPUTE_64F if double else _COMPUTE_TF32 if product.tf32 else _COMPUTE_32F
     scale = _TYPES[float64 if double else float32]
     _check(library.cublasLtMatmulDescCreate(byref(operation), compute, scale), "create")
     _set(operation, _TRANSPOSE_A, c_int32(product.transpose_a))

@@ -25,6 +25,11 @@ def capability(device: int) -> int:
     return int(backend.cupy.cuda.Device(device).compute_capability)
 
 
+def has_tf32(device: int) -> bool:
+    """Whether tensor cores multiply float32 that is rounded to TF32."""
+    return capability(device) >= 80
+
+
 def multiprocessors(device: int) -> int:
     """Return the number of multiprocessors."""
     return _attribute("MultiProcessorCount", device)

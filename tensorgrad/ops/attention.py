@@ -6,7 +6,7 @@ a window hides from a whole block of queries cost nothing.
 
 `attention_numpy.py` is the reference. On the GPU `_implementation` chooses among the modules of
 kernels/attention/: `short` for 16 bits and short sequences, `sm90` for 16 bits on Hopper, `sm80`
-for 16 bits on compute capability 8.0 and later, and `simple` for the rest.
+for 16 bits and TF32 on compute capability 8.0 and later, and `simple` for the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from tensorgrad import backend, random
 from tensorgrad.accumulation import Gradients, Needs, Saved
-from tensorgrad.amp import cast_operands
+from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import broadcast, check_integer, check_number, check_shape, probability
@@ -392,6 +392,7 @@ def _options(
         key=key,
         keep=keep,
         sequences=sequences,
+        tf32=product_kernel(*arrays) is not None,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tensorgrad import ranges
 from tensorgrad.accumulation import Gradients, Needs, Saved
-from tensorgrad.amp import cast_operands
+from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, namespace, same_device
 from tensorgrad.checks import axis_tuple, promoted
@@ -198,12 +198,13 @@ def _labelled(op: str, tensors: list[Tensor], labels: list[Labels], out: Labels)
     dtype = promoted(op, names, arrays)
     sizes = _sizes(op, arrays, labels)
     factors = list(zip(arrays, labels, strict=True))
-    y = _evaluate(factors, out, sizes, compute_dtype(dtype)).astype(dtype, copy=False)
-    return record(op, y, tensors, _backward, (*arrays, labels, out, sizes))
+    kernel = product_kernel(*arrays)
+    y = _evaluate(factors, out, sizes, compute_dtype(dtype), kernel).astype(dtype, copy=False)
+    return record(op, y, tensors, _backward, (*arrays, kernel, labels, out, sizes))
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    *arrays, labels, out, sizes = saved
+    *arrays, kernel, labels, out, sizes = saved
     operands = list(zip(arrays, labels, strict=True))
     grads: list[Array | None] = []
     for i, need in enumerate(needs):
@@ -213,7 +214,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         factors = [(dy, out), *operands[:i], *operands[i + 1 :]]
         known = {label for factor in factors for label in _plain(*factor, sizes)[1]}
         own = [label for label in _plain(*operands[i], sizes)[1] if label in known]
-        dx = _evaluate(factors, own, sizes, compute_dtype(dy.dtype))
+        dx = _evaluate(factors, own, sizes, compute_dtype(dy.dtype), kernel)
         grads.append(_spread(dx, own, *operands[i]))
     return grads
 
@@ -233,14 +234,22 @@ def _sizes(op: str, arrays: list[Array], labels: list[Labels]) -> dict[Hashable,
 
 
 def _evaluate(
-    factors: list[tuple[Array, Labels]], out: Labels, sizes: dict[Hashable, int], dtype: Dtype
+    factors: list[tuple[Array, Labels]],
+    out: Labels,
+    sizes: dict[Hashable, int],
+    dtype: Dtype,
+    kernel: str | None,
 ) -> Array:
     """Return the product of one or two arrays, summed to the labels `out`, in `dtype`."""
     parts = [_plain(array.astype(dtype, copy=False), own, sizes) for array, own in factors]
-    return _contract(*parts[0], *parts[1], out) if len(parts) == 2 else _sum_to(*parts[0], out)
+    if len(parts) == 1:
+        return _sum_to(*parts[0], out)
+    return _contract(*parts[0], *parts[1], out, kernel)
 
 
-def _contract(a: Array, labels_a: Labels, b: Array, labels_b: Labels, out: Labels) -> Array:
+def _contract(
+    a: Array, labels_a: Labels, b: Array, labels_b: Labels, out: Labels, kernel: str | None
+) -> Array:
     """Multiply and sum to `out`, as one batched matrix product where a shared label is summed."""
     batch = [n for n in labels_a if n in labels_b and n in out]
     summed = [n for n in labels_a if n in labels_b and n not in out]
@@ -255,7 +264,7 @@ def _contract(a: Array, labels_a: Labels, b: Array, labels_b: Labels, out: Label
     width = prod(a.shape[split:])
     left = a.reshape(*a.shape[:at], prod(a.shape[at:split]), width)
     right = b.reshape(*b.shape[:at], width, prod(b.shape[middle:]))
-    y = product(left, right, a.dtype).reshape(shape)
+    y = product(left, right, a.dtype, kernel).reshape(shape)
     return _sum_to(y, [*batch, *rows, *columns], out)
 
 

@@ -1,8 +1,9 @@
 """Linear layers: a matrix product with bias, residual and GELU. Tests: tests/ops/test_linear.py.
 
 On the GPU bias, residual and GELU are the epilogue of the product: they are applied to its sums in
-registers. The product for a weight's gradient adds to the float32 gradient so far itself. Where no
-gradient is recorded, products of few rows have a kernel of their own; see `_few_rows`.
+registers, of 16 bits and TF32. The product for a weight's gradient adds to the float32 gradient so
+far itself. Where no gradient is recorded, products of few rows have a kernel of their own; see
+`_few_rows`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_sum
-from tensorgrad.amp import cast_operands
+from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, contiguous, is_numpy, same_device
@@ -64,6 +65,7 @@ def linear(
     common = promoted("linear", ("x", "weight"), (a, w))
     if residual_data is not None and residual_data.dtype is not common:
         common = promoted("linear", ("x", "weight", "residual"), (a, w, residual_data))
+    kernel = kernel or product_kernel(a, w, residual_data)
     y = _affine(flat(a), w, added, residual_data, _result_dtype(dtype, common), kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
     return record("linear", y, inputs, _linear_backward, (a, w, kernel))
@@ -97,20 +99,23 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     """
     inputs = _operands("linear_gelu", x, weight, bias)
     a, w, added, _ = [data_of(tensor) for tensor in inputs]
-    y = None if approximate != "tanh" else _few_rows(flat(a), w, added, gelu=True)
+    kernel = product_kernel(a, w)
+    few = approximate == "tanh" and kernel is None
+    y = _few_rows(flat(a), w, added, gelu=True) if few else None
     kept, is_derivative = None, False
     if y is None:
-        if approximate != "tanh" or not _is_fused((a, w), (added,)):
+        if approximate != "tanh" or not _is_fused((a, w), (added,), kernel):
             return gelu(linear(x, weight, bias), approximate)
-        y, kept, is_derivative = _activated(flat(a), w, added, inputs)
+        y, kept, is_derivative = _activated(flat(a), w, added, inputs, kernel)
     y = y.reshape(*a.shape[:-1], len(w))
-    return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, kept, is_derivative))
+    saved = (a, w, kept, is_derivative, kernel)
+    return record("linear_gelu", y, inputs, _linear_gelu_backward, saved)
 
 
 def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, weight, kept, is_derivative = saved
+    x, weight, kept, is_derivative, kernel = saved
     dpre = (_TIMES_DERIVATIVE if is_derivative else _GELU_BACKWARD)(flat(dy), kept).data
-    return _linear_backward(dpre, (x, weight, None), needs)
+    return _linear_backward(dpre, (x, weight, kernel), needs)
 
 
 def feed_forward(
@@ -146,20 +151,23 @@ def feed_forward(
     )
     arrays = [data_of(tensor) for tensor in inputs]
     a, u, b, d, c, r = arrays
-    fused = _is_fused((a, u, d) if r is None else (a, u, d, r), (b, c))
+    matrices_given = (a, u, d) if r is None else (a, u, d, r)
+    kernel = product_kernel(*matrices_given)
+    fused = _is_fused(matrices_given, (b, c), kernel)
     shapes = [getattr(array, "shape", None) for array in arrays]
     if approximate != "tanh" or not fused or not _fit(*shapes) or not mode.grad_enabled:
         hidden = linear_gelu(x, up, up_bias, approximate)
         return linear(hidden, down, down_bias, residual=residual)
-    h, kept, is_derivative = _activated(flat(a), u, b, inputs)
-    y = _affine(h, d, c, r, a.dtype).reshape(*a.shape[:-1], len(d))
-    return record(op, y, inputs, _feed_forward_backward, (a, u, d, kept, h, is_derivative))
+    h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel)
+    y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
+    saved = (a, u, d, kept, h, is_derivative, kernel)
+    return record(op, y, inputs, _feed_forward_backward, saved)
 
 
 def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, up, down, kept, h, is_derivative = saved
+    x, up, down, kept, h, is_derivative, kernel = saved
     rows = flat(dy)
-    ddown, ddown_bias = _weight_gradient(rows, h, needs[3]), _bias_gradient(rows, needs[4])
+    ddown, ddown_bias = _weight_gradient(rows, h, needs[3], kernel), _bias_gradient(rows, needs[4])
     dx = dup = dup_bias = None
     if any(needs[:3]):
         sums = None
@@ -167,9 +175,9 @@ def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             dpre, sums = matmul_cuda.scaled(rows, down, kept)
         else:
             dpre = backend.empty_like(kept)
-            matmul_cuda.run(problem(rows, down, dpre, gelu_of=kept))
-        dx = product(dpre, up, dpre.dtype).reshape(x.shape) if needs[0] else None
-        dup = _weight_gradient(dpre, flat(x), needs[1])
+            matmul_cuda.run(problem(rows, down, dpre, gelu_of=kept), kernel)
+        dx = product(dpre, up, dpre.dtype, kernel).reshape(x.shape) if needs[0] else None
+        dup = _weight_gradient(dpre, flat(x), needs[1], kernel)
         dup_bias = _bias_gradient(dpre if sums is None else sums, needs[2])
     return dx, dup, dup_bias, ddown, ddown_bias, dy
 
@@ -203,8 +211,8 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
         None if tensor is None else tensor.detach() for tensor in inputs
     ]
     opened = linear(x_alone, *gate_alone)
-    arrays = [data_of(each) for each in _operands("linear", x_alone, up_alone, up_bias_alone)]
-    few = _few_rows(flat(x.data), arrays[1], arrays[2], gate=flat(opened.data))
+    _, w, b = [data_of(each) for each in _operands("linear", x_alone, up_alone, up_bias_alone)]
+    few = _few_rows(flat(x.data), w, b, gate=flat(opened.data))
     if few is not None:
         y = few.reshape(opened.shape)
         return record(
@@ -214,32 +222,37 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
     for each in both:
         each.requires_grad = True  # so that swiglu keeps what its backward needs
     y = swiglu(*both)
-    saved = (x.data, gate.data, up.data, y.node)
+    arrays = (x.data, gate.data, up.data)
+    saved = (*arrays, y.node, product_kernel(*arrays))
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 
 
 def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, gate, up, inner = saved
+    x, gate, up, inner, kernel = saved
     dgate, dup = map(flat, inner.backward(dy, inner.saved, (True, True)))
-    dx = _sum_of_products((dgate, gate), (dup, up)).reshape(x.shape) if needs[0] else None
+    dx = None
+    if needs[0]:
+        dx = _sum_of_products((dgate, gate), (dup, up), kernel).reshape(x.shape)
     return (
         dx,
-        _weight_gradient(dgate, flat(x), needs[1]),
+        _weight_gradient(dgate, flat(x), needs[1], kernel),
         _bias_gradient(dgate, needs[2]),
-        _weight_gradient(dup, flat(x), needs[3]),
+        _weight_gradient(dup, flat(x), needs[3], kernel),
         _bias_gradient(dup, needs[4]),
     )
 
 
-def _sum_of_products(first: tuple[Array, Array], second: tuple[Array, Array]) -> Array:
-    """Return a b + c d; in 16 bits on the GPU the second product adds the result of the first."""
+def _sum_of_products(
+    first: tuple[Array, Array], second: tuple[Array, Array], kernel: str | None
+) -> Array:
+    """Return a b + c d; where kernels fuse, the second product adds the result of the first."""
     dtype = first[0].dtype
-    y = product(*first, dtype)
-    if not _is_fused((*first, *second), ()):
-        y += product(*second, dtype)
+    y = product(*first, dtype, kernel)
+    if not _is_fused((*first, *second), (), kernel):
+        y += product(*second, dtype, kernel)
         return y
     total = backend.empty_like(y)
-    matmul_cuda.run(problem(*second, total, residual=y))
+    matmul_cuda.run(problem(*second, total, residual=y), kernel)
     return total
 
 
@@ -296,7 +309,7 @@ def _affine(
     few = _few_rows(rows, weight, bias, dtype, rows_added) if kernel is None else None
     if few is not None:
         return few
-    if _is_fused((rows, weight), (bias,)) and dtype in (rows.dtype, float32):
+    if _is_fused((rows, weight), (bias,), kernel) and dtype in (rows.dtype, float32):
         bias = None if bias is None else contiguous(bias)
         if dtype == rows.dtype or rows_added is None:
             y = backend.empty((len(rows), len(weight)), dtype, like=rows)
@@ -356,7 +369,11 @@ def _result_dtype(dtype: DtypeLike | None, common: Dtype) -> Dtype:
 
 
 def _activated(
-    rows: Array, weight: Array, bias: Array | None, tensors: Sequence[Tensor | None]
+    rows: Array,
+    weight: Array,
+    bias: Array | None,
+    tensors: Sequence[Tensor | None],
+    kernel: str | None,
 ) -> tuple[Array, Array | None, bool]:
     """Return gelu(x W^T + b) and, if any of the tensors needs a gradient, what backward needs.
 
@@ -368,14 +385,14 @@ def _activated(
     if mode.grad_enabled and any(t is not None and t.requires_grad for t in tensors):
         kept, is_derivative = backend.empty_like(y), matmul_cuda.keeps_derivative(p)
         p = p._replace(derivative=kept) if is_derivative else p._replace(before_gelu=kept)
-    matmul_cuda.run(p)
+    matmul_cuda.run(p, kernel)
     return y, kept, is_derivative
 
 
-def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None]) -> bool:
-    """Whether kernels fuse the epilogue of these products: not empty, on the GPU, of 16 bits."""
+def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None], kernel: str | None) -> bool:
+    """Whether kernels fuse the epilogue: on the GPU, not empty, of 16 bits or in TF32."""
     dtype = arrays[0].dtype
-    if dtype.itemsize != 2 or is_numpy(arrays[0]):
+    if (dtype.itemsize != 2 and kernel != matmul_cuda.TF32) or is_numpy(arrays[0]):
         return False
     for array in arrays:
         if array.dtype != dtype or not array.size:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
-from tensorgrad.amp import cast_operands
+from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy
@@ -98,7 +98,8 @@ def linear_cross_entropy(
         if reduction == "mean":
             count = cross_entropy_cuda.count_targets(ids, options)
     count = count if reduction == "mean" else None
-    loss_of = _ChunkedLoss(*arrays, ids, counted, options, classes, chunk)
+    kernel = product_kernel(*arrays[:2])
+    loss_of = _ChunkedLoss(*arrays, ids, counted, options, classes, chunk, kernel)
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
     early = reduction != "none" and any(wants)
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
@@ -127,6 +128,7 @@ class _ChunkedLoss(NamedTuple):
     options: LossOptions
     classes: int
     chunk: int
+    kernel: str | None  # of the products
 
 
 def rows_at_a_time(op: str, chunk: int | None, row_bytes: int, on_host: bool) -> int:
@@ -196,20 +198,21 @@ def _run(
     working = wide if is_numpy(losses) else dtype  # 16 bits are converted once, not each chunk
     x = flat(backend.contiguous(loss_of.x.astype(working, copy=False)))
     weight, bias = loss_of.weight.astype(working, copy=False), loss_of.bias
+    kernel = loss_of.kernel
     dx = backend.empty(x.shape, working, like=x) if needs[0] else None
     dweight = backend.empty(weight.shape, wide, like=x) if needs[1] else None
     dbias = backend.empty(bias.shape, wide, like=x) if bias is not None and needs[2] else None
     for start in range(0, len(x), loss_of.chunk):
         piece = slice(start, start + loss_of.chunk)
-        logits = product(x[piece], weight.T, working if bias is None else wide)
+        logits = product(x[piece], weight.T, working if bias is None else wide, kernel)
         if bias is not None:
             logits += bias
             logits = logits.astype(working, copy=False)
         _losses(loss_of, losses, logits if any(needs) else None, logits, piece, scale)
         if dx is not None:
-            product_into(dx[piece], logits, weight)
+            product_into(dx[piece], logits, weight, kernel=kernel)
         if dweight is not None:
-            product_into(dweight, logits.T, x[piece], add=start > 0)
+            product_into(dweight, logits.T, x[piece], start > 0, kernel)
         if dbias is not None:
             part = sum_array(logits, (0,), dtype=wide)
             dbias[...] = dbias + part if start else part

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.accumulation import Gradients, Needs, Saved
-from tensorgrad.amp import cast_operands
+from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy, same_device, widened
 from tensorgrad.checks import promoted
@@ -37,7 +37,7 @@ def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
         b: (..., K, N), or (K,), which counts as one column that the result lacks. The leading
             axes of a and b broadcast.
         kernel: on the GPU, which of the kernels in docs/matmul.md multiplies, also in backward;
-            None takes the one that was the fastest.
+            None takes the one that was the fastest, of TF32 in a block of `autocast("tf32")`.
 
     Returns:
         (..., M, N) in the dtype that NumPy promotes to.
@@ -67,6 +67,7 @@ def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
             raise ShapeError(
                 f"matmul: a has shape {x.shape}, b {z.shape}, expected leading axes that broadcast"
             ) from error
+    kernel = kernel or product_kernel(x, z)
     y = product(x, z, dtype, kernel)
     return record("matmul", y, (a, b), _matmul_backward, (x, z, kernel))
 
@@ -111,10 +112,12 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
     return y if y.dtype is dtype else np.asarray(y, dtype)
 
 
-def product_into(y: Array, a: Array, b: Array, add: bool = False) -> None:
+def product_into(
+    y: Array, a: Array, b: Array, add: bool = False, kernel: str | None = None
+) -> None:
     """Write, or add, the product of two matrices of one dtype to y: that dtype, or float32."""
     if not is_numpy(a):
-        matmul_cuda.run(problem(a, b, y, add=add))
+        matmul_cuda.run(problem(a, b, y, add=add), kernel)
     elif add:
         y += np.matmul(a, b)
     else:

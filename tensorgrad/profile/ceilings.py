@@ -15,7 +15,8 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import as_dtype
+from tensorgrad.dtypes import as_dtype, float32
+from tensorgrad.kernels.matmul import TF32
 from tensorgrad.ops.matmul import product
 
 _CPU_COPY, _GPU_COPY = 1 << 26, 1 << 30  # bytes: more than caches hold
@@ -44,7 +45,7 @@ def measure_ceilings(device: str, dtypes: Iterable[str]) -> Ceilings:
 
     Args:
         device: "cpu", "cuda" or "cuda:N".
-        dtypes: of floats.
+        dtypes: of floats, or "tf32".
     Raises:
         DeviceError: the device does not exist.
     """
@@ -68,15 +69,16 @@ def _bandwidth(device: str) -> float:
 
 @cache
 def _product_flops(device: str, name: str) -> float:
-    dtype = as_dtype(name)
+    rounded = name == TF32
+    dtype = float32 if rounded else as_dtype(name)
     xp = backend.namespace_on(device)
-    size = _CPU_PRODUCT if xp is np else 8192 if dtype.itemsize == 2 else 4096
+    size = _CPU_PRODUCT if xp is np else 8192 if rounded or dtype.itemsize == 2 else 4096
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((min(256, size), size), np.float32)
     a, b = (xp.asarray(np.tile(rows, (size // len(rows), 1)), dtype) for _ in range(2))
 
     def multiply() -> Array:
-        return product(a, b, dtype)
+        return product(a, b, dtype, TF32 if rounded else None)
 
     return 2.0 * size**3 / _best_seconds(xp, multiply)
 

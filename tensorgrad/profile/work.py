@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from tensorgrad.backend import Shape
-from tensorgrad.dtypes import Dtype, is_float
+from tensorgrad.dtypes import is_float
 from tensorgrad.kernels.attention.options import AttentionOptions
+from tensorgrad.kernels.matmul import TF32
 
 _Shapes = list[Shape]
 _LOOKUPS = ("embedding", "getitem", "take", "take_along_axis")
@@ -44,14 +45,23 @@ def backward_flops(name: str, flops: float, needs: Sequence[Any]) -> float:
     return 2 * flops
 
 
-def product_dtype(output: Any, inputs: Sequence[Any], saved: Iterable[Any]) -> Dtype:
-    """Return the dtype in which an op multiplies matrices: the narrowest of its arrays.
+def product_dtype(output: Any, inputs: Sequence[Any], saved: Sequence[Any]) -> str:
+    """Return the dtype in which an op multiplies matrices: "tf32", or the narrowest of its arrays.
 
     The loss with its linear layer has a float32 result, and under autocast operands are float32.
     """
+    if any([is_rounded(each) for each in saved]):
+        return TF32
     dtypes = [getattr(each, "dtype", output.dtype) for each in (*inputs, *saved)]
     floats = [dtype for dtype in dtypes if is_float(dtype)]
-    return min((output.dtype, *floats), key=lambda dtype: dtype.itemsize)
+    return str(min((output.dtype, *floats), key=lambda dtype: dtype.itemsize))
+
+
+def is_rounded(saved: Any) -> bool:
+    """Whether what an op saved says that its products round to TF32."""
+    if isinstance(saved, str):
+        return saved == TF32
+    return getattr(saved, "kernel", None) == TF32 or getattr(saved, "tf32", False) is True
 
 
 def forward_bytes(name: str, output: Any, inputs: Sequence[Any]) -> int:

@@ -12,25 +12,26 @@ from tensorgrad.train.settings import TrainSettings
 _log = logging.getLogger(__name__)
 
 
+_WITHOUT_AMPERE = {"bfloat16": "float16", "bfloat16-parameters": "float32", "tf32": "float32"}
 _Settings = TypeVar("_Settings", bound=TrainSettings)
 
 
 def choose_device(settings: _Settings) -> tuple[_Settings, str]:
     """Return the settings and the device to train on; a GPU becomes the current one.
 
-    On a GPU without bfloat16 the settings get float16 or float32 instead, with a warning.
+    On a GPU without bfloat16 and TF32 the settings get float16 or float32 instead, with a warning.
 
     Raises:
         DeviceError: the device does not exist.
     """
     device = backend.use_device(settings.device)
     index = backend.gpu_index(device)
-    if index is not None and settings.dtype.startswith("bfloat16"):
+    if index is not None and settings.dtype in _WITHOUT_AMPERE:
         capability = backend.cupy.cuda.Device(index).compute_capability
         if int(capability) < 80:
-            dtype = "float16" if settings.dtype == "bfloat16" else "float32"
+            asked, dtype = settings.dtype.partition("-")[0], _WITHOUT_AMPERE[settings.dtype]
             _log.warning(
-                "%s has no bfloat16 (compute capability %s); using %s", device, capability, dtype
+                "%s has no %s (compute capability %s); using %s", device, asked, capability, dtype
             )
             settings = replace(settings, dtype=dtype)
     return settings, device

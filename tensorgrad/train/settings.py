@@ -7,15 +7,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from tensorgrad.amp import autocast
+from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import AdamW, FlatParameters, LossScaler, schedule
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.train.config import check, option
 
-DTYPES = ("float32", "bfloat16", "bfloat16-parameters", "float16")
+DTYPES = ("float32", "tf32", "bfloat16", "bfloat16-parameters", "float16")
 LOGGERS = ("tensorboard", "wandb", "trackio", "mlflow")  # see loggers.py
+_WIDE = ("float32", "tf32")
 SCHEDULES = ("cosine", "linear", "constant", "inverse-square-root")
+
+
+def has_narrow_products(dtype: str) -> bool:
+    """Whether matrix products of one of DTYPES have 16-bit operands."""
+    return dtype not in _WIDE
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,8 @@ class TrainSettings:
     clip: float = option(1.0, "clip the gradient norm to this; 0: no clipping", low=0)
     dtype: str = option(
         "float32",
-        "dtype of matrix products; bfloat16-parameters: of the parameters too, with float32 "
-        "master weights",
+        "dtype of matrix products; tf32: float32 that tensor cores round to 10 bits of mantissa; "
+        "bfloat16-parameters: of the parameters too, with float32 master weights",
         choices=DTYPES,
     )
     nan: str = option(
@@ -114,7 +120,7 @@ class TrainSettings:
 
     def precision(self) -> Callable[[], AbstractContextManager[None]]:
         """Return a function that makes the autocast context to compute the loss in."""
-        if self.dtype in ("bfloat16", "float16"):
+        if self.dtype in AUTOCAST:
             return lambda: autocast(self.dtype)
         return nullcontext
 

@@ -149,7 +149,7 @@ def test_autocast_leaves_float64_integers_and_other_threads_alone() -> None:
 
 
 def test_autocast_takes_no_other_dtype() -> None:
-    with pytest.raises(DtypeError, match="autocast: dtype is float32, expected bfloat16 or"):
+    with pytest.raises(DtypeError, match="autocast: dtype is float32, expected bfloat16, float16"):
         amp.autocast("float32").__enter__()
 
 

@@ -101,8 +101,8 @@ def blocks(rows: Array, size: int, options: AttentionOptions, keys: bool = False
     return int(-(-length // size) * batch * heads)
 
 
-def row_sums(dy: Array, y: Array, logsumexp: Array) -> Array:
-    """Return the statistics that backward needs of each query, (B, H, Tq, 2)."""
+def row_sums(dy: Array, y: Array, logsumexp: Array, base: float = 2) -> Array:
+    """Return the logsumexp to a base, and dy . y, of each query: (B, H, Tq, 2)."""
     batch, heads, queries, width = y.shape
     result = backend.empty((*logsumexp.shape, 2), compute_dtype(y.dtype), like=y)
     vectors = width * y.itemsize % 16 == 0 and _aligned_rows(y) and _aligned_rows(dy)
@@ -110,7 +110,7 @@ def row_sums(dy: Array, y: Array, logsumexp: Array) -> Array:
         (-(-batch * heads * queries // 32),),
         (256,),
         (result, y, dy, logsumexp, strides_argument(_strides(y)), strides_argument(_strides(dy)),
-         *map(np.int32, (batch, heads, queries, width, vectors))),
+         *map(np.int32, (batch, heads, queries, width, vectors)), np.float64(1 / math.log(base))),
     )  # fmt: skip
     return result
 

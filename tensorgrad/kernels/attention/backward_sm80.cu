@@ -1,5 +1,5 @@
 // FlashAttention with mma.sync, backward, on sm_80 and later (Dao 2023, arXiv:2307.08691, algorithm
-// 2). With w the weights:
+// 2), in 16 bits and in TF32. With w the weights:
 //
 //   dv = w^T dy, g = w (dy v^T - delta), dq = scale g k, dk = scale g^T q, all written with =
 //
@@ -28,8 +28,10 @@
 // where: T = __half | __nv_bfloat16
 // where: KEYS = 32, 2, 32 | 64, 1, 64 | 96, 1, 64 | 128, 1, 32 | 256, 1, 16
 // where: QUERIES = 32, 2, 32 | 64, 2, 32 | 96, 2, 32 | 128, 2, 16 | 256, 1, 16
+// where: TF32_TILES = 64, 2, 16 | 128, 1, 16
 // instantiate: attention_backward<{T}, {KEYS}, true>
 // instantiate: attention_backward<{T}, {QUERIES}, false>
+// instantiate: attention_backward<float, {TF32_TILES}, {true | false}>
 #include "attention/sm80.cuh"
 
 // With KEYS rows are keys and columns queries: a1, a2, b1, b2 are k, v, q, dy, and d1, d2 become
@@ -44,10 +46,10 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
                    const float* __restrict__ bias, const int* __restrict__ q_starts,
                    const int* __restrict__ k_starts, const __grid_constant__ AttentionArguments p,
                    const __grid_constant__ AttentionDropout dropout) {
-    constexpr int M = 64 * R, HALF = N * PITCH<D>, W = KEYS && D > 128 ? 128 : D;
+    constexpr int M = 64 * R, HALF = N * PITCH<T, D>, W = KEYS && D > 128 ? 128 : D;
     extern __shared__ uint4 shared[];
-    T *a1_tile = reinterpret_cast<T*>(shared), *a2_tile = a1_tile + M * PITCH<D>;
-    T* stages = a2_tile + M * PITCH<D>;
+    T *a1_tile = reinterpret_cast<T*>(shared), *a2_tile = a1_tile + M * PITCH<T, D>;
+    T* stages = a2_tile + M * PITCH<T, D>;
     const RowBlock<KEYS> block(p, q_starts, k_starts, M);
     const Span& span = block.span;
     if (block.rows <= 0) return;
@@ -77,7 +79,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
         load_tile<N, D>(stage2, from2, b2_at.row, left, p.width, p.aligned);
         if (KEYS && threadIdx.x < N) {   // a query's statistics go into the padding of its dy
             const bool valid = column + threadIdx.x < block.columns;
-            cp_async<8>(shared_address(stage2 + threadIdx.x * PITCH<D> + D),
+            cp_async<8>(shared_address(stage2 + threadIdx.x * PITCH<T, D> + D),
                         sums + (valid ? head * p.sums.head + column + threadIdx.x : 0),
                         valid ? 8 : 0);
         }
@@ -89,7 +91,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
     if (steps > 0) load_stage(0, 0, seen.first * N);
 
     const bool drops = dropout.threshold >= 0;
-    RowOperand<R, D, R * D <= 64> rows1, rows2;
+    RowOperand<T, R, D, R * D <= (sizeof(T) == 4 && !KEYS ? 128 : 64)> rows1;
+    RowOperand<T, R, D, R * D <= 64> rows2;
     RowStatistics<float> own[2 * R];
     Fragment<R, N> s, g;
     Fragment<R, W> sum1;
@@ -139,7 +142,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
             RowStatistics<float> other;
             if (KEYS)
                 other = *reinterpret_cast<const RowStatistics<float>*>(
-                    b2_tile + s.column_of(c) * PITCH<D> + D);
+                    b2_tile + s.column_of(c) * PITCH<T, D> + D);
             #pragma unroll
             for (int h = 0; h < 2 * R; ++h) {
                 const RowStatistics<float>& query = KEYS ? other : own[h];
@@ -161,7 +164,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
     const Span here = span_of(p, q_starts, k_starts, sequence);
     const int count = min((KEYS ? here.keys : here.queries) - first, 16 * R);
     const int start = (KEYS ? here.k_start : here.q_start) + first;
-    T* own_tile = a1_tile + warp * 16 * R * PITCH<D>;
+    T* own_tile = a1_tile + warp * 16 * R * PITCH<T, D>;
     float scale[2 * R], one[2 * R];
     #pragma unroll
     for (int h = 0; h < 2 * R; ++h) {

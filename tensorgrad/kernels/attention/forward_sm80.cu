@@ -1,4 +1,5 @@
-// FlashAttention with mma.sync, forward, on sm_80 and later (Dao 2023, arXiv:2307.08691).
+// FlashAttention with mma.sync, forward, on sm_80 and later (Dao 2023, arXiv:2307.08691), in 16
+// bits and in TF32.
 //
 //   y = softmax(scale q k^T + bias) v, and the log-sum-exp of each row, all written with =
 //
@@ -31,7 +32,9 @@
 //
 // where: T = __half | __nv_bfloat16
 // where: TILES = 32, 2, 64 | 64, 2, 64 | 96, 2, 32 | 128, 2, 32 | 256, 1, 32
+// where: TF32_TILES = 64, 2, 32 | 128, 2, 16
 // instantiate: attention_forward<{T}, {TILES}>
+// instantiate: attention_forward<float, {TF32_TILES}>
 #include "attention/sm80.cuh"
 
 // Scores become weights 2^(scale_log2 s - base), relative to the row's maximum so far, and are
@@ -63,9 +66,9 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, const T* __r
                   const int* __restrict__ q_starts, const int* __restrict__ k_starts,
                   const __grid_constant__ AttentionArguments p,
                   const __grid_constant__ AttentionDropout dropout) {
-    constexpr int M = 64 * R, STAGE = 2 * N * PITCH<D>;
+    constexpr int M = 64 * R, STAGE = 2 * N * PITCH<T, D>;
     extern __shared__ uint4 shared[];
-    T *q_tile = reinterpret_cast<T*>(shared), *stages = q_tile + M * PITCH<D>;
+    T *q_tile = reinterpret_cast<T*>(shared), *stages = q_tile + M * PITCH<T, D>;
     const RowBlock<false> block(p, q_starts, k_starts, M);
     const Span& span = block.span;
     if (block.rows <= 0) return;
@@ -89,7 +92,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, const T* __r
     if (seen.first < seen.last) load_stage(seen.first);
 
     const bool drops = dropout.threshold >= 0;
-    RowOperand<R, D, R * D <= 128> queries;
+    RowOperand<T, R, D, R * D <= 128> queries;
     Fragment<R, N> s;
     Fragment<R, D> o;
     float row_max[2 * R], row_sum[2 * R], rescale[2 * R];
@@ -140,5 +143,5 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, const T* __r
                 sum == 0 ? infinity<float>() : row_max[h] * p.scale_log2 / LOG2_E + logf(sum);
     }
     store_rows<D>(y + place(p.y, sequence, block.head, start), p.y.row, count, p.width, p.aligned,
-                  q_tile + warp * 16 * R * PITCH<D>, o, rescale);
+                  q_tile + warp * 16 * R * PITCH<T, D>, o, rescale);
 }

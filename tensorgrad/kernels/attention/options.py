@@ -45,6 +45,7 @@ class AttentionOptions:
         key: of the random bits of dropout, for `philox.fill_keep`; the CUDA kernels generate them.
         keep: (B, H, Tq, Tk), bool: the keep mask of dropout, on the CPU.
         sequences: where sequences of several lengths lie; None for one of each batch entry.
+        tf32: whether products may round float32 to TF32.
     """
 
     scale: float
@@ -56,6 +57,7 @@ class AttentionOptions:
     key: Key | None = None
     keep: Array | None = None
     sequences: Sequences | None = None
+    tf32: bool = False
 
 
 def empty_result(q: Array, dtype: Dtype) -> Array:

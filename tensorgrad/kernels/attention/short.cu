@@ -30,8 +30,8 @@ __device__ inline void load_rows(T* tile, const T* from, long long stride, int r
     #pragma unroll
     for (int i = threadIdx.x; i < N * PIECES; i += LANES<N>) {
         const int row = i / PIECES, column = i % PIECES * 8;
-        cp_async<16>(shared_address(tile + row * PITCH<D> + column), from + row * stride + column,
-                     row < rows && column < width);
+        cp_async<16>(shared_address(tile + row * PITCH<T, D> + column),
+                     from + row * stride + column, row < rows && column < width);
     }
 }
 
@@ -68,7 +68,8 @@ attention_short(T* __restrict__ y, float* __restrict__ logsumexp, const T* __res
                 const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
                 const __grid_constant__ AttentionArguments p,
                 const __grid_constant__ AttentionDropout dropout) {
-    __shared__ __align__(16) T q_tile[N * PITCH<D>], k_tile[N * PITCH<D>], v_tile[N * PITCH<D>];
+    constexpr int TILE = N * PITCH<T, D>;
+    __shared__ __align__(16) T q_tile[TILE], k_tile[TILE], v_tile[TILE];
     __shared__ Word keep[N];
     const bool drops = dropout.threshold >= 0;
     const int head = blockIdx.x % p.heads, sequence = blockIdx.x / p.heads;
@@ -77,7 +78,7 @@ attention_short(T* __restrict__ y, float* __restrict__ logsumexp, const T* __res
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;   // the warp's first
     if (row >= p.queries) return;
     const Span span = {0, p.queries, 0, p.keys, p.keys - p.queries};
-    RowOperand<1, D, true> queries;
+    RowOperand<T, 1, D, true> queries;
     Fragment<1, N> s;
     Fragment<1, D> o;
     float scale[2];
@@ -109,7 +110,7 @@ attention_short(T* __restrict__ y, float* __restrict__ logsumexp, const T* __res
     // Weighted values.
     accumulate<D>(o, s, v_tile);
     store_rows<D>(y + place(p.y, sequence, head, row), p.y.row, min(p.queries - row, 16), p.width,
-                  true, q_tile + row * PITCH<D>, o, scale);
+                  true, q_tile + row * PITCH<T, D>, o, scale);
 }
 
 // c += w^T b for the warp's 16 columns of w; both are tiles of N rows.
@@ -117,15 +118,15 @@ template <int D, int N, typename T>
 __device__ inline void accumulate_columns(Fragment<1, D>& c, const T* w, const T* b) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     const unsigned w_at = shared_address(
-        w + (lane % 8 + lane / 16 * 8) * PITCH<N> + first + lane / 8 % 2 * 8);
-    const unsigned b_at = shared_address(b + lane % 16 * PITCH<D> + lane / 16 * 8);
+        w + (lane % 8 + lane / 16 * 8) * PITCH<T, N> + first + lane / 8 % 2 * 8);
+    const unsigned b_at = shared_address(b + lane % 16 * PITCH<T, D> + lane / 16 * 8);
     #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
         unsigned rows[1][4], columns[4];
-        ldmatrix_transposed(rows[0], w_at + 16 * n * PITCH<N> * 2);
+        ldmatrix_transposed(rows[0], w_at + 16 * n * PITCH<T, N> * 2);
         #pragma unroll
         for (int d = 0; d < D / 16; ++d) {
-            ldmatrix_transposed(columns, b_at + (16 * n * PITCH<D> + 16 * d) * 2);
+            ldmatrix_transposed(columns, b_at + (16 * n * PITCH<T, D> + 16 * d) * 2);
             mma_columns<T>(c, 2 * d, rows, columns);
         }
     }
@@ -145,9 +146,9 @@ attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__
                          const __grid_constant__ AttentionDropout dropout) {
     extern __shared__ uint4 shared[];
     __shared__ Word keep[N];
-    constexpr int TILE = N * PITCH<D>;
+    constexpr int TILE = N * PITCH<T, D>;
     T *q_tile = reinterpret_cast<T*>(shared), *k_tile = q_tile + TILE, *v_tile = k_tile + TILE;
-    T *dy_tile = v_tile + TILE, *w_tile = dy_tile + TILE, *g_tile = w_tile + N * PITCH<N>;
+    T *dy_tile = v_tile + TILE, *w_tile = dy_tile + TILE, *g_tile = w_tile + N * PITCH<T, N>;
     const bool drops = dropout.threshold >= 0;
     const int head = blockIdx.x % p.heads, sequence = blockIdx.x / p.heads;
     load_rows<D, N>(dy_tile, dy + place(p.y, sequence, head, 0), p.y.row, p.queries, p.width);
@@ -158,7 +159,7 @@ attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__
     Fragment<1, D> sum;
     sum.clear();
     {
-        RowOperand<1, D, true> queries, dys;
+        RowOperand<T, 1, D, true> queries, dys;
         Fragment<1, N> s, g;
         queries.start(q_tile);
         dys.start(dy_tile);
@@ -190,7 +191,7 @@ attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__
                 dx = weight * (dx - delta);
                 weight = bits >> c & 1 ? weight * p.inverse_keep : 0.0f;
             });
-            const int first = at * PITCH<N> + s.column_of(0);
+            const int first = at * PITCH<T, N> + s.column_of(0);
             #pragma unroll
             for (int c = 0; c < N; c += 8) {
                 *reinterpret_cast<unsigned*>(w_tile + first + c) =
@@ -205,7 +206,7 @@ attention_short_backward(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__
 
     // Store dq; then, by key, dk and dv.
     const float scale[2] = {p.scale_log2 / LOG2_E, p.scale_log2 / LOG2_E}, one[2] = {1, 1};
-    T* own = k_tile + row * PITCH<D>;
+    T* own = k_tile + row * PITCH<T, D>;
     const int queries = min(p.queries - row, 16), keys = min(p.keys - row, 16);
     const auto store_sum = [&](T* to, const Strides& at, int rows, const float (&factor)[2]) {
         store_rows<D>(to + place(at, sequence, head, row), at.row, rows, p.width, true, own, sum,

@@ -295,14 +295,15 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
     }
 }
 
-// What backward needs of each query: its log-sum-exp, for 16 bits to the base 2, and dy . y.
+// What backward needs of each query: its log-sum-exp times `unit`, and dy . y.
 // Arrays (batch, heads, queries, width); 8 lanes a row.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
 attention_backward_rows(RowStatistics<Compute<T>>* __restrict__ sums, const T* __restrict__ y,
                         const T* __restrict__ dy, const Compute<T>* __restrict__ logsumexp,
                         const __grid_constant__ Strides y_at, const __grid_constant__ Strides dy_at,
-                        int batch, int heads, int queries, int width, int aligned) {
+                        int batch, int heads, int queries, int width, int aligned,
+                        double unit) {
     // neighbouring rows are heads of one query
     const long long row = (blockIdx.x * 256ll + threadIdx.x) / 8;
     const int lane = threadIdx.x % 8, head = row % heads, query = row / heads % queries;
@@ -328,5 +329,5 @@ attention_backward_rows(RowStatistics<Compute<T>>* __restrict__ sums, const T* _
         delta += __shfl_xor_sync(0xffffffff, delta, offset);
     if (!valid || lane != 0) return;
     const long long place = (sequence * heads + head) * queries + query;
-    sums[place] = {logsumexp[place] * (sizeof(T) == 2 ? Compute<T>(LOG2_E) : Compute<T>(1)), delta};
+    sums[place] = {logsumexp[place] * Compute<T>(unit), delta};
 }

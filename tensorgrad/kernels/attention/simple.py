@@ -6,6 +6,8 @@ in float32.
 
 from __future__ import annotations
 
+import math
+
 from tensorgrad import backend
 from tensorgrad.backend import Array, widened
 from tensorgrad.dtypes import c_name
@@ -41,7 +43,7 @@ def backward(
 ) -> None:
     """Write the gradients."""
     q, k, v, dy = (widened(readable(array)) for array in (*arrays, dy))
-    sums = row_sums(dy, widened(y), logsumexp)
+    sums = row_sums(dy, widened(y), logsumexp, math.e)
     own = [g if g.dtype == q.dtype else empty_result(g, q.dtype) for g in gradients]
     dq, dk, dv = own
     last = option_arguments((q, k, v), dy, options, own)

@@ -15,8 +15,9 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, widened
-from tensorgrad.dtypes import Dtype, compute_dtype, is_float
+from tensorgrad.dtypes import Dtype, compute_dtype, float32, is_float
 from tensorgrad.errors import ArgumentError, KernelError
+from tensorgrad.kernels.device import has_tf32
 from tensorgrad.kernels.matmul import cublas as matmul_cublas
 from tensorgrad.kernels.matmul import few_rows as matmul_few_rows
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
@@ -41,12 +42,12 @@ class Implementation(NamedTuple):
 KERNELS = {
     "cublas": Implementation(matmul_cublas.refusal, matmul_cublas.multiply, matmul_cublas.planned),
     "tiled": Implementation(matmul_tiled.refusal, matmul_tiled.multiply),
-    "tf32": Implementation(matmul_tiled.refusal_tf32, matmul_tiled.multiply_tf32),
     "wgmma": Implementation(matmul_sm90.refusal, matmul_sm90.multiply),
     "few-rows": Implementation(matmul_few_rows.refusal, matmul_few_rows.multiply),
 }
 FEW_ROWS = matmul_few_rows.MOST_ROWS  # of `run_few_rows`
 DEFAULT = "cublas"  # where tuned.json has no entry
+TF32 = "tf32"  # in place of a kernel: the fastest that rounds float32 operands to TF32
 _MOST_CHOSEN = 4096
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
         a: (..., M, K) or (K,).
         b: (..., K, N) or (K,).
         dtype: of the result.
-        kernel: a name in KERNELS; None takes what is fastest.
+        kernel: a name in KERNELS, or TF32; None takes what is fastest.
 
     Raises:
         ArgumentError: there is no such kernel, or it does not do this product.
@@ -90,9 +91,15 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
 def run(p: MatmulProblem, kernel: str | None = None) -> None:
     """Compute y.
 
+    Args:
+        p: the product.
+        kernel: a name in KERNELS, or TF32; None takes what is fastest.
+
     Raises:
         ArgumentError: there is no such kernel, or it does not do this product.
     """
+    if kernel == TF32:
+        p, kernel = _rounded(p), None
     if kernel is None:
         signature = p.signature()
         multiply = _chosen.get(signature)
@@ -100,12 +107,26 @@ def run(p: MatmulProblem, kernel: str | None = None) -> None:
             _choose(signature, p)
             return
     elif kernel not in KERNELS:
-        names = ", ".join(map(repr, KERNELS))
+        names = ", ".join(map(repr, (*KERNELS, TF32)))
         raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None or one of {names}")
     else:
         multiply = _willing(kernel, p).multiply
     if p.y.size:
         multiply(p)
+
+
+def _rounded(p: MatmulProblem) -> MatmulProblem:
+    """Return the product with operands rounded to TF32.
+
+    Raises:
+        ArgumentError: they are not float32, or the GPU has no TF32.
+    """
+    needs = None if has_tf32(p.y.device.id) else "a GPU of compute capability 8.0 or later"
+    if p.a.array.dtype != float32:
+        needs = "float32 operands"
+    if needs is not None:
+        raise ArgumentError(f"matmul: kernel is {TF32!r}, which needs {needs}")
+    return p._replace(tf32=True)
 
 
 def keeps_derivative(p: MatmulProblem) -> bool:
@@ -179,11 +200,11 @@ def _willing(kernel: str, p: MatmulProblem) -> Implementation:
     return KERNELS[kernel]
 
 
-def case(dtype: Dtype, layout: str, rows: int, width: int, columns: int, gelu: bool) -> str:
+def case(dtype: Dtype | str, layout: str, rows: int, width: int, columns: int, gelu: bool) -> str:
     """Return the name of a class of products in tuned.json.
 
     Args:
-        dtype: of the operands.
+        dtype: of the operands; TF32 where they are rounded to it.
         layout: "n" where the rows of an operand are contiguous, "t" where its columns are; a, b.
         rows, width, columns: each counts as "s" (up to 256), "m" (up to 2048) or "l".
         gelu: whether GELU follows.
@@ -202,7 +223,8 @@ def _fastest(p: MatmulProblem) -> Implementation:
     if p.batch == 1:
         layout = "nt"[p.a.column != 1] + "nt"[p.b.column != 1]
         gelu = p.gelu or p.before_gelu is not None
-        name = case(p.a.array.dtype, layout, p.rows, p.width, p.columns, gelu)
+        dtype = TF32 if p.tf32 else p.a.array.dtype
+        name = case(dtype, layout, p.rows, p.width, p.columns, gelu)
         found = tuned("matmul", name, DEFAULT)
     for name in (found, DEFAULT):
         if KERNELS[name].refusal(p) is None:

@@ -94,7 +94,7 @@ def _plan_of(p: MatmulProblem) -> tuple[cublaslt.CublasPlan | str, bool]:
             addresses |= operand.array.data.ptr
     plan = _plan(
         p.batch, p.rows, p.width, p.columns, *steps, a.array.dtype, p.y.dtype,
-        addresses & -addresses, None if p.bias is None else p.bias.dtype, _gelu(p),
+        addresses & -addresses, None if p.bias is None else p.bias.dtype, _gelu(p), p.tf32,
         backend.cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
     return plan, steps == [a[1:], b[1:]]
@@ -103,7 +103,7 @@ def _plan_of(p: MatmulProblem) -> tuple[cublaslt.CublasPlan | str, bool]:
 @cache  # a plan takes some hundred bytes
 def _plan(
     batch: int, rows: int, width: int, columns: int, a: Steps, b: Steps, dtype: Dtype,
-    y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: str, device: int,
+    y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: str, tf32: bool, device: int,
 ) -> cublaslt.CublasPlan | str:  # fmt: skip
     """See `_plan_of`."""
     a_layout, b_layout = _layout(*a, rows, width), _layout(*b, width, columns)
@@ -113,7 +113,7 @@ def _plan(
         _matrix(dtype, batch, width, columns, b[0], *b_layout),
         _matrix(dtype, batch, rows, width, a[0], *a_layout),
         _matrix(y_dtype, batch, rows, columns, rows * columns, False, columns),
-        b_layout[0], a_layout[0], alignment, bias, gelu,
+        b_layout[0], a_layout[0], alignment, bias, gelu, tf32,
     )  # fmt: skip
     try:
         return cublaslt.prepare(product, device)

@@ -21,6 +21,8 @@ class MatrixOperand(NamedTuple):
 class MatmulProblem(NamedTuple):
     """y[i] = a[i] b[i] for a batch of matrices; the sum over `width` terms is in float32.
 
+    With `tf32` float32 operands are rounded to TF32.
+
     The epilogue, in this order: add y (float32), add a bias to each column; then either take GELU
     (tanh) of the sum, and store the sum in `before_gelu` or the derivative of GELU there in
     `derivative`, or multiply it with the derivative of GELU at `gelu_of`, with `scale` or with
@@ -44,6 +46,7 @@ class MatmulProblem(NamedTuple):
     scale: Array | None = None  # as y
     gate: Array | None = None  # as y
     row_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
+    tf32: bool = False
 
     def signature(self) -> tuple[Any, ...]:
         """Return a key for the choice of the kernel, which differs in no address.
@@ -67,7 +70,7 @@ class MatmulProblem(NamedTuple):
         ]
         return (
             self.batch, self.rows, self.width, self.columns, a[1:], b[1:], a.array.dtype, y.dtype,
-            addresses & -addresses, *alignments, self.add, self.gelu,
+            addresses & -addresses, *alignments, self.add, self.gelu, self.tf32,
             None if bias is None else bias.dtype,
             backend.cupy.cuda.runtime.getDevice(),
         )  # fmt: skip

@@ -28,15 +28,10 @@ def refusal(p: MatmulProblem) -> str | None:
     return None if found >= 80 else f"sm_80 or later (this GPU is sm_{found})"
 
 
-def refusal_tf32(p: MatmulProblem) -> str | None:
-    """Return what TF32 would need to do this product, or None."""
-    return refusal(p) if p.a.array.dtype == float32 else "float32 operands"
-
-
 def multiply(p: MatmulProblem) -> None:
-    """Compute y, which has elements; float32 and float64 in full precision."""
-    if p.a.array.dtype.itemsize == 2:
-        multiply_tf32(p)
+    """Compute y, which has elements: 16 bits and TF32 on tensor cores."""
+    if p.tf32 or p.a.array.dtype.itemsize == 2:
+        _multiply_mma(p)
         return
     dtype = p.a.array.dtype
     fills = _tiles(p, 128, 128) >= multiprocessors(p.y.device.id)
@@ -52,7 +47,7 @@ def multiply(p: MatmulProblem) -> None:
     )
 
 
-def multiply_tf32(p: MatmulProblem) -> None:
+def _multiply_mma(p: MatmulProblem) -> None:
     """Compute y, which has elements, on tensor cores; float32 operands are rounded to TF32."""
     warps, size = (4, 64) if _tiles(p, 128, 256) >= multiprocessors(p.y.device.id) else (2, 32)
     a, b, packed = _pack(p)

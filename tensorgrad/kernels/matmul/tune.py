@@ -20,7 +20,7 @@ _CANDIDATES = ("cublas", "tiled", "wgmma")  # those of equal accuracy
 def cases(lengths: dict[str, int] | None = None) -> Iterator[Case]:
     """Yield a case for each dtype, layout and class of sizes."""
     sizes = _LENGTHS if lengths is None else lengths
-    for dtype in (bfloat16, float16, float32):
+    for dtype, tf32 in ((bfloat16, False), (float16, False), (float32, False), (float32, True)):
         normal = backend.cupy.random.standard_normal(
             max(sizes.values()) ** 2, dtype=float32
         ).astype(dtype)
@@ -32,7 +32,7 @@ def cases(lengths: dict[str, int] | None = None) -> Iterator[Case]:
             a = _matrix(normal, rows, width, layout[0])
             b = _matrix(normal, width, columns, layout[1])
             y = backend.cupy.empty((rows, columns), dtype)
-            p = problem(a, b, y)
+            p = problem(a, b, y, tf32=tf32)
             if gelu:
                 p = p._replace(before_gelu=backend.cupy.empty_like(y), bias=normal[:columns])
             runs = {
@@ -40,7 +40,8 @@ def cases(lengths: dict[str, int] | None = None) -> Iterator[Case]:
                 for name, kernel in matmul_cuda.KERNELS.items()
                 if name in _CANDIDATES and kernel.refusal(p) is None
             }
-            name = matmul_cuda.case(dtype, layout, rows, width, columns, gelu)
+            kind = matmul_cuda.TF32 if tf32 else dtype
+            name = matmul_cuda.case(kind, layout, rows, width, columns, gelu)
             yield Case("matmul", name, matmul_cuda.DEFAULT, runs)
 
 
