@@ -211,7 +211,7 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
         None if tensor is None else tensor.detach() for tensor in inputs
     ]
     opened = linear(x_alone, *gate_alone)
-    _, w, b = [data_of(each) for each in _operands("linear", x_alone, up_alone, up_bias_alone)]
+    _, w, b, _ = [data_of(each) for each in _operands("linear", x_alone, up_alone, up_bias_alone)]
     few = _few_rows(flat(x.data), w, b, gate=flat(opened.data))
     if few is not None:
         y = few.reshape(opened.shape)
