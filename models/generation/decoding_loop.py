@@ -81,7 +81,7 @@ class Decoder:
         tokens = self.state.tokens
         piece = 16 if count <= 128 else 128
         replayed = tokens[:, : min(-(-count // piece) * piece, steps)]
-        if count and self._buffers.is_captured and replayed.size <= _REPLAYED:
+        if count and self.model.device != "cpu" and replayed.size <= _REPLAYED:
             self._buffers.read(replayed)
         else:
             self._read(slice(None), tokens[:, :count])
