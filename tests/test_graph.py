@@ -185,6 +185,32 @@ def test_autocast_around_a_step_casts_again() -> None:
 
 
 @pytest.mark.gpu
+def test_a_step_in_tf32_is_captured_to_the_same_bits() -> None:
+    random.seed(0)
+    layer = nn.TransformerBlock(64, 1).to("cuda")
+    for parameter in layer.parameters():
+        parameter.grad = backend.cupy.zeros(parameter.shape, "float32")
+
+    def step(x: Tensor) -> Tensor:
+        for parameter in layer.parameters():
+            parameter.grad[...] = 0
+        with tg.autocast("tf32"):
+            loss = (layer(x) ** 2).mean()
+        loss.backward()
+        return loss
+
+    captured = graph.capture(step)
+    for seed in range(4):
+        x = Tensor(backend.cupy.asarray(np.random.default_rng(seed).standard_normal((2, 65, 64))))
+        x = x.astype("float32").detach()
+        loss = captured(x)
+        gradients = [parameter.grad.tobytes() for parameter in layer.parameters()]
+        assert (loss.numpy() == step(x).numpy()).all()
+        assert gradients == [parameter.grad.tobytes() for parameter in layer.parameters()]
+    assert captured.graphs == 1
+
+
+@pytest.mark.gpu
 def test_the_memory_of_a_graph_is_its_own() -> None:
     cupy = backend.cupy
     training = Training()
