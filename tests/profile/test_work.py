@@ -107,7 +107,7 @@ def test_the_dtype_of_a_product_is_that_of_its_operands() -> None:
 def test_products_in_tf32_are_told_from_those_of_float32() -> None:
     x, rounded = np.zeros(3, np.float32), AttentionOptions(1.0, tf32=True)
     loss = SimpleNamespace(kernel="tf32")
-    for saved in ((x, x, "tf32"), (x, rounded), (x, loss)):
-        assert product_dtype(x, (), saved) == "tf32"
-    for saved in ((x, x, None), (x, x, "tiled"), (x, AttentionOptions(1.0))):
-        assert product_dtype(x, (), saved) == "float32"
+    asked: list[Any] = ["tf32", rounded, loss]
+    others: list[Any] = [None, "tiled", AttentionOptions(1.0)]
+    assert {product_dtype(x, (), (x, each)) for each in asked} == {"tf32"}
+    assert {product_dtype(x, (), (x, each)) for each in others} == {"float32"}
