@@ -121,6 +121,7 @@ def test_the_peak_of_known_gpus(name: str, half: float, single: float) -> None:
     for dtype in ("bfloat16", "bfloat16-parameters", "float16"):
         assert peak_flops(name, dtype) == 1e12 * half
     assert peak_flops(name, "float32") == 1e12 * single
+    assert peak_flops(name, "tf32") == 1e12 * (single if name == "Tesla T4" else half / 2)
 
 
 @pytest.mark.parametrize("name", ["", "NVIDIA T400", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "A1000"])

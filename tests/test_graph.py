@@ -289,6 +289,28 @@ def test_arenas_are_shared_until_a_graph_leaves_arrays(monkeypatch: pytest.Monke
 
 
 @pytest.mark.gpu
+def test_a_step_in_tf32_is_captured_to_the_same_bits() -> None:
+    random.seed(0)
+    layer = nn.TransformerBlock(64, 1).to("cuda")
+    optimizer = optim.SGD(layer.named_parameters(), 0.1)
+
+    def step(x: Tensor) -> Any:
+        optimizer.zero_grad()
+        with tg.autocast("tf32"):
+            loss = (layer(x) ** 2).mean()
+        loss.backward()
+        return loss, *(Tensor(parameter.grad) for parameter in layer.parameters())
+
+    captured = graph.capture(step)
+    for seed in range(4):
+        values = np.random.default_rng(seed).standard_normal((2, 65, 64)).astype("float32")
+        x = Tensor(backend.cupy.asarray(values))
+        found, again = ([each.numpy().tobytes() for each in run(x)] for run in (captured, step))
+        assert found == again
+    assert captured.graphs == 1
+
+
+@pytest.mark.gpu
 def test_the_memory_of_a_graph_is_its_own() -> None:
     cupy = backend.cupy
     training = Training()

@@ -126,8 +126,8 @@ def model(
 
     Args:
         sizes: presets of the models; --layers, --width and --heads replace theirs.
-        precision: float32; bfloat16, autocast; bfloat16-parameters, with float32 copies in the
-            optimizer; float16, autocast with a loss scaler.
+        precision: float32; tf32 and bfloat16, autocast; bfloat16-parameters, with float32 copies in
+            the optimizer; float16, autocast with a loss scaler.
         warmup: steps before the timed ones; several numbers are compared.
         steps: to time; the table has mean and standard deviation.
         recompute: compute each block again in backward.

@@ -26,7 +26,7 @@ def evaluate(
     checkpoint: Literal["best", "last", "averaged"] = "best",
     data: str | None = None,
     batch: int | None = None,
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    dtype: Literal["float32", "tf32", "bfloat16", "float16"] | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:

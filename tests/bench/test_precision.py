@@ -52,7 +52,7 @@ def test_loss_curves_of_each_precision(device: str, tmp_path: Path) -> None:
         LOSSES, cases, lambda case: measure_losses(case, device), tmp_path,
         device=device, version="1",
     )  # fmt: skip
-    assert [row["status"] for row in found.rows] == ["ok"] * 4
+    assert [row["status"] for row in found.rows] == ["ok"] * 5
     for row in found.rows:
         assert len(row["losses"].split()) == 12
         assert row["final_loss"] < row["first_loss"]

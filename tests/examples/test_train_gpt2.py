@@ -403,8 +403,11 @@ def test_an_old_gpu_gets_another_type(
     monkeypatch.setattr(backend, "gpu_count", lambda: 1)
     monkeypatch.setattr(backend, "gpu_index", lambda device: 0)
     monkeypatch.setattr(backend, "cupy", cupy)
-    for given, got in (("bfloat16", "float16"), ("bfloat16-parameters", "float32")):
+    for given, got in (
+        ("bfloat16", "float16"), ("bfloat16-parameters", "float32"), ("tf32", "float32")
+    ):  # fmt: skip
         settings = read_settings(*options, "--dtype", given)
         chosen, _ = choose_device(settings)
         assert chosen.dtype == got
-        assert "has no bfloat16 (compute capability 75)" in caplog.text
+        missing = given.removesuffix("-parameters")
+        assert f"has no {missing} (compute capability 75)" in caplog.text

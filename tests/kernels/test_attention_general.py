@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,19 +16,20 @@ from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import sm80 as attention_sm80
 from tensorgrad.kernels.attention import sm90 as attention_sm90
 from tensorgrad.kernels.attention.options import AttentionOptions
+from tensorgrad.kernels.device import has_tf32
 
 pytestmark = pytest.mark.gpu
 
 # By kernels and dtype: the error that results may have, of their norm.
 TOLERANCES = {
-    ("sm80", "float16"): 4e-3, ("sm80", "bfloat16"): 1e-2,
+    ("sm80", "float16"): 4e-3, ("sm80", "bfloat16"): 1e-2, ("sm80", "tf32"): 2e-3,
     ("simple", "float32"): 1e-5, ("simple", "float64"): 1e-13, ("simple", "float16"): 4e-3,
 }  # fmt: skip
 Kind = tuple[str, str]
 
 
 @pytest.fixture(params=list(TOLERANCES), ids="-".join)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kind]:
     """Let the public functions choose these kernels."""
     kernels, dtype = request.param
     if kernels == "sm80":
@@ -37,7 +40,13 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kin
         monkeypatch.setattr(attention_sm80, "supports", lambda arrays, options: False)
     for other in (attention_short, attention_sm90):
         monkeypatch.setattr(other, "supports", lambda arrays, options: False)
-    return kernels, dtype
+    with tg.autocast("tf32", enabled=dtype == "tf32"):
+        yield kernels, dtype
+
+
+def storage(kind: Kind) -> Any:
+    """Return the dtype of the arrays."""
+    return np.dtype(bfloat16 if kind[1] == "bfloat16" else kind[1].replace("tf32", "float32"))
 
 
 def passes(device: str, arrays: list[Any], function: Any) -> list[Any]:
@@ -52,7 +61,7 @@ def passes(device: str, arrays: list[Any], function: Any) -> list[Any]:
 
 def compare(kind: Kind, shapes: list[tuple[int, ...]], function: Any) -> None:
     """Check that both devices agree but for rounding, and two runs on the GPU in every bit."""
-    dtype = np.dtype(bfloat16 if kind[1] == "bfloat16" else kind[1])
+    dtype = storage(kind)
     rng = np.random.default_rng(sum(map(sum, shapes)))
     arrays = [(1.5 * rng.standard_normal(shape)).astype(dtype) for shape in shapes]
     got, again = (passes("cuda", arrays, function) for _ in range(2))
@@ -154,7 +163,7 @@ def test_any_scale(kind: Kind) -> None:
 
 def test_a_row_of_the_least_float_gives_finite_numbers(kind: Kind) -> None:
     x = np.random.default_rng(3).standard_normal((1, 2, 70, 64)).astype("float32")
-    dtype = bfloat16 if kind[1] == "bfloat16" else kind[1]
+    dtype = storage(kind)
     least = Tensor(np.full((70,), np.finfo("float32").min, "float32"))
     arrays = [x.astype(dtype), x.astype(dtype)]
     for array in passes("cuda", arrays, lambda q: tg.attention(q, q, q, least.to(q.device))):
@@ -162,10 +171,39 @@ def test_a_row_of_the_least_float_gives_finite_numbers(kind: Kind) -> None:
 
 
 def test_logsumexp(kind: Kind) -> None:
-    dtype = bfloat16 if kind[1] == "bfloat16" else kind[1]
+    dtype = storage(kind)
     x = Tensor(np.random.default_rng(2).standard_normal((1, 2, 70, 64)).astype(dtype))
     for window in (None, 5):
         _, expected = tg.attention(x, x, x, causal=True, window=window, return_logsumexp=True)
         y = x.to("cuda")
         _, got = tg.attention(y, y, y, causal=True, window=window, return_logsumexp=True)
         np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("length", [1, 63, 65, 200])
+def test_tf32_rounds_once_and_only_where_it_is_asked_for(length: int, width: int) -> None:
+    if not has_tf32(0):
+        pytest.skip("needs a GPU of compute capability 8.0 or later")
+    rng = np.random.default_rng()
+    arrays = [rng.standard_normal((2, 2, length, width)).astype("float32") for _ in range(4)]
+    expected = passes(
+        "cpu", [array.astype(np.float64) for array in arrays], partial(tg.attention, causal=True)
+    )
+
+    def rounded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # backward runs outside the block
+        with tg.autocast("tf32"):
+            return tg.attention(q, k, v, causal=True)
+
+    def errors(function: Any) -> list[float]:
+        return [
+            float(np.linalg.norm(got - exact) / (np.linalg.norm(exact) + exact.size**0.5))
+            for got, exact in zip(passes("cuda", arrays, function), expected, strict=True)
+        ]
+
+    # What the formulas lose where every operand is rounded to 10 bits; cut off, it is 2e-4 or more.
+    bound = 6e-4 if length == 1 else 2e-4
+    found = errors(rounded)
+    assert max(found) < bound
+    assert max(found) > 1e-5, "not in TF32"
+    assert max(errors(partial(tg.attention, causal=True))) < 2e-6

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
+from tensorgrad.kernels.attention.options import AttentionOptions
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.recording import Range
+from tensorgrad.profile.work import product_dtype
 
 
 def leaf(*shape: int) -> Tensor:
@@ -99,3 +102,12 @@ def test_the_dtype_of_a_product_is_that_of_its_operands() -> None:
     with tg.autocast("bfloat16"):
         found = recorded(lambda: leaf(3, 4) @ leaf(4, 5))
     assert found["matmul", "op"].dtype == found["matmul", "backward"].dtype == "bfloat16"
+
+
+def test_products_in_tf32_are_told_from_those_of_float32() -> None:
+    x, rounded = np.zeros(3, np.float32), AttentionOptions(1.0, tf32=True)
+    loss = SimpleNamespace(kernel="tf32")
+    asked: list[Any] = ["tf32", rounded, loss]
+    others: list[Any] = [None, "tiled", AttentionOptions(1.0)]
+    assert {product_dtype(x, (), (x, each)) for each in asked} == {"tf32"}
+    assert {product_dtype(x, (), (x, each)) for each in others} == {"float32"}

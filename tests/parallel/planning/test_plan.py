@@ -38,6 +38,7 @@ def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
     full = estimate(TrainingJob(LARGE, Mesh(), 8, dtype="float32"))
     assert full.memory["parameters"] == 4 * COUNT
     assert full.memory["optimizer state"] == 8 * COUNT
+    assert estimate(TrainingJob(LARGE, Mesh(), 8, dtype="tf32")).memory == full.memory
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
