@@ -1,11 +1,15 @@
-"""Matrix products x W^T of GPT-2's sizes, by every kernel; jobs for kernels.py."""
+"""Matrix products x W^T of GPT-2's sizes, by every kernel; jobs for kernels.py.
+
+In TF32 "chosen" is what `autocast("tf32")` takes. PyTorch may use TF32 there.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import tensorgrad as tg
 from examples.bench.timing import Job, Jobs
-from tensorgrad import backend
+from tensorgrad import Tensor, backend
 from tensorgrad.bench.timing import Call, random_array
 from tensorgrad.dtypes import Dtype, bfloat16, float32
 from tensorgrad.kernels import matmul as matmul_cuda
@@ -44,6 +48,41 @@ def jobs(torch: Any) -> Jobs:
                         peers,
                         "TFLOP/s",
                     )
+    yield from _gelu_jobs()
+
+
+def _gelu_jobs() -> Jobs:
+    """Yield the two products of a feed-forward block that end with GELU, beside GELU as an op."""
+    rows, hidden, width = 16384, 3072, 768
+    size, amount = f"{rows} x {hidden} x {width}", 2 * rows * hidden * width
+    arrays = [
+        random_array(shape, float32, i)
+        for i, shape in enumerate(((rows, width), (hidden, width), (hidden,), (rows, hidden)))
+    ]
+    x, up, bias, before = [Tensor(array, requires_grad=True) for array in arrays]
+
+    def fused(_: int) -> Tensor:
+        with tg.autocast("tf32"):
+            return tg.linear_gelu(x, up, bias)
+
+    def unfused(_: int) -> Tensor:
+        with tg.autocast("tf32"):
+            return tg.gelu(tg.linear(x, up, bias))
+
+    yield Job("tf32 gelu, forward", size, amount, fused, {"unfused": unfused}, "TFLOP/s")
+    node = tg.gelu(before).node
+    assert node is not None
+    saved, dx = node.saved or (), backend.cupy.empty((rows, hidden), float32)
+    down = backend.contiguous(up.data.T)
+    p = problem(x.data, down, dx)
+    derivative = p._replace(gelu_of=before.data)
+
+    def separate(_: int) -> None:
+        matmul_cuda.run(p, "tf32")
+        node.backward(dx, saved, (True,))
+
+    yield Job("tf32 gelu, backward", size, amount, _call(derivative, "tf32"),
+              {"unfused": separate}, "TFLOP/s")  # fmt: skip
 
 
 def _call(p: MatmulProblem, kernel: str | None) -> Call:

@@ -336,11 +336,12 @@ def evaluating(model: Module) -> Iterator[None]:
 
 def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
     """Raise DtypeError for an input wider than the weight: it would widen later activations."""
+    casts = mode.autocast is not None and mode.autocast.dtype is not None
     for name, x in inputs.items():
         dtype = getattr(x, "dtype", None)
         if dtype is weight.data.dtype or dtype is None or not is_float(dtype):
             continue
-        narrowed = mode.autocast is not None and dtype != float64  # by the products
+        narrowed = casts and dtype != float64  # by the products
         if dtype.itemsize > weight.dtype.itemsize and not narrowed:
             raise DtypeError(
                 f"{type(layer).__name__}: {name} has dtype {dtype}, expected {weight.dtype} as the "

@@ -96,6 +96,8 @@ def test_autocast_decides_what_products_take(name: str) -> None:
         layer.to("bfloat16")(x)  # which products narrow
         with pytest.raises(DtypeError, match="x has dtype float64, expected bfloat16"):
             layer(x.astype(float64))  # which they do not
+    with autocast("tf32"), pytest.raises(DtypeError, match="x has dtype float32, expected bfloat"):
+        layer(x)  # which casts nothing
 
 
 def test_functions_promote_as_numpy_does() -> None:

@@ -24,7 +24,7 @@ def cases(lengths: dict[str, int] | None = None) -> Iterator[Case]:
         normal = backend.cupy.random.standard_normal(
             max(sizes.values()) ** 2, dtype=float32
         ).astype(dtype)
-        gelus = (False, True) if dtype.itemsize == 2 else (False,)
+        gelus = (False, True) if tf32 or dtype.itemsize == 2 else (False,)
         for layout, classes, gelu in product(
             ("nn", "nt", "tn", "tt"), product(sizes, repeat=3), gelus
         ):
