@@ -113,7 +113,7 @@ struct Turn {
     int place, rank;
 };
 
-struct BackwardBarriers {
+struct OrderedBarriers {
     Mbarrier keys_full[2], keys_empty[2], full[2], empty[2];   // blocks of keys; tiles of queries
     Mbarrier g_full[2], g_empty[2], dq_full[GROUPS], dq_empty[GROUPS];
     Turn turns[4];   // of the latest tiles; a writer is at most three behind
@@ -145,7 +145,7 @@ __device__ inline void store_release(int* to, int x) {
 }
 
 // A writer: adds the parts of dq that its warpgroup computes, each in its turn.
-__device__ inline void write_parts(BackwardBarriers& barriers, int group,
+__device__ inline void write_parts(OrderedBarriers& barriers, int group,
                                          const unsigned char* part, float* dq_sums, int* turns) {
     for (unsigned count = 0;; ++count) {
         barriers.dq_full[group].wait(count % 2);
@@ -191,7 +191,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
     unsigned char* const g_tiles = keys + KEYS_STAGES * KEYS_BYTES;   // two
     unsigned char* const dq_parts = g_tiles + 2 * G_BYTES;
     unsigned char* const stages = dq_parts + GROUPS * PART * 4;
-    __shared__ BackwardBarriers barriers;
+    __shared__ OrderedBarriers barriers;
     if (threadIdx.x == 0) {
         for (int s = 0; s < 2; ++s) {
             barriers.keys_full[s].init(1);
