@@ -7,14 +7,17 @@
 // time. Five matrix products, the least possible. The price is that dq is a sum over the blocks of
 // keys: each adds its part, in float32, in a fixed order, so that equal inputs give equal bits.
 //
-// The order. A team of blocks shares a head, and takes its keys in groups of `team` blocks, the
-// last keys first. Causal: the keys of block n are first seen by the queries of tile first(n), and
-// a block goes up from there. If all blocks of a group start together, block n + 1 reaches a tile
-// of queries just before block n does: in this order nobody waits. Full attention: member j of a
-// team starts at tile j and goes round.
+// The order. A team of blocks shares a head, and takes its keys in groups of `size` blocks, the last
+// keys first. Causal: the keys of block n are first seen by the queries of tile first(n), and the
+// block goes up from there. If all blocks of a group start together, block n + 1 reaches a tile of
+// queries just before block n does, so that in this order no block waits. Full attention: member j
+// of a team starts at tile j and wraps around.
 //
-// Balance. Causal: of each group the member with the most keys to the left has the most to do.
-// From the third group on every other group is dealt in reverse, and its order is reversed too.
+// Balance. Causal: of each group the member with the first keys meets the most queries. From the
+// third group on every other group is dealt in reverse, and its order is reversed too.
+//
+// Blocks of a team wait for each other: all blocks of the grid must run at once, which they do with
+// one for each multiprocessor.
 //
 // The gradients of the scores pass through shared memory, as dq wants them transposed. The product
 // for dq is one tile behind, so that the two warpgroups need not keep step.
@@ -373,7 +376,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
 
             if (of.count > 0) barriers.keys_full[keys_at.stage].wait(keys_at.parity);
             const unsigned long long k_now = k_at + keys_at.stage * (KEYS_BYTES / 16);
-            bool goes_on = false;   // the last products of a tile are under way
+            bool pending = false;   // the last products of a tile are under way
             #pragma unroll 1
             for (int each = 0; each < heads_each; ++each) {
                 #pragma unroll 1
@@ -385,7 +388,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                     // Scores.
                     multiply(s, k_now, tile1);
                     wgmma_wait<1>();   // for the products before these
-                    if (goes_on) barriers.empty[(count - 1) % 2].arrive();
+                    if (pending) barriers.empty[(count - 1) % 2].arrive();
                     // Gradients of the weights.
                     multiply(g, k_now + A_BYTES / 16, tile2);
                     wgmma_wait<1>();
@@ -419,7 +422,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                     named_barrier_sync(1 + group, WARPGROUP);
                     if (threadIdx.x % WARPGROUP == 0) barriers.g_full[count % 2].arrive();
                     // Sums; dq of the tile before.
-                    if (goes_on) {
+                    if (pending) {
                         multiply_dq();
                         accumulate(sum_v, w_packed, tile2);
                         accumulate_k(tile1);
@@ -429,14 +432,14 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                         accumulate(sum_v, w_packed, tile2);
                         accumulate_k(tile1);
                     }
-                    goes_on = true;
+                    pending = true;
                     ++count;
                 }
             }
             wgmma_wait<0>();
             fence_registers(sum_k.values);
             fence_registers(sum_v.values);
-            if (goes_on) {
+            if (pending) {
                 barriers.empty[(count - 1) % 2].arrive();
                 multiply_dq();
                 wgmma_wait<0>();
