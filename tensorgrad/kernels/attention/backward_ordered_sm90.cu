@@ -7,11 +7,11 @@
 // time. Five matrix products, the least possible. The price is that dq is a sum over the blocks of
 // keys: each adds its part, in float32, in a fixed order, so that equal inputs give equal bits.
 //
-// The order. A team of blocks shares a head, and takes its keys in groups of `size` blocks, the last
-// keys first. Causal: the keys of block n are first seen by the queries of tile first(n), and the
-// block goes up from there. If all blocks of a group start together, block n + 1 reaches a tile of
-// queries just before block n does, so that in this order no block waits. Full attention: member j
-// of a team starts at tile j and wraps around.
+// The order. A team of blocks shares a head, and takes its keys in groups of `size` blocks, the
+// last keys first. Causal: the keys of block n are first seen by the queries of tile first(n), and
+// the block goes up from there. If all blocks of a group start together, block n + 1 reaches a tile
+// of queries just before block n does, so that in this order no block waits. Full attention: member
+// j of a team starts at tile j and wraps around.
 //
 // Balance. Causal: of each group the member with the first keys meets the most queries. From the
 // third group on every other group is dealt in reverse, and its order is reversed too.
