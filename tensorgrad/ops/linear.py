@@ -211,13 +211,13 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
         None if tensor is None else tensor.detach() for tensor in inputs
     ]
     opened = linear(x_alone, *gate_alone)
-    _, w, b, _ = [data_of(each) for each in _operands("linear", x_alone, up_alone, up_bias_alone)]
-    few = _few_rows(flat(x.data), w, b, gate=flat(opened.data))
-    if few is not None:
-        y = few.reshape(opened.shape)
-        return record(
-            "gated_linear", y, inputs, _gated_linear_backward, (x.data, gate.data, up.data)
-        )
+    if not mode.grad_enabled:  # up times silu(gate) as the epilogue of one product
+        operands = _operands("linear", x_alone, up_alone, up_bias_alone)
+        a, w, b, _ = [data_of(each) for each in operands]
+        few = _few_rows(flat(a), w, b, gate=flat(opened.data))
+        if few is not None:
+            y = few.reshape(opened.shape)
+            return record("gated_linear", y, inputs, _gated_linear_backward, ())
     both = opened, linear(x_alone, up_alone, up_bias_alone)
     for each in both:
         each.requires_grad = True  # so that swiglu keeps what its backward needs
