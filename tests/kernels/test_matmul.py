@@ -27,9 +27,7 @@ CASES = [
     ("mma tf32", "float32"),
 ]
 NAMED = [case for case in CASES if case[0] != "mma tf32"]
-# What an operand of each product loses by TF32: mma.sync gets rounded ones; of what the library
-# passes to the tensor cores these may cut the last bits off.
-TF32_LOSS = {"mma tf32": 2.0**-11, "tf32": 2.0**-10}
+TF32 = ("mma tf32", "tf32")  # operands are rounded to it, by half a unit of its last bit
 SIZES = (1, 2, 8, 31, 33, 64, 127, 129, 200, 257)
 EPSILON = {
     "float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11,
@@ -71,7 +69,7 @@ def assert_close(got: Any, a: Any, b: Any, kernel: str, dtype: str) -> None:
     stored = EPSILON[str(got.dtype)]
     # Of the sum of the magnitudes of the terms: what their sum rounds off, and what TF32 does.
     inside = EPSILON["float64" if dtype == "float64" else "float32"] * (4 + 2 * a.shape[-1] ** 0.5)
-    inside += 2 * TF32_LOSS.get(kernel, 0)
+    inside += 2 * EPSILON["tf32"] * (kernel in TF32)
     bound = 1.01 * stored * np.abs(expected) + inside * magnitude + 1e-30
     if str(got.dtype) == "float16":
         bound += 2.0**-25  # subnormal
@@ -210,7 +208,7 @@ def test_what_follows_the_product(kernel: str, dtype: str, columns: int) -> None
     (a, a_gpu), (b, b_gpu) = draw(rng, (2, 70, 40), dtype), draw(rng, (2, 40, columns), dtype)
     wide = tensorgrad.dtypes.compute_dtype(a.dtype)
     inside = EPSILON[str(wide)] * (4 + 2 * a.shape[-1] ** 0.5)
-    inside += 2 * TF32_LOSS.get(kernel, 0)
+    inside += 2 * EPSILON["tf32"] * (kernel in TF32)
     product, magnitude = exact(a, b)
 
     def close(got: Any, expected: Any) -> None:
@@ -254,7 +252,7 @@ def test_products_are_added_to_what_is_there(kernel: str, dtype: str) -> None:
         wide = tensorgrad.dtypes.compute_dtype(a.dtype)
         y = backend.cupy.full((150, columns), 1000, wide)
         run(problem(a_gpu, b_gpu, y, add=True), kernel)
-        bound = 0.1 if kernel in TF32_LOSS else 1e-3 if wide == np.float32 else 1e-10
+        bound = 0.1 if kernel in TF32 else 1e-3 if wide == np.float32 else 1e-10
         np.testing.assert_allclose(y.get(), 1000 + exact(a, b)[0], rtol=0, atol=bound)
         empty = problem(a_gpu[:, :0], b_gpu[:0], y, add=True)
         before = y.get()
