@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, from_dlpack
-from tensorgrad.errors import DeviceError, DtypeError
+from tensorgrad import Tensor, from_dlpack, interop, nn
+from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
 
 bfloat16 = tensorgrad.dtypes.bfloat16
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"]
@@ -119,3 +120,113 @@ def test_dtypes_that_numpy_lacks() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(DtypeError, match="from_dlpack: x has a dtype that NumPy lacks"):
         from_dlpack(torch.ones(3).to(torch.float8_e4m3fn))
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def both_outputs(x: Any, y: Any, scale: float) -> tuple[Any, Any]:
+    """Return two results, of which the second is differentiable in y alone."""
+    return (x * x * y).sum(1), scale * y
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_differentiates_a_function_of_ours(dtype: str, device: str) -> None:
+    torch = pytest.importorskip("torch")
+    values = [np.random.default_rng(i).integers(-4, 5, (3, 4)).tolist() for i in range(2)]
+
+    def gradients(function: Any) -> list[Any]:
+        x, y = (
+            torch.tensor(v, dtype=getattr(torch, dtype), device=device, requires_grad=True)
+            for v in values
+        )
+        first, second = function(x + 0, y, 2.0)
+        (first.sum() * 3 + (second * second).sum()).backward()
+        return [t.float().tolist() for t in (first.detach(), second.detach(), x.grad, y.grad)]
+
+    assert gradients(interop.as_torch_function(both_outputs)) == gradients(both_outputs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ours_differentiates_a_function_of_torch(dtype: str, device: str) -> None:
+    pytest.importorskip("torch")
+    values = [np.random.default_rng(i).integers(-4, 5, (3, 4)) for i in range(2)]
+
+    def gradients(function: Any) -> list[Any]:
+        x, y = (tensorgrad.tensor(v, dtype, device, requires_grad=True) for v in values)
+        first, second = function(x + 0, y, 2.0)
+        (first.sum() * 3 + (second * second).sum()).backward()
+        assert x.grad is not None
+        assert y.grad is not None
+        assert x.grad.dtype == first.dtype == x.dtype
+        return [a.tolist() for a in (first, second, x.grad, y.grad)]
+
+    assert gradients(interop.from_torch_function(both_outputs)) == gradients(both_outputs)
+
+
+def test_parameters_of_the_other_side_get_their_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    layer, peer = nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    pairs: Any = [(layer.weight, peer.weight), (layer.bias, peer.bias)]
+    for own, other in pairs:
+        other.data.copy_(torch.from_dlpack(own.detach()))
+    x = np.random.default_rng(0).standard_normal((4, 3), "float32")
+    ours, theirs = interop.as_torch_function(layer), interop.from_torch_function(peer)
+    for _ in range(2):  # the second time both add to what is there
+        outside = ours(torch.from_numpy(x))  # the input wants no gradient, the parameters do
+        outside.square().sum().backward()
+        inside = theirs(Tensor(x))
+        (inside * inside).sum().backward()
+        np.testing.assert_allclose(inside.numpy(), outside.detach().numpy(), rtol=1e-6)
+        for own, other in pairs:
+            np.testing.assert_allclose(own.grad, other.grad.numpy(), rtol=1e-5)
+
+
+def test_nothing_is_recorded_where_no_gradient_is_wanted() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(3, requires_grad=True)
+    double = interop.as_torch_function(lambda x: x * 2)
+    with torch.no_grad():
+        assert not double(x).requires_grad
+    assert not interop.as_torch_function(lambda x: x > 0)(x).requires_grad
+    assert not double(torch.ones(3, dtype=torch.int64)).requires_grad
+    inside = interop.from_torch_function(lambda x: x * 2)
+    assert not inside(tensorgrad.ones(3)).requires_grad
+    with tensorgrad.no_grad():
+        assert not inside(Tensor(np.ones(3), requires_grad=True)).requires_grad
+
+
+def test_gradients_stop_where_they_are_not_wanted() -> None:
+    torch = pytest.importorskip("torch")
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2)
+    interop.as_torch_function(lambda x, y: x * y)(x, y).sum().backward()
+    assert x.grad.tolist() == [1, 1]
+    assert y.grad is None
+    a, b = Tensor(np.ones(2), requires_grad=True), Tensor(np.ones(2))
+    interop.from_torch_function(lambda x, y: x * y)(a, b).sum().backward()
+    assert a.grad is not None
+    assert a.grad.tolist() == [1, 1]
+    assert b.grad is None
+
+
+def test_bad_functions_across_libraries() -> None:
+    torch = pytest.importorskip("torch")
+    for wrap in (interop.as_torch_function, interop.from_torch_function):
+        with pytest.raises(ArgumentError, match=f"{wrap.__name__}: f is a int, expected a functi"):
+            wrap(3)  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="the function returned float, expected tensors"):
+        interop.as_torch_function(lambda x: 1.0)(torch.ones(2))
+    with pytest.raises(DtypeError, match="the function returned NoneType, expected PyTorch"):
+        interop.from_torch_function(lambda x: None)(tensorgrad.ones(2))
+    with pytest.raises(DtypeError, match="the function returned tuple, expected PyTorch tensors"):
+        interop.from_torch_function(lambda x: ())(tensorgrad.ones(2))
+    with pytest.raises(DtypeError, match="complex64, expected one of"):
+        interop.as_torch_function(lambda x: x)(torch.ones(2, dtype=torch.complex64))
+
+
+def test_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ArgumentError, match="as_torch_function: PyTorch is not installed; run"):
+        interop.as_torch_function(abs)

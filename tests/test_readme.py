@@ -1,7 +1,8 @@
 """What the documents say is true: Python blocks run; commands, links and source paths exist.
 
-A block opened with ```python runs as it stands. ```python gpu is skipped without a GPU, and
-```python mpi runs on two ranks. One that names a file is a change: see test_contributing.py.
+A block opened with ```python runs as it stands. ```python gpu is skipped without a GPU, ```python
+torch without PyTorch, and ```python mpi runs on two ranks. One that names a file is a change: see
+test_contributing.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stdout
 from functools import cache
+from importlib.util import find_spec
 from io import StringIO
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
@@ -42,7 +44,8 @@ SOURCE = re.compile(
 )
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = {"sh", "bash", "shell", "console"}
-MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi}
+TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi, "torch": TORCH}
 BENCHES = sorted(ROOT.glob("examples/bench/*.py"))
 PROGRAMS = [*sorted(ROOT.glob("examples/*.py")), *BENCHES]
 SCRIPTS = [ROOT / ".ci" / "run", *sorted((ROOT / "examples" / "cluster").iterdir())]
