@@ -135,16 +135,25 @@ class Tensor:
 
         return to_html(self)
 
+    def __copy__(self) -> Self:
+        """Return a tensor with the same array and the same place in the graph."""
+        twin = object.__new__(type(self))
+        state: Any = object.__getstate__(self)
+        for attributes in state:  # of a subclass, and the slots
+            for name, value in (attributes or {}).items():
+                setattr(twin, name, value)
+        return twin
+
     def __getstate__(self) -> object:
-        """Return what `pickle` and `copy` keep.
+        """Return what `pickle` and `copy.deepcopy` keep.
 
         Raises:
             GradError: the tensor is the result of an op, and holds the graph behind it.
         """
         if self.node is not None:
             raise GradError(
-                "pickle, copy: the tensor is the result of an op, expected a leaf; detach() it, or "
-                "clone() it for a copy that gradients flow through"
+                "pickle, deepcopy: the tensor is the result of an op, expected a leaf; detach() "
+                "it, or clone() it for a copy that gradients flow through"
             )
         return object.__getstate__(self)
 

@@ -122,9 +122,19 @@ def test_a_leaf_can_be_pickled_and_the_result_of_an_op_cannot() -> None:
     twin = pickle.loads(pickle.dumps(x))
     assert type(twin) is nn.Parameter
     np.testing.assert_array_equal(twin.numpy(), X)
-    for f in (pickle.dumps, copy.copy, copy.deepcopy):
+    for f in (pickle.dumps, copy.deepcopy):
         with pytest.raises(GradError, match=r"result of an op, expected a leaf; detach\(\) it"):
             f(x * 2)
+
+
+def test_a_shallow_copy_has_the_same_array_and_graph() -> None:
+    x = nn.Parameter(X.copy())
+    twin = copy.copy(x)
+    assert type(twin) is nn.Parameter
+    assert twin.data is x.data
+    copy.copy(x * 2).sum().backward()
+    assert x.grad is not None
+    assert (x.grad == 2).all()
 
 
 def test_no_grad_decorates_and_a_seed_repeats() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, nn
-from tests.parity.test_layers import compare, normal
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from tests.parity.test_layers import compare, normal  # noqa: E402
+
 RNG = np.random.default_rng(9)
 F = nn.functional
 KINDS = ("mean", "sum", "none")
