@@ -188,6 +188,24 @@ class Tensor:
     def __rtruediv__(self, other: Any) -> Tensor:
         return elementwise.divide(other, self)
 
+    def __floordiv__(self, other: Any) -> Tensor:
+        return elementwise.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return elementwise.floor_divide(other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return elementwise.remainder(self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return elementwise.remainder(other, self)
+
+    def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return elementwise.divmod(self, other)
+
+    def __rdivmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return elementwise.divmod(other, self)
+
     def __pow__(self, other: Any) -> Tensor:
         return elementwise.power(self, other)
 
@@ -265,6 +283,12 @@ class Tensor:
     def __itruediv__(self, other: Any) -> Self:
         return indexing.assign_result(self, "/=", operator.truediv, other)
 
+    def __ifloordiv__(self, other: Any) -> Self:
+        return indexing.assign_result(self, "//=", operator.floordiv, other)
+
+    def __imod__(self, other: Any) -> Self:
+        return indexing.assign_result(self, "%=", operator.mod, other)
+
     def __ipow__(self, other: Any) -> Self:
         return indexing.assign_result(self, "**=", operator.pow, other)
 
@@ -306,9 +330,9 @@ class Tensor:
         """Return the hyperbolic tangent."""
         return elementwise.tanh(self)
 
-    def clip(self, low: Any = None, high: Any = None) -> Tensor:
-        """Return the values limited to [low, high]; see `tensorgrad.clip`."""
-        return elementwise.clip(self, low, high)
+    def clip(self, min: Any = None, max: Any = None) -> Tensor:
+        """Return the values limited to [min, max]; see `tensorgrad.clip`."""
+        return elementwise.clip(self, min, max)
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Return the sum; see `tensorgrad.sum`."""

@@ -7,7 +7,7 @@ bool, and arrays keep theirs. `device` is "cpu", "cuda" or "cuda:N".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tensorgrad.dtypes import (
     uint64,
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.operands import integer_array, tensor_of
+from tensorgrad.operands import integer_array, tensor_of, values_of
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, to
 from tensorgrad.tensor import Tensor
@@ -73,7 +73,7 @@ def tensor(
         ShapeError: nested lists of unequal length.
         DtypeError: the library has no such dtype, or lists hold tensors (stack them instead).
     """
-    array = value.data if isinstance(value, Tensor) else _array("tensor", value, dtype)
+    array = value.data if isinstance(value, Tensor) else values_of("tensor", value, dtype)
     target = array.dtype if dtype is None else as_dtype(dtype)
     if device is not None and device != backend.device_of(array):
         array = backend.to_device(array, device)
@@ -86,43 +86,10 @@ def asarray(value: Any, dtype: DtypeLike | None = None, device: str | None = Non
     A tensor is returned as it is, or converted so that its gradient flows back. Arguments and
     errors are those of `tensor`.
     """
-    x = value if isinstance(value, Tensor) else Tensor(_array("asarray", value, dtype))
+    x = value if isinstance(value, Tensor) else Tensor(values_of("asarray", value, dtype))
     if dtype is not None:
         x = astype(x, dtype, copy=False)
     return x if device is None else to(x, device)
-
-
-def _array(op: str, value: Any, dtype: DtypeLike | None) -> Array:
-    """Return the value as an array; values without a dtype get the library's default."""
-    if isinstance(value, np.ndarray):
-        value = np.asarray(value)
-    elif not backend.is_array(value):
-        owns_dtype = False
-        for leaf in _leaves(value):
-            if isinstance(leaf, Tensor) or backend.is_array(leaf):
-                raise DtypeError(
-                    f"{op}: value holds a {type(leaf).__name__}, expected numbers; "
-                    "use stack() or concatenate()"
-                )
-            owns_dtype = owns_dtype or isinstance(leaf, np.generic)
-        try:
-            value = np.asarray(value, None if dtype is None else as_dtype(dtype))
-        except (ValueError, TypeError, OverflowError) as error:
-            if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
-                raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
-            raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
-        if dtype is None and value.dtype == float64 and not owns_dtype:
-            value = value.astype(float32)
-    as_dtype(value.dtype)
-    return value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
 
 
 def zeros(
@@ -162,7 +129,7 @@ def full(
         ArgumentError: the dtype does not hold it.
     """
     lengths = shape_of("full", shape)
-    fill = backend.to_numpy(_array("full", value, dtype))
+    fill = backend.to_numpy(values_of("full", value, dtype))
     if fill.shape != ():
         raise ShapeError(f"full: value has shape {fill.shape}, expected one number")
     target = fill.dtype if dtype is None else as_dtype(dtype)

@@ -29,7 +29,11 @@ _UFUNCS = {
     "exp", "expm1", "log", "log1p", "sqrt", "square", "sin", "cos", "tanh", "sign", "floor", "ceil",
     "isnan", "isinf", "isfinite", "equal", "not_equal", "less", "less_equal", "greater",
     "greater_equal", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and",
-    "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift",
+    "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "floor_divide",
+    "remainder", "fmod", "divmod", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh",
+    "arcsinh", "arccosh", "arctanh", "log2", "log10", "exp2", "cbrt", "logaddexp", "hypot", "fmax",
+    "fmin", "copysign", "nextafter", "signbit", "trunc", "heaviside", "deg2rad", "rad2deg",
+    "positive",
 }  # fmt: skip
 
 # Other functions, and how many of the arguments by position mean the same here.
@@ -43,10 +47,7 @@ _POSITIONAL = {
     "transpose": 2, "tril": 2, "triu": 2, "var": 2, "where": 3, "zeros_like": 2,
 }  # fmt: skip
 _SYNONYMS = {"amax": "max", "amin": "min", "around": "round"}
-_KEYWORDS = {
-    "clip": {"a_min": "low", "a_max": "high", "min": "low", "max": "high"},
-    "full_like": {"fill_value": "value"},
-}
+_KEYWORDS = {"clip": {"a_min": "min", "a_max": "max"}, "full_like": {"fill_value": "value"}}
 
 # Functions without a differentiable result: they get the array, or its values on the CPU.
 _ABOUT_ARRAYS = {
@@ -116,7 +117,10 @@ def call_function(
 def _ufuncs() -> dict[str, Callable[..., Any]]:
     """Return the operation for the name of each universal function."""
     found: dict[str, Callable[..., Any]] = {name: _OPS[name] for name in _UFUNCS}
-    return found | {"absolute": _OPS["abs"], "rint": _OPS["round"], "positive": operator.pos}
+    return found | {
+        "absolute": _OPS["abs"], "rint": _OPS["round"], "degrees": _OPS["rad2deg"],
+        "radians": _OPS["deg2rad"],
+    }  # fmt: skip
 
 
 def _plain(value: Any, to_array: Callable[[Tensor], Array]) -> Any:
