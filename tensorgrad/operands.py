@@ -41,7 +41,7 @@ def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
         value = np.asarray(value)
     elif not backend.is_array(value):
         owns_dtype = False
-        for leaf in _leaves(value):
+        for leaf in leaves_of(value):
             if isinstance(leaf, Tensor) or backend.is_array(leaf):
                 raise DtypeError(
                     f"{op}: value holds a {type(leaf).__name__}, expected numbers; "
@@ -60,10 +60,11 @@ def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
     return value
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves_of(value: Any) -> Iterator[Any]:
+    """Yield what nested lists hold."""
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves_of(item)
     else:
         yield value
 

@@ -3,7 +3,7 @@
 `np.exp(t)`, `np.concatenate([t, u])` and `array + t` call our ops, so gradients flow through them.
 Any other function of NumPy would convert the tensor to an array and drop its gradient: it raises an
 error, whether or not the tensor requires a gradient, and so does an argument that our op lacks
-(`out`, `where`, `dtype`). Functions that only read values (`np.shape`, `np.allclose`, printing,
+(`out`, `where`). Functions that only read values (`np.shape`, `np.allclose`, printing,
 saving, `np.testing`) get them. `np.asarray(t)` and `t.numpy()` leave the graph explicitly.
 Tests: tests/test_numpy_functions.py.
 """
@@ -20,7 +20,19 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.errors import DtypeError
-from tensorgrad.ops import creation, einsum, elementwise, indexing, matmul, reduce, shape, sorting
+from tensorgrad.ops import (
+    creation,
+    diagonals,
+    einsum,
+    elementwise,
+    indexing,
+    matmul,
+    reduce,
+    shape,
+    sorting,
+    stacking,
+    statistics,
+)
 from tensorgrad.tensor import Tensor
 
 # Universal functions that mean the same here, besides those that `_ufuncs` adds.
@@ -44,10 +56,16 @@ _POSITIONAL = {
     "ones_like": 2, "outer": 2, "pad": 3, "prod": 2, "ravel": 1, "repeat": 3, "reshape": 2,
     "roll": 3, "round": 1, "searchsorted": 3, "sort": 2, "split": 3, "squeeze": 2, "stack": 2,
     "std": 2, "sum": 2, "swapaxes": 3, "take": 3, "take_along_axis": 3, "tensordot": 3, "tile": 2,
+    "append": 3, "argwhere": 1, "array_split": 3, "average": 3, "column_stack": 1, "copy": 1,
+    "count_nonzero": 2, "cov": 2, "cross": 2, "cumprod": 2, "diag": 2, "diagonal": 4, "diff": 3,
+    "dstack": 1, "flatnonzero": 1, "fliplr": 1, "flipud": 1, "hstack": 1, "inner": 2, "kron": 2,
+    "median": 2, "nan_to_num": 1, "nanmax": 2, "nanmean": 2, "nanmedian": 2, "nanmin": 2,
+    "nanprod": 2, "nanstd": 2, "nansum": 2, "nanvar": 2, "percentile": 3, "ptp": 2, "quantile": 3,
+    "rot90": 3, "sinc": 1, "trace": 4, "trapezoid": 4, "vdot": 2, "vstack": 1,
     "transpose": 2, "tril": 2, "triu": 2, "var": 2, "where": 3, "zeros_like": 2,
 }  # fmt: skip
 _SYNONYMS = {"amax": "max", "amin": "min", "around": "round"}
-_KEYWORDS = {"clip": {"a_min": "min", "a_max": "max"}, "full_like": {"fill_value": "value"}}
+_KEYWORDS = {"clip": {"a_min": "min", "a_max": "max"}}
 
 # Functions without a differentiable result: they get the array, or its values on the CPU.
 _ABOUT_ARRAYS = {
@@ -59,7 +77,10 @@ _ABOUT_VALUES = {
     "save", "savez", "savez_compressed", "savetxt",
 }  # fmt: skip
 
-_FAMILIES = (creation, einsum, elementwise, indexing, matmul, reduce, shape, sorting)
+_FAMILIES = (
+    creation, diagonals, einsum, elementwise, indexing, matmul, reduce, shape, sorting, stacking,
+    statistics,
+)  # fmt: skip
 _OPS: dict[str, Any] = {name: getattr(each, name) for each in _FAMILIES for name in each.__all__}
 
 

@@ -13,6 +13,7 @@ Tests: tests/ops/test_elementwise.py.
 
 from __future__ import annotations
 
+import builtins
 from typing import Any, overload
 
 from ml_dtypes import finfo
@@ -151,11 +152,6 @@ floor = unary(
 )
 ceil = unary(
     "ceil", "the smallest integer >= x, in the dtype of x; without a gradient", "round_up(x)"
-)
-round = unary(
-    "round",
-    "the nearest integer, halves to even, in the dtype of x; without a gradient",
-    "round_nearest(x)",
 )
 trunc = unary(
     "trunc", "the integer part, in the dtype of x; without a gradient", "round_toward_zero(x)"
@@ -388,6 +384,23 @@ def nan_to_num(
     largest = float(finfo(x.dtype).max)  # type: ignore[no-untyped-call]
     high = largest if posinf is None else posinf
     return NAN_TO_NUM(x, nan, high, -largest if neginf is None else neginf)
+
+
+ROUND = Row("round", "x", "round_nearest(x)")
+
+
+def round(x: Any, decimals: int = 0) -> Tensor:
+    """Return the nearest number with that many decimals, in the dtype of x; without a gradient.
+
+    Halves go to the even neighbour. Negative decimals count to the left of the point.
+    """
+    if not decimals:
+        return ROUND(x)
+    x = tensor_of("round", "x", x)
+    scale = 10.0 ** builtins.abs(decimals)
+    scaled = x.detach() * scale if decimals > 0 else x.detach() / scale
+    y = ROUND(scaled)
+    return (y / scale if decimals > 0 else y * scale).astype(x.dtype, copy=False)
 
 
 NEXTAFTER = Row("nextafter", "a b", "nextafter(a, b)")
