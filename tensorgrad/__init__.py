@@ -16,7 +16,8 @@ from tensorgrad import array_api as _array_api
 from tensorgrad import graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.array_api import *
-from tensorgrad.array_api import __array_api_version__, __array_namespace_info__  # noqa: F401
+from tensorgrad.array_api import __array_api_version__ as __array_api_version__
+from tensorgrad.array_api import __array_namespace_info__ as __array_namespace_info__
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
