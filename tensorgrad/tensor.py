@@ -373,16 +373,16 @@ class Tensor:
         return elementwise.clip(self, min, max)
 
     def sum(
-        self, axis: Axis = None, keepdims: bool = False, *, dtype: DtypeLike | None = None
+        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
     ) -> Tensor:
         """Return the sum; see `tensorgrad.sum`."""
-        return reduce.sum(self, axis, keepdims, dtype=dtype)
+        return reduce.sum(self, axis, keepdims, dtype)
 
     def mean(
-        self, axis: Axis = None, keepdims: bool = False, *, dtype: DtypeLike | None = None
+        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
     ) -> Tensor:
         """Return the mean; see `tensorgrad.mean`."""
-        return reduce.mean(self, axis, keepdims, dtype=dtype)
+        return reduce.mean(self, axis, keepdims, dtype)
 
     def var(self, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
         """Return the variance; see `tensorgrad.var`."""
@@ -401,10 +401,10 @@ class Tensor:
         return reduce.min(self, axis, keepdims)
 
     def prod(
-        self, axis: Axis = None, keepdims: bool = False, *, dtype: DtypeLike | None = None
+        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
     ) -> Tensor:
         """Return the product; see `tensorgrad.prod`."""
-        return reduce.prod(self, axis, keepdims, dtype=dtype)
+        return reduce.prod(self, axis, keepdims, dtype)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         """Return the index of the maximum; see `tensorgrad.argmax`."""

@@ -52,7 +52,7 @@ Axes = tuple[int, ...]
 
 
 def sum(
-    x: Any, axis: Axis = None, keepdims: bool = False, *, dtype: DtypeLike | None = None
+    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
 ) -> Tensor:
     """Return the sum; 0 for no elements."""
     if dtype is not None:
@@ -67,7 +67,7 @@ def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def mean(
-    x: Any, axis: Axis = None, keepdims: bool = False, *, dtype: DtypeLike | None = None
+    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
 ) -> Tensor:
     """Return the mean, sum(x) / n; NaN for no elements."""
     if dtype is not None:
@@ -89,7 +89,6 @@ def var(
     axis: Axis = None,
     ddof: float = 0,
     keepdims: bool = False,
-    *,
     dtype: DtypeLike | None = None,
     correction: float | None = None,
 ) -> Tensor:
@@ -126,7 +125,6 @@ def std(
     axis: Axis = None,
     ddof: float = 0,
     keepdims: bool = False,
-    *,
     dtype: DtypeLike | None = None,
     correction: float | None = None,
 ) -> Tensor:
@@ -191,7 +189,7 @@ def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def prod(
-    x: Any, axis: Axis = None, keepdims: bool = False, *, dtype: DtypeLike | None = None
+    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
 ) -> Tensor:
     """Return the product; 1 for no elements. The gradient is exact where factors are 0."""
     if dtype is not None:

@@ -59,12 +59,7 @@ class Row:
     def __init__(self, name: str, operands: str, value: str, *gradients: str) -> None:
         self.name, self.operands = name, operands.split()
         self.text, self.gradients = value, gradients
-
-    def __getattr__(self, attribute: str) -> Any:
-        """Parse the expressions on the first use: of all rows, a program calls a few."""
-        if "text" in self.__dict__:
-            self._parse()
-        return object.__getattribute__(self, attribute)
+        self.__class__ = _UnparsedRow
 
     def _parse(self) -> None:
         expressions = Expressions()
@@ -282,6 +277,18 @@ class Row:
         if isinstance(error, TypeError):
             got = ", ".join(f"{name} has dtype {a.dtype}" for name, a in named)
             raise DtypeError(f"{self.name}: {got}, expected dtypes it is defined for") from error
+
+
+class _UnparsedRow(Row):
+    """A row until its first use: of all rows, a program calls a few.
+
+    A class of its own, as attributes of a class with `__getattr__` are slow to read.
+    """
+
+    def __getattr__(self, attribute: str) -> Any:
+        self._parse()
+        self.__class__ = Row
+        return object.__getattribute__(self, attribute)
 
 
 class UnaryOp(Protocol):
