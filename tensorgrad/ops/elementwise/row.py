@@ -287,7 +287,7 @@ class _UnparsedRow(Row):
 
     def __getattr__(self, attribute: str) -> Any:
         self._parse()
-        self.__class__ = Row
+        self.__class__ = Row  # type: ignore[assignment]
         return object.__getattribute__(self, attribute)
 
 
