@@ -1,8 +1,9 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
 
 Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors,
-graph, kernels, models, nn, ops, optim, parallel, random, train and weights, and what each of them
-lists in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be imported.
+graph, kernels, linalg, models, nn, ops, optim, parallel, random, train and weights, and what each
+of them lists in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be
+imported.
 """
 
 from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
@@ -11,15 +12,22 @@ from tensorgrad.tensor import Tensor  # before the ops: they import it, and it i
 # isort: split
 from pathlib import Path
 
-from tensorgrad import graph, nn, optim, random
+from tensorgrad import array_api as _array_api
+from tensorgrad import graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
+from tensorgrad.array_api import *
+from tensorgrad.array_api import __array_api_version__ as __array_api_version__
+from tensorgrad.array_api import __array_namespace_info__ as __array_namespace_info__
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
+from tensorgrad.ops import aliases as _aliases
 from tensorgrad.ops import attention as _attention
 from tensorgrad.ops import attention_unfused as _attention_unfused
+from tensorgrad.ops import close as _close
 from tensorgrad.ops import creation as _creation
 from tensorgrad.ops import cross_entropy as _cross_entropy
+from tensorgrad.ops import diagonals as _diagonals
 from tensorgrad.ops import dropout as _dropout
 from tensorgrad.ops import einsum as _einsum
 from tensorgrad.ops import elementwise as _elementwise
@@ -31,13 +39,19 @@ from tensorgrad.ops import matmul as _matmul
 from tensorgrad.ops import norm as _norm
 from tensorgrad.ops import reduce as _reduce
 from tensorgrad.ops import rotary as _rotary
+from tensorgrad.ops import sets as _sets
 from tensorgrad.ops import shape as _shape
 from tensorgrad.ops import softmax as _softmax
 from tensorgrad.ops import sorting as _sorting
+from tensorgrad.ops import stacking as _stacking
+from tensorgrad.ops import statistics as _statistics
+from tensorgrad.ops.aliases import *
 from tensorgrad.ops.attention import *
 from tensorgrad.ops.attention_unfused import *
+from tensorgrad.ops.close import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
+from tensorgrad.ops.diagonals import *
 from tensorgrad.ops.dropout import *
 from tensorgrad.ops.einsum import *
 from tensorgrad.ops.elementwise import *
@@ -53,9 +67,12 @@ from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
 from tensorgrad.ops.reduce import *
 from tensorgrad.ops.rotary import *
+from tensorgrad.ops.sets import *
 from tensorgrad.ops.shape import *
 from tensorgrad.ops.softmax import *
 from tensorgrad.ops.sorting import *
+from tensorgrad.ops.stacking import *
+from tensorgrad.ops.statistics import *
 from tensorgrad.random import seed as manual_seed
 from tensorgrad.recompute import checkpoint
 from tensorgrad.saving import load, save
@@ -70,6 +87,7 @@ __all__ = [
     "grad",
     "gradcheck",
     "graph",
+    "linalg",
     "load",
     "manual_seed",
     "nn",
@@ -81,6 +99,13 @@ __all__ = [
     "value_and_grad",
 ]
 __all__ += _activation.__all__
+__all__ += _array_api.__all__
+__all__ += _aliases.__all__
+__all__ += _close.__all__
+__all__ += _diagonals.__all__
+__all__ += _sets.__all__
+__all__ += _stacking.__all__
+__all__ += _statistics.__all__
 __all__ += _attention.__all__
 __all__ += _attention_unfused.__all__
 __all__ += _creation.__all__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy as np
 from tensorgrad import backend, ranges
 from tensorgrad.backend import Array
 from tensorgrad.checks import array_of
-from tensorgrad.dtypes import float32, is_float, is_known
-from tensorgrad.errors import ArgumentError, DtypeError, GradError
+from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, is_float, is_known
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.tensor import Tensor
 
 
@@ -27,9 +28,45 @@ def tensor_of(op: str, name: str, value: Any) -> Tensor:
         return Tensor(np.asarray(value) if isinstance(value, np.ndarray) else value)
     if isinstance(value, (bool, int, float, np.generic)):
         return Tensor(np.asarray(value, float32 if type(value) is float else None))
+    if isinstance(value, (list, tuple)):
+        return Tensor(values_of(op, value))
     raise DtypeError(
-        f"{op}: {name} is a {type(value).__name__}, expected a tensor, array or number"
+        f"{op}: {name} is a {type(value).__name__}, expected a tensor, array, number or list"
     )
+
+
+def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
+    """Return the value as an array; values without a dtype get the library's default."""
+    if isinstance(value, np.ndarray):
+        value = np.asarray(value)
+    elif not backend.is_array(value):
+        owns_dtype = False
+        for leaf in leaves_of(value):
+            if isinstance(leaf, Tensor) or backend.is_array(leaf):
+                raise DtypeError(
+                    f"{op}: value holds a {type(leaf).__name__}, expected numbers; "
+                    "use stack() or concatenate()"
+                )
+            owns_dtype = owns_dtype or isinstance(leaf, np.generic)
+        try:
+            value = np.asarray(value, None if dtype is None else as_dtype(dtype))
+        except (ValueError, TypeError, OverflowError) as error:
+            if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
+                raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
+            raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
+        if dtype is None and value.dtype == float64 and not owns_dtype:
+            value = value.astype(float32)
+    as_dtype(value.dtype)
+    return value
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """Yield what nested lists hold."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves_of(item)
+    else:
+        yield value
 
 
 def data_of(tensor: Tensor | None) -> Any:

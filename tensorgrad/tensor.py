@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import builtins
 import operator
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from tensorgrad import backend, dlpack, engine
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, DtypeLike, bfloat16, float16, float32, float64, is_float
-from tensorgrad.errors import DtypeError, GradError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError
 
 Axis = int | tuple[int, ...] | None
 
@@ -80,6 +81,21 @@ class Tensor:
         """The tensor with its axes reversed."""
         return shape.transpose(self)
 
+    @property
+    def mT(self) -> Tensor:
+        """The tensor with its last two axes exchanged."""
+        return stacking.matrix_transpose(self)
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self.data.itemsize  # type: ignore[no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.data.nbytes  # type: ignore[no-any-return]
+
     def backward(self, dy: Any = None, retain_graph: bool = False) -> None:
         """Add the gradient of this tensor to every leaf's `grad`; see `engine.backward`."""
         engine.backward(self, dy, retain_graph)
@@ -114,8 +130,27 @@ class Tensor:
     ) -> Any:
         return numpy_functions.call_function(function, arguments, options)
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return dlpack.to_dlpack(self.data, **kwargs)
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+            raise ArgumentError(
+                f"__array_namespace__: api_version is {api_version!r}, expected up to '2024.12'"
+            )
+        return sys.modules["tensorgrad"]
+
+    def to_device(self, device: str, /, *, stream: Any = None) -> Tensor:
+        """Return `to(device)`, the array API standard's name of it."""
+        return shape.to(self, device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: Any = None,
+        copy: bool | None = None,
+    ) -> Any:
+        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return dlpack.to_dlpack(self.data, **{k: v for k, v in given.items() if v is not None})
 
     def __dlpack_device__(self) -> Any:
         return self.data.__dlpack_device__()
@@ -169,6 +204,9 @@ class Tensor:
     def __float__(self) -> builtins.float:
         return float(self.item())
 
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
     def __index__(self) -> int:
         return self.data.__index__()  # type: ignore[no-any-return]
 
@@ -215,6 +253,24 @@ class Tensor:
 
     def __rtruediv__(self, other: Any) -> Tensor:
         return elementwise.divide(other, self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return elementwise.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return elementwise.floor_divide(other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return elementwise.remainder(self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return elementwise.remainder(other, self)
+
+    def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return elementwise.divmod(self, other)
+
+    def __rdivmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return elementwise.divmod(other, self)
 
     def __pow__(self, other: Any) -> Tensor:
         return elementwise.power(self, other)
@@ -293,6 +349,12 @@ class Tensor:
     def __itruediv__(self, other: Any) -> Self:
         return indexing.assign_result(self, "/=", operator.truediv, other)
 
+    def __ifloordiv__(self, other: Any) -> Self:
+        return indexing.assign_result(self, "//=", operator.floordiv, other)
+
+    def __imod__(self, other: Any) -> Self:
+        return indexing.assign_result(self, "%=", operator.mod, other)
+
     def __ipow__(self, other: Any) -> Self:
         return indexing.assign_result(self, "**=", operator.pow, other)
 
@@ -334,17 +396,21 @@ class Tensor:
         """Return the hyperbolic tangent."""
         return elementwise.tanh(self)
 
-    def clip(self, low: Any = None, high: Any = None) -> Tensor:
-        """Return the values limited to [low, high]; see `tensorgrad.clip`."""
-        return elementwise.clip(self, low, high)
+    def clip(self, min: Any = None, max: Any = None) -> Tensor:
+        """Return the values limited to [min, max]; see `tensorgrad.clip`."""
+        return elementwise.clip(self, min, max)
 
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    def sum(
+        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+    ) -> Tensor:
         """Return the sum; see `tensorgrad.sum`."""
-        return reduce.sum(self, axis, keepdims)
+        return reduce.sum(self, axis, keepdims, dtype)
 
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    def mean(
+        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+    ) -> Tensor:
         """Return the mean; see `tensorgrad.mean`."""
-        return reduce.mean(self, axis, keepdims)
+        return reduce.mean(self, axis, keepdims, dtype)
 
     def var(self, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
         """Return the variance; see `tensorgrad.var`."""
@@ -362,9 +428,11 @@ class Tensor:
         """Return the minimum; see `tensorgrad.min`."""
         return reduce.min(self, axis, keepdims)
 
-    def prod(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    def prod(
+        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+    ) -> Tensor:
         """Return the product; see `tensorgrad.prod`."""
-        return reduce.prod(self, axis, keepdims)
+        return reduce.prod(self, axis, keepdims, dtype)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         """Return the index of the maximum; see `tensorgrad.argmax`."""
@@ -406,9 +474,57 @@ class Tensor:
         """Return the slices at `indices` along an axis; see `tensorgrad.take`."""
         return indexing.take(self, indices, axis)
 
+    def sort(self, axis: int = -1) -> None:
+        """Sort the memory of the tensor along an axis, as in NumPy; see `tensorgrad.sort`."""
+        indexing.assign(self, ..., sorting.sort(self.detach(), axis))
+
     def argsort(self, axis: int | None = -1) -> Tensor:
         """Return the indices that sort along an axis; see `tensorgrad.argsort`."""
         return sorting.argsort(self, axis)
+
+    def copy(self) -> Tensor:
+        """Return the values in memory of their own; the gradient flows back."""
+        return shape.copy(self)
+
+    def flatten(self) -> Tensor:
+        """Return the elements in one axis, in memory of their own."""
+        return shape.copy(shape.ravel(self))
+
+    def fill(self, value: Any) -> None:
+        """Assign one number to all elements."""
+        indexing.assign(self, ..., value)
+
+    def round(self) -> Tensor:
+        """Return the nearest integers; see `tensorgrad.round`."""
+        return elementwise.round(self)
+
+    def dot(self, other: Any) -> Tensor:
+        """Return the sum of products; see `tensorgrad.dot`."""
+        return einsum.dot(self, other)
+
+    def cumsum(self, axis: int | None = None) -> Tensor:
+        """Return the running sums; see `tensorgrad.cumsum`."""
+        return reduce.cumsum(self, axis)
+
+    def cumprod(self, axis: int | None = None) -> Tensor:
+        """Return the running products; see `tensorgrad.cumprod`."""
+        return reduce.cumprod(self, axis)
+
+    def nonzero(self) -> tuple[Tensor, ...]:
+        """Return the indices of what is not 0; see `tensorgrad.nonzero`."""
+        return indexing.nonzero(self)
+
+    def searchsorted(self, values: Any, side: Literal["left", "right"] = "left") -> Tensor:
+        """Return where to insert values; see `tensorgrad.searchsorted`."""
+        return sorting.searchsorted(self, values, side)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+        """Return a diagonal; see `tensorgrad.diagonal`."""
+        return diagonals.diagonal(self, offset, axis1, axis2)
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+        """Return the sum of a diagonal; see `tensorgrad.trace`."""
+        return diagonals.trace(self, offset, axis1, axis2)
 
     def squeeze(self, axis: Axis = None) -> Tensor:
         """Return the tensor without axes of length 1."""
@@ -484,6 +600,8 @@ class Tensor:
 
 # Last, because they import Tensor from here.
 from tensorgrad.ops import (  # noqa: E402
+    diagonals,
+    einsum,
     elementwise,
     indexing,
     matmul,
@@ -491,5 +609,6 @@ from tensorgrad.ops import (  # noqa: E402
     reduce,
     shape,
     sorting,
+    stacking,
     torch_aliases,
 )

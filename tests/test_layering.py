@@ -28,15 +28,9 @@ NAMES = [source.module for source in library()]
 
 # The one import that goes up: the methods of Tensor call the ops.
 CALLED = (
-    "elementwise",
-    "indexing",
-    "matmul",
-    "numpy_functions",
-    "reduce",
-    "shape",
-    "sorting",
-    "torch_aliases",
-)
+    "diagonals", "einsum", "elementwise", "indexing", "matmul", "numpy_functions", "reduce",
+    "shape", "sorting", "stacking", "torch_aliases",
+)  # fmt: skip
 UPWARD = {("tensorgrad.tensor", f"tensorgrad.ops.{name}") for name in CALLED}
 
 

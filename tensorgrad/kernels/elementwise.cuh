@@ -7,6 +7,7 @@
 
 template <typename A> __device__ inline float float32(A a) { return float(a); }
 template <typename A> __device__ inline double float64(A a) { return double(a); }
+template <typename C> __device__ inline C positive(C x) { return x; }
 template <typename C> __device__ inline bool is_nan(C x) { return x != x; }
 template <typename C> __device__ inline bool is_inf(C x) { return !is_nan(x) && is_nan(x - x); }
 template <typename C> __device__ inline bool is_finite(C x) { return !is_nan(x - x); }
@@ -42,6 +43,50 @@ __device__ inline C round_up(C x) {
 template <typename C>
 __device__ inline C round_nearest(C x) {
     if constexpr (IS_WHOLE<C>) return x; else return rint(x);
+}
+
+template <typename C>
+__device__ inline bool sign_bit(C x) {
+    if constexpr (IS_WHOLE<C>) return x < C(0); else return signbit(x);
+}
+template <typename C>
+__device__ inline C round_toward_zero(C x) {
+    if constexpr (IS_WHOLE<C>) return x; else return trunc(x);
+}
+
+// a - b * trunc(a / b), with the sign of a. Integers over 0 give 0, as in NumPy.
+template <typename C>
+__device__ inline C modulo(C a, C b) {
+    if constexpr (!IS_WHOLE<C>) return fmod(a, b);
+    else return b == C(0) || b + C(1) == C(0) && C(-1) < C(0) ? C(0) : C(a % b);
+}
+// a - b * floor(a / b), with the sign of b.
+template <typename C>
+__device__ inline C floor_modulo(C a, C b) {
+    const C rest = modulo(a, b);
+    if (rest != C(0)) return (rest < C(0)) != (b < C(0)) ? C(rest + b) : rest;
+    if constexpr (IS_WHOLE<C>) return C(0); else return copysign(rest, b);
+}
+// floor(a / b): of floats from the remainder, as in CPython and NumPy.
+template <typename C>
+__device__ inline C floor_quotient(C a, C b) {
+    if constexpr (IS_WHOLE<C>) {
+        if (b == C(0)) return C(0);
+        if (b + C(1) == C(0) && C(-1) < C(0)) return C(C(0) - a);   // the smallest one wraps
+        return C(a / b - C(a % b != C(0) && (a < C(0)) != (b < C(0))));
+    } else {
+        if (b == C(0)) return a / b;
+        const C rest = fmod(a, b);
+        const C quotient = (a - rest) / b - C(rest != C(0) && (rest < C(0)) != (b < C(0)));
+        if (quotient == C(0)) return copysign(C(0), a / b);
+        const C whole = floor(quotient);
+        return quotient - whole > C(0.5) ? whole + C(1) : whole;
+    }
+}
+template <typename C>
+__device__ inline C logaddexp(C a, C b) {
+    if (a == b) return a + C(0.6931471805599453);   // also of two infinities
+    return maximum(a, b) + log1p(exp(-absolute(a - b)));
 }
 
 template <typename A> __device__ inline long long int64(A a) { return (long long)a; }

@@ -16,10 +16,11 @@ from tensorgrad import special
 
 # Names that expressions may call; kernels/elementwise.cuh defines the same ones.
 _NUMPY = (
-    "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tanh", "power", "square", "maximum",
-    "minimum", "absolute", "sign", "logical_and", "logical_or", "logical_xor", "logical_not",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "int64",
-    "float32", "float64", "inf", "nan",
+    "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "logaddexp", "sqrt", "cbrt", "hypot",
+    "sin", "cos", "tan", "sinh", "cosh", "tanh", "power", "square", "maximum", "minimum",
+    "absolute", "sign", "positive", "copysign", "nextafter", "logical_and", "logical_or",
+    "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert",
+    "left_shift", "right_shift", "int64", "float32", "float64", "inf", "nan",
 )  # fmt: skip
 _SPECIAL = (
     "erf", "sigmoid", "silu_derivative", "softplus", "gelu_tanh", "gelu_tanh_derivative",
@@ -29,7 +30,11 @@ FUNCTIONS: dict[str, Any] = {
     **{name: getattr(np, name) for name in _NUMPY},
     **{name: getattr(special, name) for name in _SPECIAL},
     "round_down": np.floor, "round_up": np.ceil, "round_nearest": special.rint,
-    "is_nan": np.isnan, "is_inf": np.isinf, "is_finite": np.isfinite,
+    "round_toward_zero": np.trunc,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "floor_quotient": np.floor_divide, "floor_modulo": np.remainder, "modulo": np.fmod,
+    "sign_bit": np.signbit, "is_nan": np.isnan, "is_inf": np.isinf, "is_finite": np.isfinite,
 }  # fmt: skip
 _BINARY: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",

@@ -7,7 +7,7 @@ bool, and arrays keep theirs. `device` is "cpu", "cuda" or "cuda:N".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,11 @@ from tensorgrad.dtypes import (
     uint64,
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.operands import integer_array, tensor_of
+from tensorgrad.interop import from_dlpack
+from tensorgrad.operands import integer_array, leaves_of, tensor_of, values_of
 from tensorgrad.ops.elementwise import where
-from tensorgrad.ops.shape import astype, to
+from tensorgrad.ops.shape import astype, stack, to
+from tensorgrad.ops.shape import copy as copied
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -40,7 +42,12 @@ __all__ = [
     "eye",
     "full",
     "full_like",
+    "geomspace",
+    "identity",
+    "imag",
+    "indices",
     "linspace",
+    "logspace",
     "one_hot",
     "ones",
     "ones_like",
@@ -73,125 +80,141 @@ def tensor(
         ShapeError: nested lists of unequal length.
         DtypeError: the library has no such dtype, or lists hold tensors (stack them instead).
     """
-    array = value.data if isinstance(value, Tensor) else _array("tensor", value, dtype)
+    array = value.data if isinstance(value, Tensor) else values_of("tensor", value, dtype)
     target = array.dtype if dtype is None else as_dtype(dtype)
     if device is not None and device != backend.device_of(array):
         array = backend.to_device(array, device)
     return Tensor(array.astype(target), requires_grad)
 
 
-def asarray(value: Any, dtype: DtypeLike | None = None, device: str | None = None) -> Tensor:
+def asarray(
+    value: Any, dtype: DtypeLike | None = None, device: str | None = None, copy: bool | None = None
+) -> Tensor:
     """Return the value as a tensor that shares its memory where dtype and device allow.
 
-    A tensor is returned as it is, or converted so that its gradient flows back. Arguments and
-    errors are those of `tensor`.
+    A tensor is returned as it is, or converted so that its gradient flows back.
+
+    Args:
+        value, dtype, device: as for `tensor`; also an object with `__dlpack__`, and lists that hold
+            tensors, which are stacked.
+        copy: True always copies, False raises an error where a copy is needed.
+
+    Raises:
+        ArgumentError: a copy is needed.
+        ShapeError, DtypeError: as in `tensor`.
     """
-    x = value if isinstance(value, Tensor) else Tensor(_array("asarray", value, dtype))
-    if dtype is not None:
-        x = astype(x, dtype, copy=False)
-    return x if device is None else to(x, device)
+    if isinstance(value, (list, tuple)) and any([isinstance(v, Tensor) for v in leaves_of(value)]):
+        value = stack([asarray(part) for part in value])
+    if not isinstance(value, Tensor):
+        foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+        value = from_dlpack(value) if foreign else value
+    x = value if isinstance(value, Tensor) else Tensor(values_of("asarray", value, dtype))
+    y = x if dtype is None else astype(x, dtype, copy=False)
+    y = y if device is None else to(y, device)
+    fresh = y is not x or not (isinstance(value, Tensor) or backend.is_array(value))
+    if copy is False and fresh:
+        raise ArgumentError("asarray: copy is False, expected a value that needs no copy")
+    return copied(y) if copy and not fresh else y
 
 
-def _array(op: str, value: Any, dtype: DtypeLike | None) -> Array:
-    """Return the value as an array; values without a dtype get the library's default."""
-    if isinstance(value, np.ndarray):
-        value = np.asarray(value)
-    elif not backend.is_array(value):
-        owns_dtype = False
-        for leaf in _leaves(value):
-            if isinstance(leaf, Tensor) or backend.is_array(leaf):
-                raise DtypeError(
-                    f"{op}: value holds a {type(leaf).__name__}, expected numbers; "
-                    "use stack() or concatenate()"
-                )
-            owns_dtype = owns_dtype or isinstance(leaf, np.generic)
-        try:
-            value = np.asarray(value, None if dtype is None else as_dtype(dtype))
-        except (ValueError, TypeError, OverflowError) as error:
-            if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
-                raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
-            raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
-        if dtype is None and value.dtype == float64 and not owns_dtype:
-            value = value.astype(float32)
-    as_dtype(value.dtype)
-    return value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
+def _float_dtype(dtype: DtypeLike | None) -> Dtype:
+    """Return the dtype, float32 by default."""
+    return float32 if dtype is None else as_dtype(dtype)
 
 
 def zeros(
-    shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
+    shape: Shapes,
+    dtype: DtypeLike | None = None,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of zeros."""
-    data = namespace_on(device).zeros(shape_of("zeros", shape), as_dtype(dtype))
+    data = namespace_on(device or "cpu").zeros(shape_of("zeros", shape), _float_dtype(dtype))
     return Tensor(data, requires_grad)
 
 
 def ones(
-    shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
+    shape: Shapes,
+    dtype: DtypeLike | None = None,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of ones."""
-    return full(shape_of("ones", shape), 1, dtype, device, requires_grad)
+    return full(shape_of("ones", shape), 1, _float_dtype(dtype), device, requires_grad)
 
 
 def empty(
-    shape: Shapes, dtype: DtypeLike = float32, device: str = "cpu", requires_grad: bool = False
+    shape: Shapes,
+    dtype: DtypeLike | None = None,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor whose values are whatever the memory held."""
-    data = namespace_on(device).empty(shape_of("empty", shape), as_dtype(dtype))
+    data = namespace_on(device or "cpu").empty(shape_of("empty", shape), _float_dtype(dtype))
     return Tensor(data, requires_grad)
 
 
 def full(
     shape: Shapes,
-    value: Any,
+    fill_value: Any,
     dtype: DtypeLike | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor filled with one number; its dtype by default.
 
     Raises:
-        ShapeError: value is more than one number.
+        ShapeError: fill_value is more than one number.
         ArgumentError: the dtype does not hold it.
     """
     lengths = shape_of("full", shape)
-    fill = backend.to_numpy(_array("full", value, dtype))
+    fill = backend.to_numpy(values_of("full", fill_value, dtype))
     if fill.shape != ():
-        raise ShapeError(f"full: value has shape {fill.shape}, expected one number")
+        raise ShapeError(f"full: fill_value has shape {fill.shape}, expected one number")
     target = fill.dtype if dtype is None else as_dtype(dtype)
-    data = namespace_on(device).full(lengths, fill.item(), compute_dtype(target))
+    data = namespace_on(device or "cpu").full(lengths, fill.item(), compute_dtype(target))
     return Tensor(data.astype(target, copy=False), requires_grad)
 
 
-def zeros_like(x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False) -> Tensor:
+def zeros_like(
+    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+) -> Tensor:
     """Return zeros with the shape, dtype and device of x."""
-    return full_like(x, 0, dtype, requires_grad)
+    return full_like(x, 0, dtype, requires_grad, device)
 
 
-def ones_like(x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False) -> Tensor:
+def ones_like(
+    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+) -> Tensor:
     """Return ones with the shape, dtype and device of x."""
-    return full_like(x, 1, dtype, requires_grad)
+    return full_like(x, 1, dtype, requires_grad, device)
 
 
-def empty_like(x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False) -> Tensor:
+def imag(x: Any) -> Tensor:
+    """Return the imaginary part: zeros, as all numbers are real."""
+    return zeros_like(x)
+
+
+def empty_like(
+    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+) -> Tensor:
     """Return a tensor with the shape, dtype and device of x and whatever the memory held."""
     x = tensor_of("empty_like", "x", x)
-    return empty(x.shape, x.dtype if dtype is None else dtype, x.device, requires_grad)
+    device = device or x.device
+    return empty(x.shape, x.dtype if dtype is None else dtype, device, requires_grad)
 
 
 def full_like(
-    x: Any, value: Any, dtype: DtypeLike | None = None, requires_grad: bool = False
+    x: Any,
+    fill_value: Any,
+    dtype: DtypeLike | None = None,
+    requires_grad: bool = False,
+    device: str | None = None,
 ) -> Tensor:
     """Return a tensor filled with one number, with the shape, dtype and device of x."""
     x = tensor_of("full_like", "x", x)
-    return full(x.shape, value, x.dtype if dtype is None else dtype, x.device, requires_grad)
+    device = device or x.device
+    return full(x.shape, fill_value, x.dtype if dtype is None else dtype, device, requires_grad)
 
 
 def arange(
@@ -199,7 +222,7 @@ def arange(
     stop: float | None = None,
     step: float = 1,
     dtype: DtypeLike | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return start, start + step, ... up to, but without, `stop`; arange(n) counts from 0.
@@ -234,7 +257,7 @@ def arange(
     wide: Dtype = int64 if integers else float64
     if integers and any(not -(2**63) <= n < 2**63 for n in (start, stop, step)):
         wide = uint64 if target == uint64 and step > 0 else float64
-    data = namespace_on(device).arange(start, stop, step, wide)
+    data = namespace_on(device or "cpu").arange(start, stop, step, wide)
     return Tensor(data.astype(target, copy=False), requires_grad)
 
 
@@ -243,8 +266,8 @@ def linspace(
     stop: float,
     num: int = 50,
     endpoint: bool = True,
-    dtype: DtypeLike = float32,
-    device: str = "cpu",
+    dtype: DtypeLike | None = None,
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return `num` evenly spaced numbers from start to stop, or to just before it.
@@ -257,12 +280,64 @@ def linspace(
     check_number("linspace", "start", start)
     check_number("linspace", "stop", stop)
     check_integer("linspace", "num", num, 0)
-    target = as_dtype(dtype)
+    target = _float_dtype(dtype)
     first, last = (_number("linspace", n, v, float) for n, v in (("start", start), ("stop", stop)))
     _check_holds("linspace", target, (first, last) if num else ())
-    xp = namespace_on(device)
+    xp = namespace_on(device or "cpu")
     y = xp.linspace(first, last, num, endpoint)
     return Tensor((xp.floor(y) if target.kind in "iu" else y).astype(target), requires_grad)
+
+
+def logspace(
+    start: float,
+    stop: float,
+    num: int = 50,
+    endpoint: bool = True,
+    base: float = 10.0,
+    dtype: DtypeLike | None = None,
+    device: str | None = None,
+) -> Tensor:
+    """Return base to the powers `linspace(start, stop, num, endpoint)`.
+
+    Raises:
+        ArgumentError: num is negative.
+    """
+    powers = linspace(start, stop, num, endpoint, float64, device)
+    return astype(float(base) ** powers, _float_dtype(dtype))
+
+
+def geomspace(
+    start: float,
+    stop: float,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: DtypeLike | None = None,
+    device: str | None = None,
+) -> Tensor:
+    """Return `num` numbers from start to stop with one ratio between neighbours.
+
+    Raises:
+        ArgumentError: num is negative, or start and stop are not both above or below 0.
+    """
+    check_number("geomspace", "start", start)
+    check_number("geomspace", "stop", stop)
+    if not start * stop > 0:
+        raise ArgumentError(f"geomspace: stop is {stop}, expected the sign of start, {start}")
+    ends = math.log10(abs(start)), math.log10(abs(stop))
+    y = math.copysign(1, start) * logspace(*ends, num, endpoint, 10, float64, device)
+    return astype(y, _float_dtype(dtype))
+
+
+def identity(n: int, dtype: DtypeLike | None = None, device: str | None = None) -> Tensor:
+    """Return the (n, n) matrix with ones on its diagonal."""
+    return eye(n, dtype=dtype, device=device)
+
+
+def indices(shape: Shapes, dtype: DtypeLike = int64, device: str | None = None) -> Tensor:
+    """Return the index of each element of an array: (axes, *shape), along axis 0 one per axis."""
+    lengths = shape_of("indices", shape)
+    data = namespace_on(device or "cpu").indices(lengths, dtype=as_dtype(dtype))
+    return Tensor(data)
 
 
 def _number(op: str, name: str, value: Any, kind: Any) -> Any:
@@ -289,14 +364,14 @@ def eye(
     rows: int,
     columns: int | None = None,
     k: int = 0,
-    dtype: DtypeLike = float32,
-    device: str = "cpu",
+    dtype: DtypeLike | None = None,
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a matrix with ones on the k-th diagonal above the main one and zeros elsewhere."""
     lengths = shape_of("eye", (rows, rows if columns is None else columns))
-    target = as_dtype(dtype)
-    xp = namespace_on(device)
+    target = _float_dtype(dtype)
+    xp = namespace_on(device or "cpu")
     data = _below(xp, lengths, k) & ~_below(xp, lengths, k - 1)
     return Tensor(data.astype(target), requires_grad)
 

@@ -18,18 +18,21 @@ import numpy as np
 
 from tensorgrad import autograd, backend, engine
 from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
-from tensorgrad.arrays import converted
+from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.checks import along, array_of, check_indices
+from tensorgrad.checks import along, array_of, axis_tuple, check_indices
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.indexing import add_rows_cuda
 from tensorgrad.operands import integer_array, tensor_of
-from tensorgrad.tensor import Tensor
+from tensorgrad.tensor import Axis, Tensor
 
-__all__ = ["getitem", "take", "take_along_axis"]
+__all__ = [
+    "argwhere", "count_nonzero", "flatnonzero", "getitem", "nonzero", "put_along_axis", "take",
+    "take_along_axis",
+]  # fmt: skip
 
 _AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements
@@ -247,6 +250,65 @@ def _lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
     ]
     key[axis] = rows
     return tuple(key)
+
+
+def put_along_axis(x: Tensor, indices: Any, values: Any, axis: int | None = -1) -> None:
+    """Assign x[..., indices[..., j, ...], ...] = values in place; no gradient flows through.
+
+    Args:
+        x: a tensor outside any graph, or any tensor under `no_grad()`.
+        indices: as for `take_along_axis`.
+        values: broadcast to the shape of the indices.
+        axis: the axis to index; None indexes the flattened x with 1-D indices.
+
+    Raises:
+        GradError: x is part of a graph, or the gradient of the values would be lost.
+        ShapeError, OutOfRangeError, DtypeError: as in `take_along_axis`.
+    """
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"put_along_axis: x is a {type(x).__name__}, expected a tensor to change")
+    rows = _index_array("put_along_axis", indices, x.data)
+    _, place = along("put_along_axis", x.data, axis)
+    if rows.ndim != (1 if axis is None else x.ndim):
+        expected = 1 if axis is None else x.ndim
+        raise ShapeError(f"put_along_axis: indices has {rows.ndim} axes, expected {expected}")
+    if axis is None:
+        _check_range("put_along_axis", rows, 0, x.size) if is_numpy(rows) else None
+        assign(x, namespace(rows).unravel_index(rows % max(x.size, 1), x.shape), values)
+    else:
+        assign(x, _lines(x.shape, rows, place), values)
+
+
+def nonzero(x: Any) -> tuple[Tensor, ...]:
+    """Return the indices of the elements that are not 0, int64: one tensor for each axis.
+
+    On the GPU the host waits for their number, so no CUDA graph can capture it.
+
+    Raises:
+        ShapeError: x has no axes.
+    """
+    x = tensor_of("nonzero", "x", x)
+    if not x.ndim:
+        raise ShapeError("nonzero: x has shape (), expected an axis or more")
+    return tuple([Tensor(found) for found in x.data.nonzero()])
+
+
+def flatnonzero(x: Any) -> Tensor:
+    """Return the indices of the elements of the flattened x that are not 0, int64."""
+    return Tensor(tensor_of("flatnonzero", "x", x).data.reshape(-1).nonzero()[0])
+
+
+def argwhere(x: Any) -> Tensor:
+    """Return the indices of the elements that are not 0, int64, a row of x.ndim for each."""
+    x = tensor_of("argwhere", "x", x)
+    return Tensor(namespace(x.data).argwhere(x.data))
+
+
+def count_nonzero(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the number of elements that are not 0, int64."""
+    x = tensor_of("count_nonzero", "x", x)
+    return Tensor(sum_array(x.data != 0, tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim))),
+                            keepdims))  # fmt: skip
 
 
 def add_rows(total: Array, rows: Array, values: Array) -> None:

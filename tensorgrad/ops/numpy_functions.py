@@ -3,7 +3,7 @@
 `np.exp(t)`, `np.concatenate([t, u])` and `array + t` call our ops, so gradients flow through them.
 Any other function of NumPy would convert the tensor to an array and drop its gradient: it raises an
 error, whether or not the tensor requires a gradient, and so does an argument that our op lacks
-(`out`, `where`, `dtype`). Functions that only read values (`np.shape`, `np.allclose`, printing,
+(`out`, `where`). Functions that only read values (`np.shape`, `np.allclose`, printing,
 saving, `np.testing`) get them. `np.asarray(t)` and `t.numpy()` leave the graph explicitly.
 Tests: tests/test_numpy_functions.py.
 """
@@ -20,7 +20,19 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.errors import DtypeError
-from tensorgrad.ops import creation, einsum, elementwise, indexing, matmul, reduce, shape, sorting
+from tensorgrad.ops import (
+    creation,
+    diagonals,
+    einsum,
+    elementwise,
+    indexing,
+    matmul,
+    reduce,
+    shape,
+    sorting,
+    stacking,
+    statistics,
+)
 from tensorgrad.tensor import Tensor
 
 # Universal functions that mean the same here, besides those that `_ufuncs` adds.
@@ -29,7 +41,11 @@ _UFUNCS = {
     "exp", "expm1", "log", "log1p", "sqrt", "square", "sin", "cos", "tanh", "sign", "floor", "ceil",
     "isnan", "isinf", "isfinite", "equal", "not_equal", "less", "less_equal", "greater",
     "greater_equal", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and",
-    "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift",
+    "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "floor_divide",
+    "remainder", "fmod", "divmod", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh",
+    "arcsinh", "arccosh", "arctanh", "log2", "log10", "exp2", "cbrt", "logaddexp", "hypot", "fmax",
+    "fmin", "copysign", "nextafter", "signbit", "trunc", "heaviside", "deg2rad", "rad2deg",
+    "positive",
 }  # fmt: skip
 
 # Other functions, and how many of the arguments by position mean the same here.
@@ -40,13 +56,16 @@ _POSITIONAL = {
     "ones_like": 2, "outer": 2, "pad": 3, "prod": 2, "ravel": 1, "repeat": 3, "reshape": 2,
     "roll": 3, "round": 1, "searchsorted": 3, "sort": 2, "split": 3, "squeeze": 2, "stack": 2,
     "std": 2, "sum": 2, "swapaxes": 3, "take": 3, "take_along_axis": 3, "tensordot": 3, "tile": 2,
+    "append": 3, "argwhere": 1, "array_split": 3, "average": 3, "column_stack": 1, "copy": 1,
+    "count_nonzero": 2, "cov": 2, "cross": 2, "cumprod": 2, "diag": 2, "diagonal": 4, "diff": 3,
+    "dstack": 1, "flatnonzero": 1, "fliplr": 1, "flipud": 1, "hstack": 1, "inner": 2, "kron": 2,
+    "median": 2, "nan_to_num": 1, "nanmax": 2, "nanmean": 2, "nanmedian": 2, "nanmin": 2,
+    "nanprod": 2, "nanstd": 2, "nansum": 2, "nanvar": 2, "percentile": 3, "ptp": 2, "quantile": 3,
+    "rot90": 3, "sinc": 1, "trace": 4, "trapezoid": 4, "vdot": 2, "vstack": 1,
     "transpose": 2, "tril": 2, "triu": 2, "var": 2, "where": 3, "zeros_like": 2,
 }  # fmt: skip
 _SYNONYMS = {"amax": "max", "amin": "min", "around": "round"}
-_KEYWORDS = {
-    "clip": {"a_min": "low", "a_max": "high", "min": "low", "max": "high"},
-    "full_like": {"fill_value": "value"},
-}
+_KEYWORDS = {"clip": {"a_min": "min", "a_max": "max"}}
 
 # Functions without a differentiable result: they get the array, or its values on the CPU.
 _ABOUT_ARRAYS = {
@@ -58,7 +77,10 @@ _ABOUT_VALUES = {
     "save", "savez", "savez_compressed", "savetxt",
 }  # fmt: skip
 
-_FAMILIES = (creation, einsum, elementwise, indexing, matmul, reduce, shape, sorting)
+_FAMILIES = (
+    creation, diagonals, einsum, elementwise, indexing, matmul, reduce, shape, sorting, stacking,
+    statistics,
+)  # fmt: skip
 _OPS: dict[str, Any] = {name: getattr(each, name) for each in _FAMILIES for name in each.__all__}
 
 
@@ -116,7 +138,10 @@ def call_function(
 def _ufuncs() -> dict[str, Callable[..., Any]]:
     """Return the operation for the name of each universal function."""
     found: dict[str, Callable[..., Any]] = {name: _OPS[name] for name in _UFUNCS}
-    return found | {"absolute": _OPS["abs"], "rint": _OPS["round"], "positive": operator.pos}
+    return found | {
+        "absolute": _OPS["abs"], "rint": _OPS["round"], "degrees": _OPS["rad2deg"],
+        "radians": _OPS["deg2rad"],
+    }  # fmt: skip
 
 
 def _plain(value: Any, to_array: Callable[[Tensor], Array]) -> Any:

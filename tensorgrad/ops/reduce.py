@@ -20,11 +20,12 @@ from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import along, axis_index, axis_tuple, check_number
-from tensorgrad.dtypes import Dtype, bool_, compute_dtype, float64, int64, is_float
+from tensorgrad.dtypes import Dtype, DtypeLike, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.elementwise.row import Row
+from tensorgrad.ops.shape import astype, pad
 from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
@@ -32,7 +33,10 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "cumprod",
     "cumsum",
+    "cumulative_prod",
+    "cumulative_sum",
     "logsumexp",
     "max",
     "mean",
@@ -47,8 +51,12 @@ __all__ = [
 Axes = tuple[int, ...]
 
 
-def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def sum(
+    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+) -> Tensor:
     """Return the sum; 0 for no elements."""
+    if dtype is not None:
+        return astype(sum(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
     x, axes = _operand("sum", x, axis)
     y = sum_array(x.data, axes, keepdims)
     return record("sum", y, (x,), _sum_backward, (x.data.shape, axes))
@@ -58,8 +66,12 @@ def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (_spread(dy, *saved),)
 
 
-def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(
+    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+) -> Tensor:
     """Return the mean, sum(x) / n; NaN for no elements."""
+    if dtype is not None:
+        return astype(mean(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
     x, axes = _operand("mean", x, axis)
     array, count = _as_float(x.data), _count(x.data.shape, axes)
     y = _reduce("Mean", array, axes, keepdims, array.dtype, count)
@@ -72,7 +84,14 @@ def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (_spread(each, shape, axes),)
 
 
-def var(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+def var(
+    x: Any,
+    axis: Axis = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    dtype: DtypeLike | None = None,
+    correction: float | None = None,
+) -> Tensor:
     """Return the variance, sum((x - mean(x))^2) / (n - ddof).
 
     Args:
@@ -80,7 +99,12 @@ def var(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> T
         axis: the axes to reduce.
         ddof: 1 gives the unbiased estimate. Where n <= ddof the result is inf or NaN.
         keepdims: whether the reduced axes stay with length 1.
+        dtype: to convert x to first.
+        correction: another name for ddof, as in the array API standard.
     """
+    if dtype is not None or correction is not None:
+        x = x if dtype is None else astype(x, dtype, copy=False)
+        return var(x, axis, ddof if correction is None else correction, keepdims)
     x, axes = _operand("var", x, axis)
     array = _as_float(x.data)
     y = cast(_variance(array, axes, ddof, keepdims), array.dtype)
@@ -96,8 +120,18 @@ def _var_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (VAR_GRADIENT(keep_axes(dy, x.shape, axes), x, _mean_array(x, axes), divisor).data,)
 
 
-def std(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+def std(
+    x: Any,
+    axis: Axis = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    dtype: DtypeLike | None = None,
+    correction: float | None = None,
+) -> Tensor:
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
+    if dtype is not None or correction is not None:
+        x = x if dtype is None else astype(x, dtype, copy=False)
+        return std(x, axis, ddof if correction is None else correction, keepdims)
     x, axes = _operand("std", x, axis)
     array = _as_float(x.data)
     wide = backend.namespace(array).sqrt(_variance(array, axes, ddof, keepdims))
@@ -154,8 +188,12 @@ def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (EQUAL_PARTS(ties, keep_axes(dy, x.shape, axes), count).data,)
 
 
-def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def prod(
+    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+) -> Tensor:
     """Return the product; 1 for no elements. The gradient is exact where factors are 0."""
+    if dtype is not None:
+        return astype(prod(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
     x, axes = _operand("prod", x, axis)
     y = _reduce("Prod", x.data, axes, keepdims, sum_dtype(x.data.dtype))
     return record("prod", y, (x,), _prod_backward, (x.data, axes))
@@ -275,16 +313,19 @@ def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (NORM_MAX_GRADIENT(ties, dy, x, count).data,)
 
 
-def cumsum(x: Any, axis: int | None = None) -> Tensor:
+def cumsum(x: Any, axis: int | None = None, dtype: DtypeLike | None = None) -> Tensor:
     """Return the running sums along an axis, y[i] = x[0] + ... + x[i].
 
     Args:
         x: any shape.
         axis: without one, the sums run over the flattened x.
+        dtype: to convert x to first, and of the result.
 
     Returns:
         The shape of x (one axis without `axis`); sums of integers in 64 bits.
     """
+    if dtype is not None:
+        return astype(cumsum(astype(x, dtype, copy=False), axis), dtype, copy=False)
     x = tensor_of("cumsum", "x", x)
     array, axis = along("cumsum", x.data, axis)
     y = _cumsum_array(array, axis)
@@ -293,8 +334,82 @@ def cumsum(x: Any, axis: int | None = None) -> Tensor:
 
 def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axis = saved
-    flip = backend.namespace(dy).flip
-    return (flip(_cumsum_array(flip(widened(dy), axis), axis), axis).reshape(shape),)
+    return (_cumsum_from_end(widened(dy), axis).reshape(shape),)
+
+
+def _cumsum_from_end(x: Array, axis: int) -> Array:
+    flip = backend.namespace(x).flip
+    return flip(_cumsum_array(flip(x, axis), axis), axis)
+
+
+def cumprod(x: Any, axis: int | None = None, dtype: DtypeLike | None = None) -> Tensor:
+    """Return the running products along an axis; arguments and result are those of `cumsum`.
+
+    The gradient is exact where factors are 0.
+    """
+    if dtype is not None:
+        return astype(cumprod(astype(x, dtype, copy=False), axis), dtype, copy=False)
+    x = tensor_of("cumprod", "x", x)
+    array, axis = along("cumprod", x.data, axis)
+    y = _cumprod_array(array, axis)
+    return record("cumprod", y, (x,), _cumprod_backward, (x.data.shape, array, axis))
+
+
+FIRST_ZERO = Row("first_zero", "x count", "logical_and(x == 0, count == 1)")
+WITHOUT_FIRST = Row("without_first", "c x", "where(c, 1, x)")
+CUMPROD_GRADIENT = Row(
+    "cumprod_gradient",
+    "c x count total at_zero",
+    "where(c, at_zero, where(count > 0, 0, total / where(x == 0, 1, x)))",
+)
+
+
+def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    """Return sum_{j >= i} dy[j] y[j] / x[i]; for the first 0, with 1 in its place in y."""
+    shape, x, axis = saved
+    x, dy = widened(x), widened(dy)
+    count = _cumsum_array(x == 0, axis)
+    first = FIRST_ZERO(x, count).data
+    total = _cumsum_from_end(dy * _cumprod_array(x, axis), axis)
+    at_zero = _cumsum_from_end(dy * _cumprod_array(WITHOUT_FIRST(first, x).data, axis), axis)
+    return (CUMPROD_GRADIENT(first, x, count, total, at_zero).data.reshape(shape),)
+
+
+def cumulative_sum(
+    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, include_initial: bool = False
+) -> Tensor:
+    """Return `cumsum` along an axis, which x of several axes needs.
+
+    Args:
+        x: any shape with an axis or more.
+        axis: the axis to sum along.
+        dtype: as in `cumsum`.
+        include_initial: whether a 0 comes first.
+
+    Raises:
+        ArgumentError: axis is None for x of several axes.
+    """
+    return _cumulative(cumsum, x, axis, dtype, include_initial, 0)
+
+
+def cumulative_prod(
+    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, include_initial: bool = False
+) -> Tensor:
+    """Return `cumprod` along an axis; arguments and errors are those of `cumulative_sum`."""
+    return _cumulative(cumprod, x, axis, dtype, include_initial, 1)
+
+
+def _cumulative(
+    function: Any, x: Any, axis: int | None, dtype: Any, include_initial: bool, initial: int
+) -> Tensor:
+    x = tensor_of("cumulative", "x", x)
+    if axis is None and x.ndim != 1:
+        raise ArgumentError(f"cumulative: axis is None for x of {x.ndim} axes, expected an axis")
+    axis = axis_index("cumulative", 0 if axis is None else axis, x.ndim)
+    y: Tensor = function(x, axis, dtype)
+    if include_initial:
+        y = pad(y, [(int(i == axis), 0) for i in range(y.ndim)], constant_values=initial)
+    return y
 
 
 def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:
@@ -361,6 +476,10 @@ def _cumsum_array(x: Array, axis: int) -> Array:
         y = np.cumsum(widened(x), axis)
         return cast(y, dtype)
     return cumsum_cuda(x, axis, dtype)
+
+
+def _cumprod_array(x: Array, axis: int) -> Array:
+    return cast(backend.namespace(x).cumprod(widened(x), axis), sum_dtype(x.dtype))
 
 
 def _as_float(x: Array) -> Array:

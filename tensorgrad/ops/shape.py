@@ -30,6 +30,7 @@ __all__ = [
     "astype",
     "broadcast_to",
     "concatenate",
+    "copy",
     "expand_dims",
     "flip",
     "moveaxis",
@@ -50,23 +51,36 @@ __all__ = [
 PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 
 
-def astype(x: Any, dtype: DtypeLike, copy: bool = True) -> Tensor:
+def astype(x: Any, dtype: DtypeLike, copy: bool = True, device: str | None = None) -> Tensor:
     """Return the values as `dtype`; between float types the gradient flows back.
 
     Args:
         x: any shape and dtype.
         dtype: a name, Python type or NumPy dtype.
         copy: False returns x itself where it has the dtype already.
+        device: where to; default: where x is.
 
     Raises:
         DtypeError: the library has no such dtype.
     """
     given = tensor_of("astype", "x", x)
+    if device is not None:
+        given = to(given, device)
     target = as_dtype(dtype)
     if not copy and given.data.dtype == target:
         return given
     y = converted(given.data, target)
     return stand_in(y, given) if is_float(target) else Tensor(y)
+
+
+def copy(x: Any) -> Tensor:
+    """Return the values in memory of their own, C-contiguous; the gradient flows back."""
+    x = tensor_of("copy", "x", x)
+    return record("copy", x.data.copy(), (x,), _copy_backward, ())
+
+
+def _copy_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (dy,)
 
 
 def to(x: Any, device: str) -> Tensor:
@@ -86,13 +100,21 @@ def _to_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (backend.to_device(dy, *saved),)
 
 
-def reshape(x: Any, shape: int | Sequence[int]) -> Tensor:
+def reshape(x: Any, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
     """Return the elements, in C order, in another shape; one length may be -1.
+
+    Args:
+        x: any shape and dtype.
+        shape: the lengths.
+        copy: True always copies, False raises an error where no view has that shape.
 
     Raises:
         ShapeError: the shape has another number of elements.
+        ArgumentError: a copy is needed.
     """
     x = tensor_of("reshape", "x", x)
+    if copy is not None:
+        return _reshape_copying(x, shape, copy)
     try:
         y = x.data.reshape(shape)
     except (ValueError, TypeError) as error:
@@ -100,6 +122,14 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Tensor:
             f"reshape: x has shape {x.shape}, expected {x.size} elements, shape is {shape}"
         ) from error
     return record("reshape", y, (x,), _reshape_backward, (x.data.shape,))
+
+
+def _reshape_copying(x: Tensor, shape: int | Sequence[int], copying: bool) -> Tensor:
+    y = reshape(x, shape)
+    fresh = not namespace(x.data).may_share_memory(y.data, x.data)
+    if fresh and not copying:
+        raise ArgumentError("reshape: copy is False, expected a shape that x has as a view")
+    return copy(y) if copying and not fresh else y
 
 
 def ravel(x: Any) -> Tensor:

@@ -13,19 +13,20 @@ from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import along, axis_index, check_integer, promoted
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of
-from tensorgrad.ops.indexing import take_along_axis
+from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.tensor import Tensor
 
 __all__ = ["argsort", "searchsorted", "sort", "topk"]
 
 
-def sort(x: Any, axis: int | None = -1, descending: bool = False) -> Tensor:
+def sort(x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Return the elements in ascending (or descending) order along an axis.
 
     Args:
         x: any shape and dtype.
         axis: the axis to sort along; None sorts the flattened x.
         descending: largest first.
+        stable: equal elements keep their order in any case.
 
     Raises:
         ArgumentError: x has no such axis.
@@ -35,7 +36,7 @@ def sort(x: Any, axis: int | None = -1, descending: bool = False) -> Tensor:
     return take_along_axis(x, order, axis)
 
 
-def argsort(x: Any, axis: int | None = -1, descending: bool = False) -> Tensor:
+def argsort(x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Return the indices that sort x along an axis; arguments and errors are those of `sort`."""
     return Tensor(_order("argsort", tensor_of("argsort", "x", x).data, axis, descending))
 
@@ -66,7 +67,7 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
 
 
 def searchsorted(
-    sorted_sequence: Any, values: Any, side: Literal["left", "right"] = "left"
+    sorted_sequence: Any, values: Any, side: Literal["left", "right"] = "left", sorter: Any = None
 ) -> Tensor:
     """Return for each value the index to insert it at so that the sequence stays sorted.
 
@@ -74,6 +75,7 @@ def searchsorted(
         sorted_sequence: (n,), ascending.
         values: any shape.
         side: "left" puts a value before its equals, "right" behind them.
+        sorter: (n,) indices that sort the sequence, where it is not ascending itself.
 
     Returns:
         int64 indices from 0 to n, in the shape of `values`.
@@ -82,6 +84,8 @@ def searchsorted(
         ShapeError: the sequence does not have one axis.
         ArgumentError: another side.
     """
+    if sorter is not None:
+        sorted_sequence = take(sorted_sequence, sorter, 0)
     names = ("sorted_sequence", "values")
     arrays = [
         tensor_of("searchsorted", name, value).data

@@ -38,7 +38,11 @@ def several(name: str, parameters: str, *texts: str) -> Formula:
 
 SLOPES = several(
     "slopes", "x", "silu_derivative(x)", "gelu_tanh_derivative(x)",
-    "round_down(x)", "round_up(x)", "round_nearest(x)", "square(x)",
+    "round_down(x)", "round_up(x)", "round_nearest(x)", "square(x)", "round_toward_zero(x)",
+    "floor_quotient(x, 2)", "floor_modulo(x, 2)", "modulo(x, 2)", "sign_bit(x)", "positive(x)",
+    "tan(x)", "asin(x)", "acos(x)", "atan(x)", "atan2(x, 2)", "sinh(x)", "cosh(x)", "asinh(x)",
+    "acosh(x)", "atanh(x)", "log2(x)", "log10(x)", "exp2(x)", "cbrt(x)", "logaddexp(x, 2)",
+    "hypot(x, 2)", "copysign(x, 2)", "nextafter(x, 2)", "is_inf(x)",
 )  # fmt: skip
 LOGIC = several(
     "logic", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)"
@@ -46,7 +50,8 @@ LOGIC = several(
 BITS = several(
     "bits", "a b", "bitwise_and(a, b)", "bitwise_or(a, b)", "bitwise_xor(a, b)", "invert(a)",
     "left_shift(a, b)", "right_shift(a, b)", "round_down(a)", "round_up(a)", "round_nearest(a)",
-    "square(a)", "power(a, b)",
+    "square(a)", "power(a, b)", "floor_quotient(a, b)", "floor_modulo(a, b)", "modulo(a, b)",
+    "sign_bit(a)", "positive(a)", "round_toward_zero(a)",
 )  # fmt: skip
 
 

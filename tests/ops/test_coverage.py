@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tensorgrad
+from tensorgrad.ops import aliases, close, diagonals, sets, stacking, statistics
 from tests.opcheck import SIZES, Case
 from tests.source_tree import library
 
@@ -21,7 +22,13 @@ FAMILIES = [
     for source in library()
     if source.module.startswith("tensorgrad.ops.")
 ]
-OPS: list[str] = [name for family in FAMILIES for name in getattr(family, "__all__", ())]
+OPS: list[str] = [
+    name
+    for family in FAMILIES
+    if family is not aliases
+    for name in getattr(family, "__all__", ())
+    if name not in {"broadcast_shapes"}  # of shapes alone
+]
 
 
 def modules() -> list[str]:
@@ -42,13 +49,18 @@ def begins_with(name: str, op: str) -> bool:
 ALL_CASES = list(cases())
 # What lays out an array anew without a look at its elements, or fills one.
 ANY_LENGTH = {
-    "arange", "asarray", "broadcast_to", "empty", "empty_like", "expand_dims", "eye", "full",
-    "full_like", "linspace", "moveaxis", "ones", "ones_like", "ravel", "reshape", "split",
+    "arange", "asarray", "broadcast_to", "copy", "cumulative_prod", "cumulative_sum", "empty",
+    "empty_like", "expand_dims", "eye", "full", "full_like", "geomspace", "identity", "imag",
+    "indices", "linspace", "logspace", "moveaxis", "ones", "ones_like", "ravel", "reshape", "split",
     "squeeze", "swapaxes", "tensor", "to", "transpose", "zeros", "zeros_like",
 }  # fmt: skip
+# What is made of ops that have cases of all lengths, or hands its values on to NumPy and CuPy.
+COMPOSED = {name for family in (close, diagonals, sets, stacking, statistics)
+            for name in family.__all__}  # fmt: skip
 # Those that have no result, or none with a gradient, for nothing at all.
 NEEDS_ELEMENTS = {
-    "argmax", "argmin", "cross_entropy", "nll_loss", "one_hot", "searchsorted", "take", "topk",
+    "argmax", "argmin", "cross_entropy", "nll_loss", "one_hot", "put_along_axis", "searchsorted",
+    "take", "topk",
 }  # fmt: skip
 
 
@@ -62,7 +74,7 @@ def test_has_a_case(op: str) -> None:
     assert cases_of(op), f"{op} has no Case: add one to CASES in tests/ops/test_*.py"
 
 
-@pytest.mark.parametrize("op", sorted(set(OPS) - ANY_LENGTH))
+@pytest.mark.parametrize("op", sorted(set(OPS) - ANY_LENGTH - COMPOSED))
 def test_has_cases_of_odd_lengths_and_of_none(op: str) -> None:
     lengths = {
         length
@@ -88,6 +100,11 @@ def test_ops_are_exported_once_and_at_the_root() -> None:
         for op in getattr(family, "__all__", ()):
             assert getattr(tensorgrad, op) is getattr(family, op)
     assert set(OPS) < set(tensorgrad.__all__)
+
+
+def test_an_alias_is_the_op_itself() -> None:
+    ops = [getattr(tensorgrad, op) for op in OPS]
+    assert [name for name in aliases.__all__ if getattr(tensorgrad, name) not in ops] == []
 
 
 def test_ops_are_documented_and_typed() -> None:

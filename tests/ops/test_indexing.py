@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tensorgrad.errors import (
     TensorgradError,
 )
 from tensorgrad.ops.indexing import add_rows
-from tests.opcheck import SIZES, Case, check
+from tests.opcheck import SIZES, Case, check, sized
 
 I = np.array([2, 0, 2, -1])  # noqa: E741  an index with a repeated and a negative entry
 J = np.array([[1], [2], [1]])
@@ -61,7 +62,44 @@ def along(shape: tuple[int, ...], indices: Any, axis: int | None) -> Case:
     )
 
 
+def put_along(x: Tensor) -> Tensor:
+    y = tg.positive(x)
+    tg.put_along_axis(y, np.zeros((len(x), 1), int), [[2.5]], 1)
+    return y
+
+
+def put_along_numpy(x: Any) -> Any:
+    y = x.copy()
+    np.put_along_axis(y, np.zeros((len(x), 1), int), [[2.5]], 1)
+    return y
+
+
+COUNTED: list[tuple[Any, Any]] = [
+    (tg.nonzero, np.nonzero),
+    (tg.flatnonzero, np.flatnonzero),
+    (tg.argwhere, np.argwhere),
+    (tg.count_nonzero, np.count_nonzero),
+]
 CASES = [
+    *(
+        Case(
+            f,
+            [np.arange(math.prod(shape)).reshape(shape) % 3],
+            reference,
+            gradient=False,
+            captured=f is tg.count_nonzero,
+        )
+        for f, reference in COUNTED
+        for shape in [(33, 31), (1, 1025), (1023,), (0,)]
+    ),
+    *sized(
+        put_along,
+        lambda n: [(2, n)],
+        put_along_numpy,
+        sizes=SIZES[1:],
+        gradient=False,
+        name="put_along_axis",
+    ),
     pick(1),
     pick(np.int64(-1)),
     pick(slice(1, None)),

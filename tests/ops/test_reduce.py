@@ -12,7 +12,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, backend
 from tensorgrad.arrays import sum_array
-from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype
+from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float32, float64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tests.opcheck import SIZES, Case, Ulps, check, sized
 
@@ -80,6 +80,7 @@ def case(op: Any, reference: Any, options: dict[str, Any], gradient: bool,
     )
 
 
+ZEROS = np.array([[1.5, 0.0, 2.0], [0.0, 0.0, 0.5], [0.5, 3.0, 0.0], [2.0, 0.0, 1.0]])
 CASES = [
     case(op, reference, options, gradient, shape, axis)
     for op, reference, options, gradient in OPS
@@ -102,6 +103,41 @@ CASES += [
     Case(tg.cumsum, [(3, 4)], np.cumsum, terms=12),
     Case(tg.cumsum, [()], np.cumsum, terms=1),
     Case(lambda x: tg.cumsum(x, 1), [(0, 4)], lambda x: np.cumsum(x, 1), name="cumsum"),
+    *sized(
+        lambda x: tg.cumprod(x, -1),
+        lambda n: [(2, n)],
+        lambda x: np.cumprod(x, 1),
+        terms=4 * 1025,
+        domain=(0.99, 1.01),
+        values=Ulps(4),
+        gradients=Ulps(4, "row"),
+        dtypes=(float64, float32),
+        name="cumprod",
+    ),
+    Case(
+        lambda x: tg.cumprod(x, 0),
+        [ZEROS],
+        lambda x: np.cumprod(x, 0),
+        terms=16,
+        values=Ulps(4),
+        gradients=Ulps(4, "row"),
+        name="cumprod",
+    ),
+    Case(
+        lambda x: tg.cumulative_sum(x, 1, include_initial=True),
+        [(3, 4)],
+        lambda x: np.cumulative_sum(x, axis=1, include_initial=True),
+        terms=8,
+        name="cumulative_sum",
+    ),
+    Case(
+        tg.cumulative_prod,
+        [np.array([0.5, 2.0, 1.5])],
+        np.cumulative_prod,
+        terms=8,
+        values=Ulps(4),
+        gradients=Ulps(4, "row"),
+    ),
     Case(tg.sum, [()], np.sum),
     Case(lambda x: tg.sum(x, ()), [(2, 3)], lambda x: x, name="sum-no-axis"),
     Case(lambda x: tg.max(x, ()), [(2, 3)], lambda x: x, name="max-no-axis"),
@@ -111,6 +147,25 @@ CASES += [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_numpy(case: Case) -> None:
     check(case)
+
+
+def test_a_given_dtype_is_that_of_the_sum() -> None:
+    x = Tensor(np.full((2, 300), -1, "int8"))
+    for name in ("sum", "prod", "mean", "cumsum", "cumprod"):
+        for dtype in ("int8", "float32", "float64"):
+            if (name, dtype) != ("mean", "int8"):  # which NumPy sums in int8
+                found = getattr(tg, name)(x, 1, dtype=dtype)
+                with np.errstate(over="ignore"):
+                    expected = getattr(np, name)(x.numpy(), 1, dtype=dtype)
+                assert found.dtype == expected.dtype
+                np.testing.assert_array_equal(found, expected)
+    leaf = tg.tensor([1.0, 2.0], requires_grad=True)
+    y = leaf.sum(dtype="float64") + tg.var(leaf, correction=1)
+    y.backward()
+    assert y.dtype == np.dtype("float64")
+    np.testing.assert_array_equal(leaf.grad, [0.0, 2.0])
+    with pytest.raises(ArgumentError, match="cumulative: axis is None for x of 2 axes"):
+        tg.cumulative_sum(np.ones((2, 2)))
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32",
@@ -277,8 +332,8 @@ def test_bad_arguments() -> None:
         tg.cumsum(x, (0,))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="norm: ord is 3, expected 1, 2 or inf"):
         tg.norm(x, ord=3)
-    with pytest.raises(DtypeError, match="sum: x is a list, expected a tensor, array or number"):
-        tg.sum([1, 2])
+    with pytest.raises(DtypeError, match="sum: x is a str, expected a tensor, array, number or"):
+        tg.sum("12")
 
 
 # Shapes that reach every kernel: (shape, axis).

@@ -33,6 +33,7 @@ def both(name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Case:
 
 
 CASES = [
+    both("copy", (3, 4)),
     both("reshape", (3, 4), (4, 3)),
     both("reshape", (3, 4), (2, -1, 2)),
     both("reshape", (3, 4), 12),

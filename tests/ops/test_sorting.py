@@ -110,7 +110,7 @@ MIDDLE: Any = "middle"
         (lambda: tg.topk(X, 4), ArgumentError, r"topk: k is 4, expected 0 to 3 \(axis 1 of x\)"),
         (lambda: tg.topk(X, -1), ArgumentError, "topk: k is -1, expected 0 to 3"),
         (lambda: tg.searchsorted(X, 1), ShapeError, "searchsorted: sorted_sequence has shape"),
-        (lambda: tg.searchsorted([1.0], 1), TypeError, "sorted_sequence is a list, expected a t"),
+        (lambda: tg.searchsorted("a", 1), TypeError, "sorted_sequence is a str, expected a t"),
         (lambda: tg.searchsorted(X[0], 1, MIDDLE), ArgumentError, "side is 'middle', expected"),
     ],
 )  # fmt: skip

@@ -13,19 +13,98 @@ Tests: tests/ops/test_elementwise.py.
 
 from __future__ import annotations
 
-from typing import Any
+import builtins
+from typing import Any, overload
 
-from tensorgrad.errors import ArgumentError
+from ml_dtypes import finfo
+
+from tensorgrad.dtypes import compute_dtype, float32, is_float
+from tensorgrad.errors import DtypeError
+from tensorgrad.operands import tensor_of
 from tensorgrad.ops.elementwise.row import Row, binary, unary
+from tensorgrad.ops.indexing import nonzero
 from tensorgrad.tensor import Tensor
 
 __all__ = [
-    "abs", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "ceil", "clip", "cos", "divide",
-    "equal", "erf", "exp", "expm1", "floor", "greater", "greater_equal", "invert", "isfinite",
-    "isinf", "isnan", "left_shift", "less", "less_equal", "log", "log1p", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "multiply", "negative",
-    "not_equal", "power", "reciprocal", "right_shift", "round", "rsqrt", "sign", "sin", "sqrt",
-    "square", "subtract", "tanh", "where",
+    "abs",
+    "add",
+    "arccos",
+    "arccosh",
+    "arcsin",
+    "arcsinh",
+    "arctan",
+    "arctan2",
+    "arctanh",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "cbrt",
+    "ceil",
+    "clip",
+    "copysign",
+    "cos",
+    "cosh",
+    "deg2rad",
+    "divide",
+    "divmod",
+    "equal",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "floor_divide",
+    "fmax",
+    "fmin",
+    "fmod",
+    "greater",
+    "greater_equal",
+    "heaviside",
+    "hypot",
+    "invert",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "left_shift",
+    "less",
+    "less_equal",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "multiply",
+    "nan_to_num",
+    "negative",
+    "nextafter",
+    "not_equal",
+    "positive",
+    "power",
+    "rad2deg",
+    "reciprocal",
+    "remainder",
+    "right_shift",
+    "round",
+    "rsqrt",
+    "sign",
+    "signbit",
+    "sin",
+    "sinc",
+    "sinh",
+    "sqrt",
+    "square",
+    "subtract",
+    "tan",
+    "tanh",
+    "trunc",
+    "where",
+    "xlogy",
 ]  # fmt: skip
 
 negative = unary("negative", "-x", "-x", "-dy")
@@ -40,7 +119,27 @@ reciprocal = unary("reciprocal", "1 / x (of integers, as a float)", "1 / x", "-d
 square = unary("square", "x * x (of bool, as int8)", "square(x)", "dy * 2 * x")
 sin = unary("sin", "the sine of x in radians", "sin(x)", "dy * cos(x)")
 cos = unary("cos", "the cosine of x in radians", "cos(x)", "-dy * sin(x)")
+tan = unary("tan", "the tangent of x in radians", "tan(x)", "dy * (1 + y * y)")
+arcsin = unary("arcsin", "the angle whose sine is x", "asin(x)", "dy / sqrt((1 - x) * (1 + x))")
+arccos = unary("arccos", "the angle whose cosine is x", "acos(x)", "-dy / sqrt((1 - x) * (1 + x))")
+arctan = unary("arctan", "the angle whose tangent is x", "atan(x)", "dy / (1 + x * x)")
+sinh = unary("sinh", "the hyperbolic sine", "sinh(x)", "dy * cosh(x)")
+cosh = unary("cosh", "the hyperbolic cosine", "cosh(x)", "dy * sinh(x)")
 tanh = unary("tanh", "the hyperbolic tangent", "tanh(x)", "dy * (1 - y * y)")
+arcsinh = unary("arcsinh", "the inverse of sinh", "asinh(x)", "dy / hypot(x, 1)")
+arccosh = unary(
+    "arccosh", "the inverse of cosh, from 1", "acosh(x)", "dy / (sqrt(x - 1) * sqrt(x + 1))"
+)
+arctanh = unary("arctanh", "the inverse of tanh", "atanh(x)", "dy / ((1 - x) * (1 + x))")
+log2 = unary("log2", "the logarithm to base 2", "log2(x)", "dy * 1.4426950408889634 / x")
+log10 = unary("log10", "the logarithm to base 10", "log10(x)", "dy * 0.4342944819032518 / x")
+exp2 = unary("exp2", "2**x", "exp2(x)", "dy * 0.6931471805599453 * y")
+cbrt = unary("cbrt", "the cube root", "cbrt(x)", "dy / (3 * y * y)")
+deg2rad = unary(
+    "deg2rad", "degrees in radians", "x * 0.017453292519943295", "dy * 0.017453292519943295"
+)
+rad2deg = unary("rad2deg", "radians in degrees", "x * 57.29577951308232", "dy * 57.29577951308232")
+positive = unary("positive", "x, in memory of its own", "positive(x)", "dy")
 erf = unary(
     "erf",
     "the error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x",
@@ -54,11 +153,10 @@ floor = unary(
 ceil = unary(
     "ceil", "the smallest integer >= x, in the dtype of x; without a gradient", "round_up(x)"
 )
-round = unary(
-    "round",
-    "the nearest integer, halves to even, in the dtype of x; without a gradient",
-    "round_nearest(x)",
+trunc = unary(
+    "trunc", "the integer part, in the dtype of x; without a gradient", "round_toward_zero(x)"
 )
+signbit = unary("signbit", "whether x is negative or -0.0", "sign_bit(x)")
 isnan = unary("isnan", "whether x is NaN", "is_nan(x)")
 isinf = unary("isinf", "whether x is +inf or -inf", "is_inf(x)")
 isfinite = unary("isfinite", "whether x is neither NaN nor infinite", "is_finite(x)")
@@ -81,6 +179,81 @@ minimum = binary(
     "minimum(a, b)",
     "where(a == b, dy * 0.5, where(a > b, 0, dy))",
     "where(a == b, dy * 0.5, where(b > a, 0, dy))",
+)
+fmax = binary(
+    "fmax",
+    "the larger of a and b; the other where one is NaN",
+    "where(is_nan(a), b, where(is_nan(b), a, maximum(a, b)))",
+    "where(a == b, dy * 0.5, where(a < b, 0, where(is_nan(a), 0, dy)))",
+    "where(a == b, dy * 0.5, where(b < a, 0, where(is_nan(b), 0, dy)))",
+)
+fmin = binary(
+    "fmin",
+    "the smaller of a and b; the other where one is NaN",
+    "where(is_nan(a), b, where(is_nan(b), a, minimum(a, b)))",
+    "where(a == b, dy * 0.5, where(a > b, 0, where(is_nan(a), 0, dy)))",
+    "where(a == b, dy * 0.5, where(b > a, 0, where(is_nan(b), 0, dy)))",
+)
+floor_divide = binary(
+    "floor_divide",
+    "a / b rounded down, 0 for integers over 0; without a gradient",
+    "floor_quotient(a, b)",
+)
+remainder = binary(
+    "remainder",
+    "a - b * floor(a / b), with the sign of b; 0 for integers over 0",
+    "floor_modulo(a, b)",
+    "dy",
+    "-dy * floor_quotient(a, b)",
+)
+fmod = binary(
+    "fmod",
+    "a - b * trunc(a / b), with the sign of a; 0 for integers over 0",
+    "modulo(a, b)",
+    "dy",
+    "-dy * round_toward_zero(a / b)",
+)
+arctan2 = binary(
+    "arctan2",
+    "the angle of the point (b, a), from -pi to pi",
+    "atan2(a, b)",
+    "dy * b / (a * a + b * b)",
+    "-dy * a / (a * a + b * b)",
+)
+hypot = binary(
+    "hypot",
+    "sqrt(a^2 + b^2) without overflow; the gradients at 0 are 0",
+    "hypot(a, b)",
+    "dy * (a / where(y == 0, 1, y))",
+    "dy * (b / where(y == 0, 1, y))",
+)
+logaddexp = binary(
+    "logaddexp",
+    "log(e**a + e**b) without overflow",
+    "logaddexp(a, b)",
+    "dy * sigmoid(a - b)",
+    "dy * sigmoid(b - a)",
+)
+xlogy = binary(
+    "xlogy",
+    "a * log(b), 0 where a is 0 and b is not NaN; the gradient for a is 0 where a and b are 0",
+    "a * log(where(logical_and(a == 0, logical_not(is_nan(b))), 1, b))",
+    "dy * log(where(logical_and(a == 0, b == 0), 1, b))",
+    "dy * a / where(a == 0, 1, b)",
+)
+copysign = binary(
+    "copysign",
+    "|a| with the sign of b",
+    "copysign(a, b)",
+    "where(sign_bit(a) == sign_bit(b), dy, -dy)",
+    "0 * dy",
+)
+heaviside = binary(
+    "heaviside",
+    "0 where a < 0, b where a is 0, 1 where a > 0; NaN where a is",
+    "where(a == 0, b, maximum(sign(a), 0.))",
+    "0 * dy",
+    "where(a == 0, dy, 0)",
 )
 equal = binary("equal", "whether a == b, elementwise", "a == b")
 not_equal = binary("not_equal", "whether a != b, elementwise", "a != b")
@@ -146,11 +319,22 @@ def power(a: Any, b: Any) -> Tensor:
     return POWER(a, b)
 
 
+def divmod(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """Return floor_divide(a, b) and remainder(a, b)."""
+    return floor_divide(a, b), remainder(a, b)
+
+
 WHERE = Row("where", "c a b", "where(c, a, b)", "", "where(c, dy, 0)", "where(c, 0, dy)")
 
 
-def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """Return a where the condition holds, else b."""
+@overload
+def where(condition: Any) -> tuple[Tensor, ...]: ...
+@overload
+def where(condition: Any, a: Any, b: Any) -> Tensor: ...
+def where(condition: Any, a: Any = None, b: Any = None) -> Tensor | tuple[Tensor, ...]:
+    """Return a where the condition holds, else b; of a condition alone, `nonzero(condition)`."""
+    if a is None and b is None:
+        return nonzero(condition)
     return WHERE(condition, a, b)
 
 
@@ -162,18 +346,87 @@ CLIP = Row(
     "where(maximum(x, a) > b, 0, where(x < a, dy, 0))",
     "where(maximum(x, a) > b, dy, 0)",
 )
-CLIP_LOW = Row("clip", "x a", "maximum(x, a)", "where(x < a, 0, dy)", "where(x < a, dy, 0)")
-CLIP_HIGH = Row("clip", "x b", "minimum(x, b)", "where(x > b, 0, dy)", "where(x > b, dy, 0)")
+CLIP_MIN = Row("clip", "x a", "maximum(x, a)", "where(x < a, 0, dy)", "where(x < a, dy, 0)")
+CLIP_MAX = Row("clip", "x b", "minimum(x, b)", "where(x > b, 0, dy)", "where(x > b, dy, 0)")
 
 
-def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
-    """Return x limited to [low, high]; a bound that is None does not limit.
+def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
+    """Return x limited to [min, max]; a bound that is None does not limit."""
+    if max is None:
+        return positive(x) if min is None else CLIP_MIN(x, min)
+    return CLIP_MAX(x, max) if min is None else CLIP(x, min, max)
+
+
+NAN_TO_NUM = Row(
+    "nan_to_num",
+    "x fill high low",
+    "where(is_nan(x), fill, where(is_inf(x), where(x > 0, high, where(x < 0, low, x)), x))",
+    "where(is_finite(x), dy, 0)",
+    "",
+    "",
+    "",
+)
+
+
+def nan_to_num(
+    x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    """Return x with numbers in place of NaN and infinities; integers are returned as they are.
+
+    Args:
+        x: any shape and dtype.
+        nan: in place of NaN.
+        posinf, neginf: in place of inf and -inf; by default the extreme numbers of the dtype.
+    """
+    x = tensor_of("nan_to_num", "x", x)
+    if not is_float(x.dtype):
+        return Tensor(x.data.copy())
+    largest = float(finfo(x.dtype).max)  # type: ignore[no-untyped-call]
+    high = largest if posinf is None else posinf
+    return NAN_TO_NUM(x, nan, high, -largest if neginf is None else neginf)
+
+
+ROUND = Row("round", "x", "round_nearest(x)")
+
+
+def round(x: Any, decimals: int = 0) -> Tensor:
+    """Return the nearest number with that many decimals, in the dtype of x; without a gradient.
+
+    Halves go to the even neighbour. Negative decimals count to the left of the point.
+    """
+    if not decimals:
+        return ROUND(x)
+    x = tensor_of("round", "x", x)
+    scale = 10.0 ** builtins.abs(decimals)
+    scaled = x.detach() * scale if decimals > 0 else x.detach() / scale
+    y = ROUND(scaled)
+    return (y / scale if decimals > 0 else y * scale).astype(x.dtype, copy=False)
+
+
+NEXTAFTER = Row("nextafter", "a b", "nextafter(a, b)")
+
+
+def nextafter(a: Any, b: Any) -> Tensor:
+    """Return the float after a on the way to b; without a gradient.
 
     Raises:
-        ArgumentError: neither bound is given.
+        DtypeError: an operand has 16 bits, which are computed with in 32.
     """
-    if low is None and high is None:
-        raise ArgumentError("clip: low and high are None, expected at least one bound")
-    if high is None:
-        return CLIP_LOW(x, low)
-    return CLIP_HIGH(x, high) if low is None else CLIP(x, low, high)
+    for name, value in (("a", a), ("b", b)):
+        dtype = getattr(value, "dtype", float32)
+        if compute_dtype(dtype) != dtype:
+            raise DtypeError(f"nextafter: {name} has dtype {dtype}, expected float32 or float64")
+    return NEXTAFTER(a, b)
+
+
+SINC = Row(
+    "sinc",
+    "x",
+    "where(x == 0, 1, sin(3.141592653589793 * x) / where(x == 0, 1, 3.141592653589793 * x))",
+    "where(x == 0, 0, dy * (cos(3.141592653589793 * x) - y) / where(x == 0, 1, x))",
+)
+
+
+def sinc(x: Any) -> Tensor:
+    """Return sin(pi x) / (pi x), 1 at 0."""
+    return SINC(x)

@@ -25,6 +25,7 @@ from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
+from tensorgrad.operands import values_of
 from tensorgrad.ops.elementwise.blocks import evaluate
 from tensorgrad.ops.elementwise.trace import Symbol
 from tensorgrad.tensor import Tensor
@@ -56,14 +57,18 @@ class Row:
     """
 
     def __init__(self, name: str, operands: str, value: str, *gradients: str) -> None:
-        names = operands.split()
-        expressions = Expressions()
-        table = {n: expressions.name(n) for n in (*names, "y", "dy")}
+        self.name, self.operands = name, operands.split()
         self.text, self.gradients = value, gradients
+        self.__class__ = _UnparsedRow
+
+    def _parse(self) -> None:
+        expressions = Expressions()
+        table = {n: expressions.name(n) for n in (*self.operands, "y", "dy")}
+        value = [expressions.parse(self.text, table)]
         self._set(
-            names,
-            Formula(name, names, expressions, [expressions.parse(value, table)]),
-            [expressions.parse(g, table) if g else None for g in gradients],
+            self.operands,
+            Formula(self.name, self.operands, expressions, value),
+            [expressions.parse(g, table) if g else None for g in self.gradients],
         )
         self._small = self._block = BLOCK
 
@@ -274,6 +279,18 @@ class Row:
             raise DtypeError(f"{self.name}: {got}, expected dtypes it is defined for") from error
 
 
+class _UnparsedRow(Row):
+    """A row until its first use: of all rows, a program calls a few.
+
+    A class of its own, as attributes of a class with `__getattr__` are slow to read.
+    """
+
+    def __getattr__(self, attribute: str) -> Any:
+        self._parse()
+        self.__class__ = Row  # type: ignore[assignment]
+        return object.__getattribute__(self, attribute)
+
+
 class UnaryOp(Protocol):
     """An op of one operand."""
 
@@ -337,7 +354,11 @@ def _constant(op: str, operand: Any) -> Any:
         if isinstance(operand, np.ndarray):
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
-    raise DtypeError(f"{op}: got a {type(operand).__name__}, expected a tensor, array or number")
+    if isinstance(operand, (list, tuple)):
+        return _Constant(values_of(op, operand))
+    raise DtypeError(
+        f"{op}: got a {type(operand).__name__}, expected a tensor, array, number or list"
+    )
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:

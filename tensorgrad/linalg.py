@@ -1,0 +1,519 @@
+"""Linear algebra with gradients, under NumPy's and the array API standard's names.
+
+Matrices are the last two axes, those before them a batch that broadcasts. Computed in float32 or
+float64; 16-bit floats are converted and the result rounded, integers become float64. cuSOLVER's
+functions wait for the GPU, so no CUDA graph can capture them. Tests: tests/test_linalg.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tensorgrad.accumulation import Gradients, Needs, Saved
+from tensorgrad.autograd import record
+from tensorgrad.backend import Array, namespace, same_device
+from tensorgrad.checks import axis_tuple
+from tensorgrad.dtypes import compute_dtype, float64, is_float
+from tensorgrad.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.operands import tensor_of
+from tensorgrad.ops.diagonals import cross, trace, vecdot
+from tensorgrad.ops.diagonals import diagonal as _diagonal
+from tensorgrad.ops.einsum import outer, tensordot
+from tensorgrad.ops.elementwise import abs, not_equal
+from tensorgrad.ops.matmul import matmul
+from tensorgrad.ops.reduce import max, min, sum
+from tensorgrad.ops.reduce import norm as _norm
+from tensorgrad.ops.shape import astype, expand_dims, moveaxis, reshape, squeeze
+from tensorgrad.ops.stacking import matrix_transpose
+from tensorgrad.tensor import Axis, Tensor
+
+__all__ = [
+    "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul",
+    "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer",
+    "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
+    "vector_norm",
+]  # fmt: skip
+
+Order = float | Literal["fro", "nuc"] | None
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues in ascending order, and eigenvectors as columns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+class QRResult(NamedTuple):
+    """Orthonormal columns and the upper triangle."""
+
+    Q: Tensor
+    R: Tensor
+
+
+class SlogdetResult(NamedTuple):
+    """The sign of the determinant, and the logarithm of its absolute value."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+class SVDResult(NamedTuple):
+    """Left singular vectors as columns, singular values descending, right ones as rows."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
+def diagonal(x: Any, offset: int = 0) -> Tensor:
+    """Return the diagonals of the matrices; see `tensorgrad.diagonal`."""
+    return _diagonal(x, offset, -2, -1)
+
+
+def inv(x: Any) -> Tensor:
+    """Return the inverse of square matrices.
+
+    Args:
+        x: (..., N, N).
+
+    Raises:
+        ShapeError: the matrices are not square.
+        ArgumentError: one is singular (on the GPU the result is not finite instead).
+    """
+    x, dtype = _square("inv", x)
+    y = _computed("inv", namespace(x.data).linalg.inv, x.data)
+    return astype(record("inv", y, (x,), _inv_backward, (y,)), dtype, copy=False)
+
+
+def _inv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    y = _transposed(saved[0])
+    return (-(y @ dy @ y),)
+
+
+def solve(a: Any, b: Any) -> Tensor:
+    """Return x with a @ x = b.
+
+    Args:
+        a: (..., N, N).
+        b: (N,) or (..., N, K).
+
+    Raises:
+        ShapeError: a is not square, or b does not fit it.
+        ArgumentError: a is singular (on the GPU the result is not finite instead).
+    """
+    a, first = _square("solve", a)
+    b, second = _floats("solve", "b", b)
+    same_device("solve", ("a", "b"), (a.data, b.data))
+    vector = b.ndim == 1
+    columns = expand_dims(b, 1) if vector else b
+    if columns.ndim < 2 or columns.shape[-2] != a.shape[-1]:
+        raise ShapeError(f"solve: b has shape {b.shape}, expected {a.shape[-1]} rows as a has")
+    dtype = np.result_type(first, second)
+    a, columns = (astype(t, compute_dtype(dtype), copy=False) for t in (a, columns))
+    y = _computed("solve", namespace(a.data).linalg.solve, a.data, columns.data)
+    x = record("solve", y, (a, columns), _solve_backward, (a.data, y))
+    return astype(squeeze(x, -1) if vector else x, dtype, copy=False)
+
+
+def _solve_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    a, x = saved
+    db = namespace(a).linalg.solve(_transposed(a), dy)
+    return -(db @ _transposed(x)) if needs[0] else None, db
+
+
+def det(x: Any) -> Tensor:
+    """Return the determinants of square matrices, (...,); the gradient needs an inverse.
+
+    Raises:
+        ShapeError: the matrices are not square.
+    """
+    x, dtype = _square("det", x)
+    xp = namespace(x.data)
+    y = xp.asarray(xp.linalg.det(x.data))
+    return astype(record("det", y, (x,), _det_backward, (x.data, y)), dtype, copy=False)
+
+
+def _det_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    x, y = saved
+    inverse = _computed("det", namespace(x).linalg.inv, x)
+    return ((dy * y)[..., None, None] * _transposed(inverse),)
+
+
+def slogdet(x: Any) -> SlogdetResult:
+    """Return sign and log|det| of square matrices, (...,) each; the gradient needs an inverse.
+
+    Raises:
+        ShapeError: the matrices are not square.
+    """
+    x, dtype = _square("slogdet", x)
+    xp = namespace(x.data)
+    sign, value = xp.linalg.slogdet(x.data)
+    y = record("slogdet", xp.asarray(value), (x,), _slogdet_backward, (x.data,))
+    return SlogdetResult(Tensor(xp.asarray(sign, dtype)), astype(y, dtype, copy=False))
+
+
+def _slogdet_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    (x,) = saved
+    inverse = _computed("slogdet", namespace(x).linalg.inv, x)
+    return (dy[..., None, None] * _transposed(inverse),)
+
+
+def cholesky(x: Any, upper: bool = False) -> Tensor:
+    """Return the lower triangle L with L L^T = x, or the upper one with U^T U = x.
+
+    Args:
+        x: (..., N, N), symmetric and positive definite; only its lower triangle is read.
+        upper: whether to return L^T.
+
+    Raises:
+        ShapeError: the matrices are not square.
+        ArgumentError: one is not positive definite.
+    Source: Murray 2016, arXiv:1602.07527, eq. 10; the gradient is symmetric.
+    """
+    x, dtype = _square("cholesky", x)
+    y = _computed("cholesky", namespace(x.data).linalg.cholesky, x.data)
+    factor = astype(record("cholesky", y, (x,), _cholesky_backward, (y,)), dtype, copy=False)
+    return matrix_transpose(factor) if upper else factor
+
+
+def _cholesky_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    (lower,) = saved
+    xp = namespace(lower)
+    inner = xp.tril(_transposed(lower) @ dy)
+    inner = inner - inner * xp.eye(lower.shape[-1], dtype=lower.dtype) / 2
+    inverse = xp.linalg.inv(lower)
+    dx = _transposed(inverse) @ inner @ inverse
+    return ((dx + _transposed(dx)) / 2,)
+
+
+def eigh(x: Any) -> EighResult:
+    """Return eigenvalues (..., N) and eigenvectors (..., N, N) of symmetric matrices.
+
+    Args:
+        x: (..., N, N); only the lower triangle is read. The gradient is symmetric; that of
+            eigenvectors needs different eigenvalues, and a loss that ignores their signs.
+
+    Raises:
+        ShapeError: the matrices are not square.
+    """
+    x, dtype = _square("eigh", x)
+    found = tuple(namespace(x.data).linalg.eigh(x.data))
+    values, vectors = record("eigh", found, (x,), _eigh_backward, found)
+    return EighResult(astype(values, dtype, copy=False), astype(vectors, dtype, copy=False))
+
+
+def _eigh_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
+    values, vectors = saved
+    dvalues, dvectors = dys
+    inner: Any = 0
+    if dvectors is not None:
+        inner = _reciprocal_differences(values) * (_transposed(vectors) @ dvectors)
+    if dvalues is not None:
+        inner = inner + dvalues[..., None] * namespace(values).eye(values.shape[-1])
+    dx = vectors @ inner.astype(values.dtype, copy=False) @ _transposed(vectors)
+    return ((dx + _transposed(dx)) / 2,)
+
+
+def eigvalsh(x: Any) -> Tensor:
+    """Return the eigenvalues of symmetric matrices, ascending; see `eigh`."""
+    return eigh(x).eigenvalues
+
+
+def qr(x: Any, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
+    """Return Q with orthonormal columns and the upper triangle R with Q R = x.
+
+    Args:
+        x: (..., M, N). The gradient needs M >= N and independent columns.
+        mode: "reduced" gives Q min(M, N) columns, "complete" M, without a gradient unless M = N.
+
+    Raises:
+        ArgumentError: another mode.
+        GradError: in backward, there is no gradient.
+    Source: Walter & Lehmann 2018, arXiv:1009.6112.
+    """
+    if mode not in ("reduced", "complete"):
+        raise ArgumentError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
+    x, dtype = _matrices("qr", x)
+    found = tuple(namespace(x.data).linalg.qr(x.data, mode))
+    q, r = record("qr", found, (x,), _qr_backward, found)
+    return QRResult(astype(q, dtype, copy=False), astype(r, dtype, copy=False))
+
+
+def _qr_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
+    q, r = saved
+    dq, dr = dys
+    if r.shape[-1] != r.shape[-2]:
+        raise GradError(f"qr: R has shape {r.shape}, expected a square one for a gradient")
+    xp = namespace(q)
+    dq = xp.zeros_like(q) if dq is None else dq
+    inner = -(_transposed(dq) @ q)
+    if dr is not None:
+        inner = r @ _transposed(xp.triu(dr)) + inner
+    lower = xp.tril(inner, -1)
+    inner = lower + _transposed(lower) + inner * xp.eye(r.shape[-1], dtype=r.dtype)
+    return (_transposed(xp.linalg.solve(r, _transposed(dq + q @ inner))),)
+
+
+def svd(x: Any, full_matrices: bool = True) -> SVDResult:
+    """Return U, S and Vh with U diag(S) Vh = x.
+
+    Args:
+        x: (..., M, N). The gradient needs different singular values, and for U and Vh a loss that
+            ignores their signs.
+        full_matrices: whether U is (..., M, M) and Vh (..., N, N), not (..., M, K) and
+            (..., K, N) with K = min(M, N). These have no gradient unless M = N.
+
+    Raises:
+        GradError: in backward, there is no gradient.
+    Source: Giles 2008, "Collected matrix derivative results for forward and reverse mode
+        algorithmic differentiation", section 3.2.
+    """
+    x, dtype = _matrices("svd", x)
+    found = tuple(namespace(x.data).linalg.svd(x.data, full_matrices))
+    results = record("svd", found, (x,), _svd_backward, found)
+    u, s, vh = (astype(part, dtype, copy=False) for part in results)
+    return SVDResult(u, s, vh)
+
+
+def _svd_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
+    u, s, vh = saved
+    du, ds, dvh = dys
+    k, xp = s.shape[-1], namespace(s)
+    if (u.shape[-1] != k and du is not None) or (vh.shape[-2] != k and dvh is not None):
+        raise GradError("svd: full matrices that are not square have no gradient, expected "
+                        "full_matrices=False")  # fmt: skip
+    u, vh = u[..., :k], vh[..., :k, :]
+    diagonal = xp.eye(k, dtype=s.dtype)
+    inner = xp.zeros((*s.shape, k), s.dtype) if ds is None else ds[..., None] * diagonal
+    factors = _reciprocal_differences(s * s)
+    dx = 0
+    if du is not None:
+        rotation = factors * (_transposed(u) @ du)
+        inner = inner + (rotation + _transposed(rotation)) * s[..., None, :]
+        dx = dx + ((du - u @ (_transposed(u) @ du)) / s[..., None, :]) @ vh
+    if dvh is not None:
+        rotation = factors * (vh @ _transposed(dvh))
+        inner = inner + s[..., None] * (rotation + _transposed(rotation))
+        dx = dx + (u / s[..., None, :]) @ (dvh - (dvh @ _transposed(vh)) @ vh)
+    return (u @ inner @ vh + dx,)
+
+
+def svdvals(x: Any) -> Tensor:
+    """Return the singular values of matrices, descending; see `svd`."""
+    return svd(x, full_matrices=False).S
+
+
+def pinv(x: Any, rtol: float | None = None) -> Tensor:
+    """Return the Moore-Penrose pseudo-inverses of matrices.
+
+    Args:
+        x: (..., M, N). The gradient is that of constant rank.
+        rtol: singular values up to this fraction of the largest count as 0; by default
+            max(M, N) times the spacing of the dtype at 1.
+
+    Returns:
+        (..., N, M).
+
+    Source: Golub & Pereyra 1973, doi:10.1137/0710036, eq. 4.12.
+    """
+    x, dtype = _matrices("pinv", x)
+    cut = _cutoff(x, rtol)
+    y = namespace(x.data).linalg.pinv(x.data, cut)
+    return astype(record("pinv", y, (x,), _pinv_backward, (x.data, y)), dtype, copy=False)
+
+
+def _pinv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    x, y = saved
+    xp, yt, dyt = namespace(x), _transposed(y), _transposed(dy)
+    left = xp.eye(x.shape[-2], dtype=x.dtype) - x @ y
+    right = xp.eye(x.shape[-1], dtype=x.dtype) - y @ x
+    return (left @ dyt @ y @ yt + yt @ y @ dyt @ right - yt @ dy @ yt,)
+
+
+def matrix_rank(x: Any, rtol: float | None = None) -> Tensor:
+    """Return how many singular values count as more than 0, int64, (...,); see `pinv`."""
+    x, _ = _matrices("matrix_rank", x)
+    values = svdvals(x.detach())
+    largest = max(values, -1, True) if values.shape[-1] else 0.0
+    return sum(values > largest * _cutoff(x, rtol), -1)
+
+
+def _cutoff(x: Tensor, rtol: float | None) -> float:
+    return float(np.finfo(x.dtype).eps) * float(np.max(x.shape[-2:])) if rtol is None else rtol
+
+
+def cond(x: Any, p: Order = None) -> Tensor:
+    """Return the condition numbers of matrices: the norm times that of the inverse.
+
+    Args:
+        x: (..., M, N), square but for p None, 2 and -2.
+        p: the order of the norm, see `matrix_norm`; None is 2.
+    """
+    if p is None or p in (2, -2):
+        values = svdvals(x)
+        ratio = values[..., 0] / values[..., -1]
+        return ratio if p != -2 else 1 / ratio
+    return matrix_norm(x, ord=p) * matrix_norm(inv(x), ord=p)
+
+
+def matrix_power(x: Any, n: int) -> Tensor:
+    """Return square matrices multiplied by themselves n times; negative n: their inverses.
+
+    Raises:
+        ShapeError: the matrices are not square.
+    """
+    given = tensor_of("matrix_power", "x", x)
+    base: Tensor | None = _check_square("matrix_power", given) if n >= 0 else inv(given)
+    power, n = None, -n if n < 0 else n
+    while n:
+        if n % 2:
+            power = base if power is None else matmul(power, base)
+        n //= 2
+        base = matmul(base, base) if n else None
+    if power is None:
+        xp = namespace(given.data)
+        eye = xp.eye(given.shape[-1], dtype=given.dtype)
+        return Tensor(xp.broadcast_to(eye, given.shape).copy())
+    return power
+
+
+def multi_dot(matrices: Any) -> Tensor:
+    """Return the product of matrices, from left to right; the first and last may be vectors."""
+    y, *others = matrices
+    for other in others:
+        y = matmul(y, other)
+    return tensor_of("multi_dot", "matrices", y)
+
+
+def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+    """Return sum(|x|^ord)^(1/ord), max(|x|) for inf, min(|x|) for -inf, the nonzeros for 0.
+
+    Args:
+        x: any shape.
+        axis: the axes to reduce; None for all.
+        keepdims: whether the reduced axes stay with length 1.
+        ord: the order.
+
+    Raises:
+        ArgumentError: the order is not a number.
+    """
+    if not isinstance(ord, (int, float, np.number)):
+        raise ArgumentError(f"norm: ord is {ord!r}, expected a number for vectors")
+    if ord in (1, 2, math.inf):
+        return _norm(x, axis, ord, keepdims)
+    x, dtype = _floats("norm", "x", x)
+    if ord == -math.inf:
+        y = min(abs(x), axis, keepdims)
+    elif ord == 0:
+        y = sum(not_equal(x, 0), axis, keepdims)
+    else:
+        y = sum(abs(x) ** float(ord), axis, keepdims) ** (1 / float(ord))
+    return astype(y, dtype, copy=False)
+
+
+def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
+    """Return the norms of matrices, (...,).
+
+    Args:
+        x: (..., M, N).
+        keepdims: whether the last two axes stay with length 1.
+        ord: "fro" (the root of the sum of squares), "nuc" (the sum of the singular values), 2 or
+            -2 (the largest or smallest of them), 1 or -1 (the largest or smallest sum of |x| over
+            a column), inf or -inf (over a row).
+
+    Raises:
+        ArgumentError: another order.
+    """
+    x, dtype = _matrices("norm", x)
+    y: Tensor
+    if ord in ("fro", None):
+        y = _norm(x, (-2, -1), 2, keepdims)
+    elif ord in ("nuc", 2, -2):
+        function: Any = {"nuc": sum, 2: max, -2: min}[ord]
+        y = function(svdvals(x), -1)
+        y = reshape(y, (*y.shape, 1, 1)) if keepdims else y
+    elif ord in (1, -1, math.inf, -math.inf):
+        axis = -2 if ord in (1, -1) else -1
+        choose: Any = max if float(ord) > 0 else min
+        totals = sum(abs(x), axis, True)
+        y = choose(totals, (-2, -1), keepdims)
+    else:
+        raise ArgumentError(
+            f"norm: ord is {ord!r}, expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices"
+        )
+    return astype(y, dtype, copy=False)
+
+
+def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the norm of vectors, or of matrices where `axis` names two axes, as in NumPy.
+
+    Args:
+        x: any shape; with `ord` and without `axis` one or two axes.
+        ord: see `vector_norm` and `matrix_norm`; None is the root of the sum of squares.
+        axis: one axis, two, or None.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Raises:
+        ArgumentError: there is no such order, or more than two axes.
+    """
+    x = tensor_of("norm", "x", x)
+    if ord is None:
+        return vector_norm(x, axis, keepdims)
+    axes = axis_tuple("norm", tuple(axis) if isinstance(axis, list) else axis, x.ndim)
+    if len(axes) == 1:
+        return vector_norm(x, axes, keepdims, ord)  # type: ignore[arg-type]  # it checks
+    if len(axes) != 2:
+        raise ArgumentError(f"norm: axis is {axis} for x of {x.ndim} axes, expected one or two")
+    y = matrix_norm(moveaxis(x, axes, (-2, -1)), False, ord)
+    return reshape(y, [1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else y
+
+
+def _floats(op: str, name: str, x: Any) -> tuple[Tensor, Any]:
+    """Return x in float32 or float64, and the dtype of the result."""
+    x = tensor_of(op, name, x)
+    dtype = x.dtype if is_float(x.dtype) else float64
+    return astype(x, compute_dtype(dtype), copy=False), dtype
+
+
+def _matrices(op: str, x: Any) -> tuple[Tensor, Any]:
+    """Do as `_floats`, for two axes or more."""
+    x, dtype = _floats(op, "x", x)
+    if x.ndim < 2:
+        raise ShapeError(f"{op}: x has shape {x.shape}, expected two axes or more")
+    return x, dtype
+
+
+def _square(op: str, x: Any) -> tuple[Tensor, Any]:
+    """Do as `_floats`, for square matrices."""
+    x, dtype = _floats(op, "x", x)
+    return _check_square(op, x), dtype
+
+
+def _check_square(op: str, x: Tensor) -> Tensor:
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"{op}: x has shape {x.shape}, expected square matrices (..., N, N)")
+    return x
+
+
+def _computed(op: str, function: Callable[..., Array], *arrays: Array) -> Array:
+    """Return the result of a function that may find the first matrix unfit."""
+    try:
+        return function(*arrays)
+    except np.linalg.LinAlgError as error:
+        raise ArgumentError(f"{op}: the matrix is unfit: {error}") from error
+
+
+def _transposed(x: Array) -> Array:
+    return x.swapaxes(-1, -2)
+
+
+def _reciprocal_differences(values: Array) -> Array:
+    """Return 1 / (values[j] - values[i]) at [i, j], 0 on the diagonal."""
+    difference = values[..., None, :] - values[..., None]
+    same = namespace(values).eye(values.shape[-1], dtype=values.dtype)
+    return (1 - same) / (difference + same)

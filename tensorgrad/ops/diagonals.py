@@ -1,0 +1,201 @@
+"""Diagonals, triangles and products that follow from einsum.
+
+Names and meanings are NumPy's, gradients those of the ops they are made of.
+Tests: tests/ops/test_diagonals.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad.backend import namespace, namespace_on
+from tensorgrad.checks import axis_index, check_integer
+from tensorgrad.dtypes import DtypeLike, as_dtype, float32
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.operands import tensor_of
+from tensorgrad.ops.einsum import dot, tensordot
+from tensorgrad.ops.elementwise import multiply, power
+from tensorgrad.ops.indexing import getitem
+from tensorgrad.ops.matmul import matmul
+from tensorgrad.ops.reduce import sum
+from tensorgrad.ops.shape import concatenate, expand_dims, moveaxis, pad, ravel, reshape, squeeze
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "cross", "diag", "diagflat", "diagonal", "inner", "kron", "matvec", "trace", "tri",
+    "tril_indices", "triu_indices", "vander", "vdot", "vecdot", "vecmat",
+]  # fmt: skip
+
+
+def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    """Return the diagonal of two axes as the last axis of the result.
+
+    Args:
+        x: two axes or more.
+        offset: how far above the main diagonal; negative: below.
+        axis1, axis2: the axes of the rows and the columns.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        ArgumentError: the axes are the same, or x lacks one.
+    """
+    x = tensor_of("diagonal", "x", x)
+    check_integer("diagonal", "offset", offset)
+    if x.ndim < 2:
+        raise ShapeError(f"diagonal: x has shape {x.shape}, expected two axes or more")
+    first = axis_index("diagonal", axis1, x.ndim, "axis1")
+    second = axis_index("diagonal", axis2, x.ndim, "axis2")
+    if first == second:
+        raise ArgumentError(f"diagonal: axis2 is {axis2}, expected another axis than axis1")
+    x = moveaxis(x, (first, second), (-2, -1))
+    rows, columns = x.shape[-2:]
+    length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
+    steps = namespace(x.data).arange(length)
+    return getitem(x, (..., steps + max(-offset, 0), steps + max(offset, 0)))
+
+
+def trace(
+    x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike | None = None
+) -> Tensor:
+    """Return the sum along a diagonal; arguments and errors are those of `diagonal`."""
+    return sum(diagonal(x, offset, axis1, axis2), -1, dtype=dtype)
+
+
+def diag(x: Any, k: int = 0) -> Tensor:
+    """Return the k-th diagonal of a matrix, or a matrix of zeros with the vector x on it.
+
+    Raises:
+        ShapeError: x is neither a vector nor a matrix.
+    """
+    x = tensor_of("diag", "x", x)
+    if x.ndim == 2:
+        return diagonal(x, k)
+    if x.ndim != 1:
+        raise ShapeError(f"diag: x has shape {x.shape}, expected a vector or a matrix")
+    check_integer("diag", "k", k)
+    n = x.shape[0]
+    if not n:
+        return pad(reshape(x, (0, 0)), ((0, abs(k)), (0, abs(k))))
+    rows = pad(expand_dims(x, 1), ((0, 0), (0, n)))  # row i begins with x[i]
+    square = reshape(ravel(rows)[: n * n], (n, n))
+    return pad(square, ((max(-k, 0), max(k, 0)), (max(k, 0), max(-k, 0))))
+
+
+def diagflat(x: Any, k: int = 0) -> Tensor:
+    """Return a matrix of zeros with the elements of x on its k-th diagonal."""
+    return diag(ravel(x), k)
+
+
+def tri(
+    rows: int,
+    columns: int | None = None,
+    k: int = 0,
+    dtype: DtypeLike = float32,
+    device: str = "cpu",
+) -> Tensor:
+    """Return a matrix with ones on and below the k-th diagonal and zeros above."""
+    check_integer("tri", "rows", rows, 0)
+    xp = namespace_on(device)
+    wide = xp.arange(rows if columns is None else columns)
+    return Tensor((wide <= xp.arange(rows)[:, None] + k).astype(as_dtype(dtype)))
+
+
+def tril_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the row and column indices of a matrix on and below its k-th diagonal, int64."""
+    first, second = tri(rows, columns, k).data.nonzero()
+    return Tensor(first), Tensor(second)
+
+
+def triu_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the row and column indices of a matrix on and above its k-th diagonal, int64."""
+    first, second = (tri(rows, columns, k - 1).data == 0).nonzero()
+    return Tensor(first), Tensor(second)
+
+
+def inner(a: Any, b: Any) -> Tensor:
+    """Return the sums of products over the last axes of a and b; a number multiplies.
+
+    Raises:
+        ShapeError: the last axes differ in length.
+    """
+    a, b = tensor_of("inner", "a", a), tensor_of("inner", "b", b)
+    return tensordot(a, b, (-1, -1)) if a.ndim and b.ndim else multiply(a, b)
+
+
+def vdot(a: Any, b: Any) -> Tensor:
+    """Return the sum of the products of the flattened a and b.
+
+    Raises:
+        ShapeError: they differ in size.
+    """
+    return dot(ravel(a), ravel(b))
+
+
+def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
+    """Return the sums of products along an axis; the others broadcast.
+
+    Raises:
+        ShapeError: the axes differ in length, or the others do not broadcast.
+    """
+    a, b = tensor_of("vecdot", "a", a), tensor_of("vecdot", "b", b)
+    a = moveaxis(a, axis_index("vecdot", axis, a.ndim), -1)
+    b = moveaxis(b, axis_index("vecdot", axis, b.ndim), -1)
+    if a.shape[-1] != b.shape[-1]:
+        raise ShapeError(
+            f"vecdot: b has length {b.shape[-1]} along the axis, expected {a.shape[-1]} as a"
+        )
+    return squeeze(matmul(expand_dims(a, -2), expand_dims(b, -1)), (-1, -2))
+
+
+def matvec(a: Any, b: Any) -> Tensor:
+    """Return the products of matrices (..., M, N) with vectors (..., N), (..., M)."""
+    return squeeze(matmul(a, expand_dims(b, -1)), -1)
+
+
+def vecmat(a: Any, b: Any) -> Tensor:
+    """Return the products of vectors (..., M) with matrices (..., M, N), (..., N)."""
+    return squeeze(matmul(expand_dims(a, -2), b), -2)
+
+
+def kron(a: Any, b: Any) -> Tensor:
+    """Return the Kronecker product: every element of a times all of b."""
+    a, b = tensor_of("kron", "a", a), tensor_of("kron", "b", b)
+    ndim = max(a.ndim, b.ndim)
+    of_a = (1,) * (ndim - a.ndim) + a.shape
+    of_b = (1,) * (ndim - b.ndim) + b.shape
+    first = reshape(a, [n for length in of_a for n in (length, 1)])
+    second = reshape(b, [n for length in of_b for n in (1, length)])
+    return reshape(first * second, [m * n for m, n in zip(of_a, of_b, strict=True)])
+
+
+def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
+    """Return the vector product of vectors of three elements along an axis.
+
+    Raises:
+        ShapeError: the axis has another length, or the other axes do not broadcast.
+    """
+    a, b = tensor_of("cross", "a", a), tensor_of("cross", "b", b)
+    for name, x in (("a", a), ("b", b)):
+        length = x.shape[axis_index("cross", axis, x.ndim)]
+        if length != 3:
+            raise ShapeError(f"cross: {name} has length {length} along the axis, expected 3")
+    a, b = moveaxis(a, axis, -1), moveaxis(b, axis, -1)
+    parts = [
+        a[..., i, None] * b[..., j, None] - a[..., j, None] * b[..., i, None]
+        for i, j in ((1, 2), (2, 0), (0, 1))
+    ]
+    return moveaxis(concatenate(parts, -1), -1, axis)
+
+
+def vander(x: Any, columns: int | None = None, increasing: bool = False) -> Tensor:
+    """Return the matrix of the powers of a vector, the highest first unless `increasing`.
+
+    Raises:
+        ShapeError: x is not a vector.
+    """
+    x = tensor_of("vander", "x", x)
+    if x.ndim != 1:
+        raise ShapeError(f"vander: x has shape {x.shape}, expected one axis")
+    count = len(x) if columns is None else columns
+    powers = namespace(x.data).arange(count, dtype=x.dtype)
+    return power(expand_dims(x, 1), powers if increasing else powers[::-1])

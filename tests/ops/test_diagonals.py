@@ -1,0 +1,69 @@
+"""Diagonals, triangles and products of vectors, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad as tg
+from tensorgrad import Tensor
+from tensorgrad.errors import ArgumentError, ShapeError
+from tests.opcheck import Case, Ulps, check
+
+
+def of_one(name: str, shape: tuple[int, ...], *arguments: Any, **options: Any) -> Case:
+    return Case(
+        lambda x: getattr(tg, name)(x, *arguments, **options),
+        [shape],
+        lambda x: getattr(np, name)(x, *arguments, **options),
+        terms=4,
+        values=Ulps(2, "row"),
+        name=name,
+    )
+
+
+CASES = [
+    *(of_one("diagonal", (3, 5), offset) for offset in (-4, -1, 0, 2, 6)),
+    of_one("diagonal", (2, 3, 4), 1, 2, 0),
+    of_one("trace", (4, 4)),
+    of_one("trace", (3, 2, 4), 1, 0, 2),
+    *(of_one("diag", shape, k) for shape in [(3,), (0,), (3, 4)] for k in (-2, 0, 1)),
+    of_one("diagflat", (2, 2), 1),
+    Case(lambda x: x * tg.tri(3, 4, 1, "float64", x.device).astype(x.dtype), [(3, 4)],
+         lambda x: x * np.tri(3, 4, 1), name="tri"),
+    Case(lambda x: x[tg.tril_indices(3, 1, 4)], [(3, 4)], lambda x: x[np.tril_indices(3, 1, 4)],
+         name="tril_indices", captured=False),
+    Case(lambda x: x[tg.triu_indices(3, 1, 4)], [(3, 4)], lambda x: x[np.triu_indices(3, 1, 4)],
+         name="triu_indices", captured=False),
+    Case(tg.inner, [(2, 3), (4, 3)], np.inner, terms=4, values=Ulps(2, "row")),
+    Case(tg.inner, [(), (3,)], np.inner, terms=4, gradients=Ulps(2, "row")),
+    Case(tg.vdot, [(2, 3), (2, 3)], np.vdot, terms=6, values=Ulps(2, "row")),
+    Case(tg.vecdot, [(2, 5), (3, 1, 5)], np.vecdot, terms=8, values=Ulps(2, "row")),
+    Case(tg.matvec, [(2, 3, 4), (4,)], lambda a, b: a @ b, terms=8, values=Ulps(2, "row")),
+    Case(tg.vecmat, [(4,), (2, 4, 3)], lambda a, b: b.swapaxes(1, 2) @ a, terms=8,
+         values=Ulps(2, "row")),
+    Case(tg.kron, [(2, 3), (3, 2)], np.kron, terms=6, gradients=Ulps(2, "row")),
+    Case(tg.kron, [(2,), (2, 2)], np.kron, terms=6, gradients=Ulps(2, "row")),
+    Case(tg.cross, [(4, 3), (4, 3)], np.cross, values=Ulps(4, "row"), terms=4),
+    of_one("vander", (4,), 3),
+    of_one("vander", (4,), increasing=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+def test_errors_name_argument_and_expectation() -> None:
+    x = Tensor(np.ones((2, 3)))
+    with pytest.raises(ShapeError, match=r"diagonal: x has shape \(3,\), expected two axes"):
+        tg.diagonal(x[0])
+    with pytest.raises(ArgumentError, match="diagonal: axis2 is -2, expected another axis"):
+        tg.diagonal(x, 0, 0, -2)
+    with pytest.raises(ShapeError, match="cross: a has length 2 along the axis, expected 3"):
+        tg.cross(x.T, x)
+    with pytest.raises(ShapeError, match="vecdot: b has length 2 along the axis, expected 3"):
+        tg.vecdot(x, x.T)

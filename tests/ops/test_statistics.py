@@ -1,0 +1,127 @@
+"""Quantiles, averages that skip NaN, histograms and differences, against NumPy."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad as tg
+from tensorgrad import Tensor
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tests.opcheck import Case, Ulps, check
+
+
+def apart(*shape: int) -> Any:
+    """Return different numbers in any order: numeric differences must not change the order."""
+    size = int(np.prod(shape))
+    return (np.random.default_rng(size).permutation(size) / 8 - 2).reshape(shape)
+
+
+def case(name: str, x: Any, *arguments: Any, gradient: bool = True, **options: Any) -> Case:
+    return Case(
+        lambda x: getattr(tg, name)(x, *arguments, **options),
+        [x],
+        lambda x: getattr(np, name)(x, *arguments, **options),
+        values=Ulps(2, "row"),
+        terms=16,
+        gradient=gradient,
+        name=name,
+    )
+
+
+CASES = [
+    *(case("median", apart(*shape), axis) for shape, axis in [((5,), None), ((4, 3), 0),
+                                                           ((2, 3, 4), (0, 2)), ((), None)]),
+    case("median", apart(4, 3), 1, keepdims=True),
+    *(case("quantile", apart(3, 7), 0.3, 1, method=method)
+      for method in ("linear", "lower", "higher", "nearest", "midpoint")),
+    case("quantile", apart(3, 7), [0.0, 0.25, 1.0], 0, keepdims=True),
+    case("percentile", apart(9), 80),
+    *(case(name, apart(3, 5), 1) for name in ("nanmedian", "nanmean", "nansum", "nanprod",
+                                            "nanvar", "nanstd", "nanmax", "nanmin")),
+    *(case(name, apart(3, 5), 1, gradient=False) for name in ("nanargmax", "nanargmin")),
+    *(case(name, apart(3, 5), 1) for name in ("nancumsum", "nancumprod")),
+    case("nanquantile", apart(3, 5), 0.4, 0),
+    case("nanpercentile", apart(3, 5), [40, 60]),
+    case("ptp", apart(3, 5), 1),
+    case("average", apart(3, 5), 0),
+    Case(tg.average, [(3, 5)], np.average, terms=15, values=Ulps(4, "row")),
+    Case(lambda x, w: tg.average(x, 1, w), [apart(3, 4), np.array([0.5, 1.0, 2.0, 3.5])],
+         lambda x, w: np.average(x, 1, w), terms=16, values=Ulps(4, "row"),
+         gradients=Ulps(16, "row", why="of a quotient of sums"), name="average",
+         dtypes=("float64", "float32")),
+    Case(tg.cov, [(3, 5)], np.cov, terms=16, values=Ulps(4, "row")),
+    Case(lambda x, y: tg.cov(x, y, rowvar=False, bias=True), [(6, 2), (6, 1)],
+         lambda x, y: np.cov(x, y, rowvar=False, bias=True), terms=16, values=Ulps(4, "row"),
+         name="cov"),
+    Case(tg.corrcoef, [(3, 5)], np.corrcoef, terms=64, dtypes=("float64", "float32"),
+         values=Ulps(4, "row"), gradients=Ulps(16, "row", why="cancels beside the diagonal")),
+    case("diff", (3, 5)),
+    case("diff", (5, 3), 2, 0),
+    case("diff", np.arange(12).reshape(3, 4) ** 2, prepend=0, append=[[1], [2], [3]]),
+    case("diff", np.array([True, True, False])),
+    case("trapezoid", (3, 5)),
+    Case(lambda y, x: tg.trapezoid(y, x, axis=0), [(4, 2), np.array([0.0, 1.0, 3.0, 3.5])],
+         lambda y, x: np.trapezoid(y.T, x).T, terms=16, values=Ulps(4, "row"),
+         gradients=Ulps(2, "row"), name="trapezoid"),
+    Case(tg.bincount, [np.array([0, 3, 1, 3])], np.bincount, gradient=False, captured=False),
+    Case(lambda x, w: tg.bincount(x, w, 6), [np.array([0, 3, 1, 3]), (4,)],
+         lambda x, w: np.bincount(x, w, 6), captured=False, values=Ulps(4, "row"),
+         dtypes=("float64",), name="bincount"),
+    case("digitize", np.array([0.5, 1.0, -3.0, 9.0]), [0.0, 1.0, 2.0], gradient=False),
+    case("digitize", np.array([0.5, 1.0, -3.0, 9.0]), [2.0, 1.0], True, gradient=False),
+]  # fmt: skip
+CASES += [Case(lambda x: tg.histogram(x, [-2.0, 0.0, 0.5, 9.0])[0], [(3, 5)],
+               lambda x: np.histogram(x, [-2.0, 0.0, 0.5, 9.0])[0], gradient=False,
+               captured=False, name="histogram")]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_numpy(case: Case) -> None:
+    check(case)
+
+
+def test_nan_is_skipped_or_wins(device: str) -> None:
+    x = np.array([[1.0, np.nan, 3.0, 2.0], [np.nan] * 4])
+    t = Tensor(x).to(device)
+    names = ["nanmean", "nansum", "nanprod", "nanvar", "nanstd", "nanmax", "nanmin", "nanmedian",
+             "median", "nancumsum", "nancumprod"]  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's of rows without numbers
+        for name in names:
+            found = getattr(tg, name)(t, 1).numpy()
+            np.testing.assert_allclose(found, getattr(np, name)(x, 1), err_msg=name)
+        np.testing.assert_allclose(tg.nanquantile(t, 0.7, 1), np.nanquantile(x, 0.7, 1))
+    leaf = Tensor(x[0], requires_grad=True)
+    tg.nanmean(leaf).backward()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(leaf.grad * 3, np.array([1.0, 0.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("options", [{}, {"bins": 4, "range": (0.0, 2.0)}, {"density": True}])
+def test_histogram_is_numpys(options: dict[str, Any], device: str) -> None:
+    x = np.random.default_rng(3).standard_normal((7, 9))
+    for one, two in zip(tg.histogram(Tensor(x).to(device), **options), np.histogram(x, **options),
+                        strict=True):  # fmt: skip
+        np.testing.assert_allclose(one.numpy(), two)
+
+
+def test_errors_name_argument_and_expectation() -> None:
+    x = Tensor(np.ones((2, 3)))
+    calls: list[tuple[Any, Any, str]] = [
+        (lambda: tg.quantile(x, 1.5), ArgumentError, "quantile: q is 1.5, expected 0 to 1"),
+        (lambda: tg.quantile(x, 0.5, method="mid"),  # type: ignore[arg-type]
+         ArgumentError, "quantile: method is 'mid'"),
+        (lambda: tg.median(x[:0]), ShapeError, r"median: x has shape \(0, 3\), expected elements"),
+        (lambda: tg.average(x, 1, np.ones(2)), ShapeError, r"average: weights has shape \(2,\)"),
+        (lambda: tg.bincount(x[0]), DtypeError, "bincount: x has dtype float64, expected integers"),
+        (lambda: tg.bincount(np.array([-1])), ArgumentError, "bincount: x holds -1, expected 0"),
+        (lambda: tg.histogram(x, [2.0, 1.0]), ArgumentError, "histogram: bins is"),
+        (lambda: tg.diff(x, -1), ArgumentError, "diff: n is -1, expected 0 or more"),
+    ]  # fmt: skip
+    for call, error, message in calls:
+        with pytest.raises(error, match=message):
+            call()

@@ -1,0 +1,127 @@
+"""Linear algebra against NumPy, and its gradients against numeric differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, backend, gradcheck, linalg
+from tensorgrad.errors import ArgumentError, GradError, ShapeError
+
+Values = np.ndarray[Any, Any]
+RNG = np.random.default_rng(5)
+SQUARE, TALL, WIDE = (RNG.standard_normal(shape) for shape in [(2, 3, 3), (4, 3), (3, 4)])
+FLAT = RNG.standard_normal((2, 3, 4))
+POSITIVE = SQUARE @ SQUARE.swapaxes(-1, -2) + np.eye(3)
+
+# (name, our function, NumPy's, input); signs of vectors are free, so absolute values are compared
+CALLS: list[tuple[str, Callable[..., Any], Callable[..., Any], Values]] = [
+    ("inv", linalg.inv, np.linalg.inv, SQUARE),
+    ("det", linalg.det, np.linalg.det, SQUARE),
+    ("slogdet", linalg.slogdet, np.linalg.slogdet, SQUARE),
+    ("cholesky", linalg.cholesky, np.linalg.cholesky, POSITIVE),
+    ("cholesky-upper", lambda x: linalg.cholesky(x, upper=True),
+     lambda x: np.linalg.cholesky(x).swapaxes(-1, -2), POSITIVE),
+    ("eigh", lambda x: list(map(abs, linalg.eigh(x))),
+     lambda x: list(map(abs, np.linalg.eigh(x))), POSITIVE),
+    ("eigvalsh", linalg.eigvalsh, np.linalg.eigvalsh, POSITIVE),
+    *((f"qr-{x.shape}", linalg.qr, np.linalg.qr, x) for x in (SQUARE, TALL)),
+    *((f"svd-{x.shape}", lambda x: list(map(abs, linalg.svd(x, False))),
+       lambda x: list(map(abs, np.linalg.svd(x, False))), x) for x in (SQUARE, TALL, WIDE)),
+    ("svdvals", linalg.svdvals, np.linalg.svdvals, FLAT),
+    *((f"pinv-{x.shape}", linalg.pinv, np.linalg.pinv, x) for x in (SQUARE, TALL, FLAT)),
+    ("diagonal", linalg.diagonal, np.linalg.diagonal, FLAT),
+    *((f"matrix_power-{n}", lambda x, n=n: linalg.matrix_power(x, n),
+       lambda x, n=n: np.linalg.matrix_power(x, n), SQUARE) for n in (-2, 1, 3)),
+    *((f"cond-{p}", lambda x, p=p: linalg.cond(x, p), lambda x, p=p: np.linalg.cond(x, p), SQUARE)
+      for p in (None, -2, "fro", 1)),
+    *((f"matrix_norm-{p}", lambda x, p=p: linalg.matrix_norm(x, True, p),
+       lambda x, p=p: np.linalg.matrix_norm(x, keepdims=True, ord=p), FLAT)
+      for p in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)),
+    *((f"vector_norm-{p}", lambda x, p=p: linalg.vector_norm(x, (0, 2), False, p),
+       lambda x, p=p: np.linalg.vector_norm(x, axis=(0, 2), ord=p), FLAT)
+      for p in (1, 2, 3, 0.5, np.inf, -np.inf)),
+    *((f"norm-{p}-{axis}", lambda x, p=p, axis=axis: linalg.norm(x, p, axis, True),
+       lambda x, p=p, axis=axis: np.linalg.norm(x, p, axis, True), FLAT)
+      for p, axis in ((None, None), (None, 1), (3, 2), ("nuc", (0, 2)), (1, (2, 1)))),
+    ("multi_dot", lambda x: linalg.multi_dot([x.T, x, x[0]]),
+     lambda x: np.linalg.multi_dot([x.T, x, x[0]]), TALL),
+]  # fmt: skip
+
+
+def outputs(y: Any) -> list[Any]:
+    return list(y) if isinstance(y, (list, tuple)) else [y]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("row", CALLS, ids=lambda row: row[0])
+def test_values_are_numpys(row: Any, dtype: str, device: str) -> None:
+    _, ours, numpys, x = row
+    found = outputs(ours(Tensor(x.astype(dtype)).to(device)))
+    expected = outputs(numpys(x.astype(dtype).astype("float64")))
+    tolerance = {"float64": 1e-9, "float32": 2e-3, "float16": 2e-2}[dtype]
+    assert len(found) == len(expected)
+    for one, two in zip(found, expected, strict=True):
+        assert one.dtype == np.dtype(dtype)
+        assert one.device.startswith(device)
+        np.testing.assert_allclose(one.numpy().astype("float64"), two, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("row", CALLS, ids=lambda row: row[0])
+def test_gradients(row: Any, device: str) -> None:
+    name, ours, _, x = row
+
+    def f(x: Tensor) -> Any:
+        if x.shape == POSITIVE.shape and name.startswith(("cholesky", "eig")):
+            x = (x + x.mT) / 2  # one triangle is read
+        return outputs(ours(x))[name == "slogdet" :]  # without the sign
+
+    assert gradcheck(f, [backend.to_device(x, device)])
+
+
+@pytest.mark.parametrize(("a", "b"), [(SQUARE, SQUARE[:, :, :2]), (SQUARE, TALL[:3]),
+                                      (SQUARE[0], TALL[0]), (SQUARE[0], FLAT)])  # fmt: skip
+def test_solve(a: Values, b: Values, device: str) -> None:
+    arrays = [backend.to_device(array, device) for array in (a, b)]
+    y = linalg.solve(*map(Tensor, arrays))
+    np.testing.assert_allclose(y.numpy(), np.linalg.solve(a, b), 1e-9)
+    assert gradcheck(linalg.solve, arrays)
+    half = linalg.solve(Tensor(arrays[0].astype("float32")), Tensor(arrays[1]))
+    assert half.dtype == np.dtype("float64")
+
+
+def test_full_matrices_and_ranks() -> None:
+    for x in (TALL, WIDE):
+        for one, two in zip(linalg.svd(x), np.linalg.svd(x), strict=True):
+            np.testing.assert_allclose(abs(one), abs(two), 1e-9)
+        assert linalg.matrix_rank(x).item() == 3
+    assert linalg.matrix_rank(np.outer(TALL[0], TALL[1])).item() == 1
+    np.testing.assert_allclose(linalg.qr(TALL, "complete").Q, np.linalg.qr(TALL, "complete").Q)
+    np.testing.assert_array_equal(linalg.matrix_power(SQUARE, 0), np.stack([np.eye(3)] * 2))
+    assert linalg.inv(np.array([[2, 0], [0, 4]])).dtype == np.dtype("float64")
+
+
+def test_errors_name_argument_and_expectation() -> None:
+    singular, leaf = np.ones((2, 2)), Tensor(WIDE.copy(), requires_grad=True)
+    calls: list[tuple[Callable[[], Any], Any, str]] = [
+        (lambda: linalg.inv(TALL), ShapeError, r"inv: x has shape \(4, 3\), expected square"),
+        (lambda: linalg.inv(singular), ArgumentError, "inv: the matrix is unfit: Singular"),
+        (lambda: linalg.cholesky(-singular), ArgumentError, "cholesky: the matrix is unfit"),
+        (lambda: linalg.solve(SQUARE, TALL), ShapeError, r"solve: b has shape \(4, 3\), expected"),
+        (lambda: linalg.svd(TALL[0]), ShapeError, r"svd: x has shape \(3,\), expected two axes"),
+        (lambda: linalg.qr(leaf).Q.sum().backward(), GradError, "qr: R has shape"),
+        (lambda: linalg.svd(leaf).Vh.sum().backward(), GradError, "svd: full matrices"),
+        (lambda: linalg.norm(TALL, "max"), ArgumentError,  # type: ignore[arg-type]
+         "norm: ord is 'max', expected 'fro'"),
+        (lambda: linalg.norm(FLAT, 1), ArgumentError, "norm: axis is None for x of 3 axes"),
+    ]  # fmt: skip
+    for call, error, message in calls:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_all_names_are_there() -> None:
+    assert [name for name in linalg.__all__ if not callable(getattr(linalg, name))] == []

@@ -1,0 +1,30 @@
+"""NumPy's function list: each name is in the library, or on the page of what is omitted."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+import tensorgrad as tg
+from tests.source_tree import ROOT
+
+PAGE = (ROOT / "docs" / "guides" / "omitted.md").read_text(encoding="utf-8")
+OMITTED = set(re.findall(r"`(\w+)`", PAGE.partition("## Names of NumPy")[2]))
+NAMES = {name for name in np.__all__ if not name.startswith("__")} - {"dtypes"}
+LATER = {"float128", "complex256", "core", "row_stack"}  # on some platforms or versions
+
+
+def available() -> set[str]:
+    return {name for name in NAMES if name in tg.__all__}
+
+
+def test_every_name_of_numpy_is_here_or_omitted_with_a_reason() -> None:
+    assert NAMES - available() - OMITTED == set()
+    assert OMITTED & set(tg.__all__) == set()
+    assert OMITTED - NAMES - LATER - {"tg"} == set()
+
+
+def test_most_names_are_available() -> None:
+    functions = {name for name in NAMES if not isinstance(getattr(np, name), type)}
+    assert len(available() & functions) >= 0.6 * len(functions)
