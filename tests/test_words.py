@@ -22,7 +22,7 @@ WORDS = {
     r"\b(next_|latest_)?tick\b": "version counter",
     r"\btables? of (tokens|positions)\b": "token embedding, position embedding",
     r"\bgains\b": "norm weights",
-    r"\bnormal_share\b|\w+_slope\b|\bslope of\b": "normal CDF, derivative",
+    r"\bnormal_share\b|\b(?!negative_slope\b)\w+_slope\b|\bslope of\b": "normal CDF, derivative",
     r"\"(both|either|differ|inverted)\(|\b(either|differ|inverted)\(": "logical_and, logical_or",
     r"\bspared\b|\brows kept\b": "keep mask, keep probability",
     r"\bmade by rules\b": "synthetic",

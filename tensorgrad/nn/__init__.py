@@ -1,6 +1,7 @@
 """Neural-network layers, and the base class to write them with."""
 
 from tensorgrad.nn import functional, init
+from tensorgrad.nn.activation import ELU, GELU, LeakyReLU, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from tensorgrad.nn.attention import (
     ATTENTION_KERNELS,
     KeyValueCache,
@@ -8,30 +9,59 @@ from tensorgrad.nn.attention import (
     RotaryEmbedding,
     use_attention,
 )
-from tensorgrad.nn.container import ModuleList, Sequential
+from tensorgrad.nn.container import ModuleDict, ModuleList, Sequential
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.embedding import Embedding
 from tensorgrad.nn.linear import Linear
+from tensorgrad.nn.loss import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+)
 from tensorgrad.nn.module import Module, Parameter, evaluating
-from tensorgrad.nn.norm import LayerNorm, RMSNorm
+from tensorgrad.nn.norm import GroupNorm, LayerNorm, RMSNorm
+from tensorgrad.nn.shape import Flatten, Identity
 from tensorgrad.nn.transformer import FeedForward, SwiGLU, TransformerBlock
 
 __all__ = [
     "ATTENTION_KERNELS",
+    "ELU",
+    "GELU",
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
     "Dropout",
     "Embedding",
     "FeedForward",
+    "Flatten",
+    "GroupNorm",
+    "HuberLoss",
+    "Identity",
+    "KLDivLoss",
     "KeyValueCache",
+    "L1Loss",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "MSELoss",
     "Module",
+    "ModuleDict",
     "ModuleList",
     "MultiHeadAttention",
+    "NLLLoss",
     "Parameter",
     "RMSNorm",
+    "ReLU",
     "RotaryEmbedding",
     "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
     "SwiGLU",
+    "Tanh",
     "TransformerBlock",
     "evaluating",
     "functional",

@@ -1,12 +1,12 @@
-"""Containers: a list of modules, and modules called in sequence."""
+"""Containers: a list and a dict of modules, and modules called in sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, overload
 
 from tensorgrad.checks import check_integer
-from tensorgrad.errors import DtypeError, OutOfRangeError
+from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError
 from tensorgrad.nn.module import Module
 
 
@@ -22,7 +22,7 @@ class ModuleList(Module):
 
     def append(self, module: Module) -> ModuleList:
         """Add a module at the end; return self."""
-        setattr(self, str(len(self)), self._checked(module))
+        setattr(self, str(len(self)), _checked(self, module))
         return self
 
     def extend(self, modules: Iterable[Module]) -> ModuleList:
@@ -47,13 +47,7 @@ class ModuleList(Module):
         return vars(self)[self._name(index)]  # type: ignore[no-any-return]  # a Module
 
     def __setitem__(self, index: int, module: Module) -> None:
-        setattr(self, self._name(index), self._checked(module))
-
-    def _checked(self, module: Module) -> Module:
-        if not isinstance(module, Module):
-            kind = type(module).__name__
-            raise DtypeError(f"{type(self).__name__}: got a {kind}, expected a Module")
-        return module
+        setattr(self, self._name(index), _checked(self, module))
 
     def _name(self, index: int) -> str:
         check_integer(type(self).__name__, "index", index)
@@ -79,3 +73,72 @@ class Sequential(ModuleList):
         for module in self:
             x = module(x)
         return x
+
+
+class ModuleDict(Module):
+    """Modules by name, in the order of their first assignment; the names are those of the children.
+
+    Args:
+        modules: the first members.
+
+    Raises:
+        ArgumentError: a name is not text, is empty, has a dot, or is that of an attribute.
+        DtypeError: a member is not a module.
+    """
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        self.update(modules or {})
+
+    def update(self, modules: Mapping[str, Module]) -> ModuleDict:
+        """Add or replace members; return self."""
+        for name, module in modules.items():
+            self[name] = module
+        return self
+
+    def keys(self) -> KeysView[str]:
+        """Return the names."""
+        return self._children().keys()
+
+    def values(self) -> ValuesView[Module]:
+        """Return the modules."""
+        return self._children().values()
+
+    def items(self) -> ItemsView[str, Module]:
+        """Return pairs of a name and a module."""
+        return self._children().items()
+
+    def __len__(self) -> int:
+        return len(self._children())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._children())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._children()
+
+    def __getitem__(self, name: str) -> Module:
+        """Return a member; KeyError where there is none."""
+        return self._children()[name]
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        taken = isinstance(name, str) and name not in self and hasattr(self, name)
+        if not isinstance(name, str) or not name or "." in name or taken:
+            raise ArgumentError(
+                f"ModuleDict: name is {name!r}, expected text without dots that is not an attribute"
+            )
+        setattr(self, name, _checked(self, module))
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        delattr(self, name)
+
+    def _children(self) -> dict[str, Module]:
+        return dict(self._members(Module))
+
+
+def _checked(container: Module, module: Module) -> Module:
+    if not isinstance(module, Module):
+        kind = type(module).__name__
+        raise DtypeError(f"{type(container).__name__}: got a {kind}, expected a Module")
+    return module

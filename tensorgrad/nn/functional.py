@@ -1,14 +1,30 @@
 """Functions of neural networks, under PyTorch's name for the module."""
 
+from tensorgrad.nn.loss import (
+    binary_cross_entropy_with_logits,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    mse_loss,
+)
 from tensorgrad.ops.attention import attention, attention_packed, attention_varlen
 from tensorgrad.ops.creation import one_hot
-from tensorgrad.ops.cross_entropy import cross_entropy
+from tensorgrad.ops.cross_entropy import cross_entropy, nll_loss
 from tensorgrad.ops.dropout import dropout
-from tensorgrad.ops.elementwise.activation import gelu, relu, sigmoid, silu, softplus
+from tensorgrad.ops.elementwise import tanh
+from tensorgrad.ops.elementwise.activation import (
+    elu,
+    gelu,
+    leaky_relu,
+    relu,
+    sigmoid,
+    silu,
+    softplus,
+)
 from tensorgrad.ops.embedding import embedding
 from tensorgrad.ops.linear import linear
 from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
-from tensorgrad.ops.norm import layer_norm, rms_norm
+from tensorgrad.ops.norm import group_norm, layer_norm, rms_norm
 from tensorgrad.ops.reduce import logsumexp
 from tensorgrad.ops.rotary import rotary
 from tensorgrad.ops.softmax import log_softmax, softmax
@@ -17,15 +33,24 @@ __all__ = [
     "attention",
     "attention_packed",
     "attention_varlen",
+    "binary_cross_entropy_with_logits",
     "cross_entropy",
     "dropout",
+    "elu",
     "embedding",
     "gelu",
+    "group_norm",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
     "layer_norm",
+    "leaky_relu",
     "linear",
     "linear_cross_entropy",
     "log_softmax",
     "logsumexp",
+    "mse_loss",
+    "nll_loss",
     "one_hot",
     "relu",
     "rms_norm",
@@ -34,4 +59,5 @@ __all__ = [
     "silu",
     "softmax",
     "softplus",
+    "tanh",
 ]

@@ -26,7 +26,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -35,6 +35,7 @@ import numpy as np
 from tensorgrad import backend, ranges
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
+from tensorgrad.checks import check_function
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.engine import assign, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
@@ -43,6 +44,8 @@ from tensorgrad.tensor import Tensor
 _MOST_NAMES = 20  # in one error message
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _Named = TypeVar("_Named")
+PreHook = Callable[["Module", tuple[Any, ...]], Any]
+Hook = Callable[["Module", tuple[Any, ...], Any], Any]
 
 
 class Parameter(Tensor):
@@ -105,6 +108,46 @@ class Module:
         if ranges.active is not None:
             return ranges.active.layer(self, args, kwargs)
         return self.forward(*args, **kwargs)
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield the modules that are attributes of this one, each once, with their names."""
+        return _once(self._members(Module))
+
+    def children(self) -> Iterator[Module]:
+        """Yield the modules that are attributes of this one, each once."""
+        return (child for _, child in self.named_children())
+
+    def register_forward_pre_hook(self, hook: PreHook) -> Callable[[], None]:
+        """Call `hook(module, args)` before each forward.
+
+        Args:
+            hook: returns None, or what the positional arguments become: a tuple, or the only one.
+
+        Returns:
+            A function that removes the hook. See `register_forward_hook`.
+        """
+        return self._hooked().add(hook, first=True)
+
+    def register_forward_hook(self, hook: Hook) -> Callable[[], None]:
+        """Call `hook(module, args, y)` after each forward.
+
+        A module with hooks runs through its `forward`, not as part of a fused op, so the hook sees
+        exactly `forward(*args)`. In a captured step hooks run while it is captured, not in replays.
+
+        Args:
+            hook: returns None, or what the module returns instead of y.
+
+        Returns:
+            A function that removes the hook.
+        """
+        return self._hooked().add(hook, first=False)
+
+    def _hooked(self) -> _HookedForward:
+        """Return the forward that calls hooks; it becomes an attribute of the instance."""
+        if not isinstance(vars(self).get("forward"), _HookedForward):
+            vars(self)["forward"] = _HookedForward(self, vars(self).get("forward"))
+        found: _HookedForward = vars(self)["forward"]
+        return found
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield this module (named `prefix`) and its descendants, each once, parents first."""
@@ -318,6 +361,42 @@ class Module:
         for name, tensor in chain[tuple[str, Tensor]](self._all_parameters(), buffers):
             found.setdefault(id(tensor), ([], tensor))[0].append(name)
         return list(found.values())
+
+
+class _HookedForward:
+    """The `forward` of one module with hooks; `offers` sees it and does not fuse the module."""
+
+    def __init__(self, module: Module, own: Callable[..., Any] | None) -> None:
+        self._module, self._own = module, own  # own: a forward that the instance already had
+        self._first: list[PreHook] = []
+        self._last: list[Hook] = []
+
+    def add(self, hook: Any, first: bool) -> Callable[[], None]:
+        """Add a hook; return a function that removes it, and the whole after the last one."""
+        check_function("register_forward_pre_hook" if first else "register_forward_hook", hook)
+        name, own = "_first" if first else "_last", partial(hook)  # the same may be there twice
+        setattr(self, name, [*getattr(self, name), own])
+
+        def remove() -> None:
+            setattr(self, name, [each for each in getattr(self, name) if each is not own])
+            if not (self._first or self._last) and vars(self._module).get("forward") is self:
+                del vars(self._module)["forward"]
+                if self._own is not None:
+                    vars(self._module)["forward"] = self._own
+
+        return remove
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for before in self._first:
+            given = before(self._module, args)
+            if given is not None:
+                args = given if isinstance(given, tuple) else (given,)
+        forward = self._own or type(self._module).forward.__get__(self._module)
+        y = forward(*args, **kwargs)
+        for after in self._last:
+            result = after(self._module, args, y)
+            y = y if result is None else result
+        return y
 
 
 @contextmanager

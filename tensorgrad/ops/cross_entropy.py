@@ -1,7 +1,8 @@
 """Cross entropy of logits and integer targets. Kernels: kernels/cross_entropy.cu.
 
 Where a gradient is wanted, forward writes it as well, for dy == 1: so exponentials are computed
-once, and backward only scales. Statistics and losses are float32 for 16-bit logits.
+once, and backward only scales. Statistics and losses are float32 for 16-bit logits. Class weights
+and probabilities as targets are compositions of ops, which hold the log-probabilities.
 linear_cross_entropy.py goes from features to the loss without ever holding all logits.
 Tests: tests/ops/test_cross_entropy.py.
 """
@@ -17,17 +18,30 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import check_between, check_indices, check_integer, check_range, check_shape
-from tensorgrad.dtypes import Dtype, compute_dtype, float16
+from tensorgrad.checks import (
+    axis_index,
+    check_between,
+    check_indices,
+    check_integer,
+    check_range,
+    check_shape,
+)
+from tensorgrad.dtypes import Dtype, compute_dtype, float16, int64, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
-from tensorgrad.operands import float_tensor, integer_array
+from tensorgrad.operands import float_tensor, integer_array, tensor_of
+from tensorgrad.ops.elementwise import where
+from tensorgrad.ops.indexing import take, take_along_axis
+from tensorgrad.ops.reduce import mean
+from tensorgrad.ops.reduce import sum as reduce_sum
+from tensorgrad.ops.shape import astype, moveaxis
+from tensorgrad.ops.softmax import log_softmax
 from tensorgrad.tensor import Tensor
 
-__all__ = ["cross_entropy"]
-_REDUCTIONS = ("mean", "sum", "none")
+__all__ = ["cross_entropy", "nll_loss"]
+REDUCTIONS = ("mean", "sum", "none")
 
 
 def cross_entropy(
@@ -37,39 +51,65 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     z_loss: float = 0.0,
+    weight: Any = None,
+    axis: int = -1,
 ) -> Tensor:
     """Return the negative log-probability of each target under the softmax of its logits.
 
     loss = -sum_v q_v * log_softmax(logits)_v + z_loss * logsumexp(logits)^2, where q is 1 at the
     target and 0 elsewhere, mixed with the uniform distribution:
-    q = (1 - label_smoothing) * one_hot + label_smoothing / V
+    q = (1 - label_smoothing) * one_hot + label_smoothing / V; with class weights q_v * weight_v
 
     Args:
-        logits: (..., V), any float dtype. (The classes are the last axis, not the second.)
+        logits: (..., V), any float dtype. (The classes are the last axis, not the second; see
+            `axis`.)
         targets: (...), integers in [0, V). On the GPU the values are not inspected before the
-            launch, which would wait for the device: a target outside makes its loss NaN.
+            launch, which would wait for the device: a target outside makes its loss NaN. Or the
+            shape of logits, floats: the probability of each class, in place of one_hot.
         ignore_index: examples with this target are ignored; None: no example is.
         label_smoothing: in [0, 1].
         reduction: "mean" over the examples that count, "sum", or "none": one loss an example.
             The mean of examples that are all ignored is 0 with gradient 0 (PyTorch: NaN), so that
             a batch of padding does no harm; that of no examples is NaN.
         z_loss: from 0; keeps the logarithm of the sum of exponentials near 0, and with it logits
-            from drifting to where 16 bits are coarse. 1e-4 is usual.
+            from drifting to where 16 bits are coarse. 1e-4 is usual. Not with a weight or with
+            probabilities.
+        weight: (V,), of each class. "mean" then divides by the sum of the targets' weights; of
+            probabilities, by the number of examples.
+        axis: of the classes.
 
     Returns:
         A scalar, or (...) for "none"; float32, float64 for float64 logits.
 
     Raises:
         OutOfRangeError: a target outside the vocabulary (on the CPU).
-        ArgumentError: another reduction, label_smoothing outside [0, 1] or z_loss below 0.
-        ShapeError: the shape of targets is not that of logits without its last axis.
+        ArgumentError: another reduction, label_smoothing outside [0, 1], z_loss below 0 or with a
+            weight or probabilities, or no such axis.
+        ShapeError: the shape of targets is not that of logits without the classes, or that of
+            weight is not (V,).
         DtypeError: logits are not floats, or targets not integers.
         DeviceError: targets are on another device than logits.
     Source: label smoothing: Szegedy et al. 2015, arXiv:1512.00567, section 7; z_loss: Chowdhery
         et al. 2022, arXiv:2204.02311, section 5.
     """
     op = "cross_entropy"
-    logits, targets = float_tensor(op, "logits", logits), integer_array(op, "targets", targets)
+    logits = float_tensor(op, "logits", logits)
+    soft = is_float(getattr(targets, "dtype", int64)) and targets.ndim == logits.ndim
+    if axis != -1:
+        logits = moveaxis(logits, axis_index(op, axis, logits.ndim), -1)
+        targets = moveaxis(targets, axis, -1) if soft else targets
+    if soft or weight is not None:
+        options = LossOptions(ignore_index, label_smoothing, z_loss)
+        check_options(op, options, reduction)
+        if z_loss:
+            raise ArgumentError(
+                f"{op}: z_loss is {z_loss} with a weight or probabilities, expected 0"
+            )
+        logits = astype(logits, compute_dtype(logits.dtype), copy=False)
+        if soft:
+            return _of_probabilities(op, logits, targets, weight, label_smoothing, reduction)
+        return _weighted(op, logits, targets, weight, options, reduction)
+    targets = integer_array(op, "targets", targets)
     if not logits.ndim or not logits.shape[-1]:
         raise ShapeError(f"{op}: logits have shape {logits.shape}, expected (..., V), V at least 1")
     check_shape(op, "targets", targets, logits.shape[:-1], " (logits without the last axis)")
@@ -99,6 +139,126 @@ def cross_entropy(
     return record(op, loss, (logits,), _backward, saved)
 
 
+def nll_loss(
+    x: Any,
+    targets: Any,
+    weight: Any = None,
+    ignore_index: int | None = -100,
+    reduction: str = "mean",
+    axis: int = -1,
+) -> Tensor:
+    """Return the negative log-likelihood, -x[target] * weight[target], of each target.
+
+    Args:
+        x: (..., V), log-probabilities, any float dtype.
+        targets: (...), integers in [0, V).
+        weight, ignore_index, reduction, axis: as of `cross_entropy`.
+
+    Returns:
+        A scalar, or (...) for "none"; float32, float64 for float64 x.
+
+    Raises:
+        As `cross_entropy`.
+    """
+    op = "nll_loss"
+    x = float_tensor(op, "x", x)
+    x = moveaxis(x, axis_index(op, axis, x.ndim), -1)
+    x = astype(x, compute_dtype(x.dtype), copy=False)
+    targets = integer_array(op, "targets", targets)
+    check_shape(op, "targets", targets, x.shape[:-1], " (x without the classes)")
+    check_options(op, LossOptions(ignore_index, 0.0, 0.0), reduction)
+    backend.same_device(op, ("x", "targets"), (x.data, targets))
+    counted, ids = _counted_ids(op, targets, ignore_index, x.shape[-1])
+    losses = -take_along_axis(x, ids[..., None], -1)[..., 0]
+    inside = (ids >= 0) & (ids < x.shape[-1])  # on the GPU a target outside makes its loss NaN
+    losses = where(Tensor(counted), where(Tensor(inside), losses, math.nan), 0)
+    weights = _of_targets(op, weight, counted, ids, x)
+    return _weighted_reduction(op, losses, weights, reduction)
+
+
+def _weighted(
+    op: str, logits: Tensor, targets: Any, weight: Any, options: LossOptions, reduction: str
+) -> Tensor:
+    """Return the loss of integer targets with class weights."""
+    smoothing = options.label_smoothing
+    losses = cross_entropy(logits, targets, options.ignore_index, 0.0, "none")
+    targets = integer_array(op, "targets", targets)
+    counted, ids = _counted_ids(op, targets, options.ignore_index, logits.shape[-1])
+    weights = _of_targets(op, weight, counted, ids, logits)
+    uniform = None
+    if smoothing:
+        each = _class_weight(op, weight, logits) * (-smoothing / logits.shape[-1])
+        uniform = where(Tensor(counted), reduce_sum(log_softmax(logits) * each, -1), 0)
+    return _weighted_reduction(op, losses * (1 - smoothing), weights, reduction, uniform)
+
+
+def _of_probabilities(
+    op: str, logits: Tensor, targets: Any, weight: Any, smoothing: float, reduction: str
+) -> Tensor:
+    """Return the loss of targets that are probabilities of the classes."""
+    targets = tensor_of(op, "targets", targets)
+    check_shape(op, "targets", targets, logits.shape, " (as logits)")
+    targets = astype(targets, logits.dtype, copy=False)
+    if smoothing:
+        targets = targets * (1 - smoothing) + smoothing / logits.shape[-1]
+    if weight is not None:
+        targets = targets * _class_weight(op, weight, logits)
+    return reduced(op, -reduce_sum(targets * log_softmax(logits), -1), reduction)
+
+
+def reduced(op: str, losses: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> Tensor:
+    """Return the mean or the sum of losses, or the losses themselves ("none").
+
+    Raises:
+        ArgumentError: another reduction.
+    """
+    if reduction == "mean":
+        return mean(losses)
+    if reduction == "sum":
+        return reduce_sum(losses)
+    if reduction == "none":
+        return losses
+    raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {known}")
+
+
+def _weighted_reduction(
+    op: str, losses: Tensor, weights: Tensor, reduction: str, further: Tensor | None = None
+) -> Tensor:
+    """Reduce losses * weights + further; the mean divides by the sum of the weights."""
+    losses = losses * weights
+    if further is not None:
+        losses = losses + further
+    if reduction != "mean":
+        return reduced(op, losses, reduction)
+    divisor = reduce_sum(weights)
+    return reduce_sum(losses) / (where(divisor == 0, 1, divisor) if losses.size else divisor)
+
+
+def _counted_ids(
+    op: str, targets: Array, ignore_index: int | None, vocabulary: int
+) -> tuple[Array, Array]:
+    """Return which targets count, and the targets with 0 for the others."""
+    if type(targets) is np.ndarray:
+        counted = counted_targets(op, targets, ignore_index, vocabulary).reshape(targets.shape)
+    else:
+        counted = targets == targets if ignore_index is None else targets != ignore_index
+    return counted, backend.namespace(targets).where(counted, targets, 0)
+
+
+def _class_weight(op: str, weight: Any, like: Tensor) -> Tensor:
+    """Return the class weights, (V,), checked against logits (..., V)."""
+    weight = float_tensor(op, "weight", weight)
+    check_shape(op, "weight", weight, like.shape[-1:], " (one for each class)")
+    backend.same_device(op, ("logits", "weight"), (like.data, weight.data))
+    return astype(weight, like.dtype, copy=False)
+
+
+def _of_targets(op: str, weight: Any, counted: Array, ids: Array, like: Tensor) -> Tensor:
+    """Return the weight of each target, 1 without class weights; 0 where it is ignored."""
+    chosen = 1 if weight is None else take(_class_weight(op, weight, like), ids, 0)
+    return astype(where(Tensor(counted), chosen, 0), like.dtype, copy=False)
+
+
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     dlogits, factor, shape = saved
     scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # of each row, or of all
@@ -113,8 +273,8 @@ def check_options(op: str, options: LossOptions, reduction: str) -> None:
         check_integer(op, "ignore_index", options.ignore_index)
     check_between(op, "label_smoothing", options.label_smoothing, 0, 1)
     check_range(op, "z_loss", options.z_loss)
-    if reduction not in _REDUCTIONS:
-        raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {_REDUCTIONS}")
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {REDUCTIONS}")
 
 
 def defers(dtype: Dtype) -> bool:

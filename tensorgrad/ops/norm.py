@@ -6,6 +6,7 @@ numbers a row, and computes the normalised rows again. Tests: tests/ops/test_nor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +16,16 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import check_range, check_shape, promoted
-from tensorgrad.errors import ShapeError
+from tensorgrad.checks import check_integer, check_range, check_shape, promoted
+from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
 from tensorgrad.kernels.norm import forward as _forward_cuda
 from tensorgrad.operands import float_tensor
+from tensorgrad.ops.elementwise.fuse import fuse
+from tensorgrad.ops.shape import astype, reshape
 from tensorgrad.tensor import Tensor
 
-__all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
+__all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
 
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
@@ -70,6 +73,61 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
     Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
     """
     return _run("rms_norm", x, weight, None, eps, centre=False)
+
+
+def group_norm(
+    x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Tensor:
+    """Normalise groups of channels to mean 0 and variance 1, then scale and shift channels.
+
+    y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias, over C / num_groups channels and all
+    positions of an example
+
+    Args:
+        x: (B, C, ...), any float dtype.
+        num_groups: divides C.
+        weight: (C,), or None for 1.
+        bias: (C,), or None for 0.
+        eps: added to the variance; from 0.
+
+    Returns:
+        The shape and dtype of x.
+
+    Raises:
+        ShapeError: x has fewer than two axes, or weight or bias is not (C,).
+        ArgumentError: num_groups does not divide C, or eps is negative or not finite.
+        DtypeError: an operand is not a float.
+        DeviceError: the operands are on different devices.
+    Source: Wu & He 2018, arXiv:1803.08494, eq. 1 to 7.
+    """
+    op = "group_norm"
+    x = float_tensor(op, "x", x)
+    check_integer(op, "num_groups", num_groups, 1)
+    if x.ndim < 2:
+        raise ShapeError(f"{op}: x has shape {x.shape}, expected (B, C, ...)")
+    channels = x.shape[1]
+    if channels % num_groups:
+        raise ArgumentError(f"{op}: num_groups is {num_groups}, expected a divisor of {channels}")
+    size = channels // num_groups * math.prod(x.shape[2:])
+    y = reshape(layer_norm(reshape(x, (x.shape[0], num_groups, size)), eps=eps), x.shape)
+    if weight is None and bias is None:
+        return y
+    factor = 1 if weight is None else _of_channels(op, "weight", weight, x)
+    shift = 0 if bias is None else _of_channels(op, "bias", bias, x)
+    return astype(_scaled_and_shifted(y, factor, shift), x.dtype, copy=False)
+
+
+def _of_channels(op: str, name: str, value: Any, x: Tensor) -> Tensor:
+    """Return one number for each channel, in a shape that broadcasts to x."""
+    value = float_tensor(op, name, value)
+    check_shape(op, name, value, x.shape[1:2], " (axis 1 of x)")
+    backend.same_device(op, ("x", name), (x.data, value.data))
+    return reshape(value, (x.shape[1], *(1,) * (x.ndim - 2)))
+
+
+@fuse
+def _scaled_and_shifted(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    return x * factor + shift
 
 
 def add_layer_norm(

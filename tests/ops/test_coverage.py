@@ -48,7 +48,7 @@ ANY_LENGTH = {
 }  # fmt: skip
 # Those that have no result, or none with a gradient, for nothing at all.
 NEEDS_ELEMENTS = {
-    "argmax", "argmin", "cross_entropy", "one_hot", "searchsorted", "take", "topk",
+    "argmax", "argmin", "cross_entropy", "nll_loss", "one_hot", "searchsorted", "take", "topk",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor, backend
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import SIZES, Case, check
+from tests.opcheck import SIZES, Case, Ulps, check
 
 RNG = np.random.default_rng(5)
 
@@ -58,7 +58,41 @@ def case(shape: tuple[int, ...], targets: Any = None, **options: Any) -> Case:
     )
 
 
+def weighted(
+    logits: Any, targets: Any, weight: Any, label_smoothing: float = 0, reduction: str = "mean"
+) -> Any:
+    """The definition with class weights; targets of floats are probabilities."""
+    vocabulary = logits.shape[-1]
+    logp = logits - logits.max(-1, keepdims=True)
+    logp = logp - np.log(np.exp(logp).sum(-1, keepdims=True))
+    counted = np.ones(logits.shape[:-1])
+    wanted = targets
+    if targets.dtype.kind == "i":
+        counted = targets != -100
+        wanted = one_hot(np.where(counted, targets, 0), vocabulary)
+    divisor = (wanted * weight).sum(-1) if targets.dtype.kind == "i" else np.ones_like(counted)
+    wanted = wanted * (1 - label_smoothing) + label_smoothing / vocabulary
+    losses = -(wanted * weight * logp).sum(-1) * counted
+    if reduction == "none":
+        return losses
+    return losses.sum() / ((divisor * counted).sum() if reduction == "mean" else 1)
+
+
+def weighted_case(targets: Any, **options: Any) -> Case:
+    width = 11
+    return Case(
+        lambda x, t, w: tg.cross_entropy(x, t, weight=w, **options),
+        [(2, 3, width), targets, RNG.uniform(0.5, 2, width).astype("float32")],
+        lambda x, t, w: weighted(x, t, w, **options),
+        terms=2 * 3 * width,
+        values=Ulps(4, "row"),
+        gradients=Ulps(4, "row"),
+        name="cross_entropy-weight-" + "-".join(f"{k}={v}" for k, v in options.items()),
+    )
+
+
 SOME_IGNORED = np.array([[3, -100, 0], [-100, -100, 10]])
+PROBABILITIES = RNG.dirichlet(np.ones(11), (2, 3)).astype("float32")
 CASES = [
     *(case(s) for s in ((4,), (2, 3, 5), (33, 31), (65, 1025), (0, 4))),
     *(case((3, n)) for n in SIZES[1:]),
@@ -73,6 +107,30 @@ CASES = [
     case((2, 3, 11), np.array([[3, 7, 0], [7, 7, 10]], "uint16"), ignore_index=7),
     case((2, 3, 11), np.array([[3, 7, 0], [7, 7, 10]], "int32"), ignore_index=None),
     case((2, 3), np.array([-100, -100])),
+    *(
+        weighted_case(SOME_IGNORED, reduction=r, label_smoothing=s)
+        for r, s in (("mean", 0), ("sum", 0.1), ("none", 0.1))
+    ),
+    *(weighted_case(PROBABILITIES, reduction=r, label_smoothing=0.1) for r in ("mean", "none")),
+    Case(
+        lambda x, t: tg.cross_entropy(x, t, axis=1),
+        [(2, 5, 3), RNG.integers(0, 5, (2, 3))],
+        lambda x, t: reference(np.moveaxis(x, 1, -1), t),
+        terms=30,
+        name="cross_entropy-axis",
+    ),
+    *(
+        Case(
+            lambda x, t: tg.nll_loss(x, t, axis=1),
+            [(2, n, 3), np.array([[0, -100, n - 1], [n // 2, 0, n - 1]])],
+            lambda x, t: (
+                -sum(x[b, t[b, i], i] for b in (0, 1) for i in range(3) if t[b, i] >= 0) / 5
+            ),
+            terms=6,
+            name="nll_loss",
+        )
+        for n in SIZES[1:]
+    ),
 ]
 
 
@@ -208,3 +266,28 @@ def test_arguments_that_do_not_fit() -> None:
         tg.cross_entropy(logits, targets, z_loss=-0.1)
     with pytest.raises(ArgumentError, match="reduction is 'max', expected one of"):
         tg.cross_entropy(logits, targets, reduction="max")
+
+
+def test_probabilities_and_weights_that_do_not_fit() -> None:
+    logits, targets = np.zeros((2, 3), "float32"), np.array([0, 1])
+    with pytest.raises(ShapeError, match=r"targets has shape \(2, 4\), expected \(2, 3\)"):
+        tg.cross_entropy(logits, np.zeros((2, 4)))
+    with pytest.raises(
+        ShapeError, match=r"weight has shape \(2,\), expected \(3,\) \(one for each"
+    ):
+        tg.cross_entropy(logits, targets, weight=np.ones(2, "float32"))
+    with pytest.raises(ArgumentError, match=r"z_loss is 0\.1 with a weight or probabilities"):
+        tg.cross_entropy(logits, targets, weight=np.ones(3, "float32"), z_loss=0.1)
+    with pytest.raises(ArgumentError, match="axis is 2, expected -2 to 1"):
+        tg.cross_entropy(logits, targets, axis=2)
+
+
+def test_a_weighted_mean_of_ignored_examples_is_0() -> None:
+    weight, ignored = np.ones(3, "float32"), np.array([-100, -100])
+    for f, fill in ((tg.cross_entropy, 0), (tg.nll_loss, -np.inf)):
+        logits = Tensor(np.full((2, 3), fill, "float32"), requires_grad=True)
+        loss = f(logits, ignored, weight=weight)
+        loss.backward()
+        assert loss.item() == 0
+        assert logits.grad is not None
+        assert not logits.grad.any()

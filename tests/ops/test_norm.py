@@ -30,6 +30,17 @@ def rms_norm(x: Any, weight: Any = 1) -> Any:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
 
 
+def group_norm(x: Any, weight: Any = None, bias: Any = None) -> Any:
+    if not x.size:
+        return x
+    groups = x.reshape(len(x), 2, -1)
+    y = layer_norm(groups).reshape(x.shape)
+    channels = (x.shape[1], *(1,) * (x.ndim - 2))
+    if weight is not None:
+        y = y * weight.reshape(channels) + bias.reshape(channels)
+    return y
+
+
 def layer_norm_without_weight(x: Tensor, bias: Tensor) -> Tensor:
     return tg.layer_norm(x, None, bias)
 
@@ -245,3 +256,33 @@ def test_gradients_of_parameters_are_added_to_what_is_there(
     for alone, added in zip(*found, strict=True):
         assert added.dtype == alone.dtype
         np.testing.assert_allclose(added, alone + 3, rtol=1e-6, atol=1e-5)
+
+
+CASES += [
+    Case(
+        lambda x, *affine: tg.group_norm(x, 2, *affine),
+        [shape, *affine],
+        group_norm,
+        values=Ulps(4, "row"),
+        gradients=Ulps(4, "row"),
+        terms=math.prod(shape),
+        axis=None,  # groups are not rows
+        name="group_norm",
+    )
+    for shape, affine in [
+        ((2, 14), []),
+        ((3, 6, 5), [(6,), (6,)]),
+        ((2, 4, 3, 3), [(4,), (4,)]),
+        *(((2, 16, n), [(16,), (16,)]) for n in SIZES),
+    ]
+]
+
+
+def test_group_norm_refuses_what_does_not_fit() -> None:
+    x = np.zeros((2, 6, 3), "float32")
+    with pytest.raises(ArgumentError, match="num_groups is 4, expected a divisor of 6"):
+        tg.group_norm(x, 4)
+    with pytest.raises(ShapeError, match=r"bias has shape \(3,\), expected \(6,\)"):
+        tg.group_norm(x, 2, bias=np.zeros(3, "float32"))
+    with pytest.raises(ShapeError, match=r"GroupNorm: x has shape \(2, 6, 3\), expected \(B, 4"):
+        nn.GroupNorm(2, 4)(x)

@@ -1,4 +1,4 @@
-"""Activation functions: GELU, ReLU, SiLU, SwiGLU; rows of the elementwise table, some fused.
+"""Activation functions: ELU, GELU, ReLU, SiLU, SwiGLU; rows of the elementwise table, some fused.
 
 Backward recomputes from the arguments rather than keep a second array.
 Tests: tests/ops/test_activation.py.
@@ -13,7 +13,9 @@ from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.elementwise.row import Row, unary
 from tensorgrad.tensor import Tensor
 
-__all__ = ["bias_gelu", "gelu", "relu", "sigmoid", "silu", "softplus", "swiglu"]
+__all__ = [
+    "bias_gelu", "elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "softplus", "swiglu",
+]  # fmt: skip
 
 relu = unary(
     "relu",
@@ -32,6 +34,46 @@ def silu(x: Any) -> Tensor:
     Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2 (there called SiL).
     """
     return SILU(x)
+
+
+LEAKY_RELU = Row(
+    "leaky_relu",
+    "x negative_slope",
+    "where(x < 0, x * negative_slope, x)",
+    "where(x < 0, dy * negative_slope, dy)",
+    "where(x < 0, dy * x, 0)",
+)
+
+
+def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Tensor:
+    """Return x, or negative_slope * x where x < 0; the derivative at 0 is 1.
+
+    Args:
+        x: any shape.
+        negative_slope: a number or a tensor that broadcasts with x, which may be learned (PReLU).
+    """
+    return LEAKY_RELU(x, negative_slope)
+
+
+ELU = Row(
+    "elu",
+    "x alpha",
+    "where(x < 0, alpha * expm1(minimum(x, 0)), x)",  # exp(x) of large x would overflow
+    "where(x < 0, dy * alpha * exp(minimum(x, 0)), dy)",
+    "where(x < 0, dy * expm1(minimum(x, 0)), 0)",
+)
+
+
+def elu(x: Any, alpha: Any = 1.0) -> Tensor:
+    """Return x, or alpha * (exp(x) - 1) where x < 0; the derivative at 0 is 1.
+
+    Args:
+        x: any shape.
+        alpha: a number, or a tensor that broadcasts with x.
+
+    Source: Clevert et al. 2015, arXiv:1511.07289, eq. 15.
+    """
+    return ELU(x, alpha)
 
 
 GELU_TANH = Row("gelu", "x", "gelu_tanh(x)", "dy * gelu_tanh_derivative(x)")

@@ -1,0 +1,339 @@
+"""Losses: functions, which `nn.functional` exports, and modules of the same meaning.
+
+Each is an elementwise formula, fused into one kernel forward and one backward, and a reduction.
+16-bit operands are converted to float32, and so is the loss. Gradients flow into the targets too.
+Cross entropy and the negative log-likelihood are in ops/cross_entropy.py.
+Tests: tests/nn/test_loss.py, tests/parity/test_losses.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad.backend import same_device
+from tensorgrad.checks import check_between, check_number, check_shape
+from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.errors import ArgumentError
+from tensorgrad.nn.module import Module
+from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.ops.creation import asarray
+from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
+from tensorgrad.ops.elementwise import abs as absolute
+from tensorgrad.ops.elementwise import exp, log, square, where
+from tensorgrad.ops.elementwise.activation import softplus
+from tensorgrad.ops.elementwise.fuse import fuse
+from tensorgrad.ops.shape import astype
+from tensorgrad.tensor import Tensor
+
+
+def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Return the squared error, (x - target)^2.
+
+    Args:
+        x: any shape, any float dtype.
+        target: the shape of x.
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
+
+    Returns:
+        A scalar, or the shape of x for "none"; at least float32.
+
+    Raises:
+        ShapeError: target has another shape than x.
+        DtypeError: x is not a float.
+        DeviceError: the operands are on two devices.
+        ArgumentError: another reduction.
+    """
+    x, target = _operands("mse_loss", x, target)
+    return reduced("mse_loss", _squared_error(x, target), reduction)
+
+
+def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Return the absolute error, |x - target|; arguments and errors are those of `mse_loss`."""
+    x, target = _operands("l1_loss", x, target)
+    return reduced("l1_loss", _absolute_error(x, target), reduction)
+
+
+def huber_loss(x: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Return the squared error where it is small, and the absolute error elsewhere.
+
+    With e = |x - target|: e^2 / 2 where e < delta, else delta * (e - delta / 2).
+
+    Args:
+        x, target, reduction: as of `mse_loss`.
+        delta: above 0.
+
+    Returns:
+        As `mse_loss`.
+
+    Raises:
+        ArgumentError: delta is not above 0; other errors are those of `mse_loss`.
+    Source: Huber 1964, "Robust estimation of a location parameter", eq. 1.1 and section 4.
+    """
+    x, target = _operands("huber_loss", x, target)
+    check_number("huber_loss", "delta", delta)
+    if not delta > 0:
+        raise ArgumentError(f"huber_loss: delta is {delta}, expected a number above 0")
+    return reduced("huber_loss", _huber(x, target, delta=float(delta)), reduction)
+
+
+def binary_cross_entropy_with_logits(
+    logits: Any, target: Any, pos_weight: Any = None, reduction: str = "mean"
+) -> Tensor:
+    """Return the cross entropy of targets and probabilities sigmoid(logits).
+
+    loss = -pos_weight * target * log(sigmoid(logits)) - (1 - target) * log(1 - sigmoid(logits)),
+    without overflow for large logits
+
+    Args:
+        logits: any shape, any float dtype.
+        target: the shape of logits, 0 to 1; also bool or integers.
+        pos_weight: of the positive class; a number, or a tensor that broadcasts to logits.
+        reduction: as of `mse_loss`.
+
+    Returns:
+        As `mse_loss`.
+
+    Raises:
+        As `mse_loss`.
+    """
+    op = "binary_cross_entropy_with_logits"
+    logits, target = _operands(op, logits, target, "logits")
+    if pos_weight is None:
+        return reduced(op, _binary(logits, target), reduction)
+    return reduced(op, _weighted_binary(logits, target, tensor_of(op, "pos_weight", pos_weight)),
+                   reduction)  # fmt: skip
+
+
+def kl_div(x: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """Return the terms of the Kullback-Leibler divergence of x from target.
+
+    loss = target * (log(target) - x), and 0 where target is 0
+
+    Args:
+        x: log-probabilities, any shape, any float dtype.
+        target: probabilities, the shape of x.
+        reduction: as of `mse_loss`, or "batchmean": the sum divided by the length of axis 0, which
+            is the divergence, where "mean" divides by the number of classes as well.
+        log_target: whether target is the logarithm of probabilities.
+
+    Returns:
+        As `mse_loss`.
+
+    Raises:
+        ArgumentError: "batchmean" for x without an axis; other errors are those of `mse_loss`.
+    """
+    x, target = _operands("kl_div", x, target)
+    losses = _divergence_of_logs(x, target) if log_target else _divergence(x, target)
+    if reduction != "batchmean":
+        return reduced("kl_div", losses, reduction, (*REDUCTIONS, "batchmean"))
+    if not x.ndim:
+        raise ArgumentError("kl_div: reduction is 'batchmean' for x of shape (), expected an axis")
+    total: Tensor = losses.sum() / x.shape[0]
+    return total
+
+
+@fuse
+def _squared_error(x: Tensor, target: Tensor) -> Tensor:
+    return square(x - target)
+
+
+@fuse
+def _absolute_error(x: Tensor, target: Tensor) -> Tensor:
+    error: Tensor = absolute(x - target)
+    return error
+
+
+@fuse
+def _huber(x: Tensor, target: Tensor, *, delta: float) -> Tensor:
+    error = absolute(x - target)
+    return where(error < delta, 0.5 * error * error, delta * (error - 0.5 * delta))
+
+
+@fuse
+def _binary(logits: Tensor, target: Tensor) -> Tensor:
+    return softplus(logits) - target * logits
+
+
+@fuse
+def _weighted_binary(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    return weight * target * softplus(-logits) + (1 - target) * softplus(logits)
+
+
+@fuse
+def _divergence(x: Tensor, target: Tensor) -> Tensor:
+    positive = where(target > 0, target, 1)
+    return where(target > 0, target * (log(positive) - x), 0)
+
+
+@fuse
+def _divergence_of_logs(x: Tensor, target: Tensor) -> Tensor:
+    return exp(target) * (target - x)
+
+
+def _operands(op: str, x: Any, target: Any, name: str = "x") -> tuple[Tensor, Tensor]:
+    """Return both operands, of one shape and device, in at least float32."""
+    x, target = float_tensor(op, name, x), tensor_of(op, "target", target)
+    check_shape(op, "target", target, x.shape, f" as {name}")
+    same_device(op, (name, "target"), (x.data, target.data))
+    target_dtype = target.dtype if is_float(target.dtype) else x.dtype
+    return (
+        astype(x, compute_dtype(x.dtype), copy=False),
+        astype(target, compute_dtype(target_dtype), copy=False),
+    )
+
+
+class _Loss(Module):
+    """Base of the losses as modules: holds the reduction."""
+
+    def __init__(self, reduction: str = "mean", known: tuple[str, ...] = REDUCTIONS) -> None:
+        if reduction not in known:
+            name = type(self).__name__
+            raise ArgumentError(f"{name}: reduction is {reduction!r}, expected one of {known}")
+        self.reduction = reduction
+
+    def extra_repr(self) -> str:
+        """Return the reduction."""
+        return f"reduction={self.reduction!r}"
+
+
+class MSELoss(_Loss):
+    """The squared error; see `nn.functional.mse_loss`.
+
+    Args:
+        reduction: "mean", "sum" or "none".
+    """
+
+    def forward(self, x: Any, target: Any) -> Tensor:
+        """Return the loss of x, any shape, and target, the same shape."""
+        return mse_loss(x, target, self.reduction)
+
+
+class L1Loss(_Loss):
+    """The absolute error; see `nn.functional.l1_loss`.
+
+    Args:
+        reduction: "mean", "sum" or "none".
+    """
+
+    def forward(self, x: Any, target: Any) -> Tensor:
+        """Return the loss of x, any shape, and target, the same shape."""
+        return l1_loss(x, target, self.reduction)
+
+
+class HuberLoss(_Loss):
+    """Squared error below delta and absolute error above; see `nn.functional.huber_loss`.
+
+    Args:
+        reduction: "mean", "sum" or "none".
+        delta: above 0.
+    """
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
+        super().__init__(reduction)
+        self.delta = delta
+
+    def forward(self, x: Any, target: Any) -> Tensor:
+        """Return the loss of x, any shape, and target, the same shape."""
+        return huber_loss(x, target, self.reduction, self.delta)
+
+
+class BCEWithLogitsLoss(_Loss):
+    """Binary cross entropy; see `nn.functional.binary_cross_entropy_with_logits`.
+
+    Args:
+        pos_weight: of the positive class, broadcasts to the logits; moves with the module.
+        reduction: "mean", "sum" or "none".
+    """
+
+    def __init__(self, pos_weight: Any = None, reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self.pos_weight: Tensor | None = None
+        _set_weight(self, "pos_weight", pos_weight)
+
+    def forward(self, logits: Any, target: Any) -> Tensor:
+        """Return the loss of logits, any shape, and target, the same shape."""
+        return binary_cross_entropy_with_logits(logits, target, self.pos_weight, self.reduction)
+
+
+class KLDivLoss(_Loss):
+    """The Kullback-Leibler divergence; see `nn.functional.kl_div`.
+
+    Args:
+        reduction: "mean", "batchmean", "sum" or "none".
+        log_target: whether targets are logarithms.
+    """
+
+    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
+        super().__init__(reduction, (*REDUCTIONS, "batchmean"))
+        self.log_target = log_target
+
+    def forward(self, x: Any, target: Any) -> Tensor:
+        """Return the loss of log-probabilities x and target, the same shape."""
+        return kl_div(x, target, self.reduction, self.log_target)
+
+
+class NLLLoss(_Loss):
+    """The negative log-likelihood; see `nn.functional.nll_loss`.
+
+    Args:
+        weight: (V,), of each class; moves with the module.
+        ignore_index: examples with this target are ignored; None: no example is.
+        reduction: "mean", "sum" or "none".
+        axis: of the classes.
+    """
+
+    def __init__(
+        self,
+        weight: Any = None,
+        ignore_index: int | None = -100,
+        reduction: str = "mean",
+        axis: int = -1,
+    ) -> None:
+        super().__init__(reduction)
+        self.ignore_index, self.axis = ignore_index, axis
+        self.weight: Tensor | None = None
+        _set_weight(self, "weight", weight)
+
+    def forward(self, x: Any, targets: Any) -> Tensor:
+        """Return the loss of log-probabilities x (..., V) and targets (...)."""
+        return nll_loss(x, targets, self.weight, self.ignore_index, self.reduction, self.axis)
+
+
+class CrossEntropyLoss(_Loss):
+    """Cross entropy of logits; see `nn.functional.cross_entropy`.
+
+    Args:
+        weight: (V,), of each class; moves with the module.
+        ignore_index: examples with this target are ignored; None: no example is.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: in [0, 1].
+        axis: of the classes.
+    """
+
+    def __init__(
+        self,
+        weight: Any = None,
+        ignore_index: int | None = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+    ) -> None:
+        super().__init__(reduction)
+        check_between("CrossEntropyLoss", "label_smoothing", label_smoothing, 0, 1)
+        self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
+        self.weight: Tensor | None = None
+        _set_weight(self, "weight", weight)
+
+    def forward(self, logits: Any, targets: Any) -> Tensor:
+        """Return the loss of logits (..., V) and targets (...), or probabilities (..., V)."""
+        return cross_entropy(
+            logits, targets, self.ignore_index, self.label_smoothing, self.reduction,
+            weight=self.weight, axis=self.axis,
+        )  # fmt: skip
+
+
+def _set_weight(loss: Module, name: str, weight: Any) -> None:
+    """Register the weight of a loss as a buffer, where there is one."""
+    if weight is not None:
+        delattr(loss, name)
+        loss.register_buffer(name, asarray(weight).detach(), persistent=False)
