@@ -56,7 +56,9 @@ from tensorgrad.ops.rotary import *
 from tensorgrad.ops.shape import *
 from tensorgrad.ops.softmax import *
 from tensorgrad.ops.sorting import *
+from tensorgrad.random import seed as manual_seed
 from tensorgrad.recompute import checkpoint
+from tensorgrad.saving import load, save
 
 __version__ = "0.1.0"
 
@@ -68,11 +70,14 @@ __all__ = [
     "grad",
     "gradcheck",
     "graph",
+    "load",
+    "manual_seed",
     "nn",
     "no_grad",
     "on_grad_ready",
     "optim",
     "random",
+    "save",
     "value_and_grad",
 ]
 __all__ += _activation.__all__

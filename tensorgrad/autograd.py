@@ -106,7 +106,10 @@ def stand_in(data: Array, source: Tensor) -> Tensor:
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Record nothing inside the `with` block, in this thread."""
+    """Record nothing in the `with` block, or in a function decorated `@no_grad()`.
+
+    Other threads still record.
+    """
     before = mode.grad_enabled
     mode.grad_enabled = False
     try:

@@ -90,6 +90,11 @@ def device_of(array: Array) -> str:
     return "cpu" if type(array) is np.ndarray else f"cuda:{array.device.id}"
 
 
+def is_device(value: object) -> bool:
+    """Return whether an argument names a device, which may not exist, or is None."""
+    return value is None or (isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda"))
+
+
 def memory_bytes() -> tuple[int, int]:
     """Return the bytes of the current GPU that arrays use, and those that their pool has reserved.
 

@@ -5,6 +5,7 @@ Every operator and method is one line that calls the op of the same name in `ten
 
 from __future__ import annotations
 
+import builtins
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -13,8 +14,8 @@ import numpy as np
 
 from tensorgrad import backend, dlpack, engine
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, DtypeLike, is_float
-from tensorgrad.errors import DtypeError
+from tensorgrad.dtypes import Dtype, DtypeLike, bfloat16, float16, float32, float64, is_float
+from tensorgrad.errors import DtypeError, GradError
 
 Axis = int | tuple[int, ...] | None
 
@@ -102,10 +103,6 @@ class Tensor:
         """Return the values as nested lists of Python numbers."""
         return self.data.tolist()
 
-    def to(self, device: str) -> Tensor:
-        """Return the tensor on "cpu", "cuda" or "cuda:N"; gradients flow back across."""
-        return shape.to(self, device)
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
@@ -129,6 +126,26 @@ class Tensor:
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"tensor({text}, dtype={self.dtype}{where}{grad})"
 
+    def __format__(self, spec: str) -> str:
+        """Return the one element in a format, f"{loss:.3f}"; without a format, the whole text."""
+        return format(self.item(), spec) if spec else str(self)
+
+    def _repr_html_(self) -> str:
+        return display.to_html(self)
+
+    def __getstate__(self) -> object:
+        """Return what `pickle` and `copy` keep.
+
+        Raises:
+            GradError: the tensor is the result of an op, and holds the graph behind it.
+        """
+        if self.node is not None:
+            raise GradError(
+                "pickle, copy: the tensor is the result of an op, expected a leaf; detach() it, or "
+                "clone() it for a copy that gradients flow through"
+            )
+        return object.__getstate__(self)
+
     def __len__(self) -> int:
         return len(self.data)
 
@@ -138,7 +155,7 @@ class Tensor:
     def __int__(self) -> int:
         return int(self.item())
 
-    def __float__(self) -> float:
+    def __float__(self) -> builtins.float:
         return float(self.item())
 
     def __index__(self) -> int:
@@ -386,6 +403,83 @@ class Tensor:
         """Return the tensor without axes of length 1."""
         return shape.squeeze(self, axis)
 
+    # PyTorch's names, last: `float` would hide the type. See ops/torch_aliases.py.
+
+    def to(self, device: Any = None, dtype: DtypeLike | None = None) -> Tensor:
+        """Return the tensor on a device ("cpu", "cuda", "cuda:N") or as a dtype, or both."""
+        return torch_aliases.to(self, device, dtype)
+
+    def cpu(self) -> Tensor:
+        """Return the tensor on the CPU."""
+        return shape.to(self, "cpu")
+
+    def cuda(self, device: int | None = None) -> Tensor:
+        """Return the tensor on the current GPU, or on that of a number."""
+        return torch_aliases.cuda(self, device)
+
+    def clone(self) -> Tensor:
+        """Return a copy, through which the gradient flows back."""
+        return torch_aliases.clone(self)
+
+    def numel(self) -> int:
+        """Return the number of elements, `size`."""
+        return self.size
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Set whether backward computes the gradient of this leaf; return self."""
+        return torch_aliases.requires_grad_(self, requires_grad)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether this is not the result of an op that gradients flow through."""
+        return torch_aliases.is_leaf(self)
+
+    def masked_fill(self, mask: Any, value: Any) -> Tensor:
+        """Return the tensor with `value` where the mask is True."""
+        return torch_aliases.masked_fill(self, mask, value)
+
+    def gather(self, axis: int, index: Any) -> Tensor:
+        """Return the elements at `index` along an axis; see `tensorgrad.take_along_axis`."""
+        return torch_aliases.gather(self, axis, index)
+
+    def permute(self, *axes: Any) -> Tensor:
+        """Return the axes in another order, `transpose`."""
+        return self.transpose(*axes)
+
+    def view(self, *lengths: Any) -> Tensor:
+        """Return the elements in another shape, `reshape`."""
+        return torch_aliases.view(self, *lengths)
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        """Return the tensor with a new axis of length 1, `tensorgrad.expand_dims`."""
+        return shape.expand_dims(self, axis)
+
+    def half(self) -> Tensor:
+        """Return the values as float16."""
+        return shape.astype(self, float16, copy=False)
+
+    def bfloat16(self) -> Tensor:
+        """Return the values as bfloat16."""
+        return shape.astype(self, bfloat16, copy=False)
+
+    def double(self) -> Tensor:
+        """Return the values as float64."""
+        return shape.astype(self, float64, copy=False)
+
+    def float(self) -> Tensor:
+        """Return the values as float32."""
+        return shape.astype(self, float32, copy=False)
+
 
 # Last, because they import Tensor from here.
-from tensorgrad.ops import elementwise, indexing, matmul, numpy_functions, reduce, shape, sorting  # noqa: E402
+from tensorgrad import display  # noqa: E402
+from tensorgrad.ops import (  # noqa: E402
+    elementwise,
+    indexing,
+    matmul,
+    numpy_functions,
+    reduce,
+    shape,
+    sorting,
+    torch_aliases,
+)

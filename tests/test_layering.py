@@ -27,7 +27,16 @@ NAMES = [source.module for source in library()]
 
 
 # The one import that goes up: the methods of Tensor call the ops.
-CALLED = ("elementwise", "indexing", "matmul", "numpy_functions", "reduce", "shape", "sorting")
+CALLED = (
+    "elementwise",
+    "indexing",
+    "matmul",
+    "numpy_functions",
+    "reduce",
+    "shape",
+    "sorting",
+    "torch_aliases",
+)
 UPWARD = {("tensorgrad.tensor", f"tensorgrad.ops.{name}") for name in CALLED}
 
 

@@ -290,7 +290,7 @@ class Module:
             DeviceError: the device does not exist.
             DtypeError: dtype is not a float dtype.
         """
-        if dtype is None and not _is_device(device):
+        if dtype is None and not backend.is_device(device):
             device, dtype = None, device
         target = None if dtype is None else as_dtype(dtype)
         if target is not None and not is_float(target):
@@ -482,10 +482,6 @@ def _once(named: Iterable[tuple[str, _Named]]) -> Iterator[tuple[str, _Named]]:
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
-
-
-def _is_device(value: object) -> bool:
-    return value is None or (isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda"))
 
 
 def _moved(array: Array, device: DtypeLike | None, dtype: Dtype | None) -> Array:

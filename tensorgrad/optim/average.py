@@ -12,6 +12,7 @@ from tensorgrad.checks import check_between
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.optim.optimizer import Optimizer
+from tensorgrad.tensor import Tensor
 
 
 class WeightAverage:
@@ -85,7 +86,8 @@ class WeightAverage:
                 f"expected {expected.get(wrong, 'no such entry')}"
             )
         for name, view in views.items():
-            view[...] = backend.asarray_like(state[name], view)
+            values = state[name].data if isinstance(state[name], Tensor) else state[name]
+            view[...] = backend.asarray_like(values, view)
 
     def _values(self) -> Array:
         """Return the parameters, those of 16 bits as their master copy."""

@@ -26,6 +26,7 @@ from tensorgrad.kernels.optim import Update
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
 from tensorgrad.optim.flat import FlatParameters, Piece, zeros
 from tensorgrad.optim.groups import Parameters, read_groups
+from tensorgrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from tensorgrad.optim.scaler import LossScaler
@@ -193,7 +194,7 @@ class Optimizer:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state from `state_dict`; nothing changes on an error.
+        """Load a state from `state_dict`, of arrays or tensors; nothing changes on an error.
 
         Raises:
             CheckpointError: an entry is missing, unknown, or of another shape or dtype.
@@ -201,6 +202,10 @@ class Optimizer:
         op = f"{type(self).__name__}.load_state_dict"
         if not isinstance(state, Mapping):
             raise CheckpointError(f"{op}: state is a {type(state).__name__}, expected a mapping")
+        state = {
+            name: value.data if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
         shapes = {
             f"{kind}/{name}": slot.shape
             for kind in self.state

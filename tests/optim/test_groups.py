@@ -75,7 +75,10 @@ def test_parameters_without_names_are_numbered() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     optimizer = optim.AdamW(model.parameters())
     assert list(optimizer.flat.slots) == ["0", "1", "2", "3"]
-    groups: list[Any] = [{"params": model[1].parameters()}, {"params": model[0].parameters(), "lr": 1.0}]
+    groups: list[Any] = [
+        {"params": model[1].parameters()},
+        {"params": model[0].parameters(), "lr": 1.0},
+    ]
     optimizer = optim.AdamW(groups)
     assert [group.names for group in optimizer.groups] == [("0", "1"), ("2", "3")]
     assert "m/3" in optimizer.state_dict()

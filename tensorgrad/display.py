@@ -1,0 +1,41 @@
+"""Tensors as HTML, for notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tensorgrad.tensor import Tensor
+
+_ROWS, _COLUMNS = 20, 10  # more are shown by their first and last ones
+
+
+def to_html(x: Tensor) -> str:
+    """Return shape, dtype and device, and the values: as a table up to two axes, else as text."""
+    grad = ", requires_grad" if x.requires_grad else ""
+    title = f"<code>tensor {x.shape}, {x.dtype}, {x.device}{grad}</code>"
+    if x.ndim in (1, 2) and x.size:
+        return title + _table(x.numpy().reshape(-1 if x.ndim == 2 else 1, x.shape[-1]))
+    return f"{title}<pre>{escape(np.array2string(x.numpy()))}</pre>"
+
+
+def _table(values: np.ndarray[Any, Any]) -> str:
+    rows, columns = (
+        _shown(n, most) for n, most in zip(values.shape, (_ROWS, _COLUMNS), strict=True)
+    )
+    lines = [
+        "".join(f"<td>{'…' if None in (i, j) else f'{values[i, j]:.4g}'}</td>" for j in columns)
+        for i in rows
+    ]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _shown(length: int, most: int) -> list[int | None]:
+    """Return the indices to show; None stands for those between."""
+    if length <= most:
+        return list(range(length))
+    half = most // 2
+    return [*range(half), None, *range(length - half, length)]
