@@ -131,7 +131,9 @@ class Tensor:
         return format(self.item(), spec) if spec else str(self)
 
     def _repr_html_(self) -> str:
-        return display.to_html(self)
+        from tensorgrad.display import to_html  # for notebooks alone
+
+        return to_html(self)
 
     def __getstate__(self) -> object:
         """Return what `pickle` and `copy` keep.
@@ -472,7 +474,6 @@ class Tensor:
 
 
 # Last, because they import Tensor from here.
-from tensorgrad import display  # noqa: E402
 from tensorgrad.ops import (  # noqa: E402
     elementwise,
     indexing,
