@@ -7,6 +7,7 @@ from tensorgrad.optim.clip import clip_grad_norm, grad_norm
 from tensorgrad.optim.flat import FlatParameters, decays_matrices
 from tensorgrad.optim.groups import ParameterGroup
 from tensorgrad.optim.lion import Lion
+from tensorgrad.optim.muon import Muon
 from tensorgrad.optim.optimizer import Optimizer
 from tensorgrad.optim.scaler import LossScaler
 from tensorgrad.optim.scheduler import Scheduler
@@ -19,6 +20,7 @@ __all__ = [
     "FlatParameters",
     "Lion",
     "LossScaler",
+    "Muon",
     "Optimizer",
     "ParameterGroup",
     "Scheduler",

@@ -39,9 +39,10 @@ Kernels = tuple[str, tuple[float, ...], str, tuple[float, ...]]
 
 
 class Optimizer:
-    """Base of SGD, Adam, AdamW and Lion.
+    """Base of SGD, Adam, AdamW, Lion and Muon.
 
-    A subclass names its state buffers and defines `_prepare_numpy`, `_update_numpy` and `_kernels`.
+    A subclass names its state buffers and defines `_prepare_numpy`, `_update_numpy` and `_kernels`,
+    for updates element by element, or `_update_all`.
 
     Args:
         parameters: flat parameters, or what to build them from: `model.parameters()`,
@@ -159,13 +160,7 @@ class Optimizer:
                 norm, factor = clip_factor(squares, limit, scale)
                 self.hyper[FACTOR::_END] = factor
             with uninterrupted():
-                if backend.is_numpy(self.hyper):
-                    self._step_numpy()
-                else:
-                    for update, (hyper, decay, pieces) in zip(
-                        self._updates, self._parts(), strict=True
-                    ):
-                        update(pieces, self.state, hyper, *self._kernels(decay))
+                self._update_all()
                 if scaler is not None:
                     scaler.update(self.hyper[FACTOR : FACTOR + 1])
                 for array in self.flat.memory:
@@ -265,6 +260,14 @@ class Optimizer:
             pieces = self.flat.pieces if len(self.groups) == 1 else self.flat.pieces[number:][:1]
             decay = self.weight_decay if group.weight_decay is None else group.weight_decay
             yield self.hyper[number * _END : (number + 1) * _END], decay, pieces
+
+    def _update_all(self) -> None:
+        """Update all parameters by their gradients times FACTOR, unless that is 0."""
+        if backend.is_numpy(self.hyper):
+            self._step_numpy()
+            return
+        for update, (hyper, decay, pieces) in zip(self._updates, self._parts(), strict=True):
+            update(pieces, self.state, hyper, *self._kernels(decay))
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
