@@ -17,7 +17,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, Dtyp
 def test_a_model_and_its_optimizer_resume_to_the_same_bits(tmp_path: Path) -> None:
     def make() -> tuple[nn.Module, optim.Optimizer]:
         model = nn.Linear(3, 2)
-        return model, optim.AdamW(model.named_parameters(), lr=0.1)
+        return model, optim.AdamW(model.parameters(), lr=0.1)
 
     def train(model: Any, optimizer: Any) -> None:
         optimizer.zero_grad()

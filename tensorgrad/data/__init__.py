@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tensorgrad.data.corpus import Corpus, is_prepared, open_prepared, prepare
+from tensorgrad.data.data_loader import DataLoader, collate
+from tensorgrad.data.dataset import Dataset, TensorDataset
 from tensorgrad.data.labelled import LabelledTexts, hold_out, read_labelled
 from tensorgrad.data.labelled_loader import LabelledLoader
 from tensorgrad.data.pair_loader import PairLoader
@@ -24,9 +26,10 @@ from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.data.words import WordVocabulary, read_vectors, split_words
 
 __all__ = [
-    "END_OF_TEXT", "Corpus", "LabelledLoader", "LabelledTexts", "PairCorpus", "PairLoader", "Split",
-    "TextStream", "TokenFile", "TokenLoader", "Tokenizer", "WordVocabulary", "documents",
-    "encode_pairs", "fingerprint", "hold_out", "is_prepared", "language_token", "open_prepared",
-    "phrases", "plan_split", "prepare", "read_labelled", "read_pairs", "read_vectors", "reviews",
-    "split_words", "token_dtype", "train_tokenizer", "write_tokens",
+    "END_OF_TEXT", "Corpus", "DataLoader", "Dataset", "LabelledLoader", "LabelledTexts",
+    "PairCorpus", "PairLoader", "Split", "TensorDataset", "TextStream", "TokenFile", "TokenLoader",
+    "Tokenizer", "WordVocabulary", "collate", "documents", "encode_pairs", "fingerprint",
+    "hold_out", "is_prepared", "language_token", "open_prepared", "phrases", "plan_split",
+    "prepare", "read_labelled", "read_pairs", "read_vectors", "reviews", "split_words",
+    "token_dtype", "train_tokenizer", "write_tokens",
 ]  # fmt: skip

@@ -1,9 +1,10 @@
 // Optimizer steps over flat buffers. Each element is read and written once: 28 bytes a parameter
 // for Adam in float32 (p, m, v both ways, the gradient in); 16-bit parameters add theirs both ways.
 //
-//   prepare_adam, prepare_sgd   one thread: the scalars of this step
+//   prepare_adam, prepare_sgd, prepare_lion   one thread: the scalars of this step
 //   adam_step<T, DECOUPLED>     Adam; DECOUPLED: AdamW
 //   sgd_step<T, KIND>           KIND 0: plain, 1: momentum, 2: Nesterov's momentum
+//   lion_step<T>                Lion; 20 bytes a parameter in float32
 //
 // `hyper` holds what changes from step to step, in device memory, so that neither a new launch
 // argument nor the host is needed: what the user sets, then what prepare_* derives from it. A
@@ -20,10 +21,15 @@
 //   m[i] = momentum * m[i] + grad[i];                                             // SGD
 //   p[i] -= lr * m[i];
 //
+//   p[i] -= lr * weight_decay * p[i];                                             // Lion
+//   p[i] -= lr * sign(grad[i] + beta1 * (m[i] - grad[i]));
+//   m[i] = grad[i] + beta2 * (m[i] - grad[i]);
+//
 // where: TYPE = double | float | __half | __nv_bfloat16
-// instantiate: {prepare_adam | prepare_sgd}
+// instantiate: {prepare_adam | prepare_sgd | prepare_lion}
 // instantiate: adam_step<{TYPE}, {true | false}>
 // instantiate: sgd_step<{TYPE}, {0 | 1 | 2}>
+// instantiate: lion_step<{TYPE}>
 #include "types.cuh"
 
 enum Hyper { LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN };   // as in optim/optimizer.py
@@ -44,6 +50,13 @@ __global__ void prepare_sgd(double* hyper, double dampening) {
     if (hyper[FACTOR] == 0) return;
     hyper[SIZE] = hyper[LR];
     hyper[GAIN] = ++hyper[STEPS] == 1 ? 1 : 1 - dampening;
+}
+
+__global__ void prepare_lion(double* hyper, double weight_decay) {
+    if (hyper[FACTOR] == 0) return;
+    ++hyper[STEPS];
+    hyper[SIZE] = hyper[LR];
+    hyper[DECAY] = 1 - hyper[LR] * weight_decay;
 }
 
 // Read the parameters in the compute type, hand them to `update`, and write them back. For 16-bit T
@@ -135,4 +148,33 @@ sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master,
     });
     // Store.
     if constexpr (KIND > 0) store(momentum_all + i, m);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(256)
+lion_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __restrict__ m_all,
+          const Compute<T>* __restrict__ grad, const double* __restrict__ hyper, long long size,
+          long long decayed, double beta1, double beta2) {
+    using C = Compute<T>;
+    constexpr int N = VECTOR<C>;
+    const long long i = (blockIdx.x * 256ll + threadIdx.x) * N;
+    const double factor = hyper[FACTOR];
+    if (i >= size || factor == 0) return;
+    // Load.
+    const Vec<C> gradient = load<N>(grad + i);
+    Vec<C> m = load<N>(m_all + i);
+    const C shrink = i < decayed ? C(hyper[DECAY]) : C(1), step = C(hyper[SIZE]);
+    // Update the momentum and the parameters; a NaN stays one.
+    update_parameters(data, master, i, [&](Vec<C>& p) {
+        #pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const C g = gradient.values[j] * C(factor), apart = m.values[j] - g;
+            const C u = g + C(beta1) * apart;
+            const C sign = u > 0 ? C(1) : u < 0 ? C(-1) : u;
+            m.values[j] = g + C(beta2) * apart;
+            p.values[j] = p.values[j] * shrink - step * sign;
+        }
+    });
+    // Store.
+    store(m_all + i, m);
 }

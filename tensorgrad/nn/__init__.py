@@ -25,6 +25,7 @@ from tensorgrad.nn.loss import (
 from tensorgrad.nn.module import Module, Parameter, evaluating
 from tensorgrad.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from tensorgrad.nn.shape import Flatten, Identity
+from tensorgrad.nn.summary import Summary
 from tensorgrad.nn.transformer import FeedForward, SwiGLU, TransformerBlock
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "Softmax",
+    "Summary",
     "SwiGLU",
     "Tanh",
     "TransformerBlock",

@@ -39,6 +39,7 @@ from tensorgrad.checks import check_function
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.engine import assign, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
+from tensorgrad.nn.summary import Summary, summarize
 from tensorgrad.tensor import Tensor
 
 _MOST_NAMES = 20  # in one error message
@@ -306,6 +307,21 @@ class Module:
         for module in reversed(list(self.modules())):
             function(module)
         return self
+
+    def summary(self, *inputs: Any) -> Summary:
+        """Return parameters, shapes, memory and FLOPs, layer by layer; `print` shows a table.
+
+            print(model.summary(tg.zeros((1, 8))))
+
+        Args:
+            inputs: what the model is called with, once, without dropout and gradients. Without
+                inputs the model is not called: shapes and FLOPs are missing.
+
+        Returns:
+            The summary; see `Summary` for its attributes.
+        """
+        with evaluating(self):
+            return summarize(self, inputs)
 
     def extra_repr(self) -> str:
         """Return the settings that `repr` shows in the brackets."""

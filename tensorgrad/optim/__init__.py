@@ -2,10 +2,15 @@
 
 from tensorgrad.optim import schedule
 from tensorgrad.optim.adamw import Adam, AdamW
+from tensorgrad.optim.average import WeightAverage
 from tensorgrad.optim.clip import clip_grad_norm, grad_norm
 from tensorgrad.optim.flat import FlatParameters, decays_matrices
+from tensorgrad.optim.groups import ParameterGroup
+from tensorgrad.optim.lion import Lion
+from tensorgrad.optim.muon import Muon
 from tensorgrad.optim.optimizer import Optimizer
 from tensorgrad.optim.scaler import LossScaler
+from tensorgrad.optim.scheduler import Scheduler
 from tensorgrad.optim.sgd import SGD
 
 __all__ = [
@@ -13,8 +18,13 @@ __all__ = [
     "Adam",
     "AdamW",
     "FlatParameters",
+    "Lion",
     "LossScaler",
+    "Muon",
     "Optimizer",
+    "ParameterGroup",
+    "Scheduler",
+    "WeightAverage",
     "clip_grad_norm",
     "decays_matrices",
     "grad_norm",

@@ -10,8 +10,9 @@ from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim.flat import FlatParameters, NamedParameters
-from tensorgrad.optim.optimizer import DECAY, EPS, LR, SIZE, STEPS, Optimizer
+from tensorgrad.optim.flat import FlatParameters
+from tensorgrad.optim.groups import Parameters
+from tensorgrad.optim.optimizer import DECAY, EPS, LR, SIZE, STEPS, Kernels, Optimizer
 
 
 class Adam(Optimizer):
@@ -23,7 +24,7 @@ class Adam(Optimizer):
     p = p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
     Args:
-        parameters: flat parameters, or pairs (name, tensor) to build them from.
+        parameters: tensors, pairs (name, tensor), groups or flat parameters; see `Optimizer`.
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
         eps: added to the square root of v.
@@ -37,7 +38,7 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        parameters: FlatParameters | NamedParameters,
+        parameters: FlatParameters | Parameters,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -56,14 +57,16 @@ class Adam(Optimizer):
         super().__init__(parameters, lr, weight_decay, ("m", "v"))
         self.betas, self.eps = (beta1, beta2), eps
 
-    def _prepare_numpy(self) -> None:
-        hyper, (beta1, beta2) = self.hyper, self.betas
+    def _prepare_numpy(self, hyper: Array, weight_decay: float) -> None:
+        beta1, beta2 = self.betas
         root = math.sqrt(1 - beta2 ** hyper[STEPS])
         hyper[SIZE] = hyper[LR] * root / (1 - beta1 ** hyper[STEPS])
         hyper[EPS] = self.eps * root
-        hyper[DECAY] = 1 - hyper[LR] * self.weight_decay
+        hyper[DECAY] = 1 - hyper[LR] * weight_decay
 
-    def _update_numpy(self, p: Array, g: Array, *states: Array, t: Array, u: Array) -> None:
+    def _update_numpy(
+        self, hyper: Array, p: Array, g: Array, *states: Array, t: Array, u: Array
+    ) -> None:
         (m, v), (beta1, beta2) = states, self.betas
         m *= beta1
         m += np.multiply(g, 1 - beta1, out=t)
@@ -72,15 +75,15 @@ class Adam(Optimizer):
         t *= 1 - beta2
         v += t
         np.sqrt(v, out=t)
-        t += float(self.hyper[EPS])
+        t += float(hyper[EPS])
         np.divide(m, t, out=t)
-        t *= float(self.hyper[SIZE])
+        t *= float(hyper[SIZE])
         p -= t
 
-    def _kernels(self) -> tuple[str, tuple[float, ...], str, tuple[float, ...]]:
+    def _kernels(self, weight_decay: float) -> Kernels:
         step = f"adam_step<{c_name(self.flat.dtype)}, {str(self._decoupled).lower()}>"
-        scalars = (*self.betas, self.weight_decay)
-        return "prepare_adam", (*self.betas, self.eps, self.weight_decay), step, scalars
+        scalars = (*self.betas, weight_decay)
+        return "prepare_adam", (*self.betas, self.eps, weight_decay), step, scalars
 
 
 class AdamW(Adam):
@@ -89,7 +92,7 @@ class AdamW(Adam):
     p = p * (1 - lr * weight_decay), then Adam's update without weight decay
 
     Args:
-        parameters: flat parameters, or pairs (name, tensor) to build them from.
+        parameters: tensors, pairs (name, tensor), groups or flat parameters; see `Optimizer`.
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
         eps: added to the square root of v.
@@ -105,7 +108,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        parameters: FlatParameters | NamedParameters,
+        parameters: FlatParameters | Parameters,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,

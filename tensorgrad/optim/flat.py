@@ -27,7 +27,7 @@ from tensorgrad.tensor import Tensor
 
 ALIGNMENT = 64  # elements; 128 bytes of the smallest dtype, so that vector loads fit every slice
 
-NamedParameters = Iterable[tuple[str, Tensor]]
+NamedParameters = Iterable[tuple[str, Tensor] | Tensor]
 
 
 class Slot(NamedTuple):
@@ -107,8 +107,9 @@ class FlatParameters:
     accumulate in float32.
 
     Args:
-        named_parameters: pairs (name, tensor), as `Module.named_parameters()` gives them; all of
-            one float dtype and on one device.
+        named_parameters: pairs (name, tensor), as `Module.named_parameters()` gives them, or
+            tensors, as `Module.parameters()` does, whose names are "0", "1" and so on; all of one
+            float dtype and on one device.
         decay: (name, tensor) -> whether weight decay applies; default: `decays_matrices`.
         multiple: the length of every segment is a multiple of this and of 64; with 64 * ranks,
             equal shards are aligned.
@@ -282,23 +283,32 @@ def _lay_out(
     return slots, segments
 
 
+def named(parameters: NamedParameters, start: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Yield pairs (name, tensor); the name of a tensor without one is its number from `start`.
+
+    Raises:
+        ArgumentError: there is something else than pairs and tensors.
+    """
+    expected = (
+        "expected pairs (name, tensor) as Module.named_parameters() gives them, or the tensors"
+    )
+    if not isinstance(parameters, Iterable) or isinstance(parameters, Tensor):
+        kind = type(parameters).__name__
+        raise ArgumentError(f"FlatParameters: named_parameters is a {kind}, {expected}")
+    for number, item in enumerate(parameters, start):
+        pair = (str(number), item) if isinstance(item, Tensor) else item
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
+            kind = type(item).__name__
+            raise ArgumentError(f"FlatParameters: named_parameters has a {kind}, {expected}")
+        yield pair
+
+
 def _distinct(named_parameters: NamedParameters) -> dict[str, Tensor]:
     """Return the parameters that require a gradient, each under its first name."""
-    if not isinstance(named_parameters, Iterable):
-        raise ArgumentError(
-            f"FlatParameters: named_parameters is a {type(named_parameters).__name__}, expected "
-            "pairs (name, tensor) as Module.named_parameters() gives them"
-        )
     found: dict[str, Tensor] = {}
     memory: dict[tuple[int, int], str] = {}
     seen: set[int] = set()
-    for item in named_parameters:
-        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Tensor)):
-            raise ArgumentError(
-                f"FlatParameters: named_parameters has a {type(item).__name__}, expected pairs "
-                "(name, tensor) as Module.named_parameters() gives them"
-            )
-        name, parameter = item
+    for name, parameter in named(named_parameters):
         if not parameter.requires_grad or id(parameter) in seen:
             continue
         if parameter.node is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,9 @@ from tensorgrad.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.optim import Update
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
-from tensorgrad.optim.flat import FlatParameters, NamedParameters, Piece, zeros
+from tensorgrad.optim.flat import FlatParameters, Piece, zeros
+from tensorgrad.optim.groups import Parameters, read_groups
+from tensorgrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from tensorgrad.optim.scaler import LossScaler
@@ -33,14 +35,19 @@ if TYPE_CHECKING:
 # FACTOR of 0 skips the step. kernels/optim.cu has the same list.
 LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
 
+Kernels = tuple[str, tuple[float, ...], str, tuple[float, ...]]
+
 
 class Optimizer:
-    """Base of SGD, Adam and AdamW.
+    """Base of SGD, Adam, AdamW, Lion and Muon.
 
-    A subclass names its state buffers and defines `_prepare_numpy`, `_update_numpy` and `_kernels`.
+    A subclass names its state buffers and defines `_prepare_numpy`, `_update_numpy` and `_kernels`,
+    for updates element by element, or `_update_all`.
 
     Args:
-        parameters: flat parameters, or pairs (name, tensor) to build them from.
+        parameters: flat parameters, or what to build them from: `model.parameters()`,
+            `model.named_parameters()`, or a mapping for each group, with "params" and, where they
+            differ, "lr" and "weight_decay".
         lr: learning rate.
         weight_decay: for the parameters that `FlatParameters` selects.
         states: names of the state buffers. 16-bit parameters add "master", a float32 copy that is
@@ -49,7 +56,8 @@ class Optimizer:
     Attributes:
         flat: the parameters and their gradients.
         state: name -> buffer, with `flat.pieces` one after the other.
-        hyper: the scalars of a step, float64, on the device of the parameters.
+        groups: the parameter groups.
+        hyper: the scalars of a step of each group, float64, on the device of the parameters.
 
     Raises:
         ArgumentError: `lr` or `weight_decay` is negative or not finite; see also FlatParameters.
@@ -59,19 +67,19 @@ class Optimizer:
 
     def __init__(
         self,
-        parameters: FlatParameters | NamedParameters,
+        parameters: FlatParameters | Parameters,
         lr: float,
         weight_decay: float,
         states: tuple[str, ...],
     ) -> None:
         check_range(type(self).__name__, "weight_decay", weight_decay)
-        if not isinstance(parameters, FlatParameters):
-            parameters = FlatParameters(parameters)
+        check_range(type(self).__name__, "lr", lr)
+        parameters, self.groups = read_groups(type(self).__name__, parameters, lr)
         self.flat = parameters
         like = parameters.pieces[0].data
         wide = compute_dtype(parameters.dtype)
-        self.hyper: Array = zeros(_END, float64, like)
-        self._update = Update()
+        self.hyper: Array = zeros(_END * len(self.groups), float64, like)
+        self._updates = [Update() for _ in self.groups]
         self.lr, self.weight_decay = lr, weight_decay
         length = sum(piece.data.size for piece in parameters.pieces)
         self.state: dict[str, Array] = {}
@@ -84,7 +92,7 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next step; those of groups keep their proportion to it."""
         return self._lr
 
     @lr.setter
@@ -101,7 +109,8 @@ class Optimizer:
                 "same again; expected it before the step"
             )
         self._lr = float(value)
-        self._set(LR, self._lr)
+        for number, group in enumerate(self.groups):
+            self.hyper[number * _END + LR :][:1].fill(self._lr * group.rate)
 
     def zero_grad(self) -> None:
         """Set all gradients to 0."""
@@ -149,12 +158,9 @@ class Optimizer:
                 scale = None if scaler is None else scaler.scale_on(self.hyper)
                 squares = total_of_squares(self.flat, reduce_norm)
                 norm, factor = clip_factor(squares, limit, scale)
-                self.hyper[FACTOR : FACTOR + 1] = factor
+                self.hyper[FACTOR::_END] = factor
             with uninterrupted():
-                if backend.is_numpy(self.hyper):
-                    self._step_numpy()
-                else:
-                    self._update(self.flat.pieces, self.state, self.hyper, *self._kernels())
+                self._update_all()
                 if scaler is not None:
                     scaler.update(self.hyper[FACTOR : FACTOR + 1])
                 for array in self.flat.memory:
@@ -183,7 +189,7 @@ class Optimizer:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state from `state_dict`; nothing changes on an error.
+        """Load a state from `state_dict`, of arrays or tensors; nothing changes on an error.
 
         Raises:
             CheckpointError: an entry is missing, unknown, or of another shape or dtype.
@@ -191,6 +197,10 @@ class Optimizer:
         op = f"{type(self).__name__}.load_state_dict"
         if not isinstance(state, Mapping):
             raise CheckpointError(f"{op}: state is a {type(state).__name__}, expected a mapping")
+        state = {
+            name: value.data if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
         shapes = {
             f"{kind}/{name}": slot.shape
             for kind in self.state
@@ -241,23 +251,39 @@ class Optimizer:
         self._set(STEPS, float(step))
 
     def _set(self, place: int, value: float) -> None:
-        """Write one scalar without waiting for the device."""
-        self.hyper[place : place + 1].fill(value)
+        """Write one scalar of all groups without waiting for the device."""
+        self.hyper[place::_END].fill(value)
+
+    def _parts(self) -> Iterator[tuple[Array, float, Sequence[Piece]]]:
+        """Yield the scalars, the weight decay and the pieces of each group."""
+        for number, group in enumerate(self.groups):
+            pieces = self.flat.pieces if len(self.groups) == 1 else self.flat.pieces[number:][:1]
+            decay = self.weight_decay if group.weight_decay is None else group.weight_decay
+            yield self.hyper[number * _END : (number + 1) * _END], decay, pieces
+
+    def _update_all(self) -> None:
+        """Update all parameters by their gradients times FACTOR, unless that is 0."""
+        if backend.is_numpy(self.hyper):
+            self._step_numpy()
+            return
+        for update, (hyper, decay, pieces) in zip(self._updates, self._parts(), strict=True):
+            update(pieces, self.state, hyper, *self._kernels(decay))
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
         if self.hyper[FACTOR] == 0:
             return
         workspaces = self._workspaces()  # before anything changes: the allocation may fail
-        self.hyper[STEPS] += 1
-        self._prepare_numpy()
-        for piece in self.flat.pieces:
-            for begin, end, decays in (
-                (0, piece.decayed, self.weight_decay > 0),
-                (piece.decayed, piece.data.size, False),
-            ):
-                update = partial(self._update_block, workspaces, piece, begin, decays)
-                backend.parallel_blocks(update, end - begin, backend.BLOCK)
+        for hyper, decay, pieces in self._parts():
+            hyper[STEPS] += 1
+            self._prepare_numpy(hyper, decay)
+            for piece in pieces:
+                for begin, end, decays in (
+                    (0, piece.decayed, decay),
+                    (piece.decayed, piece.data.size, 0.0),
+                ):
+                    update = partial(self._update_block, workspaces, piece, begin, hyper, decays)
+                    backend.parallel_blocks(update, end - begin, backend.BLOCK)
 
     def _workspaces(self) -> list[Array]:
         """Return two arrays of the length of a block for each thread."""
@@ -268,40 +294,48 @@ class Optimizer:
         return [np.empty(shape, wide) for _ in range(min(blocks, backend.threads()))]
 
     def _update_block(
-        self, workspaces: list[Array], piece: Piece, begin: int, decays: bool, block: slice
+        self,
+        workspaces: list[Array],
+        piece: Piece,
+        begin: int,
+        hyper: Array,
+        decay: float,
+        block: slice,
     ) -> None:
-        """Update a block, counted from `begin` of a piece; `decays`: with weight decay."""
+        """Update a block, counted from `begin` of a piece, with weight decay `decay`."""
         part = slice(begin + block.start, begin + block.stop)
         workspace = workspaces.pop()
         t, u = workspace[:, : block.stop - block.start]
         states = {name: buffer[piece.state][part] for name, buffer in self.state.items()}
-        data, g, factor = piece.data[part], piece.grad[part], float(self.hyper[FACTOR])
+        data, g, factor = piece.data[part], piece.grad[part], float(hyper[FACTOR])
         p = states.pop("master", data)
         if p is not data:
             _take_over(data, p, t, u)
         if factor != 1:
             g = np.multiply(g, factor, out=u)
-        if decays and self._decoupled:
-            p *= float(self.hyper[DECAY])
-        elif decays:
-            g = np.add(g, np.multiply(p, self.weight_decay, out=t), out=u)
-        self._update_numpy(p, g, *states.values(), t=t, u=u)
+        if decay > 0 and self._decoupled:
+            p *= float(hyper[DECAY])
+        elif decay > 0:
+            g = np.add(g, np.multiply(p, decay, out=t), out=u)
+        self._update_numpy(hyper, p, g, *states.values(), t=t, u=u)
         if p is not data:
             data[...] = p
         workspaces.append(workspace)
 
-    def _prepare_numpy(self) -> None:
-        """Derive the other scalars of this step in `hyper`."""
+    def _prepare_numpy(self, hyper: Array, weight_decay: float) -> None:
+        """Derive the other scalars of this step of a group in `hyper`."""
         raise NotImplementedError
 
-    def _update_numpy(self, p: Array, g: Array, *states: Array, t: Array, u: Array) -> None:
+    def _update_numpy(
+        self, hyper: Array, p: Array, g: Array, *states: Array, t: Array, u: Array
+    ) -> None:
         """Update one block in place, without weight decay; leave `g` as it is, unless it is `u`.
 
         `t` and `u` are the only memory for intermediate results: an allocation may fail.
         """
         raise NotImplementedError
 
-    def _kernels(self) -> tuple[str, tuple[float, ...], str, tuple[float, ...]]:
+    def _kernels(self, weight_decay: float) -> Kernels:
         """Return the kernels of optim.cu that prepare `hyper` and update, each with its scalars."""
         raise NotImplementedError
 

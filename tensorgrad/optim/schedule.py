@@ -2,6 +2,13 @@
 
     optimizer.lr = schedule.cosine(step, lr=6e-4, steps=10_000, warmup=500)
 
+or, with an object that counts the steps,
+
+    scheduler = Scheduler(optimizer, schedule.cosine, lr=6e-4, steps=10_000, warmup=500)
+    ...
+    optimizer.step()
+    scheduler.step()
+
 Steps count from 0. All schedules begin with linear warmup, lr * (step + 1) / warmup while
 step < warmup, so the first step already changes the parameters.
 """

@@ -11,8 +11,9 @@ from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim.flat import FlatParameters, NamedParameters
-from tensorgrad.optim.optimizer import GAIN, LR, SIZE, STEPS, Optimizer
+from tensorgrad.optim.flat import FlatParameters
+from tensorgrad.optim.groups import Parameters
+from tensorgrad.optim.optimizer import GAIN, LR, SIZE, STEPS, Kernels, Optimizer
 
 
 class SGD(Optimizer):
@@ -23,7 +24,7 @@ class SGD(Optimizer):
     p = p - lr * m, or with Nesterov's momentum p = p - lr * (g + momentum * m)
 
     Args:
-        parameters: flat parameters, or pairs (name, tensor) to build them from.
+        parameters: tensors, pairs (name, tensor), groups or flat parameters; see `Optimizer`.
         lr: learning rate.
         momentum: in [0, inf); without it the optimizer has no state.
         dampening: fraction of the gradient that is not added to the momentum.
@@ -39,7 +40,7 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        parameters: FlatParameters | NamedParameters,
+        parameters: FlatParameters | Parameters,
         lr: float = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
@@ -56,17 +57,19 @@ class SGD(Optimizer):
         super().__init__(parameters, lr, weight_decay, ("momentum",) if momentum else ())
         self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
 
-    def _prepare_numpy(self) -> None:
-        self.hyper[SIZE] = self.hyper[LR]
-        self.hyper[GAIN] = 1 if self.hyper[STEPS] == 1 else 1 - self.dampening
+    def _prepare_numpy(self, hyper: Array, weight_decay: float) -> None:
+        hyper[SIZE] = hyper[LR]
+        hyper[GAIN] = 1 if hyper[STEPS] == 1 else 1 - self.dampening
 
-    def _update_numpy(self, p: Array, g: Array, *states: Array, t: Array, u: Array) -> None:
-        size = float(self.hyper[SIZE])
+    def _update_numpy(
+        self, hyper: Array, p: Array, g: Array, *states: Array, t: Array, u: Array
+    ) -> None:
+        size = float(hyper[SIZE])
         if not self.momentum:
             p -= np.multiply(g, size, out=t)
             return
         (m,) = states
-        np.multiply(g, float(self.hyper[GAIN]), out=t)
+        np.multiply(g, float(hyper[GAIN]), out=t)
         m *= self.momentum
         m += t
         if self.nesterov:
@@ -77,7 +80,7 @@ class SGD(Optimizer):
             np.multiply(m, size, out=t)
         p -= t
 
-    def _kernels(self) -> tuple[str, tuple[float, ...], str, tuple[float, ...]]:
+    def _kernels(self, weight_decay: float) -> Kernels:
         kind = 0 if not self.momentum else 2 if self.nesterov else 1
         step = f"sgd_step<{c_name(self.flat.dtype)}, {kind}>"
-        return "prepare_sgd", (self.dampening,), step, (self.momentum, self.weight_decay)
+        return "prepare_sgd", (self.dampening,), step, (self.momentum, weight_decay)

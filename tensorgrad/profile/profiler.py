@@ -25,13 +25,7 @@ from tensorgrad import backend, ranges
 from tensorgrad.callers import user_line
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
-from tensorgrad.optim import Optimizer
-from tensorgrad.profile import memory as memory_module
-from tensorgrad.profile.memory import MemoryRecording, MemoryTracker
-from tensorgrad.profile.nvtx import nvtx_functions
-from tensorgrad.profile.recording import CONTAINERS, Kind, Range, Recording, Transfer
-from tensorgrad.profile.sources import TimeSource, choose
-from tensorgrad.profile.work import (
+from tensorgrad.ops.work import (
     backward_bytes,
     backward_flops,
     forward_bytes,
@@ -39,6 +33,12 @@ from tensorgrad.profile.work import (
     nbytes,
     product_dtype,
 )
+from tensorgrad.optim import Optimizer
+from tensorgrad.profile import memory as memory_module
+from tensorgrad.profile.memory import MemoryRecording, MemoryTracker
+from tensorgrad.profile.nvtx import nvtx_functions
+from tensorgrad.profile.recording import CONTAINERS, Kind, Range, Recording, Transfer
+from tensorgrad.profile.sources import TimeSource, choose
 
 _HOLDS_PHASES = ("", "step")  # a layer outside any other phase is forward
 

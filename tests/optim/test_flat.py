@@ -137,7 +137,7 @@ def twins() -> list[tuple[str, Tensor]]:
         (lambda: [], ArgumentError, "got no parameter that requires a gradient"),
         (lambda: [("a", ones().detach())], ArgumentError, "got no parameter"),
         (lambda: 3, ArgumentError, "named_parameters is a int, expected pairs"),
-        (lambda: [ones()], ArgumentError, r"has a Tensor, expected pairs \(name, tensor\)"),
+        (lambda: [ones().data], ArgumentError, r"has a ndarray, expected pairs \(name, tensor\)"),
         (lambda: [("a", np.ones(3))], ArgumentError, "expected pairs"),
         (lambda: [("a", ones() * 2)], ArgumentError, "a is the result of an op"),
         (lambda: [("a", ones()), ("a", ones())], ArgumentError, "a names two parameters"),

@@ -13,7 +13,7 @@ from tensorgrad import Tensor, backend, dtypes, engine
 from tensorgrad.errors import ArgumentError, CheckpointError, GradError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import optim as launches
-from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, LossScaler, Optimizer
+from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, Lion, LossScaler, Optimizer
 from tests.optim import toy
 
 Make = Callable[..., Optimizer]
@@ -23,6 +23,7 @@ KINDS: dict[str, Make] = {
     "nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
     "adam": lambda p: Adam(p, lr=0.1, weight_decay=0.1),
     "adamw": lambda p: AdamW(p, lr=0.1, weight_decay=0.1),
+    "lion": lambda p: Lion(p, lr=0.1, weight_decay=0.1),
 }
 HALVES = [dtypes.float16, dtypes.bfloat16]
 

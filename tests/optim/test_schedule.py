@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.errors import ArgumentError
-from tensorgrad.optim import SGD, schedule
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.optim import SGD, Scheduler, schedule
 from tests.optim import toy
 
 TEXT: Any = "x"
@@ -83,3 +83,21 @@ def test_a_schedule_drives_an_optimizer(device: str) -> None:
 def test_wrong_arguments_are_named(call: Callable[[], float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+def test_a_scheduler_counts_steps_and_resumes() -> None:
+    optimizer = SGD(toy.parameters().items(), lr=2.0)
+    scheduler = Scheduler(optimizer, schedule.cosine, steps=48, warmup=8, minimum=0.5)
+    for step in range(20):
+        assert optimizer.lr == ALL["cosine"](step)
+        scheduler.step()
+    state = scheduler.state_dict()
+    other = SGD(toy.parameters().items(), lr=1.0)
+    resumed = Scheduler(other, schedule.cosine, lr=2.0, steps=48, warmup=8, minimum=0.5)
+    resumed.load_state_dict(state)
+    assert other.lr == optimizer.lr == ALL["cosine"](20)
+    for wrong in ({}, {"step": -1}, {"step": 1, "lr": 2}, 3):
+        with pytest.raises(CheckpointError, match="expected a step from 0"):
+            resumed.load_state_dict(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="steps is 4, expected more than warmup, 8"):
+        Scheduler(other, schedule.cosine, steps=4, warmup=8)

@@ -131,3 +131,19 @@ def test_loss_scaling() -> None:
         optimizer.step(scaler=scaler)
         assert scaler.state_dict()["scale"] == peer.get_scale()
         np.testing.assert_allclose(ours["w"].numpy(), theirs.detach().numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("match", [False, True])
+def test_muon(match: bool) -> None:
+    """PyTorch orthogonalizes in bfloat16."""
+    ours, theirs = peers(np.float32)
+    ours = {name: each for name, each in ours.items() if each.ndim == 2}
+    theirs = {name: theirs[name] for name in ours}
+    optimizer = optim.Muon(ours.items(), lr=0.01, match_adamw=match)
+    how = "match_rms_adamw" if match else "original"
+    peer = torch.optim.Muon(theirs.values(), lr=0.01, adjust_lr_fn=how)
+    for step in range(3):
+        set_gradients(ours, theirs, step)
+        optimizer.step()
+        peer.step()
+    compare(ours, theirs, 2e-3)

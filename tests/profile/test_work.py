@@ -9,9 +9,9 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.kernels.attention.options import AttentionOptions
+from tensorgrad.ops.work import product_dtype
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.recording import Range
-from tensorgrad.profile.work import product_dtype
 
 
 def leaf(*shape: int) -> Tensor:

@@ -1,0 +1,173 @@
+"""Batches of a data set, in an order that depends on a seed, with exact resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.backend import is_array
+from tensorgrad.checks import check_function, check_integer
+from tensorgrad.data.batches import EpochLoader, read_ahead
+from tensorgrad.data.dataset import TensorDataset
+from tensorgrad.errors import ArgumentError, CheckpointError, DataError
+from tensorgrad.ops.creation import tensor
+from tensorgrad.ops.shape import stack, to
+from tensorgrad.tensor import Tensor
+
+
+class DataLoader(EpochLoader[Any]):
+    """Batches of a data set; each `for` loop is an epoch.
+
+        loader = DataLoader(dataset, batch_size=32, shuffle=True)
+        for x, y in loader:
+            ...
+
+    The order of an epoch is a pure function of the seed and the number of the epoch. So a run
+    resumes exactly, also inside of an epoch: save `loader.state_dict()` with the model, and the
+    loop after `load_state_dict` begins with the next batch. A loop that was left early counts as
+    an epoch, as in PyTorch. `batch(step)` and `iterate(start_step)` give the same by number.
+
+    Args:
+        dataset: an object with `__len__` and `__getitem__`.
+        batch_size: items of a batch.
+        shuffle: whether each epoch has another random order.
+        drop_last: skip the last batch of an epoch where it has fewer items.
+        collate_fn: items of a batch -> batch; default: `collate`.
+        seed: of the order, 0 to 2^64 - 1.
+        device: of the tensors of the default `collate`: "cpu", "cuda" or "cuda:N".
+        ahead: whether a thread reads batches ahead.
+
+    Attributes:
+        epoch: the number of the epoch of the current or the next loop, from 0.
+        batches: in an epoch.
+
+    Raises:
+        ArgumentError: an option is outside its range, or the data set has no length.
+        DataError: there is not one batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+        ahead: bool = False,
+    ) -> None:
+        check_integer("DataLoader", "batch_size", batch_size, 1)
+        if collate_fn is not None:
+            check_function("DataLoader", collate_fn)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise ArgumentError(
+                f"DataLoader: dataset is a {type(dataset).__name__}, expected an object with "
+                "__len__ and __getitem__"
+            )
+        length = len(dataset)
+        batches = length // batch_size if drop_last else -(-length // batch_size)
+        if not batches:
+            raise DataError(
+                f"DataLoader: dataset has {length} items, expected "
+                f"{batch_size if drop_last else 1} or more"
+            )
+        super().__init__(seed, batches)
+        self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
+        self._collate, self._device, self._ahead = collate_fn, device, ahead
+        self._length = length
+        self.epoch = 0
+        self._place = 0  # of the next batch in the epoch
+        self._resumes = True  # the next loop begins there
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return self.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._resumes and self._place:  # the loop before was left early
+            self.epoch, self._place = self.epoch + 1, 0
+        self._resumes = False
+        first, count = self.epoch * self.batches + self._place, self.batches - self._place
+        if not self._ahead:
+            batches: Iterator[Any] = map(self.batch, range(first, first + count))
+            yield from map(self._delivered, batches)
+            return
+        with closing(read_ahead(self.batch, first)) as source:  # type: ignore[type-var]
+            yield from map(self._delivered, islice(source, count))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the place of the next batch, as plain integers."""
+        return {"seed": self._seed, "epoch": self.epoch, "batch": self._place}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next loop begin where the state was saved; the seed becomes that of the state.
+
+        The data set, the size of the batches and the other options must be those of the saved one.
+
+        Raises:
+            CheckpointError: the state is not one of `state_dict`; nothing changes.
+        """
+        names = {"seed": 1 << 64, "epoch": 1 << 32, "batch": self.batches}
+        good = isinstance(state, Mapping) and set(state) == set(names)
+        if not good or not all(
+            isinstance(state[name], int) and 0 <= state[name] < end for name, end in names.items()
+        ):
+            raise CheckpointError(
+                f"DataLoader.load_state_dict: got {state!r:.80}, expected seed, epoch, and a batch "
+                f"below {self.batches}"
+            )
+        self._seed, self.epoch, self._place = state["seed"], state["epoch"], state["batch"]
+        self._order, self._resumes = None, True
+
+    def _delivered(self, batch: Any) -> Any:
+        """Count a batch, before the loop gets it: a state saved in the loop is behind it."""
+        self._place += 1
+        if self._place == self.batches:
+            self.epoch, self._place = self.epoch + 1, 0
+        return batch
+
+    def _shuffled(self, bits: np.random.Philox) -> Sequence[np.ndarray[Any, Any]]:
+        order = np.arange(self._length)
+        if self.shuffle:
+            order = np.argsort(bits.random_raw(self._length), kind="stable")
+        starts = range(0, self.batches * self.batch_size, self.batch_size)
+        return [order[start : start + self.batch_size] for start in starts]
+
+    def _read(self, numbers: np.ndarray[Any, Any]) -> Any:
+        if self._collate is None and isinstance(self.dataset, TensorDataset):
+            return tuple(to(rows, self._device) for rows in self.dataset[numbers])
+        items = [self.dataset[number] for number in numbers.tolist()]
+        return self._collate(items) if self._collate else collate(items, self._device)
+
+
+def collate(items: list[Any], device: str = "cpu") -> Any:
+    """Return a batch: the items, stacked along a new first axis.
+
+    Args:
+        items: numbers, arrays or tensors of one shape, or tuples, lists or dictionaries of these.
+            Text and other values stay in a list.
+        device: of the tensors.
+
+    Raises:
+        ShapeError: shapes differ; pass a `collate_fn` that pads.
+        ArgumentError: dictionaries differ in their names, or tuples in their lengths.
+    """
+    first = items[0]
+    if isinstance(first, Mapping):
+        if any(set(item) != set(first) for item in items):
+            raise ArgumentError("collate: the items have different names, expected equal ones")
+        return {name: collate([item[name] for item in items], device) for name in first}
+    if isinstance(first, tuple | list):
+        if any(len(item) != len(first) for item in items):
+            raise ArgumentError("collate: the items have different lengths, expected equal ones")
+        return tuple(collate(list(parts), device) for parts in zip(*items, strict=True))
+    if isinstance(first, Tensor) or is_array(first):
+        return to(stack(items).detach(), device)
+    if isinstance(first, bool | int | float | np.generic):
+        return tensor(items, device=device)
+    return items

@@ -1,0 +1,52 @@
+"""The exponential moving average of the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import backend
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.optim import SGD, WeightAverage
+from tests.optim import toy
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_average_follows_its_formula(dtype: Any, device: str) -> None:
+    tensors = toy.parameters(dtype, device)
+    optimizer = SGD(tensors.items(), lr=0.1)
+    average = WeightAverage(optimizer, decay=0.9)
+    expected = toy.values(tensors)
+    for step in range(3):
+        toy.set_gradients(tensors, step)
+        optimizer.step()
+        average.update()
+        source = optimizer.flat.views(optimizer.state.get("master", optimizer.flat.data))
+        for name in expected:
+            expected[name] = 0.9 * expected[name] + 0.1 * backend.to_numpy(source[name])
+    for name, value in average.state_dict().items():
+        assert value.dtype == np.float32
+        np.testing.assert_allclose(backend.to_numpy(value), expected[name], rtol=1e-5, atol=1e-6)
+    own = toy.values(tensors)
+    with average.applied():
+        shown = toy.values(tensors)
+    after = toy.values(tensors)
+    for name, value in average.state_dict().items():
+        rounded = backend.to_numpy(value.astype(tensors[name].dtype))
+        assert toy.same_bits([shown[name], own[name]], [rounded, after[name]])
+
+
+def test_the_average_is_saved_and_loaded() -> None:
+    first, second = (WeightAverage(SGD(toy.parameters(seed=s).items())) for s in (0, 1))
+    second.load_state_dict(first.state_dict())
+    assert toy.same_bits(list(second.state_dict().values()), list(first.state_dict().values()))
+    state = {**first.state_dict(), "norm": np.zeros(2, "float32")}
+    with pytest.raises(CheckpointError, match=r"norm is \(\(2,\), .*, expected \(\(1,\)"):
+        second.load_state_dict(state)
+    del state["norm"]
+    with pytest.raises(CheckpointError, match="norm is missing, expected"):
+        second.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="decay is 2, expected 0 to 1"):
+        WeightAverage(SGD(toy.parameters().items()), decay=2)

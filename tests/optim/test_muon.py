@@ -1,0 +1,105 @@
+"""Muon: its formula, singular values, skipped steps, 16 bits and resuming."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor, backend, nn, optim, random
+from tensorgrad.errors import ArgumentError
+from tensorgrad.optim.muon import orthogonalized
+from tests.optim import toy
+
+SHAPES = {"wide": (16, 40), "tall": (33, 8), "one": (1, 5)}
+
+
+def make(dtype: Any = "float32", device: str = "cpu", **options: Any) -> tuple[Any, Any]:
+    tensors = toy.parameters(dtype, device, shapes=SHAPES)
+    return tensors, optim.Muon(tensors.items(), lr=0.1, **options)
+
+
+@pytest.mark.parametrize("shape", [(16, 40), (40, 16), (7, 7)])
+def test_singular_values_become_about_1(shape: tuple[int, int], device: str) -> None:
+    rng = np.random.default_rng(3)
+    matrix = backend.to_device(rng.standard_normal(shape).astype("float32"), device)
+    values = np.linalg.svd(backend.to_numpy(orthogonalized(matrix)), compute_uv=False)
+    assert values.min() > 0.3
+    assert values.max() < 1.3
+    u, _, v = np.linalg.svd(backend.to_numpy(matrix), full_matrices=False)
+    cosine = (backend.to_numpy(orthogonalized(matrix)) * (u @ v)).sum() / values.sum()
+    assert cosine > 0.98
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("match", [False, True])
+def test_steps_follow_the_formula(nesterov: bool, match: bool, device: str) -> None:
+    tensors, optimizer = make("float64", device, nesterov=nesterov, match_adamw=match)
+    expected = toy.values(tensors)
+    moments = {name: np.zeros_like(value) for name, value in expected.items()}
+    for step in range(3):
+        toy.set_gradients(tensors, step)
+        optimizer.step()
+        for name, g in toy.gradients(SHAPES, step).items():
+            moments[name] = 0.95 * moments[name] + 0.05 * g
+            u = 0.95 * moments[name] + 0.05 * g if nesterov else moments[name]
+            rows, columns = u.shape
+            scale = 0.2 * max(rows, columns) ** 0.5 if match else max(1, rows / columns) ** 0.5
+            expected[name] *= 1 - 0.1 * 0.1
+            expected[name] -= 0.1 * scale * orthogonalized(u)
+    for name, value in toy.values(tensors).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-10)
+    assert optimizer.state_dict()["step"] == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_that_is_not_finite_changes_nothing(dtype: str, device: str) -> None:
+    tensors, optimizer = make(dtype, device)
+    toy.set_gradients(tensors, 0)
+    optimizer.step(max_norm=1.0)
+    before = [optimizer.flat.data.copy(), *(each.copy() for each in optimizer.state.values())]
+    tensors["tall"].grad[0, 0] = np.inf
+    optimizer.step(max_norm=1.0)
+    assert toy.same_bits(before, [optimizer.flat.data, *optimizer.state.values()])
+    assert optimizer.state_dict()["step"] == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_resumes_to_the_same_bits(dtype: str, device: str) -> None:
+    tensors, optimizer = make(dtype, device)
+    others, resumed = make(dtype, device)
+    for step in range(4):
+        if step == 2:
+            resumed.load_state_dict(optimizer.state_dict())
+            resumed.flat.data[...] = optimizer.flat.data
+        for each in (tensors, others)[: 1 + (step >= 2)]:
+            toy.set_gradients(each, step)
+        optimizer.step()
+        if step >= 2:
+            resumed.step()
+    assert toy.same_bits([optimizer.flat.data], [resumed.flat.data])
+
+
+def test_the_loss_of_a_linear_layer_falls() -> None:
+    random.seed(0)
+    rng = np.random.default_rng(0)
+    x = Tensor(rng.standard_normal((64, 8)).astype("float32"))
+    target = x @ Tensor(rng.standard_normal((8, 4)).astype("float32"))
+    model = nn.Linear(8, 4, bias=False)
+    optimizer = optim.Muon(model.parameters(), lr=0.05, weight_decay=0.0)
+    losses = []
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
+
+
+def test_other_parameters_than_matrices_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"bias has shape \(3,\), expected a matrix; give the"):
+        optim.Muon(nn.Linear(2, 3).named_parameters())
+    with pytest.raises(ArgumentError, match="iterations is 0, expected 1 or more"):
+        optim.Muon(nn.Linear(2, 3, bias=False).parameters(), iterations=0)
