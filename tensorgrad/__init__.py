@@ -39,7 +39,6 @@ from tensorgrad.ops import matmul as _matmul
 from tensorgrad.ops import norm as _norm
 from tensorgrad.ops import reduce as _reduce
 from tensorgrad.ops import rotary as _rotary
-from tensorgrad.ops import sets as _sets
 from tensorgrad.ops import shape as _shape
 from tensorgrad.ops import softmax as _softmax
 from tensorgrad.ops import sorting as _sorting
@@ -67,7 +66,6 @@ from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
 from tensorgrad.ops.reduce import *
 from tensorgrad.ops.rotary import *
-from tensorgrad.ops.sets import *
 from tensorgrad.ops.shape import *
 from tensorgrad.ops.softmax import *
 from tensorgrad.ops.sorting import *
@@ -103,7 +101,6 @@ __all__ += _array_api.__all__
 __all__ += _aliases.__all__
 __all__ += _close.__all__
 __all__ += _diagonals.__all__
-__all__ += _sets.__all__
 __all__ += _stacking.__all__
 __all__ += _statistics.__all__
 __all__ += _attention.__all__

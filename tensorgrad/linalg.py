@@ -115,14 +115,21 @@ def solve(a: Any, b: Any) -> Tensor:
         raise ShapeError(f"solve: b has shape {b.shape}, expected {a.shape[-1]} rows as a has")
     dtype = np.result_type(first, second)
     a, columns = (astype(t, compute_dtype(dtype), copy=False) for t in (a, columns))
-    y = _computed("solve", namespace(a.data).linalg.solve, a.data, columns.data)
+    y = _computed("solve", _solve, a.data, columns.data)
     x = record("solve", y, (a, columns), _solve_backward, (a.data, y))
     return astype(squeeze(x, -1) if vector else x, dtype, copy=False)
 
 
+def _solve(a: Array, b: Array) -> Array:
+    """Return x with a @ x = b; CuPy wants the same batches in both."""
+    xp = namespace(a)
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return xp.linalg.solve(*(xp.broadcast_to(x, batch + x.shape[-2:]) for x in (a, b)))
+
+
 def _solve_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     a, x = saved
-    db = namespace(a).linalg.solve(_transposed(a), dy)
+    db = _solve(_transposed(a), dy)
     return -(db @ _transposed(x)) if needs[0] else None, db
 
 

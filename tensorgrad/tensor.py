@@ -530,11 +530,11 @@ class Tensor:
         """Return the tensor without axes of length 1."""
         return shape.squeeze(self, axis)
 
-    # PyTorch's names, last: `float` would hide the type. See ops/torch_aliases.py.
+    # PyTorch's names, last: `float` would hide the type. See ops/aliases.py.
 
     def to(self, device: Any = None, dtype: DtypeLike | None = None) -> Tensor:
         """Return the tensor on a device ("cpu", "cuda", "cuda:N") or as a dtype, or both."""
-        return torch_aliases.to(self, device, dtype)
+        return aliases.to(self, device, dtype)
 
     def cpu(self) -> Tensor:
         """Return the tensor on the CPU."""
@@ -542,11 +542,11 @@ class Tensor:
 
     def cuda(self, device: int | None = None) -> Tensor:
         """Return the tensor on the current GPU, or on that of a number."""
-        return torch_aliases.cuda(self, device)
+        return aliases.cuda(self, device)
 
     def clone(self) -> Tensor:
         """Return a copy, through which the gradient flows back."""
-        return torch_aliases.clone(self)
+        return aliases.clone(self)
 
     def numel(self) -> int:
         """Return the number of elements, `size`."""
@@ -554,20 +554,20 @@ class Tensor:
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Set whether backward computes the gradient of this leaf; return self."""
-        return torch_aliases.requires_grad_(self, requires_grad)
+        return aliases.requires_grad_(self, requires_grad)
 
     @property
     def is_leaf(self) -> bool:
         """Whether this is not the result of an op that gradients flow through."""
-        return torch_aliases.is_leaf(self)
+        return aliases.is_leaf(self)
 
     def masked_fill(self, mask: Any, value: Any) -> Tensor:
         """Return the tensor with `value` where the mask is True."""
-        return torch_aliases.masked_fill(self, mask, value)
+        return aliases.masked_fill(self, mask, value)
 
     def gather(self, axis: int, index: Any) -> Tensor:
         """Return the elements at `index` along an axis; see `tensorgrad.take_along_axis`."""
-        return torch_aliases.gather(self, axis, index)
+        return aliases.gather(self, axis, index)
 
     def permute(self, *axes: Any) -> Tensor:
         """Return the axes in another order, `transpose`."""
@@ -575,7 +575,7 @@ class Tensor:
 
     def view(self, *lengths: Any) -> Tensor:
         """Return the elements in another shape, `reshape`."""
-        return torch_aliases.view(self, *lengths)
+        return aliases.view(self, *lengths)
 
     def unsqueeze(self, axis: int) -> Tensor:
         """Return the tensor with a new axis of length 1, `tensorgrad.expand_dims`."""
@@ -600,6 +600,7 @@ class Tensor:
 
 # Last, because they import Tensor from here.
 from tensorgrad.ops import (  # noqa: E402
+    aliases,
     diagonals,
     einsum,
     elementwise,
@@ -610,5 +611,4 @@ from tensorgrad.ops import (  # noqa: E402
     shape,
     sorting,
     stacking,
-    torch_aliases,
 )

@@ -28,8 +28,8 @@ NAMES = [source.module for source in library()]
 
 # The one import that goes up: the methods of Tensor call the ops.
 CALLED = (
-    "diagonals", "einsum", "elementwise", "indexing", "matmul", "numpy_functions", "reduce",
-    "shape", "sorting", "stacking", "torch_aliases",
+    "aliases", "diagonals", "einsum", "elementwise", "indexing", "matmul", "numpy_functions",
+    "reduce", "shape", "sorting", "stacking",
 )  # fmt: skip
 UPWARD = {("tensorgrad.tensor", f"tensorgrad.ops.{name}") for name in CALLED}
 

@@ -87,7 +87,7 @@ def test_gradients(row: Any, device: str) -> None:
 def test_solve(a: Values, b: Values, device: str) -> None:
     arrays = [backend.to_device(array, device) for array in (a, b)]
     y = linalg.solve(*map(Tensor, arrays))
-    np.testing.assert_allclose(y.numpy(), np.linalg.solve(a, b), 1e-9)
+    np.testing.assert_allclose(y.numpy(), np.linalg.solve(a, b), 1e-9, 1e-12)
     assert gradcheck(linalg.solve, arrays)
     half = linalg.solve(Tensor(arrays[0].astype("float32")), Tensor(arrays[1]))
     assert half.dtype == np.dtype("float64")

@@ -1,7 +1,20 @@
-"""Second names of ops, those of the array API standard and of NumPy; each is the op itself."""
+"""Second names of what exists, all in one place.
+
+First those of the array API standard and of NumPy: each is the op itself. Then PyTorch's names of
+tensor methods, where the meaning is equal: each is a line of other ops, and the arguments keep our
+names, `axis` and not `dim`. Tests: tests/ops/test_torch_aliases.py.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from tensorgrad import backend
+from tensorgrad.checks import axis_index
+from tensorgrad.dtypes import DtypeLike, is_float
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.operands import tensor_of
+from tensorgrad.ops import shape
 from tensorgrad.ops.creation import tensor
 from tensorgrad.ops.elementwise import (
     abs,
@@ -23,9 +36,12 @@ from tensorgrad.ops.elementwise import (
     right_shift,
     round,
     trunc,
+    where,
 )
+from tensorgrad.ops.indexing import take_along_axis
 from tensorgrad.ops.reduce import max, min
 from tensorgrad.ops.shape import concatenate, transpose
+from tensorgrad.tensor import Tensor
 
 __all__ = [
     "absolute", "acos", "acosh", "amax", "amin", "around", "array", "asin", "asinh", "atan",
@@ -47,3 +63,117 @@ conj = conjugate = real = positive  # of real numbers
 degrees, radians = rad2deg, deg2rad
 fix = trunc
 mod, pow, true_divide = remainder, power, divide
+
+
+def to(x: Tensor, device: Any = None, dtype: DtypeLike | None = None) -> Tensor:
+    """Return x on a device and as a dtype; a single argument may be either.
+
+    x itself is returned where nothing changes. The gradient flows back.
+
+    Raises:
+        DeviceError: there is no such device here.
+        DtypeError: the library has no such dtype.
+    """
+    if dtype is None and not backend.is_device(device):
+        device, dtype = None, device
+    if dtype is not None:
+        x = shape.astype(x, dtype, copy=False)
+    return x if device is None else shape.to(x, device)
+
+
+def cuda(x: Tensor, device: int | None = None) -> Tensor:
+    """Return x on the current GPU, or on that of a number."""
+    if device is None and x.device != "cpu":
+        return x
+    return shape.to(x, "cuda" if device is None else f"cuda:{device}")
+
+
+def clone(x: Tensor) -> Tensor:
+    """Return a copy, through which the gradient flows back."""
+    return shape.astype(x, x.dtype)
+
+
+def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
+    """Return x with `value` where the mask is True.
+
+    Args:
+        x: any shape and dtype.
+        mask: bools that broadcast to x.
+        value: a number or a tensor without axes.
+
+    Raises:
+        DtypeError: mask does not hold bools.
+        ShapeError: mask or value does not fit.
+    """
+    mask, value = tensor_of("masked_fill", "mask", mask), tensor_of("masked_fill", "value", value)
+    if mask.dtype != bool:
+        raise DtypeError(f"masked_fill: mask has dtype {mask.dtype}, expected bool")
+    if value.ndim:
+        raise ShapeError(f"masked_fill: value has shape {value.shape}, expected ()")
+    value = shape.astype(value, x.dtype, copy=False)
+    y = where(mask, shape.to(value, x.device), x)
+    if y.shape != x.shape:
+        raise ShapeError(
+            f"masked_fill: mask has shape {mask.shape}, expected one that broadcasts to {x.shape}"
+        )
+    return y
+
+
+def gather(x: Tensor, axis: int, index: Any) -> Tensor:
+    """Return y[i][j][k] = x[index[i][j][k]][j][k] for axis 0, and so for the others.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis to index.
+        index: integers; as many axes as x, none longer than that of x, but for `axis`.
+
+    Raises:
+        As `tensorgrad.take_along_axis`, which also broadcasts.
+    """
+    index = tensor_of("gather", "index", index)
+    axis = axis_index("gather", axis, x.ndim)
+    lengths = [n for place, n in enumerate(index.shape) if place != axis]
+    limits = [n for place, n in enumerate(x.shape) if place != axis]
+    if index.ndim != x.ndim or any(n > most for n, most in zip(lengths, limits, strict=True)):
+        raise ShapeError(
+            f"gather: index has shape {index.shape}, expected at most {x.shape} but for axis {axis}"
+        )
+    if lengths != limits:
+        x = x[tuple([slice(None if p == axis else n) for p, n in enumerate(index.shape)])]
+    return take_along_axis(x, index, axis)
+
+
+def view(x: Tensor, *lengths: Any) -> Tensor:
+    """Return the elements in another shape, a view where strides allow: see `reshape`.
+
+    Raises:
+        ArgumentError: given a dtype, as NumPy's method has.
+    """
+    given = lengths[0] if len(lengths) == 1 else lengths
+    if not isinstance(given, int | tuple | list):
+        raise ArgumentError(
+            f"view: shape is {given!r}, expected integers; for another dtype, astype()"
+        )
+    return shape.reshape(x, given)
+
+
+def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
+    """Set whether backward computes the gradient of a leaf; return x.
+
+    Raises:
+        GradError: x is the result of an op, whose gradient would be lost.
+        DtypeError: x does not hold floats.
+    """
+    if not is_leaf(x):
+        raise GradError(
+            "requires_grad_: the tensor is the result of an op, expected a leaf; detach() it"
+        )
+    if requires_grad and not is_float(x.dtype):
+        raise DtypeError(f"requires_grad_: the tensor has dtype {x.dtype}, expected a float")
+    x.requires_grad = requires_grad
+    return x
+
+
+def is_leaf(x: Tensor) -> bool:
+    """Return whether x is not the result of an op that gradients flow through."""
+    return x.node is None

@@ -1,13 +1,15 @@
-"""Sorting: sort, argsort, topk, searchsorted. Tests: tests/ops/test_sorting.py.
+"""Sorting, unique elements and sets. Tests: tests/ops/test_sorting.py and tests/ops/test_sets.py.
 
 Equal elements keep their order, ascending and descending, and NaN counts as larger than any
 number; so both devices agree on every index. Sorted values are taken by index, and their
-gradient goes back to where each came from.
+gradient goes back to where each came from. Unique elements and sets have no gradients; how many
+there are depends on the values, so on the GPU the host waits for them, and no CUDA graph can
+capture these functions.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import along, axis_index, check_integer, promoted
@@ -16,7 +18,10 @@ from tensorgrad.operands import tensor_of
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.tensor import Tensor
 
-__all__ = ["argsort", "searchsorted", "sort", "topk"]
+__all__ = [
+    "argsort", "intersect1d", "isin", "searchsorted", "setdiff1d", "setxor1d", "sort", "topk",
+    "union1d", "unique", "unique_all", "unique_counts", "unique_inverse", "unique_values",
+]  # fmt: skip
 
 
 def sort(x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True) -> Tensor:
@@ -113,3 +118,123 @@ def _order(op: str, array: Array, axis: int | None, descending: bool) -> Array:
     backwards = (*[slice(None)] * axis, slice(None, None, -1))
     order = array[backwards].argsort(axis, kind="stable")
     return (array.shape[axis] - 1 - order)[backwards]
+
+
+class UniqueAll(NamedTuple):
+    """Unique elements; where each was first; for each element of x its place; how often."""
+
+    values: Tensor
+    indices: Tensor
+    inverse_indices: Tensor
+    counts: Tensor
+
+
+class UniqueCounts(NamedTuple):
+    """Unique elements and how often each occurs."""
+
+    values: Tensor
+    counts: Tensor
+
+
+class UniqueInverse(NamedTuple):
+    """Unique elements and, for each element of x, its place among them."""
+
+    values: Tensor
+    inverse_indices: Tensor
+
+
+def unique(
+    x: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    equal_nan: bool = True,
+) -> Any:
+    """Return the different elements of x, or its different slices along an axis, in order.
+
+    Args:
+        x: any shape.
+        return_index: whether to return the index of the first occurrence of each.
+        return_inverse: whether to return for each element of x its place in the result.
+        return_counts: whether to return how often each occurs.
+        axis: the axis of the slices; None for the elements of the flattened x.
+        equal_nan: whether all NaN count as one.
+
+    Returns:
+        A tensor, or a tuple of it and what was asked for, in this order.
+    """
+    x = tensor_of("unique", "x", x)
+    if axis is not None:
+        axis = axis_index("unique", axis, x.ndim)
+    xp = namespace(x.data)
+    found = xp.unique(
+        widened(x.data), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
+    )
+    parts = list(found) if isinstance(found, tuple) else [found]
+    parts[0] = parts[0].astype(x.dtype, copy=False)
+    if return_inverse and axis is None:
+        place = 1 + return_index
+        parts[place] = parts[place].reshape(x.shape)
+    tensors = tuple([Tensor(part) for part in parts])
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+def unique_all(x: Any) -> UniqueAll:
+    """Return `unique` with indices, inverse and counts; each NaN counts for itself."""
+    return UniqueAll(*unique(x, True, True, True, equal_nan=False))
+
+
+def unique_counts(x: Any) -> UniqueCounts:
+    """Return `unique` with counts; each NaN counts for itself."""
+    return UniqueCounts(*unique(x, return_counts=True, equal_nan=False))
+
+
+def unique_inverse(x: Any) -> UniqueInverse:
+    """Return `unique` with the inverse; each NaN counts for itself."""
+    return UniqueInverse(*unique(x, return_inverse=True, equal_nan=False))
+
+
+def unique_values(x: Any) -> Tensor:
+    """Return `unique`; each NaN counts for itself."""
+    found: Tensor = unique(x, equal_nan=False)
+    return found
+
+
+def isin(x: Any, values: Any, invert: bool = False) -> Tensor:
+    """Return for each element of x whether it is among the values (or, inverted, is not), bool."""
+    a, b = _pair("isin", "x", "values", x, values)
+    return Tensor(namespace(a).isin(a, b, invert=invert))
+
+
+def union1d(a: Any, b: Any) -> Tensor:
+    """Return the elements of a and b, each once, in order."""
+    return _of_sets("union1d", a, b)
+
+
+def intersect1d(a: Any, b: Any) -> Tensor:
+    """Return the elements that are in a and in b, each once, in order."""
+    return _of_sets("intersect1d", a, b)
+
+
+def setdiff1d(a: Any, b: Any) -> Tensor:
+    """Return the elements of a that are not in b, each once, in order."""
+    return _of_sets("setdiff1d", a, b)
+
+
+def setxor1d(a: Any, b: Any) -> Tensor:
+    """Return the elements that are in one of a and b, each once, in order."""
+    return _of_sets("setxor1d", a, b)
+
+
+def _of_sets(op: str, a: Any, b: Any) -> Tensor:
+    first, second = _pair(op, "a", "b", a, b)
+    dtype = promoted(op, ("a", "b"), (tensor_of(op, "a", a).data, tensor_of(op, "b", b).data))
+    return Tensor(getattr(namespace(first), op)(first, second).astype(dtype, copy=False))
+
+
+def _pair(op: str, name: str, other: str, a: Any, b: Any) -> tuple[Array, Array]:
+    """Return two arrays of one device, 16-bit floats as float32."""
+    arrays = tensor_of(op, name, a).data, tensor_of(op, other, b).data
+    same_device(op, (name, other), arrays)
+    return widened(arrays[0]), widened(arrays[1])

@@ -143,7 +143,7 @@ def test_batches(layout: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_what_follows(dtype: str, tiling: Tiling) -> None:
     rng = np.random.default_rng()
-    for rows, width, columns in [(1, 8, 8), (129, 72, 264), (1000, 136, 776)]:
+    for rows, width, columns in [(1, 8, 8), (129, 72, 264), (1000, 136, 776), (200, 1032, 264)]:
         x, x_gpu = draw(rng, (rows, width), dtype)
         w, w_gpu = draw(rng, (width, columns), dtype, "t")
         residual, residual_gpu = draw(rng, (rows, columns), dtype)

@@ -11,8 +11,10 @@
 // pipeline of stages in shared memory, from where wgmma reads them; two blocks of a cluster, one
 // below the other, load the columns of b by multicast. Meanwhile the epilogue of the last tile
 // runs: its sums are rounded into shared memory, and epilogue warps take GELU of them, store them
-// by TMA, and load the residual or scale of the next tile. The tile scheduler goes through the
-// tiles in bands of rows, so that what the blocks of the GPU read at one time is in the L2 cache.
+// by TMA, and load the residual or scale of the next tile. 17 operations for GELU of a value take
+// those three warps as long as its products of 768 terms: for so few, each consumer warp takes GELU
+// of a box. The tile scheduler goes through the tiles in bands of rows, so that what the blocks of
+// the GPU read at one time is in the L2 cache.
 //
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
@@ -30,13 +32,13 @@
 // Phases. Producer: for each work tile, load its stages. Epilogue warps: open the boxes for the
 // next tile (load residual or scale), wait for sums, GELU, sums over rows, store. Consumers:
 // mainloop (wait for a stage, wgmma, release the stage before); epilogue (bias, residual or scale,
-// round into boxes).
+// round into boxes, GELU of the first).
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
 // where: LAYOUT = false, false | false, true | true, true
 // instantiate: matmul<{T}, {NARROW | WIDE}, {256, 2 | 128, 1}, {LAYOUT}>
-// instantiate: matmul<{T}, GELU, {256, 2 | 128, 1}, false, false>
+// instantiate: matmul<{T}, {GELU | SHARED_GELU}, {256, 2 | 128, 1}, false, false>
 // instantiate: matmul<{T}, SCALED, {256, 2 | 128, 1}, false, true>
 // instantiate: matmul_sum<{float | __half | __nv_bfloat16}>
 #include "matmul/sm90.cuh"
@@ -65,6 +67,9 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     constexpr int STAGES = Storage::STAGES, BOXES = Storage::BOXES;
     // columns of a box
     constexpr int WIDTH = EPILOGUE == WIDE ? 32 : 64, PASSES = N / WIDTH / BOXES;
+    constexpr bool TAKES_GELU = EPILOGUE == GELU || EPILOGUE == SHARED_GELU;
+    // The boxes of which a consumer warp takes GELU itself, and stores them.
+    constexpr int OWN = EPILOGUE == SHARED_GELU ? 1 : 0;
     extern __shared__ unsigned char raw[];
     Storage& storage = *reinterpret_cast<Storage*>(raw + (-shared_address(raw) & 1023));
     // Of the stages; and of the boxes of a consumer warp: may be filled, were filled.
@@ -92,6 +97,13 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                                      blockIdx.x / CLUSTER, gridDim.x / CLUSTER);
     auto origin_at = [&](int tile) {
         return tile_origin<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank);
+    };
+    // Where the derivatives belong that go with the boxes of consumer warp w from `first` on.
+    auto derivative_at = [&](const TileOrigin& origin, int w, int first) -> ArrayPlace {
+        const int row = origin.row + w * 16, column = origin.column + first * 64;
+        T* to = reinterpret_cast<T*>(p.derivative);
+        if (to) to += ((long long)origin.matrix * p.rows + row) * p.columns + column;
+        return {to, p.rows - row, p.columns - column, p.columns};
     };
     WorkTile work;
     const int group = uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
@@ -158,7 +170,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 #pragma unroll 1
                 for (int turn = 0; turn < PASSES; ++turn) {
                     auto send = [&](int w) {   // lane 0
-                        for (int c = 0; c < BOXES; ++c) {
+                        for (int c = OWN; c < BOXES; ++c) {
                             const int x = origin.column + (turn * BOXES + c) * WIDTH,
                                       row = origin.row + w * 16;
                             if (EPILOGUE == WIDE && p.add)
@@ -176,15 +188,9 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                         const int w = warp + i * EPILOGUE_WARPS;
                         if (w < CONSUMER_WARPS) {
                             filled[w].wait(parity);
-                            if (EPILOGUE == GELU) {
-                                const int row = origin.row + w * 16;
-                                T* first = reinterpret_cast<T*>(p.derivative);
-                                if (first)
-                                    first += ((long long)origin.matrix * p.rows + row) * p.columns
-                                           + origin.column;
-                                gelu_in_boxes<T>(storage.boxes[w],
-                                                 {first, p.rows - row, p.columns - origin.column,
-                                                  p.columns});
+                            if (TAKES_GELU) {
+                                gelu_in_boxes<T, BOXES - OWN>(storage.boxes[w] + OWN,
+                                                              derivative_at(origin, w, OWN));
                                 fence_proxy_async();
                             }
                             if (EPILOGUE == SCALED && p.row_sums)
@@ -230,8 +236,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         const int w = group * 4 + warp;
         PipelineState<STAGES> at;
         unsigned parity = 0;
-        Fragment<1, N> sums;
         while (scheduler.next(work)) {
+            Fragment<1, N> sums;
             // Mainloop: wait for a stage, multiply, release the stage before.
             int before = 0;
             for (int k = work.begin; k < work.end; ++k) {
@@ -264,6 +270,10 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             #pragma unroll
             for (int turn = 0; turn < PASSES; ++turn) {
                 open[w].wait(parity);
+                if (OWN > 0) {
+                    if (lane == 0) tma_store_wait_read<0>();
+                    __syncwarp();
+                }
                 if (turn == 0 && EPILOGUE != SCALED && p.bias) {
                     __syncwarp();
                     add_bias(sums, storage.bias[w]);
@@ -284,8 +294,20 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 __syncwarp();
                 if (lane == 0) filled[w].arrive();
                 parity ^= 1;
+                if constexpr (OWN > 0) {
+                    const TileOrigin origin = origin_at(work.tile);
+                    gelu_in_boxes<T, OWN>(storage.boxes[w], derivative_at(origin, w, 0));
+                    fence_proxy_async();
+                    __syncwarp();
+                    if (lane > 0) continue;
+                    for (int c = 0; c < OWN; ++c)
+                        tma_store(y_map, storage.boxes[w][c], origin.column + c * 64,
+                                  origin.row + w * 16, origin.matrix, 0);
+                    tma_store_commit();
+                }
             }
         }
+        if (OWN > 0 && lane == 0) tma_store_wait<0>();
     }
     if (CLUSTER > 1) cluster_sync();   // no block exits while another may still write to it
 }

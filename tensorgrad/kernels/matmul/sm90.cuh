@@ -10,6 +10,7 @@ constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: of one warp
 enum Epilogue {
     NARROW,          // y = sums + bias + residual, 16 bits
     GELU,            // pre = sums + bias, y = gelu(pre), derivative = gelu'(pre)
+    SHARED_GELU,     // the same, of a part of a tile by the warps that multiply
     SCALED,          // y = sums * scale, an input; and sums over the rows of y
     WIDE   // y = or += sums + bias, float; or parts of the sums, to be added by matmul_sum
 };
@@ -215,15 +216,12 @@ struct ArrayPlace {
     int rows, columns, pitch;
 };
 
-// gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in
+// gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in N
 // boxes, and its derivative, by a warp. The derivative takes x beyond 10 as 10: farther out x^3
-// would enlarge the error in the last digit of s, which is the same there. Three warps do this for
-// a whole tile: 17 operations a value are as long as the products of 768 terms. Not inlined: in a
-// kernel that is short of registers the compiler, to save some, computes one value after the other,
-// three times slower.
+// would enlarge the error in the last digit of s, which is the same there.
 template <typename T, int N>
-__device__ __noinline__ void gelu_in_boxes(unsigned char (&boxes)[N][BOX_BYTES],
-                                           const ArrayPlace derivative) {
+__device__ inline void gelu_in_boxes(unsigned char (*boxes)[BOX_BYTES],
+                                     const ArrayPlace derivative) {
     constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
     constexpr int VECTORS = 2, VALUES = 8 * VECTORS;   // at a time
     #pragma unroll 1
