@@ -32,6 +32,7 @@ from tensorgrad.checks import check_integer
 from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, GraphError
 from tensorgrad.interrupt import uninterrupted
+from tensorgrad.kernels.capturing import capturing
 from tensorgrad.tensor import Tensor
 
 __all__ = ["Captured", "capture", "on_replay"]
@@ -412,6 +413,7 @@ class _Variant:
                 _on_stream(stream),
                 cuda.using_allocator(arena.pool.malloc),
                 _captured(stream, watch) as graphs,
+                capturing(),
                 replaced(ranges, active=watch),
                 replaced(mode, capture=notes),
                 replaced(random.default, offset=self._offset),

@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
+from tensorgrad.kernels.capturing import counters
 
 _UINT32 = np.dtype(np.uint32)
 
@@ -20,17 +21,19 @@ _UINT32 = np.dtype(np.uint32)
 def counter(like: Array) -> Array:
     """Return a counter, 0, for a kernel on the current stream that leaves it at 0.
 
-    Kernels on one stream share it, as they run one after the other. A kernel that is captured into
-    a CUDA graph may run on another stream, and has its own.
+    Kernels on one stream share it, as they run one after the other. Those of a CUDA graph may run
+    on another stream, and share one that the graph sets to 0 when it begins.
 
     Args:
         like: an array on the GPU where the kernel will run.
     """
     stream = backend.cupy.cuda.get_current_stream().ptr
     if backend.cupy.cuda.runtime.streamIsCapturing(stream):
-        own = backend.empty((1,), _UINT32, like=like)
-        own.data.memset_async(0, own.nbytes)
-        return own
+        shared = counters()
+        if stream not in shared:
+            shared[stream] = backend.empty((1,), _UINT32, like=like)
+            shared[stream].data.memset_async(0, _UINT32.itemsize)
+        return shared[stream]
     return _of_stream(like.device.id, stream)
 
 

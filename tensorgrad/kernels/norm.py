@@ -17,6 +17,7 @@ from tensorgrad.accumulation import accumulated, kernel_sum
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.kernels import overlap
+from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.device import resident_blocks
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import aligned, held, looped
@@ -24,7 +25,7 @@ from tensorgrad.kernels.structs import number, pointer
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _STAGES = 2  # as in the kernel
-_FEW_ROWS = 32  # or fewer: launched so that they overlap with the kernels before and after
+_FEW_ROWS = 32  # or fewer, as in a graph: launched to overlap with the kernels around them
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
 _BLOCKS = 264  # at most in backward; each writes one partial row of dweight and dbias
 _COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias have a kernel of their own
@@ -59,7 +60,9 @@ def forward(
     launch = None
     if aligned(width, x, y, residual, weight, bias):
         wide = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
-        launch = _held_rows(x.dtype, rows, width, eps, residual is not None, wide, x.device.id)
+        launch = _held_rows(
+            x.dtype, rows, width, eps, residual is not None, wide, x.device.id, is_capturing()
+        )
     if launch is None:
         layout, sizes = looped(width), (np.int64(rows), np.int32(width), np.float64(eps))
         arguments = (*arrays, *_given(weight, x), *_given(bias, x), *sizes)
@@ -72,7 +75,7 @@ def forward(
         )
     kernel, grid, block, numbers, shared = launch
     arguments = (*arrays, pointer(weight), pointer(bias), *numbers)
-    if rows > _FEW_ROWS:
+    if rows > _FEW_ROWS and not is_capturing():
         kernel(grid, block, arguments, shared)
     else:
         overlap.launch(
@@ -84,7 +87,14 @@ def forward(
 
 @lru_cache(maxsize=4096)
 def _held_rows(
-    dtype: Dtype, rows: int, width: int, eps: float, adds: bool, wide: bool, device: int
+    dtype: Dtype,
+    rows: int,
+    width: int,
+    eps: float,
+    adds: bool,
+    wide: bool,
+    device: int,
+    captured: bool,
 ) -> tuple[Any, ...] | None:
     """Return kernel, grid, block, numbers and bytes of shared memory for rows held in registers.
 
@@ -100,8 +110,8 @@ def _held_rows(
     kernel = load(_FORWARD, name)
     shared = threads * layout.vectors * 16 * (2 if adds else 1)
     blocks = min(*layout.grid(rows), resident_blocks(kernel, threads, shared, device))
-    few = number("?", rows <= _FEW_ROWS)
-    numbers = number("i8", rows), number("i4", width), number("f8", eps), few
+    overlaps = number("?", captured or rows <= _FEW_ROWS)
+    numbers = number("i8", rows), number("i4", width), number("f8", eps), overlaps
     return kernel, (blocks,), layout.block, numbers, shared
 
 

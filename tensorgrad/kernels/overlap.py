@@ -1,11 +1,14 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs.
 
     overlap.launch(kernel, grid, block, arguments, shared, early=[weight, bias], writes=[y])
+    overlap.launch_in_graph(kernel, grid, block, arguments, shared, writes=[y])
 
 A kernel of a decode step runs for 2 us, of which its launch and its first loads are half. Launched
 here, on Hopper and later, it starts as soon as all blocks of the kernel before it in the stream
 have called `start_next_kernel`, and loads its weights while that one still computes. Graphs that
-are captured keep this. The rules, for which overlap.cuh has the functions:
+are captured keep this. Kernels of a training step, which are longer, hide their launch and the
+setting up of their barriers in this way, but only in graphs. The rules, for which overlap.cuh has
+the functions:
 
 - A kernel waits before it reads or writes memory that other kernels write, except for the arrays
   `early`, which it may read at once, such as weights. They are compared with what the kernel before
@@ -33,11 +36,12 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
+from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.device import capability, driver
 from tensorgrad.kernels.loader import Kernel
 from tensorgrad.kernels.structs import Struct
 
-__all__ = ["launch"]
+__all__ = ["launch", "launch_in_graph"]
 
 Sizes = tuple[int, ...]  # of a grid or a block, up to three
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
@@ -100,6 +104,26 @@ def launch(
             kernel(grid, block, tuple(arguments), shared)
         if ranges:
             _written[device, stream] = ranges
+
+
+def launch_in_graph(
+    kernel: Kernel,
+    grid: Sizes,
+    block: Sizes,
+    arguments: Sequence[Any],
+    shared: int = 0,
+    *,
+    writes: Sequence[Array | None],
+) -> None:
+    """Launch a kernel so that it may start early if a graph is being captured, else as usual.
+
+    For kernels of a training step, which read nothing early: `launch` costs Python more, and a
+    graph pays that once. They call `start_next_kernel` only where `capturing.is_capturing()`.
+    """
+    if is_capturing():
+        launch(kernel, grid, block, arguments, shared, writes=writes)
+    else:
+        kernel(grid, block, tuple(arguments), shared)
 
 
 @cache

@@ -189,7 +189,7 @@ class MatmulSm90Arguments(Struct):
     _fields_ = (
         *_fields(c_uint64, "bias residual derivative row_sums"),
         *_fields(c_int, "rows columns terms matrices a_step b_step"),
-        *_fields(c_int, "band split_steps wide_bias add"),
+        *_fields(c_int, "band split_steps wide_bias add overlaps"),
     )
 
 

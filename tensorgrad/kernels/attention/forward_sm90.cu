@@ -33,6 +33,7 @@
 // instantiate: attention_forward<{T}, {TILES}, false>
 // instantiate: attention_forward<{T}, {64, 3, 64 | 128, 2, 64 | 256, 2, 32}, true>
 #include "attention/sm90.cuh"
+#include "overlap.cuh"
 
 // Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where
 // W is 2, else 128: if these came to more, setmaxnreg would deadlock.
@@ -59,14 +60,14 @@ template <int D, int W, int N> struct ForwardBarriers {
 
 // y: (batch, queries, heads, width). logsumexp: (batch, heads, queries); infinite, and y zero,
 // where a query sees no key. taken: 0, and 0 again after. W consumer warpgroups: 64 queries each, N
-// keys at a time.
+// keys at a time. overlaps: with the next kernel, see overlap.py.
 template <typename T, int D, int W, int N, bool EXTRAS>
 __global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
 attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __restrict__ taken,
                   const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                   const __grid_constant__ TensorMap v_map,
                   const __grid_constant__ AttentionSm90Arguments p,
-                  const __grid_constant__ AttentionSm90Extras extras) {
+                  const __grid_constant__ AttentionSm90Extras extras, bool overlaps) {
     using Tiles = ForwardTiles<D, W, N>;
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES, KEPT = Tiles::KEPT;
     extern __shared__ unsigned char raw[];
@@ -89,6 +90,8 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
         fence_mbarrier_init();
     }
     __syncthreads();
+    wait_for_previous_kernel();
+    if (overlaps) start_next_kernel();
 
     const int blocks = (p.queries + M - 1) / M, tiles = blocks * p.heads_total;
     // The blocks of keys that the rows from `row` to `end` see: from first_seen to last_seen - 1.

@@ -20,7 +20,9 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
+from tensorgrad.kernels import overlap
 from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, empty_result
+from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.device import capability, multiprocessors
 from tensorgrad.kernels.loader import Kernel, load
@@ -77,7 +79,11 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     kernel, grid, block, columns, struct = _geometry(q, k, options).forward
     maps = _boxes(q), _boxes(k, columns), _boxes(v, columns)
     extras = _extras(options, q.shape[2], 0)
-    kernel(grid, block, (y, logsumexp, counter(q), *maps, struct, extras), _SHARED)
+    overlap.launch_in_graph(
+        kernel, grid, block,
+        (y, logsumexp, counter(q), *maps, struct, extras, number("?", is_capturing())), _SHARED,
+        writes=(y, logsumexp),
+    )  # fmt: skip
     return y, logsumexp
 
 

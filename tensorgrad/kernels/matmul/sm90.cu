@@ -42,6 +42,7 @@
 // instantiate: matmul<{T}, SCALED, {256, 2 | 128, 1}, false, true>
 // instantiate: matmul_sum<{float | __half | __nv_bfloat16}>
 #include "matmul/sm90.cuh"
+#include "overlap.cuh"
 
 constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // of a thread, of 65,536 in all
 // An epilogue warp stores the sums of every third consumer warp.
@@ -90,6 +91,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         fence_mbarrier_init();
     }
     if (CLUSTER == 1) __syncthreads(); else cluster_sync();
+    wait_for_previous_kernel();
+    if (p.overlaps) start_next_kernel();
 
     const int tile_rows = (p.rows + M * CLUSTER - 1) / (M * CLUSTER),
               tile_columns = (p.columns + N - 1) / N;

@@ -24,6 +24,7 @@ struct MatmulSm90Arguments {
     int band;    // how many rows of tiles, in clusters, are worked on before the next
     int split_steps;   // stream-K: the steps over K of each cluster; 0 for whole tiles
     int wide_bias, add;
+    int overlaps;   // with the next kernel, see overlap.py
 };
 
 // A work tile: the steps begin to end - 1 over K of a tile.

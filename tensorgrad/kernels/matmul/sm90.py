@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
+from tensorgrad.kernels import overlap
+from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.device import capability, multiprocessors
 from tensorgrad.kernels.loader import Kernel, load
@@ -136,14 +138,18 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
         kernel, grid, arguments = _launch(
             *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else epilogue, address(bias),
             bias is not None and bias.dtype == float32, address(p.residual), address(derivative),
-            address(p.row_sums), p.add, tiling, device,
+            address(p.row_sums), p.add, tiling, device, is_capturing(),
         )  # fmt: skip
-        kernel(grid, (_THREADS,), (*arguments, counter(y)), _SHARED)
+        overlap.launch_in_graph(
+            kernel, grid, (_THREADS,), (*arguments, counter(y)), _SHARED,
+            writes=(y, p.derivative, p.row_sums),
+        )  # fmt: skip
         return
     parts = backend.empty((_parts(p.width, tiling), p.rows, p.columns), float32, like=y)
     kernel, grid, arguments = _launch(
-        *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, 0, False, tiling, device
-    )
+        *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, 0, False, tiling, device,
+        False,
+    )  # fmt: skip
     kernel(grid, (_THREADS,), (*arguments, NULL), _SHARED)
     sizes = MatmulSm90Arguments.from_buffer_copy(arguments[-1].value)
     sizes.add = p.add
@@ -159,7 +165,7 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
 def _launch(
     batch: int, rows: int, terms: int, columns: int, a: Steps, b: Steps, a_pointer: int,
     b_pointer: int, dtype: Dtype, y: int, epilogue: str, bias: int, wide_bias: bool, residual: int,
-    derivative: int, row_sums: int, add: bool, tiling: Tiling, device: int,
+    derivative: int, row_sums: int, add: bool, tiling: Tiling, device: int, overlaps: bool,
 ) -> tuple[Kernel, tuple[int], tuple[Any, ...]]:  # fmt: skip
     """Return the kernel, its grid and its arguments, which recur from step to step."""
     layout = _layout(rows, terms, columns, a, b)
@@ -184,7 +190,7 @@ def _launch(
     )
     sizes = MatmulSm90Arguments(
         bias, residual, derivative, row_sums, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
-        tile_rows if split_steps else _BAND, split_steps, wide_bias, add,
+        tile_rows if split_steps else _BAND, split_steps, wide_bias, add, overlaps,
     )  # fmt: skip
     return kernel, (grid,), (*maps, by_value(sizes))
 

@@ -1,0 +1,38 @@
+"""What launches know of the CUDA graph that is being captured.
+
+In a graph the host's part of a launch costs nothing, so kernels are launched there in ways that
+cost Python more, such as overlapping (overlap.py), and share what needs to be zeroed only once.
+Tests: tests/kernels/test_capturing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tensorgrad.backend import Array
+
+__all__ = ["capturing", "counters", "is_capturing"]
+
+_counters: dict[int, Array] | None = None
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Let launches know that the `with` block is captured; one thread at a time may."""
+    global _counters
+    before, _counters = _counters, {}
+    try:
+        yield
+    finally:
+        _counters = before
+
+
+def is_capturing() -> bool:
+    """Whether a graph is being captured."""
+    return _counters is not None
+
+
+def counters() -> dict[int, Array]:
+    """Return the tile counters of the graph, by stream; nothing keeps them outside of a capture."""
+    return {} if _counters is None else _counters
