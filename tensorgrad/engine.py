@@ -332,9 +332,10 @@ def _walk(
                     waiting[target] = uses
                     if dx is not other:
                         sums[target] = dx
-                        # a new sum, or the first of many contributions
+                        # a new sum, or the first contribution: of many, or to a parameter
+                        several = uses > 1 or type(target) not in _RECORDED
                         if other is not None or (
-                            uses > 1 and _can_grow(dx, target, (dy, *found, *saved))
+                            several and _can_grow(dx, target, (dy, *found, *saved))
                         ):
                             private[target] = into(dx)
                     continue
@@ -440,9 +441,14 @@ def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
 def _can_grow(dx: Array, target: Edge, others: Sequence[Any]) -> bool:
     """Whether others may be added to the first contribution, which the op gave away.
 
-    On the CPU alone: on the GPU products would add to it, and round once instead of twice.
+    On the GPU products would add to it, and round once instead of twice: only where it is wide, as
+    the gradients of parameters are.
     """
-    return type(dx) is _NDARRAY and dx.dtype is target.dtype and _is_own(dx, others)
+    if not _is_own(dx, others):
+        return False
+    if type(dx) is _NDARRAY:
+        return dx.dtype is target.dtype
+    return type(target) not in _RECORDED and dx.dtype == compute_dtype(dx.dtype)
 
 
 def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:

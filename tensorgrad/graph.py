@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,29 @@ class _UnlikeWarmUp(BaseException):
     """A step takes another way than in its warm-up, so that its kernels may not be compiled."""
 
 
+class _Guards:
+    """Attributes and the values that they must keep for a replay."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], Any] = {}
+        self._lists: dict[str, tuple[list[Any], list[Any]]] = {}  # of a name: owners and values
+
+    def add(self, owner: Any, name: str, value: Any) -> None:
+        """Guard an attribute."""
+        if self._known.get((id(owner), name), self) is not value:
+            self._known[id(owner), name] = value
+            owners, values = self._lists.setdefault(name, ([], []))
+            owners.append(owner)
+            values.append(value)
+
+    def hold(self) -> bool:
+        """Whether all have their values; each call of the step asks for thousands."""
+        return all(
+            all(map(is_, map(attrgetter(name), owners), values))
+            for name, (owners, values) in self._lists.items()
+        )
+
+
 class _Watch:
     """Observes a step (see ranges.py): which modules and leaves it uses, and which op runs.
 
@@ -248,7 +272,7 @@ class _Watch:
         before: what the warm-up of the step has observed.
         arena: of the capture; None in the warm-up.
     Attributes:
-        guards: (object, name of an attribute, its value), which hold for a replay.
+        guards: attributes that a replay needs as they are.
         modes: modules, which may die before the graph does, and whether each is in training mode.
         used: the leaves among the operands, by id.
         leaves: those that get a gradient, with the gradient at their first use.
@@ -259,7 +283,7 @@ class _Watch:
     def __init__(self, before: _Watch | None = None, arena: _Arena | None = None) -> None:
         self.kept: dict[int, Array] = {}
         self._arena = arena
-        self.guards: list[tuple[Any, str, Any]] = []
+        self.guards = _Guards()
         self.modes: list[tuple[weakref.ref[Any], bool]] = []
         self.used: dict[int, Tensor] = {}
         self.leaves: dict[int, tuple[Tensor, Array | None]] = {}
@@ -277,8 +301,9 @@ class _Watch:
         if id(module) not in self._modules:
             self._modules.add(id(module))
             self.modes.append((weakref.ref(module), module.training))
-            tensors = [each for each in vars(module).values() if isinstance(each, Tensor)]
-            self.guards += [(each, "data", each.data) for each in tensors]
+            for each in vars(module).values():
+                if isinstance(each, Tensor):
+                    self.guards.add(each, "data", each.data)
         return module.forward(*args, **kwargs)
 
     def enter(self, op: str) -> None:
@@ -374,7 +399,7 @@ class _Variant:
             found = module()
             if found is None or found.training is not training:
                 return False
-        return all(getattr(owner, name) is value for owner, name, value in self._watch.guards)
+        return self._watch.guards.hold()
 
     def load(self, arguments: list[Any]) -> None:
         """Copy arguments into the buffers."""
@@ -393,7 +418,8 @@ class _Variant:
         watch = _Watch()
         with _on_stream(stream), replaced(ranges, active=watch), _casts_of_its_own():
             result = _mapped(_copy, _checked(function(*self._arguments)))
-        watch.guards += [(tensor, "data", tensor.data) for tensor in watch.used.values()]
+        for tensor in watch.used.values():
+            watch.guards.add(tensor, "data", tensor.data)
         self._watch = watch
         return result
 
@@ -462,12 +488,13 @@ class _Variant:
             grads: of the leaves when the capture began.
         """
         guards = self._watch.guards
-        guards += [(tensor, "data", tensor.data) for tensor in self._watch.used.values()]
+        for tensor in self._watch.used.values():
+            guards.add(tensor, "data", tensor.data)
         for key, (tensor, used) in self._watch.leaves.items():
             if tensor.grad is not used:
                 self._grads.append((tensor, tensor.grad))
             if grads.get(key) is used:  # else the step itself clears it
-                guards.append((tensor, "grad", used))
+                guards.add(tensor, "grad", used)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
+from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view, kernel_sum
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
@@ -112,9 +112,12 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     ids, start, shape, positions_shape = saved
     dweight = None
     if needs[0]:
-        dweight = backend.namespace(dy).zeros(shape, compute_dtype(dy.dtype))
+        wide = compute_dtype(dy.dtype)
+        total = kernel_sum(needs[0], wide)
+        if total is None:
+            total = dweight = backend.namespace(dy).zeros(shape, wide)
         if dy.size:
-            add_rows(dweight, ids.reshape(-1), dy.reshape(ids.size, -1))
+            add_rows(total, ids.reshape(-1), dy.reshape(ids.size, -1))
     if not needs[1]:
         return dweight, None
     if backend.is_array(start):
