@@ -68,7 +68,8 @@ class ShardedParameters(FlatParameters):
         if self.stage == 1:
             self.grad.fill(0)
             return
-        super().zero_grad()
+        for grad in self.grads:
+            grad.fill(0)
         for number in range(len(self.segments)):
             if number not in self.units:
                 self.storage[number][1].fill(0)

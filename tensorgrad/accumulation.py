@@ -18,6 +18,35 @@ Needs = Sequence[Any]  # for each input: False, True or an Into
 Gradients = Sequence[Array | None]  # for each input: None where not wanted, or added already
 
 
+# By id: gradients that count as zeros while they hold anything, see `count_as_zeros`.
+_unwritten: dict[int, Array] = {}
+
+
+def count_as_zeros(arrays: Sequence[Array]) -> None:
+    """Let gradients count as zeros without writing them, until the first is added or `settle`.
+
+    What is added first overwrites, which saves writing zeros and reading them. For gradients that
+    nothing else reads before: those of a step in a CUDA graph.
+    """
+    _unwritten.update((id(array), array) for array in arrays)
+
+
+def is_first(total: Array) -> bool:
+    """Whether a gradient counts as zeros; no longer then: the caller overwrites it."""
+    return bool(_unwritten) and _unwritten.pop(id(total), None) is not None
+
+
+def settle() -> None:
+    """Write the zeros of gradients that nothing was added to."""
+    while _unwritten:
+        _unwritten.popitem()[1].fill(0)
+
+
+def forget() -> None:
+    """Take gradients as they are again: the graph whose step they belong to has failed."""
+    _unwritten.clear()
+
+
 class Into(int):  # equal to True, also as a part of a key
     """A need that is true, with the gradient so far.
 
@@ -35,13 +64,25 @@ def into(array: Array) -> Into:
     return need
 
 
-def kernel_sum(need: Any, dtype: Dtype) -> Array | None:
-    """Return the gradient so far if a kernel can add to it: contiguous, on the GPU, of `dtype`."""
+def kernel_total(need: Any, dtype: Dtype) -> tuple[Array | None, bool]:
+    """Return the gradient so far if a kernel can add to it, and whether it is to be overwritten.
+
+    It is if it is contiguous, on the GPU and of `dtype`.
+    """
     if type(need) is not Into:
-        return None
+        return None, False
     total = need.array
-    fit = total.dtype is dtype and not is_numpy(total) and total.flags.c_contiguous
-    return total if fit else None
+    if total.dtype is dtype and not is_numpy(total) and total.flags.c_contiguous:
+        return total, is_first(total)
+    return None, False
+
+
+def kernel_sum(need: Any, dtype: Dtype) -> Array | None:
+    """Return the gradient so far, as `kernel_total` does, for a kernel that adds in any case."""
+    total, first = kernel_total(need, dtype)
+    if total is not None and first:
+        total.fill(0)
+    return total
 
 
 def accumulated(dx: Array, need: Any) -> Array | None:
@@ -51,7 +92,10 @@ def accumulated(dx: Array, need: Any) -> Array | None:
     """
     if type(need) is not Into or need.array.dtype.itemsize < dx.dtype.itemsize:
         return dx
-    add_into(need.array, dx)
+    if is_first(need.array):
+        need.array[...] = dx
+    else:
+        add_into(need.array, dx)
     return None
 
 
@@ -61,6 +105,8 @@ def accumulated_view(dx: Array, need: Any, shape: Shape, key: Any) -> Array | No
     A loop over the T rows of an array so costs T rows, not T arrays.
     """
     if type(need) is Into:
+        if is_first(need.array):
+            need.array.fill(0)
         add_into(need.array[key], dx)
         return None
     whole: Array = namespace(dx).zeros(shape, dx.dtype)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tensorgrad import ranges
-from tensorgrad.accumulation import into
+from tensorgrad.accumulation import into, is_first, settle
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
 from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
@@ -172,6 +172,7 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
     """
     with ranges.phase("backward"):
         _walk(root, _seed(root, dy), _deliver, retain_graph, need=_need)
+        settle()
 
 
 def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | None]:
@@ -458,6 +459,8 @@ def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
             if leaf.grad is None:
                 keep = own and dx.dtype == leaf.data.dtype
                 leaf.grad = dx if keep else converted(dx, leaf.data.dtype)
+            elif is_first(leaf.grad):
+                leaf.grad[...] = dx
             else:
                 add_into(leaf.grad, dx)
     for hook in leaf.hooks or ():

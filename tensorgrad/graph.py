@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, engine, random, ranges
+from tensorgrad.accumulation import forget, settle
 from tensorgrad.amp import autocast
 from tensorgrad.backend import Array
 from tensorgrad.callers import line_of, user_line
@@ -446,10 +447,12 @@ class _Variant:
                 _casts_of_its_own(),
             ):
                 result = _checked(function(*self._arguments))
+                settle()
                 with cuda.using_allocator(elsewhere):
                     self._result = _mapped(_copy, result)
             after = random.get_state()
         except BaseException:
+            forget()
             for key, (tensor, grad) in watch.leaves.items():
                 tensor.grad = grads.get(key, grad)
             raise

@@ -67,11 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--without", metavar="TYPE", help="skip kernels of this C++ type, such as __half"
     )
     parser.add_argument(
+        "--most", type=int, help="compile about so many kernels of each file, evenly spread"
+    )
+    parser.add_argument(
         "--quiet", action="store_true", help="print only errors and one summary line"
     )
     options = parser.parse_args(arguments)
     paths, archs = _chosen(options.files, options.arch)
-    reports = check(paths, archs, options.without)
+    reports = check(paths, archs, options.without, options.most)
     for report in reports:
         for kernel, usage in () if options.quiet else report.usage.items():
             print(
@@ -102,16 +105,22 @@ def _chosen(files: Sequence[str], archs: Sequence[str]) -> tuple[list[Path], lis
     return [loader.FOLDER / name for name in names] or known, archs
 
 
-def check(paths: Sequence[Path], archs: Sequence[str], without: str | None = None) -> list[Report]:
+def check(
+    paths: Sequence[Path], archs: Sequence[str], without: str | None = None, most: int | None = None
+) -> list[Report]:
     """Compile the instantiations of the files for each architecture they are for.
 
     Args:
         paths: of .cu files.
         archs: such as "sm_90a".
         without: a C++ type; instantiations that name it are skipped.
+        most: of a file with more instantiations, about so many are compiled, evenly spread.
     Raises:
-        KernelError: there is neither NVRTC nor nvcc, or no kernel names the type.
+        KernelError: there is neither NVRTC nor nvcc, no kernel names the type, or `most` is less
+            than 1.
     """
+    if most is not None and most < 1:
+        raise KernelError(f"compile: --most is {most}, expected 1 or more")
     compiler = _compiler()
     tasks = []
     sources = [loader.read(path) for path in paths]
@@ -119,6 +128,8 @@ def check(paths: Sequence[Path], archs: Sequence[str], without: str | None = Non
         raise KernelError(f"compile: --without is {without!r}, expected a type that kernels name")
     for source in sources:
         kernels = [each for each in source.kernels if not _names(each, without)]
+        if most is not None:
+            kernels = kernels[:: max(1, -(-len(kernels) // most))]
         for arch in archs:
             if source.arch not in (None, arch):
                 continue

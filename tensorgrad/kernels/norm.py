@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import accumulated, kernel_sum
+from tensorgrad.accumulation import accumulated, kernel_total
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.kernels import overlap
@@ -164,13 +164,13 @@ def _parameter(partials: Array, index: int, need: Any) -> Array | None:
     if not need:
         return None
     count, _, width = partials.shape
-    total = kernel_sum(need, partials.dtype)
+    total, first = kernel_total(need, partials.dtype)
     out = backend.empty((width,), partials.dtype, like=partials) if total is None else total
     load(_BACKWARD, f"norm_backward_parameters<{c_name(out.dtype)}>")(
         (-(-width // 32),),
         (32, 32),
         (out, partials, number("i4", index * width), number("i4", width), number("i4", count),
-         number("i4", 2 * width), number("?", total is not None)),
+         number("i4", 2 * width), number("?", total is not None and not first)),
     )  # fmt: skip
     return accumulated(out, need) if total is None else None
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_sum
+from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_sum, kernel_total
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
@@ -416,10 +416,11 @@ def _weight_gradient(dy: Array, x: Array, need: Any, kernel: str | None = None) 
     if not need:
         return None
     wide = compute_dtype(dy.dtype)
-    total = kernel_sum(need, float32) if wide is float32 and dy.dtype is x.dtype else None
+    fits = wide is float32 and dy.dtype is x.dtype
+    total, first = kernel_total(need, float32) if fits else (None, False)
     if total is None:
         return accumulated(product(dy.T, x, wide, kernel), need)
-    matmul_cuda.run(problem(dy.T, x, total, add=True), kernel)
+    matmul_cuda.run(problem(dy.T, x, total, add=not first), kernel)
     return None
 
 

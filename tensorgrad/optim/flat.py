@@ -19,9 +19,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from tensorgrad import backend
+from tensorgrad.accumulation import count_as_zeros
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import Dtype, compute_dtype, is_float
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
 from tensorgrad.tensor import Tensor
 
@@ -197,7 +199,10 @@ class FlatParameters:
         return {name: buffer[slot.piece].reshape(slot.shape) for name, slot in self.slots.items()}
 
     def zero_grad(self) -> None:
-        """Set all gradients to 0."""
+        """Set all gradients to 0; in a CUDA graph, backward overwrites them instead."""
+        if mode.capture is not None:
+            count_as_zeros([grad for _, _, _, grad in self._parts])
+            return
         for grad in self.grads:
             grad.fill(0)
 

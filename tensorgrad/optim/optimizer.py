@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorgrad import backend, engine, ranges
+from tensorgrad.accumulation import settle
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.dtypes import compute_dtype, float64
@@ -148,6 +149,7 @@ class Optimizer:
         """
         name = type(self).__name__
         self.flat.check(f"{name}.step")
+        settle()
         with ranges.phase("optimizer"):
             norm = None
             if max_norm is None and scaler is None:

@@ -309,9 +309,9 @@ def test_the_command_takes_files_and_architectures_in_any_order(
     (folder / "hopper.cu").write_text("")
     seen: list[Any] = []
 
-    def note(paths: Any, targets: Any, without: Any) -> list[Any]:
+    def note(paths: Any, targets: Any, without: Any, most: Any) -> list[Any]:
         seen.append(([path.name for path in paths], targets))
-        assert without is None
+        assert without is most is None
         return []
 
     monkeypatch.setattr(check, "check", note)
@@ -332,6 +332,11 @@ def test_the_check_leaves_out_a_type(folder: Path, monkeypatch: pytest.MonkeyPat
     assert compiled == ["scale<double, 2>", "scale<double, 3>"]
     with pytest.raises(KernelError, match="--without is 'floa', expected a type that kernels name"):
         check.check(paths, ["sm_80"], "floa")
+    compiled.clear()
+    check.check(paths, ["sm_80"], "float", most=1)
+    assert compiled == ["scale<double, 2>"]
+    with pytest.raises(KernelError, match="--most is 0, expected 1 or more"):
+        check.check(paths, ["sm_80"], most=0)
 
 
 @pytest.mark.parametrize(
