@@ -5,7 +5,9 @@
 //
 // A block of threads has 128 keys and their gradients in registers, and streams N queries at a
 // time. Five matrix products, the least possible. The price is that dq is a sum over the blocks of
-// keys: each adds its part, in float32, in a fixed order, so that equal inputs give equal bits.
+// keys: each adds its part, in float32, in a fixed order, so that equal inputs give equal bits. The
+// last one reads the sum of the others and writes dq, in 16 bits. Where it is also the first, no
+// sum is ever in memory.
 //
 // The order. A team of blocks shares a head, and takes its keys in groups of `size` blocks, the
 // last keys first. Causal: the keys of block n are first seen by the queries of tile first(n), and
@@ -22,17 +24,17 @@
 // The gradients of the scores pass through shared memory, as dq wants them transposed. The product
 // for dq is one tile behind, so that the two warpgroups need not keep step.
 //
-// Floor: 10 D operations and one exponential for each query and key that meet.
+// Floor: 10 D operations and one exponential for each query and key that meet. Memory: inputs,
+// gradients, and the sum before its last part, 4 D bytes a query written and read.
 //
 // Phases. Producer: for each block of keys load it, then the tiles of queries and their statistics.
 // Consumers, for each tile: scores; gradients of the weights; mask; weights; gradients of the
-// scores; add to the sums; dq of the tile before. Writers, one a warpgroup: wait for the turn, add
-// to dq. Then: store.
+// scores; add to the sums; dq of the tile before, in the last turn with its store. Writers, one a
+// warpgroup: wait for the turn, add to the sums; in the last turn load them. Then: store.
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
 // instantiate: attention_backward_ordered<{T}, {64, 128 | 128, 64}>
-// instantiate: attention_backward_queries<{T}>
 #include "attention/sm90.cuh"
 
 constexpr int KEYS = 128, GROUPS = 2;   // keys of a block; its consumer warpgroups
@@ -49,19 +51,29 @@ struct BackwardTeams {
     int size, rotate;
 };
 
+// Of the blocks that add to dq of a tile, in order.
+struct Turn {
+    int rank, adders;
+
+    __device__ bool first() const { return rank == 0; }
+    __device__ bool last() const { return rank == adders - 1; }
+};
+
 // A block of keys of a head, and the tiles of queries that meet it: `count`, from `start` on, and
 // after the `last` the first.
 struct KeyBlock {
-    int head, batch, block, start, count, last;   // head: of the keys
-    int from, offset;   // for `rank`
+    int pair, block, start, count, last;   // pair: batch * kv_heads + head
+    int from, offset;   // for `turn`
 
     __device__ int tile(int i) const { return start + i < last ? start + i : start + i - last; }
-    // How many blocks add to dq of this tile before this one does.
+    // How many blocks add to dq of a tile, and how many of them before this one.
     template <int N>
-    __device__ int rank(int tile, const AttentionSm90Arguments& p, bool rotate) const {
-        if (rotate) return offset + (tile < start ? tile + from : min(tile, from - 1));
+    __device__ Turn turn(int tile, const AttentionSm90Arguments& p, bool rotate) const {
+        const int blocks = (p.keys + KEYS - 1) / KEYS;
+        if (rotate) return {offset + (tile < start ? tile + from : min(tile, from - 1)), blocks};
         const int highest = (tile * N + N - 1 + p.keys - p.queries) / KEYS;   // that meets it
-        return offset + max(0, min(highest, (p.keys - 1) / KEYS) - from);
+        const int adders = min(highest + 1, blocks);
+        return {offset + max(0, adders - 1 - from), adders};
     }
 };
 
@@ -81,14 +93,13 @@ template <int N, typename F>
 __device__ inline void for_key_blocks(const AttentionSm90Arguments& p, const BackwardTeams& teams,
                                       F f) {
     const int index = opaque(int(blockIdx.x)), member = index % teams.size;
-    for (int h = index / teams.size; h < p.heads_total; h += gridDim.x / teams.size) {
+    KeyBlock of;
+    for (of.pair = index / teams.size; of.pair < p.heads_total;
+         of.pair += gridDim.x / teams.size) {
         const int blocks = (p.keys + KEYS - 1) / KEYS;
         // `low` is the first block of a group. Causal: groups from the last to the first.
         int low = teams.rotate ? 0 : (blocks - 1) / teams.size * teams.size;
         for (int group = 0; 0 <= low && low < blocks; ++group) {
-            KeyBlock of;
-            of.head = h % p.kv_heads;
-            of.batch = h / p.kv_heads;
             of.last = (p.queries + N - 1) / N;
             if (teams.rotate) {
                 of.block = low + member;
@@ -111,16 +122,18 @@ __device__ inline void for_key_blocks(const AttentionSm90Arguments& p, const Bac
     }
 }
 
-// Where in dq_sums the parts of a tile are, and how many blocks add to them before this one.
-struct Turn {
-    int place, rank;
+// A tile of queries: of which head of all, and whose turn it is. The producer announces them to
+// the writers and the consumers; one without adders says that there are no more.
+struct QueryTile {
+    int head, tile;
+    Turn turn;
 };
 
 struct OrderedBarriers {
     Mbarrier keys_full[2], keys_empty[2], full[2], empty[2];   // blocks of keys; tiles of queries
-    Mbarrier g_full[2], g_empty[2], dq_full[GROUPS], dq_empty[GROUPS];
-    Turn turns[4];   // of the latest tiles; a writer is at most three behind
-    unsigned total[GROUPS];   // of a writer's parts, plus one; 0 before it is known
+    Mbarrier g_full[2], g_empty[2], announced[4];
+    Mbarrier dq_full[GROUPS], dq_empty[GROUPS], sums_full[GROUPS];
+    QueryTile tiles[4];   // the latest ones; a writer is at most three behind
 };
 
 // `bytes` contiguous bytes from shared to global memory, written or added (float).
@@ -147,42 +160,55 @@ __device__ inline void store_release(int* to, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(to), "r"(x) : "memory");
 }
 
-// A writer: adds the parts of dq that its warpgroup computes, each in its turn.
-__device__ inline void write_parts(OrderedBarriers& barriers, int group,
-                                         const unsigned char* part, float* dq_sums, int* turns) {
+// A writer: adds the parts of dq that its warpgroup computes, each in its turn. In the last turn it
+// goes the other way: the warpgroup gets the sums of the others, where it else leaves its part.
+__device__ inline void write_parts(OrderedBarriers& barriers, int group, unsigned char* part,
+                                   float* dq_sums, int* turns, int tiles) {
     for (unsigned count = 0;; ++count) {
-        barriers.dq_full[group].wait(count % 2);
-        if (*static_cast<volatile unsigned*>(&barriers.total[group]) > count) break;
-        const Turn turn = barriers.turns[count % 4];
-        const int place = turn.place + group;
-        float* to = dq_sums + (long long)place * PART;
-        while (turn.rank > 0 && load_acquire(turns + place) != turn.rank) {}
+        barriers.announced[count % 4].wait(count / 4 % 2);
+        const QueryTile of = barriers.tiles[count % 4];
+        if (of.turn.adders == 0) break;
+        const int place = (of.head * tiles + of.tile) * GROUPS + group;
+        float* sums = dq_sums + (long long)place * PART;
+        const bool last = of.turn.last();
+        if (!last) barriers.dq_full[group].wait(count % 2);
+        while (!of.turn.first() && load_acquire(turns + place) != of.turn.rank) {}
         fence_proxy_async_all();
-        if (turn.rank == 0)
-            bulk_store(to, part, PART * 4);
+        const bool loads = last && !of.turn.first();
+        barriers.sums_full[group].arrive_expect_tx(loads ? PART * 4 : 0);
+        if (loads) bulk_load(part, sums, PART * 4, barriers.sums_full[group]);
+        if (last) {
+            barriers.dq_full[group].wait(count % 2);
+            barriers.dq_empty[group].arrive();
+            continue;
+        }
+        if (of.turn.first())
+            bulk_store(sums, part, PART * 4);
         else
-            bulk_reduce_add(to, part, PART * 4);
+            bulk_reduce_add(sums, part, PART * 4);
         tma_store_commit();
         tma_store_wait_read<0>();
         barriers.dq_empty[group].arrive();
         tma_store_wait<0>();
         fence_proxy_async_all();
-        store_release(turns + place, turn.rank + 1);
+        store_release(turns + place, of.turn.rank + 1);
     }
 }
 
 // dq_sums: (batch * heads, tiles, GROUPS, PART). turns: (batch * heads, tiles, GROUPS), how many
-// blocks have added; 0 before. sums: see attention_backward_rows.
+// blocks have added; 0 before. sums: see attention_backward_rows. strides: of dk and dv. Tiles of
+// dq that see no key are not written.
 template <typename T, int D, int N>
 __global__ void __launch_bounds__(WARPGROUP * (GROUPS + 1), 1)
-attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __restrict__ dq_sums,
-                           int* turns, const float* __restrict__ sums,
+attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__ dv,
+                           float* __restrict__ dq_sums, int* turns, const float* __restrict__ sums,
                            const __grid_constant__ TensorMap k_map,
                            const __grid_constant__ TensorMap v_map,
                            const __grid_constant__ TensorMap q_map,
                            const __grid_constant__ TensorMap dy_map,
                            const __grid_constant__ AttentionSm90Arguments p,
                            const __grid_constant__ BackwardTeams teams, int pitch,
+                           const __grid_constant__ Strides dq_strides,
                            const __grid_constant__ Strides strides) {
     static_assert(D * N == 64 * 128, "parts of dq");
     constexpr int HALVES = D / 64;   // 64 columns each
@@ -204,10 +230,11 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
             barriers.g_full[s].init(GROUPS);
             barriers.g_empty[s].init(4 * GROUPS);
         }
+        for (Mbarrier& announced : barriers.announced) announced.init(1);
         for (int g = 0; g < GROUPS; ++g) {
             barriers.dq_full[g].init(4);
             barriers.dq_empty[g].init(1);
-            barriers.total[g] = 0;
+            barriers.sums_full[g].init(1);
         }
         fence_mbarrier_init();
     }
@@ -219,7 +246,8 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
         const int warp = uniform(threadIdx.x / 32);
         if (warp > 0) {   // whole warps part first: else the producer's registers do not suffice
             if (threadIdx.x % 32 == 0 && warp <= GROUPS)
-                write_parts(barriers, warp - 1, dq_parts + (warp - 1) * PART * 4, dq_sums, turns);
+                write_parts(barriers, warp - 1, dq_parts + (warp - 1) * PART * 4, dq_sums, turns,
+                            (p.queries + N - 1) / N);
             return;
         }
         if (threadIdx.x == 0) {
@@ -227,6 +255,7 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
             PipelineState<KEYS_STAGES> keys_at;
             for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
                 if (of.count == 0) return;
+                const int kv_head = of.pair % p.kv_heads, batch = of.pair / p.kv_heads;
                 Mbarrier& keys_full = barriers.keys_full[keys_at.stage];
                 barriers.keys_empty[keys_at.stage].wait(keys_at.parity ^ 1);
                 keys_full.arrive_expect_tx(KEYS_BYTES);
@@ -235,20 +264,20 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                     const int g = i / HALVES, h = i % HALVES, row = of.block * KEYS + g * 64;
                     unsigned char* to = keys + keys_at.stage * KEYS_BYTES + 2 * g * A_BYTES
                                         + h * 64 * SWIZZLE;
-                    tma_load(to, k_map, keys_full, h * 64, row, of.head, of.batch);
-                    tma_load(to + A_BYTES, v_map, keys_full, h * 64, row, of.head, of.batch);
+                    tma_load(to, k_map, keys_full, h * 64, row, kv_head, batch);
+                    tma_load(to + A_BYTES, v_map, keys_full, h * 64, row, kv_head, batch);
                 }
                 keys_at.next();
                 #pragma unroll 1
-                for (int i = 0, head = of.head * heads_each;
-                     head < (of.head + 1) * heads_each; i + 1 < of.count ? ++i : (i = 0, ++head)) {
+                for (int i = 0, head = kv_head * heads_each;
+                     head < (kv_head + 1) * heads_each; i + 1 < of.count ? ++i : (i = 0, ++head)) {
                     const int tile = of.tile(i), stage = count % 2;
                     unsigned char* to = stages + stage * STAGE;
                     Mbarrier& full = barriers.full[stage];
                     barriers.empty[stage].wait(count / 2 % 2 ^ 1);
-                    const int pair = of.batch * p.heads + head;
-                    barriers.turns[count++ % 4] = {(pair * of.last + tile) * GROUPS,
-                                                   of.rank<N>(tile, p, teams.rotate)};
+                    const int pair = batch * p.heads + head;
+                    barriers.tiles[count % 4] = {pair, tile, of.turn<N>(tile, p, teams.rotate)};
+                    barriers.announced[count++ % 4].arrive();
                     full.arrive_expect_tx(STAGE - 1024 + 2 * N * 4);
                     const float* from = sums + pair * 2ll * pitch + tile * N;
                     bulk_load(to + 2 * B_BYTES, from, N * 4, full);
@@ -256,28 +285,28 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                     #pragma unroll 1
                     for (int h = 0; h < HALVES; ++h) {
                         unsigned char* half = to + h * N * SWIZZLE;
-                        tma_load(half, q_map, full, h * 64, tile * N, head, of.batch);
-                        tma_load(half + B_BYTES, dy_map, full, h * 64, tile * N, head, of.batch);
+                        tma_load(half, q_map, full, h * 64, tile * N, head, batch);
+                        tma_load(half + B_BYTES, dy_map, full, h * 64, tile * N, head, batch);
                     }
                 }
             });
+            barriers.empty[count % 2].wait(count / 2 % 2 ^ 1);
+            barriers.tiles[count % 4] = {};
+            barriers.announced[count % 4].arrive();
         }
     } else {   // consumers
         setmaxnreg_increase<CONSUMER_REGISTERS>();
         const int group = uniform(threadIdx.x / WARPGROUP) - 1;
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
         const float scale_log2 = p.scale * LOG2_E;
-        const unsigned long long k_at = wgmma_descriptor(keys + 2 * group * A_BYTES);
         // For dq: of g 64 queries, of k 64 columns.
         const unsigned long long g_at =
             wgmma_descriptor(g_tiles + (D == 64 ? group * KEYS * SWIZZLE : 0));
         const unsigned long long k_columns_at =
             wgmma_descriptor(keys + (D == 128 ? group * 64 * SWIZZLE : 0));
-        // Where the thread's row of stmatrix is in a tile of g.
-        const int g_row = group * 64 + warp * 16 + lane % 16;
         Fragment<1, N> s, g;
         Fragment<1, D> sum_k, sum_v;
-        Fragment<1, 64> dq;
+        Fragment<1, 64> part;   // of dq
         unsigned w_packed[N / 4], g_packed[N / 4];
         // The number of tiles so far: of both pipelines with two stages it gives stage and parity.
         unsigned count = 0;
@@ -325,29 +354,55 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
             const unsigned long long a_at = opaque(g_at + before % 2 * (G_BYTES / 16));
             const unsigned long long b_at =
                 opaque(k_columns_at + keys_at.stage * (KEYS_BYTES / 16));
-            fence_registers(dq.values);
+            fence_registers(part.values);
             wgmma_fence();
             #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n)
                 Wgmma<T, 64>::template run<true, true>(
-                    dq.values, a_at + n * (16 * SWIZZLE / 16),
+                    part.values, a_at + n * (16 * SWIZZLE / 16),
                     b_at + n / 4 * (2 * A_BYTES / 16) + n % 4 * (16 * SWIZZLE / 16), n > 0);
             wgmma_commit();
         };
-        auto pass_dq = [&]() {   // to the writer
-            fence_registers(dq.values);
+        // To the writer or, in the last turn, to dq.
+        auto pass_dq = [&]() {
+            fence_registers(part.values);
             const unsigned before = count - 1;
             arrive_warp(barriers.g_empty[before % 2]);
             barriers.dq_empty[group].wait(before % 2 ^ 1);
-            float4* to = reinterpret_cast<float4*>(dq_parts + group * PART * 4)
-                         + threadIdx.x % WARPGROUP;
-            #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float* x = dq.values + 4 * j;
-                to[j * WARPGROUP] = make_float4(x[0], x[1], x[2], x[3]);
+            const QueryTile& tile = barriers.tiles[before % 4];
+            const int rank = uniform(tile.turn.rank), adders = uniform(tile.turn.adders);
+            float4* shared = reinterpret_cast<float4*>(dq_parts + group * PART * 4)
+                             + threadIdx.x % WARPGROUP;
+            if (rank < adders - 1) {
+                #pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const float* x = part.values + 4 * j;
+                    shared[j * WARPGROUP] = make_float4(x[0], x[1], x[2], x[3]);
+                }
+                fence_proxy_async();
+                arrive_warp(barriers.dq_full[group]);
+                return;
             }
-            fence_proxy_async();
+            if (rank > 0) {
+                barriers.sums_full[group].wait(before % 2);
+                #pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const float4 sum = shared[j * WARPGROUP];
+                    float* x = part.values + 4 * j;
+                    x[0] += sum.x, x[1] += sum.y, x[2] += sum.z, x[3] += sum.w;
+                }
+            }
+            const int thread = opaque(int(threadIdx.x)) - WARPGROUP;
+            const int warp_row = thread / 32 % (N / 16) * 16;
+            const int row = tile.tile * N + warp_row + part.row_of(0, thread % 32);
+            const int column = thread / WARPGROUP * 64 % D;
+            T* to = dq + tile.head / p.heads * dq_strides.batch
+                    + tile.head % p.heads * dq_strides.head + row * dq_strides.row + column;
             arrive_warp(barriers.dq_full[group]);
+            #pragma unroll
+            for (int h = 0; h < 2; ++h)
+                store_row(to + 8 * h * dq_strides.row, part, h, p.scale,
+                          row + 8 * h < p.queries ? p.width - column : 0);
         };
 
         for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
@@ -375,7 +430,10 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
             };
 
             if (of.count > 0) barriers.keys_full[keys_at.stage].wait(keys_at.parity);
-            const unsigned long long k_now = k_at + keys_at.stage * (KEYS_BYTES / 16);
+            const unsigned long long k_now = wgmma_descriptor(
+                keys + keys_at.stage * KEYS_BYTES + 2 * opaque(group) * A_BYTES);
+            // Where the thread's row of stmatrix is in a tile of g.
+            const int g_row = group * 64 + warp * 16 + opaque(lane) % 16;
             bool pending = false;   // the last products of a tile are under way
             #pragma unroll 1
             for (int each = 0; each < heads_each; ++each) {
@@ -448,55 +506,16 @@ attention_backward_ordered(T* __restrict__ dk, T* __restrict__ dv, float* __rest
                 keys_at.next();
             }
             // Store.
+            const int pair = opaque(of.pair), batch = pair / p.kv_heads;
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int t = own_row + 8 * h;
-                const long long to = of.batch * strides.batch + of.head * strides.head
-                                   + t * strides.row;
+                const long long to = batch * strides.batch
+                                   + (pair - batch * p.kv_heads) * strides.head + t * strides.row;
                 const int width = t < p.keys ? p.width : 0;
                 store_row(dk + to, sum_k, h, p.scale, width);
                 store_row(dv + to, sum_v, h, 1.0f, width);
             }
         });
-        barriers.dq_empty[group].wait(count % 2 ^ 1);   // a barrier is at most a phase ahead
-        if (threadIdx.x % WARPGROUP == 0) barriers.total[group] = count + 1;
-        arrive_warp(barriers.dq_full[group]);
     }
-}
-
-// dq = scale * dq_sums, rounded: (batch, heads, queries, width) with strides. A thread: 8 columns
-// of two rows, for which it reads 64 bytes.
-template <typename T>
-__global__ void __launch_bounds__(256)
-attention_backward_queries(T* __restrict__ dq, const float* __restrict__ dq_sums,
-                           const __grid_constant__ AttentionSm90Arguments p, int tile_rows,
-                           int causal, const __grid_constant__ Strides strides) {
-    const int tiles = (p.queries + tile_rows - 1) / tile_rows;
-    const long long index = blockIdx.x * 256ll + threadIdx.x;
-    const int j = index % 8, quad = index / 8 % 32;   // 8 columns; 16 warps' rows of two
-    const long long place = index / 256;   // of a part: a block has one
-    const int group = place % GROUPS, tile = place / GROUPS % tiles;
-    const int head = place / GROUPS / tiles % p.heads;
-    const int batch = place / GROUPS / tiles / p.heads;
-    const float4* from = reinterpret_cast<const float4*>(dq_sums + place * PART)
-                         + j * WARPGROUP + quad * 4;
-    const bool wide = tile_rows == 64;   // heads of 128
-    const int row = tile * tile_rows + (wide ? 0 : group * 64) + quad / 8 * 16 + quad % 8;
-    const int column = (wide ? group * 64 : 0) + j * 8;
-    // The tile is seen by some key, or nothing was added.
-    const bool seen = !causal || tile * tile_rows + tile_rows - 1 + p.keys - p.queries >= 0;
-    Vec<T> out[2];
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float4 x = seen ? from[i] : float4{0, 0, 0, 0};
-        out[0].values[2 * i] = from_compute<T>(x.x * p.scale);
-        out[0].values[2 * i + 1] = from_compute<T>(x.y * p.scale);
-        out[1].values[2 * i] = from_compute<T>(x.z * p.scale);
-        out[1].values[2 * i + 1] = from_compute<T>(x.w * p.scale);
-    }
-    #pragma unroll
-    for (int h = 0; h < 2; ++h)
-        if (row + 8 * h < p.queries && column < p.width)
-            store(dq + batch * strides.batch + head * strides.head + (row + 8ll * h) * strides.row
-                  + column, out[h]);
 }
