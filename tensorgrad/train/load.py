@@ -11,7 +11,7 @@ from tensorgrad import backend
 from tensorgrad.data import Tokenizer, split_words
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import load_huggingface
+from tensorgrad.models.pretrained import from_pretrained
 from tensorgrad.models.restore import restore
 from tensorgrad.models.sentiment import Classifier, class_probabilities
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
@@ -53,7 +53,7 @@ def load_gpt2(
         run, found = path.parent.parent, load_checkpoint(path)
         return _model(found), _tokenizer(found, tokenizer or run / "tokenizer.json")
     if (path / "model.safetensors").is_file():
-        return load_huggingface(path), _published_tokenizer(path, tokenizer)
+        return from_pretrained(path), _published_tokenizer(path, tokenizer)
     if path.is_file():
         beside = tokenizer or path.parent / "tokenizer.json"
         written = load_metadata(path).get("tokenizer", "{}")

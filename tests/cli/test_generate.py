@@ -16,7 +16,7 @@ from tensorgrad.cli import generate, main
 from tensorgrad.data import Tokenizer
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import save_huggingface
+from tensorgrad.models.pretrained import save_pretrained
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
 from tensorgrad.weights import load_arrays, save_arrays
@@ -76,7 +76,7 @@ def test_a_run_a_checkpoint_and_published_weights_write_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     published = tmp_path / "published"
-    save_huggingface(model, published)
+    save_pretrained(model, published)
     tokenizer.save(published / "tokenizer.json")
     text = expected(model, tokenizer, "def ")
     for folder in (run, run / "checkpoints/step-00000001", published):
@@ -308,7 +308,7 @@ def test_a_tokenizer_of_another_model_is_refused(
 def test_a_tokenizer_that_is_larger_than_the_model_is_refused(
     run: Path, model: GPT2, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save_huggingface(model, tmp_path / "published")
+    save_pretrained(model, tmp_path / "published")
     Tokenizer.train(["more words, more words"], 265).save(tmp_path / "published/tokenizer.json")
     published = [str(tmp_path / "published")]
     assert program([*published, "a", *OPTIONS]) == 1
@@ -319,7 +319,7 @@ def test_weights_with_a_flipped_bit_are_refused(
     run: Path, model: GPT2, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     merge(open_checkpoint(run), run / "model.safetensors")
-    save_huggingface(model, tmp_path / "published")
+    save_pretrained(model, tmp_path / "published")
     for path, checkpoint in (
         (run / "model.safetensors", run / "model.safetensors"),
         (tmp_path / "published/model.safetensors", tmp_path / "published"),

@@ -34,7 +34,7 @@ from tensorgrad.errors import TensorgradError
 from tensorgrad.files import to_json
 from tensorgrad.kernels import tuned
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
+from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.models.sentiment import MeanClassifier, MeanConfig
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
 from tensorgrad.nn import Module
@@ -202,7 +202,7 @@ def load_array_file(folder: Path) -> None:
 
 
 def make_huggingface(folder: Path) -> None:
-    save_huggingface(GPT2(TINY), folder)
+    save_pretrained(GPT2(TINY), folder)
 
 
 def check_gpt2(model: GPT2) -> None:
@@ -213,7 +213,7 @@ def check_gpt2(model: GPT2) -> None:
 
 
 def make_published(folder: Path) -> None:
-    save_huggingface(GPT2(SIZES), folder)
+    save_pretrained(GPT2(SIZES), folder)
     make_gpt2_tokenizer(folder)
 
 
@@ -367,7 +367,7 @@ LOADERS = {
     "pairs": Loader(make_pairs, load_pairs),
     "labelled": Loader(make_labelled, load_labelled),
     "arrays": Loader(make_arrays, load_array_file),
-    "Hugging Face": Loader(make_huggingface, lambda folder: check_gpt2(load_huggingface(folder))),
+    "Hugging Face": Loader(make_huggingface, lambda folder: check_gpt2(from_pretrained(folder))),
     "published": Loader(make_published, load_generate),
     "run": Loader(make_run, load_generate),
     "merged": Loader(make_merged, lambda folder: load_generate(folder / "merged.safetensors")),

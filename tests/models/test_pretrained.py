@@ -12,7 +12,7 @@ import pytest
 
 from tensorgrad.errors import CheckpointError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
+from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.weights import load_arrays, save_arrays
 from tests.disk import full_disk
 
@@ -22,7 +22,7 @@ TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_huggingface(GPT2(CONFIG), tmp_path / "model")
+    save_pretrained(GPT2(CONFIG), tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -40,9 +40,9 @@ def change(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize("vocab_multiple", [1, 8])
 def test_weights_come_back_as_they_were(tmp_path: Path, vocab_multiple: int) -> None:
     model = GPT2(GPT2Config(23, 9, 2, 2, 8, vocab_multiple=vocab_multiple))
-    save_huggingface(model, tmp_path)
+    save_pretrained(model, tmp_path)
     for multiple in (1, 8):
-        loaded = load_huggingface(tmp_path, vocab_multiple=multiple)
+        loaded = from_pretrained(tmp_path, vocab_multiple=multiple)
         assert loaded.config == GPT2Config(23, 9, 2, 2, 8, vocab_multiple=multiple)
         np.testing.assert_allclose(loaded(TOKENS).numpy(), model(TOKENS).numpy(), atol=1e-6)
 
@@ -60,7 +60,7 @@ def test_a_config_of_other_weights_is_refused(folder: Path) -> None:
     """Four heads fit the shapes of two: nothing else would notice."""
     change(folder / "config.json", lambda values: values.update(n_head=4))
     with pytest.raises(CheckpointError, match=r"\"n_head\": 2.*the header of model.safetensors"):
-        load_huggingface(folder)
+        from_pretrained(folder)
 
 
 def test_files_of_older_versions_are_read(folder: Path) -> None:
@@ -71,13 +71,13 @@ def test_files_of_older_versions_are_read(folder: Path) -> None:
         arrays["h.0.attn.masked_bias"] = np.ones((), np.float32)
         arrays["lm_head.weight"] = arrays["wte.weight"]
 
-    expected = load_huggingface(folder)(TOKENS).numpy()
+    expected = from_pretrained(folder)(TOKENS).numpy()
     change(folder / "model.safetensors", edit)
-    np.testing.assert_array_equal(load_huggingface(folder)(TOKENS).numpy(), expected)
+    np.testing.assert_array_equal(from_pretrained(folder)(TOKENS).numpy(), expected)
 
 
 def test_weights_are_converted(folder: Path) -> None:
-    assert {str(p.dtype) for p in load_huggingface(folder, "bfloat16").parameters()} == {"bfloat16"}
+    assert {str(p.dtype) for p in from_pretrained(folder, "bfloat16").parameters()} == {"bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_weights_are_converted(folder: Path) -> None:
 def test_what_does_not_fit_is_named(folder: Path, file: str, edit: Any, message: str) -> None:
     change(folder / file, edit)
     with pytest.raises(CheckpointError, match=message):
-        load_huggingface(folder)
+        from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_sizes_that_the_file_does_not_have_take_no_memory(
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match=message) as caught:
-            load_huggingface(folder)
+            from_pretrained(folder)
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()
@@ -155,18 +155,18 @@ def test_a_renamed_or_doubled_array_is_named(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     change(folder / "model.safetensors", rename)
     with pytest.raises(CheckpointError, match=r"lacks \['h.1.ln_1.weight'\] and has \['h.1.ln_1.g"):
-        load_huggingface(folder)
+        from_pretrained(folder)
     (folder / "model.safetensors").write_bytes(whole)
     change(folder / "model.safetensors", double)
     with pytest.raises(CheckpointError, match=r"both with and without 'transformer\.'"):
-        load_huggingface(folder)
+        from_pretrained(folder)
     for name in ("h.#.ln_1.weight", "h.1e5.ln_1.weight", f"h.{'1' * 5000}.ln_1.weight"):
         (folder / "model.safetensors").write_bytes(whole)
         arrays = load_arrays(folder / "model.safetensors")
         arrays[f"transformer.{name}"] = np.ones(8, np.float32)
         save_arrays(folder / "model.safetensors", arrays)
         with pytest.raises(CheckpointError, match=r"lacks \[\] and has \['h\."):
-            load_huggingface(folder)
+            from_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -174,25 +174,25 @@ def test_a_fifo_or_device_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     os.mkfifo(folder / name)
     with pytest.raises(CheckpointError, match=rf"{folder / name} is a FIFO or a device"):
-        load_huggingface(folder)
+        from_pretrained(folder)
 
 
 def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
-        load_huggingface(folder)
+        from_pretrained(folder)
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        load_huggingface(tmp_path / "nowhere")
+        from_pretrained(tmp_path / "nowhere")
 
 
 def test_a_config_of_another_kind_is_named(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json: .*holds a list, expected a mapping"):
-        load_huggingface(folder)
+        from_pretrained(folder)
 
 
 def test_a_full_disk_leaves_the_model_that_was_there(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with full_disk(1 << 10), pytest.raises(CheckpointError, match="cannot write"):
-        save_huggingface(GPT2(GPT2Config(99, 99, 1, 1, 8)), folder)
+        save_pretrained(GPT2(GPT2Config(99, 99, 1, 1, 8)), folder)
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
