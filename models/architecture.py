@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from tensorgrad.backend import Shape
 from tensorgrad.errors import CheckpointError
 
-__all__ = ["Architecture", "PublishedSettings", "Stored"]
+__all__ = ["Architecture", "PublishedSettings", "StoredArray"]
 
 _REQUIRED = object()
 
 
-class Stored(NamedTuple):
+class StoredArray(NamedTuple):
     """An array of a published model, and the rows of our parameter that it is.
 
     Attributes:
@@ -68,7 +68,7 @@ class Architecture:
     ignored: re.Pattern[str]
     read: Callable[[PublishedSettings], Any]
     write: Callable[[Any], dict[str, Any]]
-    stored: Callable[[Any], Iterator[Stored]]
+    stored: Callable[[Any], Iterator[StoredArray]]
 
 
 class PublishedSettings:

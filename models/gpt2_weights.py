@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tensorgrad.models.architecture import Architecture, PublishedSettings, Stored
+from tensorgrad.models.architecture import Architecture, PublishedSettings, StoredArray
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 
 __all__ = ["GPT2_ARCHITECTURE"]
@@ -60,14 +60,14 @@ def _write(config: GPT2Config) -> dict[str, Any]:
     return values | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
 
 
-def _stored(config: GPT2Config) -> Iterator[Stored]:
+def _stored(config: GPT2Config) -> Iterator[StoredArray]:
     """Yield the arrays, block by block."""
     sizes = {"V": config.vocab_size, "T": config.context}
     sizes |= {"C": config.width, "3C": 3 * config.width, "4C": 4 * config.width}
     for number in range(-1, config.layers):  # -1: the arrays outside the blocks
         for theirs, ours, letters, transposed in _NAMES:
             if ("#" in theirs) == (number >= 0):
-                yield Stored(
+                yield StoredArray(
                     theirs.replace("#", str(number)),
                     ours.replace("#", str(number)),
                     tuple(sizes[letter] for letter in letters.split()),

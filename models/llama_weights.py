@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from tensorgrad import nn
-from tensorgrad.models.architecture import Architecture, PublishedSettings, Stored
+from tensorgrad.models.architecture import Architecture, PublishedSettings, StoredArray
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 
 __all__ = ["LLAMA_ARCHITECTURES"]
@@ -136,14 +136,14 @@ def _write(kind: str, config: TransformerLMConfig) -> dict[str, Any]:
     return values
 
 
-def _stored(config: TransformerLMConfig) -> Iterator[Stored]:
+def _stored(config: TransformerLMConfig) -> Iterator[StoredArray]:
     """Yield the arrays, block by block."""
     width, hidden, head = config.width, config.hidden_width, config.width_of_head
     queries, keys = config.heads * head, config.kv_heads * head
-    yield Stored("embed_tokens.weight", "tokens.weight", (config.vocab_size, width))
-    yield Stored("norm.weight", "norm.weight", (width,))
+    yield StoredArray("embed_tokens.weight", "tokens.weight", (config.vocab_size, width))
+    yield StoredArray("norm.weight", "norm.weight", (width,))
     if not config.tied:
-        yield Stored("lm_head.weight", "output.weight", (config.vocab_size, width))
+        yield StoredArray("lm_head.weight", "output.weight", (config.vocab_size, width))
     # Theirs, ours, the first of our rows, and the shape of the weight.
     linears = (
         ("self_attn.q_proj", "attention.qkv", 0, (queries, width), config.qkv_bias),
@@ -161,11 +161,11 @@ def _stored(config: TransformerLMConfig) -> Iterator[Stored]:
     for number in range(config.layers):
         theirs, ours = f"layers.{number}", f"blocks.{number}"
         for name, own, size in norms:
-            yield Stored(f"{theirs}.{name}.weight", f"{ours}.{own}.weight", (size,))
+            yield StoredArray(f"{theirs}.{name}.weight", f"{ours}.{own}.weight", (size,))
         for name, own, start, shape, bias in linears:
-            yield Stored(f"{theirs}.{name}.weight", f"{ours}.{own}.weight", shape, start)
+            yield StoredArray(f"{theirs}.{name}.weight", f"{ours}.{own}.weight", shape, start)
             if bias:
-                yield Stored(f"{theirs}.{name}.bias", f"{ours}.{own}.bias", shape[:1], start)
+                yield StoredArray(f"{theirs}.{name}.bias", f"{ours}.{own}.bias", shape[:1], start)
 
 
 def _architecture(name: str, kind: str) -> Architecture:

@@ -23,11 +23,11 @@ from tensorgrad.dtypes import DtypeLike, as_dtype, is_float
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.files import replacing
 from tensorgrad.models.architecture import Architecture, PublishedSettings
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import GPT2_ARCHITECTURE
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.llama_weights import LLAMA_ARCHITECTURES
-from tensorgrad.models.transformer_lm import OF_PUBLISHED
+from tensorgrad.models.transformer_lm import OF_PUBLISHED, TransformerLM
 from tensorgrad.nn import init
 from tensorgrad.readers import parse_json, read_json
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
@@ -52,7 +52,7 @@ def from_pretrained(
     vocab_multiple: int = 1,
     download: bool = False,
     revision: str | None = None,
-) -> LanguageModel:
+) -> GPT2 | TransformerLM:
     """Load a model from a folder in the layout of Hugging Face transformers, on the CPU.
 
         model = from_pretrained("folder")
@@ -90,7 +90,7 @@ def from_pretrained(
     _check_headers(files, architecture, theirs, config)
     try:
         with init.skipped():
-            model: LanguageModel = architecture.model(config)
+            model: GPT2 | TransformerLM = architecture.model(config)
     except ArgumentError as error:
         raise CheckpointError(f"from_pretrained: {theirs.name}: {error}") from error
     for parameter in model.parameters():

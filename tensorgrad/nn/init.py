@@ -39,7 +39,7 @@ class _Chosen(threading.local):
 
     Attributes:
         device: where; None: on that of the tensor.
-        skips: whether random values are left out.
+        skips: whether to draw no random values.
     """
 
     device: str | None = None

@@ -205,7 +205,7 @@ def make_huggingface(folder: Path) -> None:
     save_pretrained(GPT2(TINY), folder)
 
 
-def check_gpt2(model: GPT2) -> None:
+def check_language_model(model: GPT2 | TransformerLM) -> None:
     sizes = model.config
     assert sum(p.size for p in model.parameters()) == sizes.parameters < 10_000
     with np.errstate(all="ignore"):  # a bit of a weight may be any
@@ -219,7 +219,7 @@ def make_published(folder: Path) -> None:
 
 def load_generate(path: Path) -> None:
     model, found = load_gpt2(path)
-    check_gpt2(model)
+    check_language_model(model)
     check_tokenizer(found)
 
 
@@ -367,7 +367,9 @@ LOADERS = {
     "pairs": Loader(make_pairs, load_pairs),
     "labelled": Loader(make_labelled, load_labelled),
     "arrays": Loader(make_arrays, load_array_file),
-    "Hugging Face": Loader(make_huggingface, lambda folder: check_gpt2(from_pretrained(folder))),
+    "Hugging Face": Loader(
+        make_huggingface, lambda folder: check_language_model(from_pretrained(folder))
+    ),
     "published": Loader(make_published, load_generate),
     "run": Loader(make_run, load_generate),
     "merged": Loader(make_merged, lambda folder: load_generate(folder / "merged.safetensors")),
