@@ -69,7 +69,7 @@ def trained(inner: tokenizers.Tokenizer, **options: Any) -> tokenizers.Tokenizer
 def write(folder: Path, inner: tokenizers.Tokenizer, **more: str) -> Path:
     settings = {
         "bos_token": "<s>",
-        "eos_token": {"content": "</s>", "special": True},
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "special": True},
         "model_max_length": 10**30,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
