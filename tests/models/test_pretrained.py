@@ -2,21 +2,41 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorgrad.errors import CheckpointError
+from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.nn import RopeScaling
 from tensorgrad.weights import load_arrays, save_arrays
 from tests.disk import full_disk
 
 CONFIG = GPT2Config(vocab_size=23, context=9, layers=2, heads=2, width=8)
+LLAMA = TransformerLMConfig(23, 16, 2, 4, 2, 16, 24, tied=False)
+# What makes a model another architecture than Llama, and what each of them may have.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {
+        "rope_base": 5e5,
+        "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8),
+        "tied": True,
+        "qkv_bias": True,
+        "proj_bias": True,
+        "feed_forward_bias": True,
+    },
+    "MistralForCausalLM": {"window": 4, "head_width": 6, "norm_eps": 1e-5},
+    "Qwen2ForCausalLM": {"qkv_bias": True, "window": 4, "window_from": 1},
+    "Qwen3ForCausalLM": {"qk_norm": True, "rope_scaling": RopeScaling("linear", 2.5)},
+}
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
 
 
@@ -196,3 +216,130 @@ def test_a_full_disk_leaves_the_model_that_was_there(folder: Path) -> None:
     with full_disk(1 << 10), pytest.raises(CheckpointError, match="cannot write"):
         save_pretrained(GPT2(GPT2Config(99, 99, 1, 1, 8)), folder)
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    save_pretrained(TransformerLM(LLAMA), tmp_path / "sharded", max_file_bytes=4000)
+    return tmp_path / "sharded"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_each_architecture_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+    model = TransformerLM(replace(LLAMA, **ARCHITECTURES[name]))
+    save_pretrained(model, tmp_path, max_file_bytes=4000)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["architectures"] == [name]
+    loaded = from_pretrained(tmp_path)
+    assert isinstance(loaded, TransformerLM)
+    for setting, value in ARCHITECTURES[name].items():
+        assert getattr(loaded.config, setting) == value
+    for theirs, ours in zip(loaded.parameters(), model.parameters(), strict=True):
+        np.testing.assert_array_equal(theirs.numpy(), ours.numpy())
+    np.testing.assert_array_equal(loaded(TOKENS).numpy(), model(TOKENS).numpy())
+
+
+def test_settings_that_no_architecture_has_are_named(tmp_path: Path) -> None:
+    mixed = TransformerLM(replace(LLAMA, qk_norm=True, feed_forward_bias=True))
+    with pytest.raises(ArgumentError, match=r"'qk_norm': True.*expected those of LlamaFor"):
+        save_pretrained(mixed, tmp_path)
+    with pytest.raises(ArgumentError, match="model is a int, expected a GPT2 or TransformerLM"):
+        save_pretrained(3, tmp_path)  # type: ignore[arg-type]
+    save_pretrained(TransformerLM(LLAMA), tmp_path)
+    with pytest.raises(ArgumentError, match="vocab_multiple is 8 for a LlamaForCausalLM"):
+        from_pretrained(tmp_path, vocab_multiple=8)
+
+
+def test_weights_in_several_files_are_as_those_in_one(sharded: Path, tmp_path: Path) -> None:
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    files = set(index["weight_map"].values())
+    assert files == {path.name for path in sharded.glob("*.safetensors")}
+    assert len(files) > 3
+    model = from_pretrained(sharded)
+    save_pretrained(model, tmp_path)
+    assert set(load_arrays(tmp_path / "model.safetensors")) == set(index["weight_map"])
+    np.testing.assert_array_equal(from_pretrained(tmp_path)(TOKENS).numpy(), model(TOKENS).numpy())
+    for size in (4000, 10**9):
+        with pytest.raises(CheckpointError, match=r"exists, expected a folder without it"):
+            save_pretrained(model, sharded, max_file_bytes=size)
+
+
+def test_damage_of_weights_in_several_files_is_named(sharded: Path) -> None:
+    index, second = sharded / "model.safetensors.index.json", sorted(sharded.glob("*.saf*"))[1]
+    (name, *_), data = load_arrays(second), second.read_bytes()
+    second.unlink()
+    with pytest.raises(CheckpointError, match=rf"{second} does not exist"):
+        from_pretrained(sharded)
+    second.write_bytes(data)
+    change(second, lambda arrays: arrays.update({name: arrays[name][..., :1]}))
+    with pytest.raises(CheckpointError, match=rf"{second}: {name[6:]} has shape"):
+        from_pretrained(sharded)
+    change(second, lambda arrays: arrays.pop(name))
+    with pytest.raises(CheckpointError, match=rf"lacks \['{name[6:]}'\]"):
+        from_pretrained(sharded)
+    for wrong in ("../a.safetensors", "/etc/passwd", "a.bin", 3):
+        values = json.loads(index.read_text())
+        values["weight_map"]["norm.weight"] = wrong
+        index.write_text(json.dumps(values))
+        with pytest.raises(CheckpointError, match=f"weight_map has '{wrong}', expected the name"):
+            from_pretrained(sharded)
+    change(index, lambda values: values.pop("weight_map"))
+    with pytest.raises(CheckpointError, match="weight_map has None, expected the name"):
+        from_pretrained(sharded)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type is 'mamba', expected one of gpt2, llama, mistral"),
+        ({"model_type": None}, "model_type is None, expected one of"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn', expected"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is None, expected a number"),
+        ({"rope_scaling": 3}, "rope_scaling is 3, expected a mapping"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is .*, expected None"),
+        ({"num_key_value_heads": 3}, "heads is 4, expected a multiple of 3"),
+        ({"head_dim": 5}, "head_width is 5, expected a multiple of 2"),
+        ({"hidden_size": 32}, r"has shape \(\d+, 16\), expected \(\d+, 32\)"),
+        ({"attention_bias": True}, r"lacks \['layers\.0\.self_attn\.q_proj\.bias'"),
+        ({"attention_bias": 1}, "attention_bias is 1, expected true or false"),
+        ({"tie_word_embeddings": True}, r"has a lm_head\.weight that differs"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types is .*, expected 2 of 'full_attention' or 'sliding_attention', in",
+        ),
+    ],
+)
+def test_settings_that_are_not_supported_are_named(
+    sharded: Path, values: dict[str, Any], message: str
+) -> None:
+    change(sharded / "config.json", lambda found: found.update(values))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        from_pretrained(sharded)
+    assert str(sharded) in str(caught.value)
+
+
+def test_a_name_is_downloaded_only_when_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        calls.append((name, options["revision"]))
+        if name == "no/such":
+            raise ValueError("404: there is no such model")
+        return str(folder)
+
+    hub = SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(CheckpointError, match=r"a/model is not a folder.*only with download=True"):
+        from_pretrained("a/model")
+    assert calls == []
+    model = from_pretrained("a/model", download=True, revision="v1")
+    assert calls == [("a/model", "v1")]
+    assert model.config == CONFIG
+    with pytest.raises(CheckpointError, match="no/such cannot be downloaded: 404: there is no"):
+        from_pretrained("no/such", download=True)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(CheckpointError, match="huggingface_hub is not installed, expected it"):
+        from_pretrained("a/model", download=True)
