@@ -294,15 +294,16 @@ def _load(model: Any, files: list[Path], architecture: Architecture, config: Any
     for path in files:
         arrays = load_arrays(path)
         found = {name.removeprefix(architecture.prefix): array for name, array in arrays.items()}
-        for name, array in found.items():
+        for each in architecture.stored(config):
+            array = found.get(each.theirs)
+            if array is None:  # in another file
+                continue
             if not is_float(array.dtype):
                 raise CheckpointError(
-                    f"from_pretrained: {path}: {name} has dtype {array.dtype}, expected a float"
+                    f"from_pretrained: {path}: {each.theirs} has dtype {array.dtype}, expected a "
+                    "float"
                 )
-        for each in architecture.stored(config):
-            if each.theirs in found:
-                array = found[each.theirs]
-                state[each.ours].data[each.rows] = array.T if each.transposed else array
+            state[each.ours].data[each.rows] = array.T if each.transposed else array
         head = found.get(_HEAD, head)
     tied = model.output is None
     tokens = state["tokens.weight"].data[: config.vocab_size]

@@ -87,7 +87,7 @@ def test_files_of_older_versions_are_read(folder: Path) -> None:
     def edit(arrays: dict[str, Any]) -> None:
         for name in list(arrays):
             arrays[name.removeprefix("transformer.")] = arrays.pop(name)
-        arrays["h.0.attn.bias"] = np.ones((1, 1, 9, 9), np.float32)
+        arrays["h.0.attn.bias"] = np.ones((1, 1, 9, 9), np.bool_)
         arrays["h.0.attn.masked_bias"] = np.ones((), np.float32)
         arrays["lm_head.weight"] = arrays["wte.weight"]
 
@@ -119,6 +119,11 @@ def test_weights_are_converted(folder: Path) -> None:
             "model.safetensors",
             lambda v: v.update({"lm_head.weight": np.ones((23, 8), np.float32)}),
             r"has a lm_head\.weight that differs",
+        ),
+        (
+            "model.safetensors",
+            lambda v: v.update({"transformer.ln_f.bias": np.ones(8, np.int32)}),
+            r"ln_f\.bias has dtype int32, expected a float",
         ),
         ("config.json", lambda v: v.update(n_layer=3), r"lacks \['h\.2\.ln_1\.weight'"),
         ("config.json", lambda v: v.update(n_layer=1), r"has \['h\.1\."),
