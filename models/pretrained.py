@@ -42,7 +42,7 @@ _WRITTEN_WITH = "config"  # the entry of the weights' header with the sizes
 # Without these entries transformers takes those of its default vocabulary. The tokenizer's files
 # have the token that ends a text.
 _NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-_DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
+_DOWNLOADED = ("*.json", "model*.safetensors", "*.jinja", "merges.txt")  # some have weights twice
 
 
 def from_pretrained(

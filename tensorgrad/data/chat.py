@@ -51,7 +51,14 @@ def render_chat(
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-    given = {**variables, "messages": list(messages), "add_generation_prompt": True}
+    # Templates may ask whether there are tools.
+    given = {
+        "tools": None,
+        "documents": None,
+        **variables,
+        "messages": list(messages),
+        "add_generation_prompt": True,
+    }
     try:
         text: str = environment.from_string(template).render(given)
     except Exception as error:  # a template may raise anything
@@ -70,8 +77,8 @@ def _generation() -> Any:
     return type("Generation", (base,), {"tags": {"generation"}, "parse": parse})
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _refuse(message: object) -> NoReturn:

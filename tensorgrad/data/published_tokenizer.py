@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from tensorgrad.data.chat import render_chat
 from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
 from tensorgrad.data.tokenizer import Tokenizer
@@ -26,6 +24,7 @@ from tensorgrad.data.tokenizer_file import (
     check_ids,
     check_merges,
     entry,
+    inner_tokenizer,
     merges_of,
     named_errors,
 )
@@ -64,10 +63,7 @@ class PublishedTokenizer(TokenBytes):
         """
         state = parse_json(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
         _check_vocabulary(state, f"{name}/{_VOCABULARY}")
-        with named_errors(f"PublishedTokenizer: {name}/{_VOCABULARY} is not a tokenizer.json"):
-            inner = tokenizers.Tokenizer.from_str(files[_VOCABULARY])
-            inner.no_truncation()
-            inner.no_padding()
+        inner = inner_tokenizer(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
         settings = {
             key: parse_json(files[key], f"{name}/{key}", long_integers=True)
             for key in (_TOKENS, _CONFIG, _GENERATION)

@@ -21,6 +21,7 @@ from tensorgrad.data.tokenizer_file import (
     check_ids,
     check_merges,
     entry,
+    inner_tokenizer,
     merges_of,
     named_errors,
 )
@@ -157,9 +158,7 @@ class Tokenizer(TokenBytes):
         """
         text = read_text(path)
         _check_file(parse_json(text, os.fspath(path)), os.fspath(path))
-        with named_errors(f"Tokenizer.load: {path} is not a tokenizer.json"):
-            inner = tokenizers.Tokenizer.from_str(text)
-        return cls(inner, str(path))
+        return cls(inner_tokenizer(text, str(path)), str(path))
 
     @classmethod
     def from_gpt2(

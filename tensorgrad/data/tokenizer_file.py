@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from tensorgrad.errors import DataError, DtypeError
 
@@ -78,6 +79,15 @@ def named_errors(problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{problem}: {error!s:.300}") from error
+
+
+def inner_tokenizer(text: str, name: str) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of a tokenizer.json that was checked; raise DataError."""
+    with named_errors(f"Tokenizer: {name} is not a tokenizer.json"):
+        inner = tokenizers.Tokenizer.from_str(text)
+        inner.no_truncation()
+        inner.no_padding()
+    return inner
 
 
 def check_ids(vocabulary: Mapping[str, Any], count: int, name: str) -> None:

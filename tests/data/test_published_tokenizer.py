@@ -51,7 +51,7 @@ def sentence_piece() -> tokenizers.Tokenizer:
     )
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     inner = trained(inner, special_tokens=["<unk>", *SPECIAL, *bytes_])
-    state = json.loads(inner.to_str())  # bytes are no special tokens
+    state = json.loads(inner.to_str())  # bytes are not special tokens
     state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in bytes_]
     return tokenizers.Tokenizer.from_str(json.dumps(state))
 
