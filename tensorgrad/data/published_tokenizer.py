@@ -35,6 +35,7 @@ _VOCABULARY, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
 _CONFIG, _TOKENS, _GENERATION = (
     *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
 )
+_SETTINGS = (_CONFIG, _TOKENS, _GENERATION, _TEMPLATE)
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of SentencePiece that is one byte
 _SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
 
@@ -92,8 +93,7 @@ class PublishedTokenizer(TokenBytes):
         folder, file = (path, path / _VOCABULARY) if path.is_dir() else (path.parent, path)
         if path.is_dir() and not file.exists() and (folder / "vocab.json").exists():
             return cls.of(Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt"))
-        names = (_CONFIG, _TOKENS, _GENERATION, _TEMPLATE)
-        files = {name: read_text(folder / name) for name in names if (folder / name).exists()}
+        files = {name: read_text(folder / name) for name in _SETTINGS if (folder / name).exists()}
         return cls({_VOCABULARY: read_text(file), **files}, str(folder), _ends_of_model(folder))
 
     @classmethod
@@ -118,7 +118,9 @@ class PublishedTokenizer(TokenBytes):
         return cls(files, "the tokenizer")
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the files into a folder, which is created if missing; existing ones are replaced.
+        """Write the files into a folder, which is created if missing.
+
+        Those of another tokenizer there are replaced, or deleted where this one has none.
 
         Raises:
             DataError: a file cannot be written; it is unchanged.
@@ -133,6 +135,8 @@ class PublishedTokenizer(TokenBytes):
             ) from error
         for name, text in files.items():
             write_text("PublishedTokenizer.save", Path(folder) / name, text)
+        for name in set(_SETTINGS) - set(files):
+            (Path(folder) / name).unlink(missing_ok=True)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with the special tokens that the model expects around it.
@@ -230,9 +234,8 @@ def _decoder(decoder: Any, name: str) -> Any:
 
 
 def _byte_level(token: str) -> bytes:
-    found = [BYTE_OF.get(ord(character)) for character in token]
-    known = [byte for byte in found if byte is not None]
-    return bytes(known) if len(known) == len(found) else token.encode()
+    known = BYTE_OF.keys() >= set(map(ord, token))
+    return token.translate(BYTE_OF).encode("latin-1") if known else token.encode()
 
 
 def _sentence_piece(token: str) -> bytes:

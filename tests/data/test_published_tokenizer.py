@@ -123,8 +123,10 @@ def test_saved_files_are_loaded_as_they_were(
 
 def test_a_tokenizer_of_ours_gets_the_settings_that_others_need(tmp_path: Path) -> None:
     own = Tokenizer.train(TEXT, 300)
+    PublishedTokenizer.of(own, "{{ messages }}").save(tmp_path)
     PublishedTokenizer.of(own).save(tmp_path)
     found = PublishedTokenizer.load(tmp_path)
+    assert found.chat_template is None
     assert found.encode(TEXT[0]) == own.encode(TEXT[0])
     assert found.end_tokens == own.end_tokens == (own.end_of_text,)
     assert Tokenizer.load(tmp_path / "tokenizer.json").digest == own.digest

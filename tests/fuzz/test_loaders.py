@@ -396,9 +396,8 @@ LOADERS = {
     "pairs": Loader(make_pairs, load_pairs),
     "labelled": Loader(make_labelled, load_labelled),
     "arrays": Loader(make_arrays, load_array_file),
-    "Hugging Face": Loader(
-        make_huggingface, lambda folder: check_language_model(from_pretrained(folder))
-    ),
+    "Hugging Face": Loader(make_huggingface, load_huggingface),
+    "Llama": Loader(make_llama, load_published),
     "published": Loader(make_published, load_generate),
     "run": Loader(make_run, load_generate),
     "merged": Loader(make_merged, lambda folder: load_generate(folder / "merged.safetensors")),
