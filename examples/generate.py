@@ -2,9 +2,9 @@
 
     python examples/generate.py runs/gpt2-1 "def main("
 
-The model is a run of train_gpt2.py, one of its checkpoints, a folder with a GPT-2 in the layout of
-Hugging Face transformers, or a merged file. `tensorgrad generate` has options for sampling, and
-reads prompts from files and interactively.
+The model is a run of train_gpt2.py, one of its checkpoints, a folder with a published model in the
+layout of Hugging Face transformers, or a merged file. `tensorgrad generate` has options for
+sampling, chats, and reads prompts from files and interactively.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensorgrad.command import command
 from tensorgrad.data import TextStream
 from tensorgrad.models.generation import stream
 from tensorgrad.train.command_line import run_app
-from tensorgrad.train.load import load_gpt2
+from tensorgrad.train.load import load_language_model
 
 
 def generate(model: Path, prompt: str, /) -> None:
@@ -30,12 +30,12 @@ def generate(model: Path, prompt: str, /) -> None:
         model: a run, a checkpoint, a Hugging Face folder or a merged file.
         prompt: text to continue.
     """
-    gpt2, tokenizer = load_gpt2(model)
-    gpt2.to(backend.use_device("auto"))
+    found, tokenizer = load_language_model(model)
+    found.to(backend.use_device("auto"))
     text = TextStream(tokenizer)
     print(prompt, end="")
-    for (token,) in stream(gpt2, [tokenizer.encode(prompt)], 200, temperature=0.8, top_p=0.95):
-        if token == tokenizer.end_of_text:
+    for (token,) in stream(found, [tokenizer.encode(prompt)], 200, temperature=0.8, top_p=0.95):
+        if token in tokenizer.end_tokens:
             break
         print(text.add(int(token)), end="", flush=True)
     print(text.rest())

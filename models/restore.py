@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tensorgrad.backend import Array
@@ -82,6 +82,12 @@ def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
             f"{kind.__name__.removesuffix('Config')}: its sizes lack {missing} and have "
             f"{unknown!r:.200}"
         )
+    nested = {
+        key: config_of(found, value, f"{name}: {key}")
+        for key, value in sizes.items()
+        if isinstance(value, Mapping) and (found := _dataclass_in(hints[key])) is not None
+    }
+    sizes = {**sizes, **nested}
     for key, value in sizes.items():
         if type(value) not in _types(hints[key]):
             expected = " or ".join(sorted(each.__name__ for each in _types(hints[key])))
@@ -90,6 +96,11 @@ def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
         return kind(**sizes)
     except ArgumentError as error:
         raise CheckpointError(f"load: {name}: {error}") from error
+
+
+def _dataclass_in(hint: Any) -> Any:
+    """Return the dataclass that a field may have; None where there is none."""
+    return next((each for each in _types(hint) if is_dataclass(each)), None)
 
 
 def _types(hint: Any) -> set[type[Any]]:

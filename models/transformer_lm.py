@@ -10,13 +10,19 @@ from functools import partial
 from typing import Any
 
 from tensorgrad import nn
-from tensorgrad.checks import check_integer, probability
+from tensorgrad.checks import check_integer, check_range, probability
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.flops import training_flops
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
 from tensorgrad.tensor import Tensor
 
-__all__ = ["TransformerLM", "TransformerLMConfig"]
+__all__ = ["OF_PUBLISHED", "TransformerLM", "TransformerLMConfig"]
+
+# Settings that published models need; the models that `tensorgrad train` makes have the defaults.
+OF_PUBLISHED = (
+    *("head_width", "rope_scaling", "window", "window_from", "norm_eps"),
+    *("qkv_bias", "proj_bias", "feed_forward_bias", "qk_norm"),
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class TransformerLMConfig:
         vocab_size: V, the number of tokens.
         context: T, the context length in tokens.
         layers: L, the number of blocks.
-        heads: H, query heads; they divide the width.
+        heads: H, query heads; they divide the width, unless head_width is given.
         kv_heads: key and value heads; they divide the query heads.
         width: C.
         hidden: width inside the feed-forward layer; default 8/3 C, rounded up to a multiple of 64.
@@ -36,6 +42,14 @@ class TransformerLMConfig:
         activation_dropout: probability inside the feed-forward layers.
         tied: whether the head is tied to the token embedding.
         rope_base: base of the rotary angles; larger for longer contexts.
+        head_width: D of a head, even; default C / H.
+        rope_scaling: of the rotary angles, for contexts longer than those first trained on.
+        window: number of tokens that a token attends to, itself included; default: all.
+        window_from: the first block with that window; those before attend to all tokens.
+        norm_eps: added to the mean squares of the norms.
+        qkv_bias, proj_bias, feed_forward_bias: whether the linear layers of queries, keys and
+            values, of the attention's result, and of the feed-forward layers have a bias.
+        qk_norm: whether the queries and keys of a head have an RMSNorm each.
     Raises:
         ArgumentError: a size is out of its range.
     """
@@ -52,13 +66,27 @@ class TransformerLMConfig:
     activation_dropout: float = 0.0
     tied: bool = True
     rope_base: float = 10000.0
+    head_width: int | None = None
+    rope_scaling: nn.RopeScaling | None = None
+    window: int | None = None
+    window_from: int = 0
+    norm_eps: float = 1e-6
+    qkv_bias: bool = False
+    proj_bias: bool = False
+    feed_forward_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "hidden"):
-            if name != "hidden" or self.hidden is not None:
+        optional = ("hidden", "head_width", "window", "attention_dropout")
+        sizes = ("vocab_size", "context", "layers", "heads", "kv_heads", "width")
+        for name in (*sizes, "hidden", "head_width", "window"):
+            if name not in optional or getattr(self, name) is not None:
                 check_integer("TransformerLMConfig", name, getattr(self, name), 1)
+        check_integer("TransformerLMConfig", "window_from", self.window_from, 0)
+        check_range("TransformerLMConfig", "norm_eps", self.norm_eps)
         for name, whole, parts in (
-            ("width", self.width, 2 * self.heads),
+            ("width", self.width, 2 * self.heads if self.head_width is None else 1),
+            ("head_width", self.head_width or 2, 2),
             ("heads", self.heads, self.kv_heads),
         ):
             if whole % parts:
@@ -66,13 +94,13 @@ class TransformerLMConfig:
                     f"TransformerLMConfig: {name} is {whole}, expected a multiple of {parts}"
                 )
         for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if name != "attention_dropout" or self.attention_dropout is not None:
+            if name not in optional or getattr(self, name) is not None:
                 probability("TransformerLMConfig", name, getattr(self, name))
 
     @property
     def parameters(self) -> int:
         """The number of parameters, each counted once."""
-        block = self._block_matrices + 2 * self.width
+        block = self._block_matrices + self._block_vectors
         rows = (1 if self.tied else 2) * self.vocab_size  # of the token embedding and the head
         return (rows + 1) * self.width + self.layers * block
 
@@ -85,15 +113,31 @@ class TransformerLMConfig:
         """
         elements = self.layers * self._block_matrices + targets * self.vocab_size * self.width
         keys = self.context / 2 if keys is None else keys
-        return training_flops(elements, self.layers, self.width, keys)
+        return training_flops(elements, self.layers, self.heads * self.width_of_head, keys)
+
+    @property
+    def width_of_head(self) -> int:
+        """D, the width of a head."""
+        return self.width // self.heads if self.head_width is None else self.head_width
 
     @property
     def _block_matrices(self) -> int:
         """Elements of the matrices of a block."""
-        width, hidden = self.width, self.hidden
-        hidden = nn.SwiGLU.default_hidden(width) if hidden is None else hidden
-        of_keys = 2 * self.kv_heads * (width // self.heads)
-        return width * (2 * width + of_keys + 3 * hidden)
+        attention = 2 * (self.heads + self.kv_heads) * self.width_of_head
+        return self.width * (attention + 3 * self.hidden_width)
+
+    @property
+    def _block_vectors(self) -> int:
+        """Elements of the norms and biases of a block."""
+        qkv = self.qkv_bias * (self.heads + 2 * self.kv_heads) * self.width_of_head
+        feed_forward = self.feed_forward_bias * (2 * self.hidden_width + self.width)
+        norms = 2 * self.width + self.qk_norm * 2 * self.width_of_head
+        return norms + qkv + self.proj_bias * self.width + feed_forward
+
+    @property
+    def hidden_width(self) -> int:
+        """The width inside the feed-forward layer."""
+        return nn.SwiGLU.default_hidden(self.width) if self.hidden is None else self.hidden
 
 
 class TransformerLM(LanguageModel):
@@ -107,7 +151,8 @@ class TransformerLM(LanguageModel):
         norm: RMSNorm after the last block.
         output: Linear(C, V) without bias; None when the head is tied.
     Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2; grouped queries: Ainslie et al.
-        2023, arXiv:2305.13245.
+        2023, arXiv:2305.13245; windows: Jiang et al. 2023, arXiv:2310.06825; biases and norms of
+        queries and keys: Yang et al. 2025, arXiv:2505.09388.
     """
 
     norm: nn.RMSNorm
@@ -117,24 +162,36 @@ class TransformerLM(LanguageModel):
         self.vocab_size, self.context = config.vocab_size, config.context
         self.tokens = nn.Embedding(config.vocab_size, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        rotary = nn.RotaryEmbedding(config.width // config.heads, config.rope_base)
+        head = config.width_of_head
+        rotary = nn.RotaryEmbedding(head, config.rope_base, scaling=config.rope_scaling)
+        norm = partial(nn.RMSNorm, eps=config.norm_eps)
         self.blocks = nn.ModuleList(
             nn.TransformerBlock(
                 config.width,
                 config.heads,
                 config.kv_heads,
                 config.dropout,
-                bias=False,
+                bias=config.qkv_bias,
                 rotary=rotary,
-                norm=nn.RMSNorm,
+                norm=norm,
                 feed_forward=partial(
-                    nn.SwiGLU, hidden=config.hidden, dropout=config.activation_dropout
+                    nn.SwiGLU,
+                    hidden=config.hidden,
+                    bias=config.feed_forward_bias,
+                    dropout=config.activation_dropout,
                 ),
                 attention_dropout=config.attention_dropout,
+                attention=partial(
+                    nn.MultiHeadAttention,
+                    window=config.window if number >= config.window_from else None,
+                    head_width=head,
+                    proj_bias=config.proj_bias,
+                    qk_norm=norm if config.qk_norm else None,
+                ),
             )
-            for _ in range(config.layers)
+            for number in range(config.layers)
         )
-        self.norm = nn.RMSNorm(config.width)
+        self.norm = norm(config.width)
         if not config.tied:
             self.output = nn.Linear(config.width, config.vocab_size, bias=False)
         initialize(self)

@@ -117,8 +117,8 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
             strategy `TensorParallel` does.
     Raises:
         ArgumentError: a size does not divide, a layer or the function of the loss is not the
-            library's, layers share a parameter, or `sequence` is asked of a
-            TranslationModel; nothing was changed then.
+            library's, layers share a parameter, queries and keys have norms, or `sequence` is
+            asked of a TranslationModel; nothing was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
     """
     if not isinstance(model, GPT2 | TransformerLM):
@@ -191,6 +191,11 @@ def _check(model: Any, ranks: int, sequence: bool) -> None:
             raise ArgumentError(
                 f"tensor_parallel: kv_heads of block {number} is {heads}, expected one or more "
                 f"for each of the {ranks} ranks"
+            )
+        if ranks > 1 and block.attention.q_norm is not None:
+            raise ArgumentError(
+                f"tensor_parallel: attention of block {number} has norms of queries and keys, "
+                "expected none: each rank would have the gradient of its own heads alone"
             )
         hidden = block.feed_forward.up.weight.shape[0]
         _check_divides(f"the hidden width of block {number}", hidden, ranks)

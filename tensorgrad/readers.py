@@ -60,12 +60,15 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
     return data
 
 
-def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> dict[str, Any]:
+def read_json(
+    path: str | os.PathLike[str], limit: int = JSON_BYTES, long_integers: bool = False
+) -> dict[str, Any]:
     """Return the object in a JSON file; see `parse_json`.
 
     Args:
         path: the file, in UTF-8.
         limit: its largest size in bytes.
+        long_integers: see `parse_json`.
     Raises:
         DataError: it is not such a file.
         OSError: it is missing or cannot be read.
@@ -75,10 +78,10 @@ def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> dict[str
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"read: {os.fspath(path)} cannot be read as JSON: {error}") from error
-    return parse_json(text, os.fspath(path))
+    return parse_json(text, os.fspath(path), long_integers)
 
 
-def parse_json(text: str, name: str) -> dict[str, Any]:
+def parse_json(text: str, name: str, long_integers: bool = False) -> dict[str, Any]:
     """Return a JSON object that can be printed, compared and written again.
 
     Numbers are finite floats or integers of at most 64 bits, keys are unique, text can be encoded
@@ -87,13 +90,15 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
     Args:
         text: the JSON.
         name: of its file, for errors.
+        long_integers: whether integers of more than 18 digits become floats: some programs write
+            10^30 for "no limit".
     Raises:
         DataError: the text is not such an object.
     """
     try:
         value = json.loads(
             text,
-            parse_int=_integer,
+            parse_int=_number if long_integers else _integer,
             parse_float=_float,
             parse_constant=_float,
             object_pairs_hook=_object,
@@ -203,6 +208,10 @@ def _integer(text: str) -> int:
     if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
         raise ValueError(f"the number {text:.24}... has {len(text)} digits, expected 64 bits")
     return int(text)
+
+
+def _number(text: str) -> float:
+    return _float(text) if len(text) > 18 else int(text)
 
 
 def _float(text: str) -> float:

@@ -26,7 +26,7 @@ from tensorgrad import random
 from tensorgrad.data import Corpus, Tokenizer, prepare
 from tensorgrad.errors import CheckpointError, DamagedError, TensorgradError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
+from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards, load_latest
 from tensorgrad.parallel.merge import merge
@@ -385,7 +385,7 @@ class Exports(Scenario):
         )
         config.save(TrainSettings(steps=20 * heads), folder)
         merge(load_checkpoint(folder.parent / f"of-{heads}" / "step-00000001"), folder / "merged")
-        save_huggingface(self.models[heads], folder / "published")
+        save_pretrained(self.models[heads], folder / "published")
 
     def prepare(self, folder: Path) -> None:
         """Write those to replace, and note both."""
@@ -420,7 +420,7 @@ class Exports(Scenario):
         files = [f"published/{name}" for name in ("config.json", "model.safetensors")]
         heads = {4 if found[name] == self.whole[4][name] else 2 for name in files}
         try:
-            model = load_huggingface(folder / "published")
+            model = from_pretrained(folder / "published")
         except CheckpointError:
             assert len(heads) == 2
         else:
@@ -439,7 +439,7 @@ class Weights(Exports):
 
         def act(armed: Armed) -> None:
             with armed():
-                model = load_huggingface(folder / "published")
+                model = from_pretrained(folder / "published")
                 arrays = load_arrays(folder / "merged")
                 Tokenizer.load(folder / "tokenizer.json")
                 assert config.load(TrainSettings, folder).steps == 40

@@ -185,7 +185,7 @@ READERS = {
     "np.lib.format.open_memmap": "tensorgrad.readers",
     "safe_open": "tensorgrad.weights",
     "load_file": "tensorgrad.weights",
-    "tokenizers.Tokenizer.from_str": "tensorgrad.data.tokenizer",
+    "tokenizers.Tokenizer.from_str": "tensorgrad.data.tokenizer_file",
     "tokenizers.Tokenizer.from_file": "tensorgrad.data.tokenizer",
 }
 # They read no file, but what other processes of the same run send.

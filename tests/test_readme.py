@@ -159,7 +159,8 @@ def problems(parts: list[str]) -> Iterator[str]:
     for word in parts:
         for extra in re.findall(r"(?:tensorgrad|\.)\[([a-z0-9,]+)\]", word):
             yield from (f"extra {name}" for name in extra.split(",") if name not in extras())
-        if is_path(word) and not (ROOT / word).exists() and word not in made_by_changes():
+        is_made = word in made_by_changes() or "--download" in parts  # or the name of a model
+        if is_path(word) and not (ROOT / word).exists() and not is_made:
             yield f"file {word}"
     yield from unknown_options(parts)
 

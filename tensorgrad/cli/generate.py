@@ -1,4 +1,4 @@
-"""`tensorgrad generate`: generate text with a trained GPT-2."""
+"""`tensorgrad generate`: generate text with a trained or published language model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tensorgrad import backend
-from tensorgrad.data import TextStream, Tokenizer
+from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
 from tensorgrad.models.generation import generate_batch, stream
-from tensorgrad.models.gpt2 import GPT2
+from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.ops.sampling import Sampling
-from tensorgrad.train.load import load_gpt2
+from tensorgrad.train.load import load_language_model
 
 _log = logging.getLogger("generate")
 
@@ -40,6 +40,9 @@ class Options:
         stop: text that ends the output; may be repeated.
         ignore_end: continue after an end-of-text token.
         batch: prompts of a file at a time.
+        chat: prompts are messages to the model, in its chat template; prompts that are read one by
+            one are a conversation.
+        system: with --chat: what the model is told before the conversation.
     """
 
     max_new_tokens: int = 200
@@ -51,10 +54,14 @@ class Options:
     stop: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
     ignore_end: Annotated[bool, Parameter(negative=())] = False
     batch: int = 32
+    chat: Annotated[bool, Parameter(negative=())] = False
+    system: str | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ArgumentError(f"generate: --batch is {self.batch}, expected 1 or more")
+        if self.system is not None and not self.chat:
+            raise ArgumentError("generate: --system is given without --chat, expected both")
         if not 0 <= self.seed < 2**64:
             raise ArgumentError(
                 f"generate: --seed is {self.seed}, expected an integer from 0 to 2^64 - 1"
@@ -72,52 +79,48 @@ def generate(
     options: Options = Options(),
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    download: Annotated[bool, Parameter(negative=())] = False,
+    revision: str | None = None,
 ) -> int:
-    """Generate text with a trained GPT-2.
+    """Generate text with a trained or published language model.
 
     Without a prompt the lines of the input are prompts, answered one by one.
 
     Args:
-        model: a run, one of its checkpoints, a folder in the layout of Hugging Face transformers,
-            or a file of `python -m tensorgrad.parallel.merge`.
-        prompt: text to continue.
+        model: a run, one of its checkpoints, a folder in the layout of Hugging Face transformers
+            (GPT-2, Llama, Mistral, Qwen, SmolLM), or a file of `python -m
+            tensorgrad.parallel.merge`; with --download, the name of a model on the Hub.
+        prompt: text to continue, or with --chat a message.
         prompts: file with a prompt a line; -: standard input.
         checkpoint: of a run: the best by validation loss, or the last.
         tokenizer: a tokenizer.json, if not the model's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
         dtype: to compute in; auto: bfloat16 on a GPU, float16 if it lacks that; float32 on the CPU.
+        download: download a model that is not a folder; needs huggingface_hub.
+        revision: of a download: a branch, tag or commit.
     """
     if prompt is not None and prompts is not None:
         raise ArgumentError(f"--prompts: got {prompts} and a prompt, expected one of them")
     try:
-        generator = _load(model, checkpoint, tokenizer, options, device, dtype)
+        device = backend.use_device(device)
+        chosen = as_dtype(choose_dtype(dtype, device))
+        found = load_language_model(
+            model, checkpoint, tokenizer, chosen, download=download, revision=revision
+        )
+        generator = PromptGenerator(found[0].to(device), found[1], options)
         if prompt is not None:
             _show(generator, prompt)
         elif prompts is not None:
             whole = standard_input() if str(prompts) == "-" else read_lines(prompts)
             lines = [_text(line) for line in whole if line.strip()]
             for line, text in zip(lines, generator.texts(lines), strict=True):
-                print(f"{line}{text}\n", flush=True)
+                print(f"{generator.shown(line)}{text}\n", flush=True)
         elif not _read_prompts(generator):
             return 1
     except KeyboardInterrupt:
         print()  # ends the unfinished line
         raise
     return 0
-
-
-def _load(
-    path: Path, checkpoint: str, tokenizer: Path | None, options: Options, device: str, dtype: str
-) -> PromptGenerator:
-    device = backend.use_device(device)
-    chosen = as_dtype(choose_dtype(dtype, device))
-    model, found = load_gpt2(path, checkpoint, tokenizer)
-    if found.vocab_size > model.vocab_size:
-        raise CheckpointError(
-            f"load: the tokenizer has {found.vocab_size} tokens, expected at most "
-            f"{model.vocab_size} (the vocabulary of {path})"
-        )
-    return PromptGenerator(model.to(device, chosen), found, options)
 
 
 def choose_dtype(dtype: str, device: str) -> str:
@@ -132,14 +135,41 @@ def choose_dtype(dtype: str, device: str) -> str:
 
 
 class PromptGenerator:
-    """A model, its tokenizer and the sampling options."""
+    """A model, its tokenizer and the sampling options.
 
-    def __init__(self, model: GPT2, tokenizer: Tokenizer, given: Options) -> None:
+    Raises:
+        CheckpointError: the tokenizer has more tokens than the model.
+        ArgumentError: --chat is given for the model of a run.
+    """
+
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer | PublishedTokenizer, given: Options
+    ) -> None:
+        if tokenizer.vocab_size > model.vocab_size:
+            raise CheckpointError(
+                f"load: the tokenizer has {tokenizer.vocab_size} tokens, expected at most "
+                f"{model.vocab_size} (the vocabulary of the model)"
+            )
+        self._template = tokenizer if isinstance(tokenizer, PublishedTokenizer) else None
+        if given.chat and self._template is None:
+            raise ArgumentError(
+                "generate: --chat is given for a model of a run, which has no chat template; "
+                "expected a folder in the layout of Hugging Face transformers"
+            )
+        self._conversation = [] if given.system is None else [_message("system", given.system)]
         self._model, self._tokenizer, self._given = model, tokenizer, given
         self._how = Sampling(
             given.temperature, given.top_k or None, given.top_p, given.repetition_penalty
         )
-        self._end = () if given.ignore_end else (tokenizer.end_of_text,)
+        self._end = () if given.ignore_end else tokenizer.end_tokens
+
+    def shown(self, prompt: str) -> str:
+        """Return what to print before the text: the prompt, but nothing before an answer."""
+        return "" if self._given.chat else prompt
+
+    def remember(self, prompt: str, answer: str) -> None:
+        """Let the next message continue the conversation."""
+        self._conversation += [_message("user", prompt), _message("assistant", answer)]
 
     def pieces(self, prompt: str) -> Iterator[str]:
         """Return the text after a prompt: a piece for each token, which may be empty, and the rest.
@@ -180,7 +210,11 @@ class PromptGenerator:
                 yield "".join([*map(text.add, tokens), text.rest()])
 
     def _tokens(self, prompt: str) -> list[int]:
-        tokens = self._tokenizer.encode(prompt)
+        if self._given.chat and self._template is not None:
+            messages = [*self._conversation, _message("user", prompt)]
+            tokens = self._template.encode_chat(messages)
+        else:
+            tokens = self._tokenizer.encode(prompt)
         if not tokens:
             raise ArgumentError("generate: the prompt is empty, expected some text")
         if len(tokens) > self._model.context:
@@ -202,7 +236,8 @@ def _read_prompts(generator: PromptGenerator) -> bool:
         if not line.strip():
             continue
         try:
-            _show(generator, _text(line))
+            text = _text(line)
+            generator.remember(text, _show(generator, text))
         except TensorgradError as error:
             _log.error("%s", error)
             failed = True
@@ -215,14 +250,20 @@ def _text(line: str) -> str:
     return line.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
 
 
-def _show(generator: PromptGenerator, prompt: str) -> None:
-    """Print a prompt and the text after it token by token, then log the speed."""
+def _show(generator: PromptGenerator, prompt: str) -> str:
+    """Print a prompt and the text after it token by token, then log the speed; return the text."""
     began = time.perf_counter()
     pieces = generator.pieces(prompt)
-    print(prompt, end="", flush=True)
-    count = -1  # the last piece is the rest
+    print(generator.shown(prompt), end="", flush=True)
+    shown = []
     for piece in pieces:
         print(piece, end="", flush=True)
-        count += 1
+        shown.append(piece)
     print(flush=True)
+    count = len(shown) - 1  # the last piece is the rest
     _log.info("[%d tokens, %.0f a second]", count, count / (time.perf_counter() - began))
+    return "".join(shown)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -17,6 +17,7 @@ _EXTRAS = {
     "mpi4py": ("several ranks", "mpi"),
     "datasets": ("Hugging Face data sets", "text"),
     "sacrebleu": ("BLEU", "text"),
+    "jinja2": ("chat templates", "hub"),
     "matplotlib": ("plots", "plot"),
     "tensorboardX": ("the TensorBoard logger", "log"),
     "pynvml": ("GPU clock and power", "profile"),

@@ -16,6 +16,7 @@ from tensorgrad.data.pairs import (
     train_tokenizer,
 )
 from tensorgrad.data.phrases import phrases
+from tensorgrad.data.published_tokenizer import PublishedTokenizer
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.split import Split, plan_split
 from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint
@@ -27,9 +28,9 @@ from tensorgrad.data.words import WordVocabulary, read_vectors, split_words
 
 __all__ = [
     "END_OF_TEXT", "Corpus", "DataLoader", "Dataset", "LabelledLoader", "LabelledTexts",
-    "PairCorpus", "PairLoader", "Split", "TensorDataset", "TextStream", "TokenFile", "TokenLoader",
-    "Tokenizer", "WordVocabulary", "collate", "documents", "encode_pairs", "fingerprint",
-    "hold_out", "is_prepared", "language_token", "open_prepared", "phrases", "plan_split",
-    "prepare", "read_labelled", "read_pairs", "read_vectors", "reviews", "split_words",
-    "token_dtype", "train_tokenizer", "write_tokens",
+    "PairCorpus", "PairLoader", "PublishedTokenizer", "Split", "TensorDataset", "TextStream",
+    "TokenFile", "TokenLoader", "Tokenizer", "WordVocabulary", "collate", "documents",
+    "encode_pairs", "fingerprint", "hold_out", "is_prepared", "language_token", "open_prepared",
+    "phrases", "plan_split", "prepare", "read_labelled", "read_pairs", "read_vectors", "reviews",
+    "split_words", "token_dtype", "train_tokenizer", "write_tokens",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.data.tokenizer_file import TokenBytes
 from tensorgrad.errors import ArgumentError
 
 
@@ -23,7 +23,7 @@ class TextStream:
     that may be the beginning of one of `stops`. Bytes that are not UTF-8 become U+FFFD.
 
     Args:
-        tokenizer: of the tokens.
+        tokenizer: of the tokens: a Tokenizer or PublishedTokenizer.
         stops: the first of these texts ends the stream and is not part of it.
 
     Attributes:
@@ -32,7 +32,7 @@ class TextStream:
         ArgumentError: one of `stops` is empty.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: TokenBytes, stops: Sequence[str] = ()) -> None:
         if "" in stops:
             raise ArgumentError("TextStream: stops has '', expected texts of a character or more")
         self.ended = False

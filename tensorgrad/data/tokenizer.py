@@ -7,15 +7,24 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tensorgrad.checks import check_integer
 from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
+from tensorgrad.data.tokenizer_file import (
+    ALPHABET,
+    BYTE_OF,
+    TokenBytes,
+    check_ids,
+    check_merges,
+    entry,
+    inner_tokenizer,
+    merges_of,
+    named_errors,
+)
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.readers import parse_json
 
@@ -37,21 +46,7 @@ _PIECE = 1 << 15  # characters; long strings cost the library much memory
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _byte_alphabet() -> list[str]:
-    """Return the character that stands for each byte in GPT-2's vocabulary files.
-
-    Visible Latin-1 characters stand for themselves, the other bytes are numbered from U+0100.
-    """
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
-
-
-_ALPHABET = _byte_alphabet()
-_BYTE_OF = {ord(character): byte for byte, character in enumerate(_ALPHABET)}
-
-
-class Tokenizer:
+class Tokenizer(TokenBytes):
     """A byte-level BPE vocabulary with GPT-2's rules for cutting text into words.
 
     The 256 bytes are tokens, so any text can be encoded. A special token such as `<|endoftext|>`
@@ -75,7 +70,7 @@ class Tokenizer:
                 f"Tokenizer: {name} has the special tokens {list(self._special)!r:.200}, expected "
                 f"{END_OF_TEXT!r} among them"
             )
-        made = {*_ALPHABET, *map("".join, _merges(state["model"]["merges"], name))}
+        made = {*ALPHABET, *map("".join, merges_of(state["model"]["merges"], name))}
         text = sorted(made.intersection(self._special))
         if text:
             raise DataError(
@@ -96,7 +91,7 @@ class Tokenizer:
         self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
         self._known: dict[str, list[int]] = {}
         self._remembered = 0  # characters
-        self._byte_ids = [ids[character] for character in _ALPHABET]
+        self._byte_ids = [ids[character] for character in ALPHABET]
 
     @classmethod
     def train(
@@ -144,7 +139,7 @@ class Tokenizer:
             min_frequency=2,
             show_progress=False,
             special_tokens=specials,
-            initial_alphabet=_ALPHABET,
+            initial_alphabet=ALPHABET,
         )
         texts = filter(None, _texts("Tokenizer.train", documents))
         first = next(texts, None)
@@ -163,9 +158,7 @@ class Tokenizer:
         """
         text = read_text(path)
         _check_file(parse_json(text, os.fspath(path)), os.fspath(path))
-        with _named_errors(f"Tokenizer.load: {path} is not a tokenizer.json"):
-            inner = tokenizers.Tokenizer.from_str(text)
-        return cls(inner, str(path))
+        return cls(inner_tokenizer(text, str(path)), str(path))
 
     @classmethod
     def from_gpt2(
@@ -184,12 +177,12 @@ class Tokenizer:
         """
         vocabulary = parse_json(read_text(vocab_file), os.fspath(vocab_file))
         _check_needed(vocabulary, os.fspath(vocab_file))
-        _check_ids(vocabulary, len(vocabulary), os.fspath(vocab_file))
+        check_ids(vocabulary, len(vocabulary), os.fspath(vocab_file))
         lines = read_text(merges_file).split("\n")
         rules = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
-        merges = list(_merges(filter(None, rules), os.fspath(merges_file)))
-        _check_merges(merges, vocabulary, os.fspath(merges_file))
-        made = {*_ALPHABET, *map("".join, merges)}
+        merges = list(merges_of(filter(None, rules), os.fspath(merges_file)))
+        check_merges(merges, vocabulary, os.fspath(merges_file))
+        made = {*ALPHABET, *map("".join, merges)}
         lost = [
             token
             for token in vocabulary
@@ -201,7 +194,7 @@ class Tokenizer:
                 f"makes {lost[0]!r:.80} of {vocab_file}, expected one for each token: is it cut "
                 "short?"
             )
-        with _named_errors(
+        with named_errors(
             f"Tokenizer.from_gpt2: {vocab_file} and {merges_file} do not fit together"
         ):
             inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
@@ -228,14 +221,14 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
-    def vocab_size(self) -> int:
-        """The number of tokens; ids are 0 to vocab_size - 1."""
-        return len(self._bytes)
-
-    @property
     def end_of_text(self) -> int:
         """The id of `<|endoftext|>`, which ends every document of a token file."""
         return self._special[END_OF_TEXT]
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The ids that end a text: `<|endoftext|>` alone."""
+        return (self.end_of_text,)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -281,39 +274,11 @@ class Tokenizer:
                 ids += self.encode(piece)
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
-
-        Raises:
-            DataError: an id is outside the vocabulary.
-            DtypeError: one is not an integer.
-        """
-        return self.decode_bytes(ids).decode("utf-8", errors="replace")
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Return the bytes of token ids; a token may end inside a character.
-
-        Raises:
-            DataError: an id is outside the vocabulary.
-            DtypeError: one is not an integer.
-        """
-        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        odd = [i for i in ids if not hasattr(i, "__index__")]
-        if odd:
-            raise DtypeError(f"Tokenizer.decode: ids has {odd[0]!r}, expected integers, one axis")
-        unknown = next((i for i in ids if not 0 <= i < self.vocab_size), None)
-        if unknown is not None:
-            raise DataError(
-                f"Tokenizer.decode: ids has {unknown}, expected 0 to {self.vocab_size - 1} "
-                f"(a vocabulary of {self.vocab_size})"
-            )
-        return b"".join([self._bytes[i] for i in ids])
-
     def _bytes_of(self, token: str, name: str) -> bytes:
         if token in self._special:
             return token.encode()
         try:
-            return bytes([_BYTE_OF[ord(character)] for character in token])
+            return bytes([BYTE_OF[ord(character)] for character in token])
         except KeyError as error:
             raise DataError(
                 f"Tokenizer: {name} has the token {token!r:.80}, "
@@ -327,33 +292,21 @@ def _complete(inner: tokenizers.Tokenizer) -> None:
     inner.decoder = decoders.ByteLevel()
 
 
-@contextmanager
-def _named_errors(problem: str) -> Iterator[None]:
-    """Turn what the tokenizers library raises into a DataError that begins with the problem."""
-    try:
-        yield
-    except BaseException as error:
-        # A Rust panic is not an Exception, and its class cannot be imported.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise DataError(f"{problem}: {error!s:.300}") from error
-
-
 def _check_file(state: dict[str, Any], name: str) -> None:
     """Raise DataError for a tokenizer.json that the library cannot, or must not, read."""
     _check_kind(state, name)
-    model, added = _part(state, "model", dict, name), _part(state, "added_tokens", list, name)
-    vocabulary = _part(model, "vocab", dict, name)
-    _check_merges(_merges(_part(model, "merges", list, name), name), vocabulary, name)
-    ids = {_part(token, "content", str, name): token.get("id") for token in added}
+    model, added = entry(state, "model", dict, name), entry(state, "added_tokens", list, name)
+    vocabulary = entry(model, "vocab", dict, name)
+    check_merges(merges_of(entry(model, "merges", list, name), name), vocabulary, name)
+    ids = {entry(token, "content", str, name): token.get("id") for token in added}
     _check_needed(vocabulary | ids, name)
     for each in (vocabulary, ids):
-        _check_ids(each, len(vocabulary | ids), name)
+        check_ids(each, len(vocabulary | ids), name)
 
 
 def _check_needed(tokens: Mapping[str, Any], name: str) -> None:
     """Raise DataError where a byte or the end of text has no token."""
-    missing = [token for token in (END_OF_TEXT, *_ALPHABET) if token not in tokens]
+    missing = [token for token in (END_OF_TEXT, *ALPHABET) if token not in tokens]
     if missing:
         raise DataError(
             f"Tokenizer: {name} lacks {len(missing)} needed tokens, such as {missing[0]!r}; "
@@ -361,37 +314,13 @@ def _check_needed(tokens: Mapping[str, Any], name: str) -> None:
         )
 
 
-def _check_ids(vocabulary: Mapping[str, Any], count: int, name: str) -> None:
-    """Raise DataError at an id that is not one of 0 to count - 1.
-
-    The library takes memory up to the largest id, and aborts the process when there is too little.
-    """
-    for token, index in vocabulary.items():
-        if type(index) is not int or not 0 <= index < count:
-            raise DataError(
-                f"Tokenizer: {name} has the id {index!r:.80} for {token!r:.80}, "
-                f"expected 0 to {count - 1} without gaps"
-            )
-
-
-def _part(state: Any, key: str, kind: type[Any], name: str) -> Any:
-    """Return the value of a key of a JSON object; raise DataError unless it has the type."""
-    found = state.get(key) if isinstance(state, dict) else None
-    if not isinstance(found, kind):
-        raise DataError(
-            f"Tokenizer: {name} is not a tokenizer.json: it has {key} {found!r:.80}, "
-            f"expected a {kind.__name__}"
-        )
-    return found
-
-
 def _check_kind(state: dict[str, Any], name: str) -> None:
     """Raise DataError where the tokenizer does not split and merge as GPT-2's does."""
     words, normalizer = state.get("pre_tokenizer"), state.get("normalizer")
     words = words if isinstance(words, dict) else {"type": words}
     normalizer = normalizer if isinstance(normalizer, dict) else {"type": normalizer}
-    model = _part(state, "model", dict, name)
-    added = _part(state, "added_tokens", list, name)
+    model = entry(state, "model", dict, name)
+    added = entry(state, "added_tokens", list, name)
     for key, found, expected in (
         ("model", model.get("type", "BPE"), "BPE"),  # old files lack it
         ("pre_tokenizer", words.get("type"), "ByteLevel"),
@@ -402,32 +331,10 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
         ("ignore_merges", bool(model.get("ignore_merges")), False),
         ("continuing_subword_prefix", model.get("continuing_subword_prefix") or None, None),
         ("end_of_word_suffix", model.get("end_of_word_suffix") or None, None),
-        ("special", all(_part(token, "special", bool, name) for token in added), True),
+        ("special", all(entry(token, "special", bool, name) for token in added), True),
     ):
         if found != expected:
             raise DataError(f"Tokenizer: {name} has {key} {found!r:.80}, expected {expected!r}")
-
-
-def _merges(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
-    """Yield the merges of a BPE; older files have a pair as one text."""
-    for pair in pairs:
-        parts = pair.split(" ") if isinstance(pair, str) else pair
-        if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
-            raise DataError(f"Tokenizer: {name} has the merge {pair!r:.80}, expected two tokens")
-        yield parts[0], parts[1]
-
-
-def _check_merges(
-    merges: Iterable[tuple[str, str]], vocabulary: Mapping[str, Any], name: str
-) -> None:
-    """Raise DataError where a merge has or makes an unknown token: the library may panic."""
-    for left, right in merges:
-        lost = next((t for t in (left, right, left + right) if t not in vocabulary), None)
-        if lost is not None:
-            raise DataError(
-                f"Tokenizer: {name} has the merge {(left, right)!r:.80}, expected tokens of the "
-                f"vocabulary: {lost!r:.80} is not one"
-            )
 
 
 def _texts(name: str, texts: Iterable[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from tensorgrad.nn.attention import (
     ATTENTION_KERNELS,
     KeyValueCache,
     MultiHeadAttention,
+    RopeScaling,
     RotaryEmbedding,
     use_attention,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Parameter",
     "RMSNorm",
     "ReLU",
+    "RopeScaling",
     "RotaryEmbedding",
     "Sequential",
     "SiLU",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,59 @@ from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.creation import empty, zeros
 from tensorgrad.ops.decode import attend
 from tensorgrad.ops.rotary import rotary as rotary_op
-from tensorgrad.ops.shape import split
+from tensorgrad.ops.shape import concatenate, split
 from tensorgrad.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Slower rotations, for contexts longer than a model was first trained on.
+
+    "linear": all frequencies divided by the factor
+    "llama3": those of wavelengths above original_context / low_freq_factor are divided, those below
+        original_context / high_freq_factor are kept, and those between are interpolated
+
+    Args:
+        kind: "linear" or "llama3".
+        factor: at least 1.
+        low_freq_factor, high_freq_factor: of "llama3", the first below the second.
+        original_context: of "llama3", the context in tokens before.
+    Raises:
+        ArgumentError: a value is outside its range.
+    Source: Chen et al. 2023, arXiv:2306.15595, eq. 4 (linear); Grattafiori et al. 2024,
+        arXiv:2407.21783, and the code that Meta published with Llama 3.1 (llama3).
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3"):
+            raise ArgumentError(
+                f"RopeScaling: kind is {self.kind!r:.80}, expected 'linear' or 'llama3'"
+            )
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            check_range("RopeScaling", name, getattr(self, name))
+        check_integer("RopeScaling", "original_context", self.original_context, 1)
+        if self.factor < 1:
+            raise ArgumentError(f"RopeScaling: factor is {self.factor}, expected 1 or more")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ArgumentError(
+                f"RopeScaling: low_freq_factor is {self.low_freq_factor}, expected above 0 and "
+                f"below high_freq_factor, {self.high_freq_factor}"
+            )
+
+    def scaled(self, frequencies: Array) -> Array:
+        """Return the frequencies in radians a token, (D / 2,), of the longer context."""
+        if self.kind == "linear":
+            return frequencies / self.factor
+        turns = self.original_context * frequencies / (2 * np.pi)  # in the original context
+        span = self.high_freq_factor - self.low_freq_factor
+        kept = np.clip((turns - self.low_freq_factor) / span, 0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
 
 
 class RotaryEmbedding(Module):
@@ -37,19 +90,26 @@ class RotaryEmbedding(Module):
         base: larger for longer sequences: the lowest frequency is about 1 / base.
         interleaved: rotate pairs (2 i, 2 i + 1), as in the paper; otherwise (i, i + D / 2), as in
             Hugging Face's LLaMA.
+        scaling: lower frequencies for a longer context; default: none.
     Raises:
         ArgumentError: width is not even, or base is not a finite number above 0.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
 
-    def __init__(self, width: int, base: float = 10000.0, interleaved: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scaling: RopeScaling | None = None,
+    ) -> None:
         check_integer("RotaryEmbedding", "width", width)
         check_range("RotaryEmbedding", "base", base)
         if base == 0:
             raise ArgumentError(f"RotaryEmbedding: base is {base}, expected a number above 0")
         if width < 2 or width % 2:
             raise ArgumentError(f"RotaryEmbedding: width is {width}, expected an even number")
-        self.width, self.base, self.interleaved = width, base, interleaved
+        self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
         self._table: tuple[tuple[Any, ...], Array, Array] | None = None
 
     def forward(self, x: Any, positions: Any = 0, heads: int | None = None) -> Tensor:
@@ -65,7 +125,7 @@ class RotaryEmbedding(Module):
 
     def table(self, steps: int, like: Array) -> tuple[Array, Array]:
         """Return cosines and sines of positions 0 to steps - 1, float32 (steps, D / 2)."""
-        key = self.base, backend.device_of(like)
+        key = self.base, self.scaling, backend.device_of(like)
         if self._table is None or self._table[0] != key or len(self._table[1]) < steps:
             found = self._cos_sin(np.arange(1 << max(0, steps - 1).bit_length()), np)
             cos, sin = (backend.asarray_like(each[:, 0], like) for each in found)
@@ -87,12 +147,15 @@ class RotaryEmbedding(Module):
     def _cos_sin(self, positions: Any, xp: Any) -> tuple[Array, Array]:
         """Return cosines and sines, (*positions.shape, 1, D / 2), by NumPy or CuPy."""
         frequencies = self.base ** (-2 * np.arange(self.width // 2) / self.width)
+        if self.scaling is not None:
+            frequencies = self.scaling.scaled(frequencies)
         angles = xp.asarray(positions, np.float64)[..., None, None] * xp.asarray(frequencies)
         return xp.cos(angles).astype(np.float32), xp.sin(angles).astype(np.float32)
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        return f"{self.width}, base={self.base}" + (", interleaved=True" * self.interleaved)
+        scaling = "" if self.scaling is None else f", scaling={self.scaling}"
+        return f"{self.width}, base={self.base}" + ", interleaved=True" * self.interleaved + scaling
 
 
 class KeyValueCache:
@@ -186,7 +249,7 @@ class MultiHeadAttention(Module):
     """Compute proj(attention(q, k, v)), with q, k, v from one linear layer of x.
 
     Args:
-        width: C, of x and of the result; a multiple of heads.
+        width: C, of x and of the result.
         heads: the number of query heads, H.
         kv_heads: the number of key and value heads; default H. It divides H (grouped-query
             attention).
@@ -196,15 +259,24 @@ class MultiHeadAttention(Module):
         rotary: rotates queries and keys by their positions; default: no position embedding.
         window: number of steps that a step attends to: up to and including itself if causal,
             otherwise on each side. Default: all.
+        head_width: D of a head; default C / H, which then is a whole number.
+        proj_bias: whether `proj` has a bias; default: as `bias`.
+        qk_norm: makes a norm from D, for the queries and keys of each head before their rotation;
+            default: none.
 
     Attributes:
         qkv: Linear(C, (H + 2 * kv_heads) * D): the queries of all heads, then keys, then values.
-        proj: Linear(C, C).
+        proj: Linear(H * D, C).
+        q_norm, k_norm: the norms of a head's queries and keys; or None.
         kernel: how attention without a cache is computed, see `use_attention`.
     Raises:
         ArgumentError: a size is below 1 or does not divide as above, or dropout is outside [0, 1).
-    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; norms of queries and keys:
+        Dehghani et al. 2023, arXiv:2302.05442, section 2.
     """
+
+    q_norm: Module | None = None
+    k_norm: Module | None = None
 
     def __init__(
         self,
@@ -216,11 +288,16 @@ class MultiHeadAttention(Module):
         causal: bool = False,
         rotary: RotaryEmbedding | None = None,
         window: int | None = None,
+        head_width: int | None = None,
+        proj_bias: bool | None = None,
+        qk_norm: Callable[[int], Module] | None = None,
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         for name, value in (("width", width), ("heads", heads), ("kv_heads", kv_heads)):
             check_integer("MultiHeadAttention", name, value, 1)
-        if width % heads:
+        if head_width is not None:
+            check_integer("MultiHeadAttention", "head_width", head_width, 1)
+        elif width % heads:
             raise ArgumentError(
                 f"MultiHeadAttention: width is {width}, expected a multiple of {heads} heads"
             )
@@ -234,8 +311,11 @@ class MultiHeadAttention(Module):
         self.kv_heads = kv_heads
         self.dropout = probability("MultiHeadAttention", "dropout", dropout)
         self.causal = causal
-        self.qkv = Linear(width, (heads + 2 * kv_heads) * (width // heads), bias)
-        self.proj = Linear(width, width, bias)
+        head_width = width // heads if head_width is None else head_width
+        self.qkv = Linear(width, (heads + 2 * kv_heads) * head_width, bias)
+        self.proj = Linear(heads * head_width, width, bias if proj_bias is None else proj_bias)
+        if qk_norm is not None:
+            self.q_norm, self.k_norm = qk_norm(head_width), qk_norm(head_width)
         self.rotary = rotary
         self.window = window
         self.kernel = "flash"
@@ -252,6 +332,13 @@ class MultiHeadAttention(Module):
         qkv: Tensor = self.qkv(x)
         batch, length, width = qkv.shape  # (B, T, (H + 2 kv_heads) D): queries, keys, values
         parts = self.heads + 2 * self.kv_heads
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = split(
+                qkv.reshape(batch, length, parts, width // parts),
+                [self.heads, self.heads + self.kv_heads],
+                axis=2,
+            )
+            qkv = concatenate([self.q_norm(q), self.k_norm(k), v], axis=2).reshape(qkv.shape)
         if self.rotary is not None and not self._attend_rotates(cache):
             each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
             start: Any = 0 if cache is None else cache.length

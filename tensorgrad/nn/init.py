@@ -26,6 +26,7 @@ __all__ = [
     "normal_",
     "on",
     "ones_",
+    "skipped",
     "uniform_",
     "xavier_normal_",
     "xavier_uniform_",
@@ -33,13 +34,19 @@ __all__ = [
 ]
 
 
-class _ChosenDevice(threading.local):
-    """The device on which this thread initializes tensors; None: that of the tensor."""
+class _Chosen(threading.local):
+    """How this thread initializes tensors.
+
+    Attributes:
+        device: where; None: on that of the tensor.
+        skips: whether to draw no random values.
+    """
 
     device: str | None = None
+    skips: bool = False
 
 
-_chosen = _ChosenDevice()
+_chosen = _Chosen()
 
 
 @contextmanager
@@ -60,6 +67,16 @@ def on(device: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def skipped() -> Iterator[None]:
+    """Draw no random values in the `with` block: for a model whose weights are loaded next.
+
+    Tensors keep what they had, which in new parameters is undefined.
+    """
+    with replaced(_chosen, skips=True):
+        yield
+
+
 def constant_(tensor: Tensor, value: float) -> Tensor:
     """Fill with one value; return the tensor."""
     return _fill(tensor, value)
@@ -77,12 +94,16 @@ def ones_(tensor: Tensor) -> Tensor:
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill from the normal distribution with this mean and standard deviation."""
+    if _chosen.skips:
+        return tensor
     device = _chosen.device or tensor.device
     return _fill(tensor, random.normal(mean, std, tensor.shape, tensor.dtype, device).data)
 
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fill from the uniform distribution over [low, high)."""
+    if _chosen.skips:
+        return tensor
     device = _chosen.device or tensor.device
     return _fill(tensor, random.uniform(low, high, tensor.shape, tensor.dtype, device).data)
 

@@ -107,6 +107,7 @@ class TransformerBlock(Module):
         norm: makes a normalization layer from the width.
         feed_forward: makes a feed-forward layer from the width; default: `FeedForward`.
         attention_dropout: probability of dropping an attention weight; default: `dropout`.
+        attention: makes the attention from the first seven arguments of `MultiHeadAttention`.
     Source: Xiong et al. 2020, arXiv:2002.04745, figure 1 (b).
     """
 
@@ -122,13 +123,12 @@ class TransformerBlock(Module):
         norm: Callable[[int], Module] = LayerNorm,
         feed_forward: Callable[[int], Module] | None = None,
         attention_dropout: float | None = None,
+        attention: Callable[..., MultiHeadAttention] = MultiHeadAttention,
     ) -> None:
         if attention_dropout is None:
             attention_dropout = dropout
         self.norm1 = norm(width)
-        self.attention = MultiHeadAttention(
-            width, heads, kv_heads, bias, attention_dropout, causal, rotary
-        )
+        self.attention = attention(width, heads, kv_heads, bias, attention_dropout, causal, rotary)
         self.norm2 = norm(width)
         self.feed_forward = (
             FeedForward(width, bias=bias) if feed_forward is None else feed_forward(width)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorgrad import backend
-from tensorgrad.data import Tokenizer, split_words
+from tensorgrad.data import PublishedTokenizer, Tokenizer, split_words
+from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import load_huggingface
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.pretrained import from_pretrained, is_pretrained, pretrained_folder
 from tensorgrad.models.restore import restore
 from tensorgrad.models.sentiment import Classifier, class_probabilities
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
@@ -30,6 +32,35 @@ from tensorgrad.train.translation import AVERAGED
 from tensorgrad.weights import load_arrays, load_metadata
 
 _log = logging.getLogger(__name__)
+
+
+def load_language_model(
+    path: Path,
+    checkpoint: str = "best",
+    tokenizer: Path | None = None,
+    dtype: DtypeLike = "float32",
+    *,
+    download: bool = False,
+    revision: str | None = None,
+) -> tuple[LanguageModel, Tokenizer | PublishedTokenizer]:
+    """Return a trained or published language model, on the CPU, and its tokenizer.
+
+    Args:
+        path, checkpoint, tokenizer: as of `load_gpt2`; a folder in Hugging Face's layout may have
+            any model that `from_pretrained` reads. With `download`, the name of one on the Hub.
+        dtype: of the parameters.
+        download, revision: as of `from_pretrained`.
+    Raises:
+        CheckpointError: the path is none of these, or damaged.
+        DataError: the tokenizer is missing or damaged.
+    """
+    if download:
+        path = pretrained_folder(path, download=True, revision=revision)
+    is_run = (path / "checkpoints").is_dir() or (path / "state.json").is_file()
+    if is_pretrained(path) and not is_run:
+        return from_pretrained(path, dtype), PublishedTokenizer.load(tokenizer or path)
+    model, found = load_gpt2(path, checkpoint, tokenizer)
+    return model.to("cpu", dtype), found
 
 
 def load_gpt2(
@@ -52,8 +83,8 @@ def load_gpt2(
     if (path / "state.json").is_file():
         run, found = path.parent.parent, load_checkpoint(path)
         return _model(found), _tokenizer(found, tokenizer or run / "tokenizer.json")
-    if (path / "model.safetensors").is_file():
-        return load_huggingface(path), _published_tokenizer(path, tokenizer)
+    if is_pretrained(path):
+        return _published_gpt2(path), _published_tokenizer(path, tokenizer)
     if path.is_file():
         beside = tokenizer or path.parent / "tokenizer.json"
         written = load_metadata(path).get("tokenizer", "{}")
@@ -63,7 +94,8 @@ def load_gpt2(
     raise CheckpointError(
         f"load: {path} {what}, expected one with checkpoints/ (a run of "
         "train_gpt2.py), state.json (one of its checkpoints) or model.safetensors (Hugging Face's "
-        "layout), or a file of tensorgrad.parallel.merge"
+        "layout), or a file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is "
+        "downloaded only with --download"
     )
 
 
@@ -203,6 +235,16 @@ def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
     if checkpoint.state.get("tokenizer"):
         check_same(checkpoint, "tokenizer", {"sha256": tokenizer.digest})
     return tokenizer
+
+
+def _published_gpt2(folder: Path) -> GPT2:
+    model = from_pretrained(folder)
+    if not isinstance(model, GPT2):
+        raise CheckpointError(
+            f"load: {folder} has a {type(model).__name__}, expected a GPT-2: other models are for "
+            "`tensorgrad generate` and from_pretrained"
+        )
+    return model
 
 
 def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:

@@ -31,6 +31,7 @@ from tensorgrad.data.pair_loader import IGNORED, PairBatch
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing
 from tensorgrad.models.generation.search import LARGEST_PENALTY
+from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
@@ -255,7 +256,7 @@ class EvaluatedRun(TranslationRun):
             evaluate=self.evaluate,
             callbacks=loggers,
             belongs_to={
-                "model": asdict(self.model.config),
+                "model": _chosen_sizes(self.model.config),
                 "tokenizer": {"sha256": self.tokenizer.digest},
                 "data": {
                     "corpus": self.corpus.digest,
@@ -415,3 +416,8 @@ def read_corpus(settings: TranslationSettings) -> PairCorpus:
         return corpus
     more = read_pairs(settings.also, *keys, lowercase=settings.lowercase, parts=["train"])
     return replace(corpus, train=corpus.train + more.train)
+
+
+def _chosen_sizes(config: TranslationConfig) -> dict[str, Any]:
+    """Return the sizes that a checkpoint has: those of published models alone stay the default."""
+    return {name: size for name, size in asdict(config).items() if name not in OF_PUBLISHED}

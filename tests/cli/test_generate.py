@@ -13,12 +13,14 @@ import pytest
 
 from tensorgrad import random
 from tensorgrad.cli import generate, main
-from tensorgrad.data import Tokenizer
+from tensorgrad.data import PublishedTokenizer, Tokenizer
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import save_huggingface
+from tensorgrad.models.pretrained import save_pretrained
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
+from tensorgrad.train.load import load_gpt2
 from tensorgrad.weights import load_arrays, save_arrays
 from tests.disk import flip
 from tests.processes import closed_streams, unread_output
@@ -76,7 +78,7 @@ def test_a_run_a_checkpoint_and_published_weights_write_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     published = tmp_path / "published"
-    save_huggingface(model, published)
+    save_pretrained(model, published)
     tokenizer.save(published / "tokenizer.json")
     text = expected(model, tokenizer, "def ")
     for folder in (run, run / "checkpoints/step-00000001", published):
@@ -308,7 +310,7 @@ def test_a_tokenizer_of_another_model_is_refused(
 def test_a_tokenizer_that_is_larger_than_the_model_is_refused(
     run: Path, model: GPT2, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save_huggingface(model, tmp_path / "published")
+    save_pretrained(model, tmp_path / "published")
     Tokenizer.train(["more words, more words"], 265).save(tmp_path / "published/tokenizer.json")
     published = [str(tmp_path / "published")]
     assert program([*published, "a", *OPTIONS]) == 1
@@ -319,7 +321,7 @@ def test_weights_with_a_flipped_bit_are_refused(
     run: Path, model: GPT2, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     merge(open_checkpoint(run), run / "model.safetensors")
-    save_huggingface(model, tmp_path / "published")
+    save_pretrained(model, tmp_path / "published")
     for path, checkpoint in (
         (run / "model.safetensors", run / "model.safetensors"),
         (tmp_path / "published/model.safetensors", tmp_path / "published"),
@@ -362,3 +364,71 @@ def test_a_merged_file_whose_header_is_damaged_is_named(
     save_arrays(path, arrays, {"model": header})
     assert program([str(path), "a", *OPTIONS]) == 1
     assert f"load: the header of {path} lacks the sizes of the model" in caplog.text
+
+
+@pytest.fixture
+def llama(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    """A folder of a model for conversations, its weights in several files."""
+    random.seed(0)
+    model = TransformerLM(TransformerLMConfig(300, 128, 1, 4, 2, 16, 24, window=9))
+    for parameter in model.parameters():
+        parameter.data *= 8
+    model.tokens.weight.data[tokenizer.vocab_size :] = -model.tokens.weight.data[1]  # not tokens
+    save_pretrained(model, tmp_path / "llama", max_file_bytes=9000)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    PublishedTokenizer.of(tokenizer, template).save(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def test_an_exported_run_writes_the_same(
+    run: Path, model: GPT2, tokenizer: Tokenizer, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = str(tmp_path / "exported")
+    assert main(["export", str(run), folder, "--max-file-bytes", "5000"]) == 0
+    assert len(list(Path(folder).glob("*.safetensors"))) > 1
+    capsys.readouterr()
+    assert program([folder, "def ", *OPTIONS]) == 0
+    assert capsys.readouterr().out == expected(model, tokenizer, "def ") + "\n"
+    assert load_gpt2(Path(folder))[1].digest == tokenizer.digest  # to train it on
+
+
+def test_another_model_than_gpt2_is_for_generation_alone(
+    llama: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program([str(llama), "def ", "--temperature", "0", *OPTIONS]) == 0
+    assert capsys.readouterr().out.startswith("def ")
+    assert main(["train", "--init-from", str(llama), "--out", str(llama / "run")]) == 1
+    assert f"{llama} has a TransformerLM, expected a GPT-2" in caplog.text
+
+
+def test_a_conversation_goes_on(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jinja2", reason="jinja2 is not installed")
+    options = ["--temperature", "0", "--ignore-end", *OPTIONS]
+    monkeypatch.setattr("sys.stdin", io.StringIO("first\nreturn\n"))
+    assert program([str(llama), "--chat", "--system", "a", *options]) == 0
+    talk = capsys.readouterr().out
+    asked = "system: a\nuser: first\n"
+    assert program([str(llama), asked, *options]) == 0
+    answer = capsys.readouterr().out.removeprefix(asked).removesuffix("\n")
+    asked += f"assistant: {answer}\nuser: return\n"
+    assert program([str(llama), asked, *options]) == 0
+    assert talk == f"{answer}\n{capsys.readouterr().out.removeprefix(asked)}"
+
+
+def test_chat_and_download_say_what_they_need(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for arguments, message in (
+        (["--chat"], "--chat is given for a model of a run, which has no chat template"),
+        (["--system", "a"], "--system is given without --chat, expected both"),
+    ):
+        assert program([str(run), "a", *arguments, *OPTIONS]) == 1
+        assert message in caplog.text
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    assert program([str(tmp_path / "exported"), "a", "--chat", *OPTIONS]) == 1
+    assert "exported has no chat template" in caplog.text
+    assert program(["some/model", "a", *OPTIONS]) == 1
+    assert "downloaded only with --download" in caplog.text

@@ -28,16 +28,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorgrad.data import TokenFile, Tokenizer, documents, prepare, read_labelled, read_pairs
+from tensorgrad.data import (
+    PublishedTokenizer,
+    TokenFile,
+    Tokenizer,
+    documents,
+    prepare,
+    read_labelled,
+    read_pairs,
+)
 from tensorgrad.data.words import WordVocabulary, read_vectors
 from tensorgrad.errors import TensorgradError
 from tensorgrad.files import to_json
 from tensorgrad.kernels import tuned
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
+from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.models.sentiment import MeanClassifier, MeanConfig
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
-from tensorgrad.nn import Module
+from tensorgrad.nn import Module, RopeScaling
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards, load_pieces
 from tensorgrad.parallel.checkpoint import load_latest as load_latest_of_ranks
@@ -45,7 +54,7 @@ from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, save_checkpoint
-from tensorgrad.train.load import load_classifier, load_gpt2, load_translator
+from tensorgrad.train.load import load_classifier, load_gpt2, load_language_model, load_translator
 from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.sentiment import CLASSES, SentimentSettings
 from tensorgrad.train.settings import TrainSettings
@@ -202,10 +211,30 @@ def load_array_file(folder: Path) -> None:
 
 
 def make_huggingface(folder: Path) -> None:
-    save_huggingface(GPT2(TINY), folder)
+    save_pretrained(GPT2(TINY), folder)
 
 
-def check_gpt2(model: GPT2) -> None:
+def load_huggingface(folder: Path) -> None:
+    check_language_model(from_pretrained(folder))
+
+
+def make_llama(folder: Path) -> None:
+    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
+    sizes = TransformerLMConfig(300, 32, 1, 2, 1, 8, hidden=12, tied=False, rope_scaling=scaling)
+    save_pretrained(TransformerLM(sizes), folder, max_file_bytes=10_000)
+    PublishedTokenizer.of(Tokenizer.train([TEXT], 270), "{{ messages }}").save(folder)
+
+
+def load_published(folder: Path) -> None:
+    model, tokenizer = load_language_model(folder)
+    assert isinstance(model, GPT2 | TransformerLM)
+    check_language_model(model)
+    ids = tokenizer.encode(TEXT)
+    assert all(0 <= i < tokenizer.vocab_size for i in (*ids, *tokenizer.end_tokens))
+    assert tokenizer.decode(ids)
+
+
+def check_language_model(model: GPT2 | TransformerLM) -> None:
     sizes = model.config
     assert sum(p.size for p in model.parameters()) == sizes.parameters < 10_000
     with np.errstate(all="ignore"):  # a bit of a weight may be any
@@ -213,13 +242,13 @@ def check_gpt2(model: GPT2) -> None:
 
 
 def make_published(folder: Path) -> None:
-    save_huggingface(GPT2(SIZES), folder)
+    save_pretrained(GPT2(SIZES), folder)
     make_gpt2_tokenizer(folder)
 
 
 def load_generate(path: Path) -> None:
     model, found = load_gpt2(path)
-    check_gpt2(model)
+    check_language_model(model)
     check_tokenizer(found)
 
 
@@ -367,7 +396,8 @@ LOADERS = {
     "pairs": Loader(make_pairs, load_pairs),
     "labelled": Loader(make_labelled, load_labelled),
     "arrays": Loader(make_arrays, load_array_file),
-    "Hugging Face": Loader(make_huggingface, lambda folder: check_gpt2(load_huggingface(folder))),
+    "Hugging Face": Loader(make_huggingface, load_huggingface),
+    "Llama": Loader(make_llama, load_published),
     "published": Loader(make_published, load_generate),
     "run": Loader(make_run, load_generate),
     "merged": Loader(make_merged, lambda folder: load_generate(folder / "merged.safetensors")),

@@ -19,7 +19,7 @@ from tensorgrad.models.sentiment import (
 )
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
-from tensorgrad.nn import Module
+from tensorgrad.nn import Module, RopeScaling
 
 GPT = GPT2Config(23, 9, 2, 2, 8, vocab_multiple=8)
 MODELS: list[tuple[Callable[[Any], Module], Any]] = [
@@ -28,6 +28,18 @@ MODELS: list[tuple[Callable[[Any], Module], Any]] = [
     (TransformerLM, TransformerLMConfig(23, layers=2, heads=4, kv_heads=2, width=16)),
     (TransformerLM, TransformerLMConfig(23, layers=1, heads=2, kv_heads=1, width=8, tied=False)),
     (TransformerLM, TransformerLMConfig(23, 7, 3, 3, 3, width=24, hidden=5)),
+    (
+        TransformerLM,
+        TransformerLMConfig(
+            *(23, 7, 1, 4, 2, 10),
+            head_width=6,
+            rope_scaling=RopeScaling("linear", 2.0),
+            qkv_bias=True,
+            proj_bias=True,
+            feed_forward_bias=True,
+            qk_norm=True,
+        ),
+    ),
     (TranslationModel, TranslationConfig(23, 7, 1, 2, 1, width=8, label_smoothing=0.1)),
     (MeanClassifier, MeanConfig(11, classes=3, width=5, layers=0)),
     (MeanClassifier, MeanConfig(11, classes=3, width=5, layers=1, hidden=7)),
@@ -60,8 +72,8 @@ def test_sizes_that_the_arrays_do_not_have_take_no_memory(
 ) -> None:
     arrays = arrays_of(make(config))
     for name, value in asdict(config).items():
-        # No parameter depends on the longest sequence of a TransformerLM.
-        unused = isinstance(config, TransformerLMConfig) and name == "context"
+        # No parameter depends on the longest sequence or on the windows of a TransformerLM.
+        unused = isinstance(config, TransformerLMConfig) and name in ("context", "window_from")
         unused |= isinstance(config, MeanConfig) and name == "hidden" and not config.layers
         if type(value) is int and not unused:
             tracemalloc.start()

@@ -324,10 +324,14 @@ def small_llama(**changes: Any) -> TransformerLM:
     return TransformerLM(TransformerLMConfig(**{**sizes, "hidden": 24, **changes}))
 
 
+OF_PUBLISHED = {
+    **dict.fromkeys(("qkv_bias", "proj_bias", "feed_forward_bias"), True),
+    **{"tied": False, "head_width": 6, "window": 5},
+}
 MODELS: tuple[Callable[..., Any], ...] = (
     small_gpt2,
     small_llama,
-    lambda **changes: small_llama(tied=False, **changes),
+    lambda **changes: small_llama(**{**OF_PUBLISHED, **changes}),
 )
 
 
@@ -540,6 +544,7 @@ def check_errors(comm: Comm) -> None:
     ranks = comm.size
     for model, message in (
         (small_gpt2(heads=1), f"kv_heads of block 0 is 1, expected .* of the {ranks} ranks"),
+        (small_llama(qk_norm=True), "block 0 has norms of queries and keys, expected none"),
         (small_llama(hidden=25), "the hidden width of block 0 is 25"),
         (
             small_gpt2(vocab_multiple=1),

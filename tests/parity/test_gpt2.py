@@ -11,7 +11,7 @@ import pytest
 
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.gpt2_weights import load_huggingface, save_huggingface
+from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.optim import AdamW
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -151,10 +151,10 @@ def test_weights_of_transformers(tmp_path: Path) -> None:
         with torch.no_grad():
             return model(torch.from_numpy(x)).logits
 
-    ours = load_huggingface(tmp_path / "theirs", vocab_multiple=64)
+    ours = from_pretrained(tmp_path / "theirs", vocab_multiple=64)
     assert apart(ours(x).numpy(), logits(theirs)) < 1e-5
 
-    save_huggingface(ours, tmp_path / "ours")
+    save_pretrained(ours, tmp_path / "ours")
     again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").eval()
     assert torch.equal(logits(again), logits(theirs))
 

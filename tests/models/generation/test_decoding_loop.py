@@ -14,7 +14,7 @@ from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
-from tensorgrad.nn import LayerNorm, Linear, evaluating
+from tensorgrad.nn import LayerNorm, Linear, RopeScaling, evaluating
 from tensorgrad.ops.sampling import Sampling, new_state
 from tensorgrad.tensor import Tensor
 
@@ -35,6 +35,20 @@ def make(kind: str, device: str = "cpu", dtype: str = "float32") -> LanguageMode
         model = GPT2(GPT2Config(61, context=40, layers=2, heads=3, width=39))
     elif kind == "modern":
         model = TransformerLM(TransformerLMConfig(61, 40, 2, 6, 2, 96, 80))
+    elif kind == "published":  # all settings that published models have
+        model = TransformerLM(
+            TransformerLMConfig(
+                *(61, 40, 2, 6, 2, 40, 80),
+                head_width=16,
+                rope_scaling=RopeScaling("llama3", 4.0, 1.0, 4.0, 16),
+                window=6,
+                window_from=1,
+                qkv_bias=True,
+                proj_bias=True,
+                feed_forward_bias=True,
+                qk_norm=True,
+            )
+        )
     else:
         model = TransformerLM(TransformerLMConfig(61, 40, 2, 2, 2, 64, 48, tied=False))
     rng = np.random.default_rng(0)
@@ -66,7 +80,7 @@ def tokens(one: Decoder | Recomputer, steps: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
-@pytest.mark.parametrize("kind", ["gpt2", "modern", *map(on_gpu, ["odd", "untied"])])
+@pytest.mark.parametrize("kind", ["gpt2", "modern", "published", *map(on_gpu, ["odd", "untied"])])
 def test_the_cache_changes_no_token(kind: str, how: Sampling, device: str) -> None:
     """Sequences fill the context at different times and continue beyond it."""
     more = 28 if device == "cpu" else 55
@@ -80,7 +94,7 @@ def test_the_cache_changes_no_token(kind: str, how: Sampling, device: str) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 32, 33, 70])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("kind", ["gpt2", "odd", "modern"])
+@pytest.mark.parametrize("kind", ["gpt2", "odd", "modern", "published"])
 def test_a_step_has_the_logits_of_the_model(kind: str, dtype: str, rows: int) -> None:
     model = make(kind, "cuda", dtype)
     prompts = [PROMPTS[row % 4] for row in range(rows)]
@@ -109,7 +123,7 @@ def kernels_of(one: Any) -> int:
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", HOWS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["gpt2", "modern"])
+@pytest.mark.parametrize("kind", ["gpt2", "modern", "published"])
 def test_captured_steps_have_the_bits_of_eager_ones(kind: str, dtype: str, how: Sampling) -> None:
     model = make(kind, "cuda", dtype)
     found = []
@@ -129,7 +143,8 @@ def test_captured_steps_have_the_bits_of_eager_ones(kind: str, dtype: str, how: 
     assert found[0] == found[1]
     # Embedding, last norm, logits and sampling; a block of GPT-2 is norm, qkv, attention, proj,
     # norm, up and down, one of LLaMA has a gate too.
-    assert kernels_of(one) == 4 + 2 * (7 if kind == "gpt2" else 8)
+    if kind != "published":  # whose norms of queries and keys are kernels of their own
+        assert kernels_of(one) == 4 + 2 * (7 if kind == "gpt2" else 8)
 
 
 @pytest.mark.gpu

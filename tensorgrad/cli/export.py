@@ -1,0 +1,46 @@
+"""`tensorgrad export`: write a trained model in the layout of Hugging Face transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from tensorgrad.data import PublishedTokenizer
+from tensorgrad.errors import CheckpointError
+from tensorgrad.models.pretrained import save_pretrained
+from tensorgrad.train.load import load_gpt2
+
+
+def export(
+    model: Path,
+    folder: Path,
+    /,
+    *,
+    checkpoint: Literal["best", "last"] = "best",
+    tokenizer: Path | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    max_file_bytes: int = 5 * 10**9,
+) -> int:
+    """Write a trained GPT-2 as a folder that Hugging Face transformers loads.
+
+    The folder gets config.json, model.safetensors, tokenizer.json and the settings of tokenizer
+    and generation. `tensorgrad generate` and `from_pretrained` load it too.
+
+    Args:
+        model: a run, one of its checkpoints, or a file of `python -m tensorgrad.parallel.merge`.
+        folder: to write; created if missing.
+        checkpoint: of a run: the best by validation loss, or the last.
+        tokenizer: a tokenizer.json, if not the model's.
+        dtype: of the weights.
+        max_file_bytes: above this the weights are several files, with an index.
+    """
+    found, own = load_gpt2(model, checkpoint, tokenizer)
+    if own.vocab_size > found.vocab_size:
+        raise CheckpointError(
+            f"export: the tokenizer has {own.vocab_size} tokens, expected at most "
+            f"{found.vocab_size} (the vocabulary of {model})"
+        )
+    save_pretrained(found.to("cpu", dtype), folder, max_file_bytes=max_file_bytes)
+    PublishedTokenizer.of(own).save(folder)
+    print(f"wrote {folder}")
+    return 0

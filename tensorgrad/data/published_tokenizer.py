@@ -1,0 +1,274 @@
+"""The tokenizers of published models, with their special tokens and chat templates.
+
+A folder in the layout of Hugging Face transformers has tokenizer.json, the vocabulary, and beside
+it settings that all are optional: tokenizer_config.json, special_tokens_map.json,
+chat_template.jinja and generation_config.json. Tests: tests/data/test_published_tokenizer.py and,
+against transformers, tests/parity/test_pretrained.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.data.chat import render_chat
+from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
+from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.data.tokenizer_file import (
+    BYTE_OF,
+    TokenBytes,
+    check_ids,
+    check_merges,
+    entry,
+    inner_tokenizer,
+    merges_of,
+    named_errors,
+)
+from tensorgrad.errors import DataError, DtypeError
+from tensorgrad.readers import parse_json, read_json
+
+_VOCABULARY, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+_CONFIG, _TOKENS, _GENERATION = (
+    *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+)
+_SETTINGS = (_CONFIG, _TOKENS, _GENERATION, _TEMPLATE)
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of SentencePiece that is one byte
+_SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
+
+
+class PublishedTokenizer(TokenBytes):
+    """A BPE of any kind that the tokenizers library reads: of GPT-2, Llama, Mistral, Qwen, SmolLM.
+
+    Unlike `Tokenizer`, `encode` finds special tokens in a text and adds those that the model
+    expects around one, as transformers does. Make one with `load` or `of`.
+
+    Attributes:
+        end_tokens: the ids that end a text or an answer.
+        special_tokens: what the settings name, such as {"eos_token": "</s>"}.
+        chat_template: in Jinja's language; None: the model is not for conversations.
+    """
+
+    def __init__(self, files: Mapping[str, str], name: str, end_tokens: Sequence[int] = ()) -> None:
+        """Make a tokenizer of the content of its files by name.
+
+        Args:
+            files: tokenizer.json, and the settings that there are.
+            name: of the folder, for errors.
+            end_tokens: to use where no generation_config.json has any.
+        Raises:
+            DataError: a file is damaged, or the vocabulary is not a BPE.
+        """
+        state = parse_json(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
+        _check_vocabulary(state, f"{name}/{_VOCABULARY}")
+        inner = inner_tokenizer(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
+        settings = {
+            key: parse_json(files[key], f"{name}/{key}", long_integers=True)
+            for key in (_TOKENS, _CONFIG, _GENERATION)
+            if key in files
+        }
+        self._inner, self._name, self._files = inner, name, dict(files)
+        self._ids = inner.get_vocab(with_added_tokens=True)
+        self._bytes = list(_bytes_of_tokens(state, self._ids, name))
+        named = settings.get(_TOKENS, {}) | settings.get(_CONFIG, {})
+        self.special_tokens = dict(_special_tokens(named))
+        self.chat_template = files.get(_TEMPLATE, _template(named.get("chat_template")))
+        self._generation = settings.get(_GENERATION, {})
+        given = self._generation.get("eos_token_id")
+        self.end_tokens = self._checked_ends(list(end_tokens) if given is None else given)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PublishedTokenizer:
+        """Read the tokenizer of a folder, or a tokenizer.json with its settings beside it.
+
+        A folder may have vocab.json and merges.txt of GPT-2 in place of tokenizer.json.
+
+        Raises:
+            DataError: a file is missing or damaged, or the vocabulary is not a BPE.
+        """
+        path = Path(path)
+        folder, file = (path, path / _VOCABULARY) if path.is_dir() else (path.parent, path)
+        if path.is_dir() and not file.exists() and (folder / "vocab.json").exists():
+            return cls.of(Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt"))
+        files = {name: read_text(folder / name) for name in _SETTINGS if (folder / name).exists()}
+        return cls({_VOCABULARY: read_text(file), **files}, str(folder), _ends_of_model(folder))
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, chat_template: str | None = None) -> PublishedTokenizer:
+        """Return a tokenizer of ours with the settings that others need.
+
+        Args:
+            tokenizer: of a run.
+            chat_template: see `render_chat`; None: the model is not for conversations.
+        """
+        end = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+        values = {"tokenizer_class": "PreTrainedTokenizerFast", **end}
+        files = {
+            _VOCABULARY: tokenizer.to_json(),
+            _CONFIG: _json({**values, "clean_up_tokenization_spaces": False}),
+            _GENERATION: _json(
+                dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.end_of_text)
+            ),
+        }
+        if chat_template is not None:
+            files[_TEMPLATE] = chat_template
+        return cls(files, "the tokenizer")
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the files into a folder, which is created if missing.
+
+        Those of another tokenizer there are replaced, or deleted where this one has none.
+
+        Raises:
+            DataError: a file cannot be written; it is unchanged.
+        """
+        generation = {**self._generation, "eos_token_id": list(self.end_tokens)}
+        files = {**self._files, _GENERATION: _json(generation)}
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"PublishedTokenizer.save: cannot write {os.fspath(folder)}: {error.strerror}"
+            ) from error
+        for name, text in files.items():
+            write_text("PublishedTokenizer.save", Path(folder) / name, text)
+        for name in set(_SETTINGS) - set(files):
+            (Path(folder) / name).unlink(missing_ok=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, with the special tokens that the model expects around it.
+
+        Raises:
+            DataError: the text has half of a surrogate pair, which no UTF-8 text has.
+            DtypeError: it is not a str.
+        """
+        return self._encode(text, True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Return the ids of a conversation, up to where the answer of the model begins.
+
+        Args:
+            messages: each with a "role" ("system", "user", "assistant") and its "content".
+            variables: more that the template may use, such as `enable_thinking=False`.
+        Raises:
+            ArgumentError: there is no message, or one is not as above.
+            DataError: there is no chat template, it fails, or jinja2 is not installed.
+        """
+        if self.chat_template is None:
+            raise DataError(
+                f"PublishedTokenizer: {self._name} has no chat template, expected one in {_CONFIG} "
+                f"or {_TEMPLATE}: the model continues texts and is not for conversations"
+            )
+        given = {**self.special_tokens, **variables}
+        return self._encode(render_chat(self.chat_template, messages, given, self._name), False)
+
+    def _encode(self, text: str, with_special: bool) -> list[int]:
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise DtypeError(f"PublishedTokenizer.encode: text is a {kind}, expected a str")
+        with named_errors(f"PublishedTokenizer.encode: {text[:30]!r} cannot be encoded"):
+            ids: list[int] = self._inner.encode(text, add_special_tokens=with_special).ids
+        return ids
+
+    def _checked_ends(self, given: Any) -> tuple[int, ...]:
+        """Return the ids that end a text: those given, and the one that settings name."""
+        ids = given if isinstance(given, list) else [given]
+        for each in ids:
+            if type(each) is not int or not 0 <= each < self.vocab_size:
+                raise DataError(
+                    f"PublishedTokenizer: {self._name} has eos_token_id {each!r:.80}, "
+                    f"expected 0 to {self.vocab_size - 1}"
+                )
+        named = self._ids.get(self.special_tokens.get("eos_token", ""))
+        return tuple(sorted({*ids, *([] if named is None else [named])}))
+
+
+def _check_vocabulary(state: dict[str, Any], name: str) -> None:
+    """Raise DataError for a tokenizer.json that is no BPE, or that the library must not read."""
+    model, added = entry(state, "model", dict, name), entry(state, "added_tokens", list, name)
+    if model.get("type", "BPE") != "BPE":
+        raise DataError(
+            f"PublishedTokenizer: {name} has a model of type {model['type']!r:.80}, expected 'BPE'"
+        )
+    vocabulary = entry(model, "vocab", dict, name)
+    check_merges(merges_of(entry(model, "merges", list, name), name), vocabulary, name)
+    ids = {entry(token, "content", str, name): token.get("id") for token in added}
+    for each in (vocabulary, ids):
+        check_ids(each, len(vocabulary | ids), name)
+
+
+def _bytes_of_tokens(state: dict[str, Any], ids: Mapping[str, int], name: str) -> Iterator[bytes]:
+    """Yield the bytes of each token in the order of their ids.
+
+    Raises:
+        DataError: ids have gaps, or the decoder is not one of the two kinds.
+    """
+    tokens = {index: token for token, index in ids.items()}
+    if sorted(tokens) != list(range(len(ids))):
+        raise DataError(
+            f"PublishedTokenizer: {name} has {len(ids)} tokens with ids up to "
+            f"{max(tokens, default=-1)}, expected ids 0 to {len(ids) - 1} without gaps"
+        )
+    of_token = _decoder(state.get("decoder"), name)
+    added = {token["content"] for token in state["added_tokens"]}
+    for index in range(len(tokens)):
+        token = tokens[index]
+        yield token.encode() if token in added else of_token(token)
+
+
+def _decoder(decoder: Any, name: str) -> Any:
+    """Return the function from a token to its bytes: of GPT-2's kind, or of SentencePiece's."""
+    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    kinds = {part.get("type") for part in parts if isinstance(part, dict)}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _sentence_piece
+    raise DataError(
+        f"PublishedTokenizer: {name} has the decoder {decoder!r:.80}, expected one with ByteLevel, "
+        "ByteFallback or Metaspace"
+    )
+
+
+def _byte_level(token: str) -> bytes:
+    known = BYTE_OF.keys() >= set(map(ord, token))
+    return token.translate(BYTE_OF).encode("latin-1") if known else token.encode()
+
+
+def _sentence_piece(token: str) -> bytes:
+    found = _BYTE.fullmatch(token)
+    return bytes([int(found[1], 16)]) if found else token.replace(_SPACE, " ").encode()
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the special tokens that settings name, each as a text or as a mapping with it."""
+    for key, value in settings.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            yield key, content
+
+
+def _template(value: Any) -> str | None:
+    """Return the chat template of a tokenizer_config.json; of several, the default one."""
+    for each in value if isinstance(value, list) else []:
+        if isinstance(each, dict) and each.get("name") == "default":
+            value = each.get("template")
+    return value if isinstance(value, str) else None
+
+
+def _ends_of_model(folder: Path) -> list[int]:
+    """Return the ids that end a text by the model's config.json, where there is one."""
+    try:
+        found = read_json(folder / "config.json").get("eos_token_id")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"PublishedTokenizer: cannot read {folder}: {error}") from error
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"

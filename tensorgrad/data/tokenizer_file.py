@@ -1,0 +1,136 @@
+"""What all tokenizers share: the bytes of tokens, and checks of a tokenizer.json.
+
+The tokenizers library panics at some damaged files, or takes memory without end. Tests:
+tests/data/test_tokenizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from tensorgrad.errors import DataError, DtypeError
+
+
+def _byte_alphabet() -> list[str]:
+    """Return the character that stands for each byte in GPT-2's vocabulary files.
+
+    Visible Latin-1 characters stand for themselves, the other bytes are numbered from U+0100.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+
+
+ALPHABET = _byte_alphabet()
+BYTE_OF = {ord(character): byte for byte, character in enumerate(ALPHABET)}
+
+
+class TokenBytes:
+    """A vocabulary in which each token stands for bytes, whatever is around it."""
+
+    _bytes: Sequence[bytes]
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens; ids are 0 to vocab_size - 1."""
+        return len(self._bytes)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            DataError: an id is outside the vocabulary.
+            DtypeError: one is not an integer.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes of token ids; a token may end inside a character.
+
+        Raises:
+            DataError: an id is outside the vocabulary.
+            DtypeError: one is not an integer.
+        """
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        odd = [i for i in ids if not hasattr(i, "__index__")]
+        if odd:
+            raise DtypeError(f"Tokenizer.decode: ids has {odd[0]!r}, expected integers, one axis")
+        unknown = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if unknown is not None:
+            raise DataError(
+                f"Tokenizer.decode: ids has {unknown}, expected 0 to {self.vocab_size - 1} "
+                f"(a vocabulary of {self.vocab_size})"
+            )
+        return b"".join([self._bytes[i] for i in ids])
+
+
+@contextmanager
+def named_errors(problem: str) -> Iterator[None]:
+    """Turn what the tokenizers library raises into a DataError that begins with the problem."""
+    try:
+        yield
+    except BaseException as error:
+        # A Rust panic is not an Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{problem}: {error!s:.300}") from error
+
+
+def inner_tokenizer(text: str, name: str) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of a tokenizer.json that was checked; raise DataError."""
+    with named_errors(f"Tokenizer: {name} is not a tokenizer.json"):
+        inner = tokenizers.Tokenizer.from_str(text)
+        inner.no_truncation()
+        inner.no_padding()
+    return inner
+
+
+def check_ids(vocabulary: Mapping[str, Any], count: int, name: str) -> None:
+    """Raise DataError at an id that is not one of 0 to count - 1.
+
+    The library takes memory up to the largest id, and aborts the process when there is too little.
+    """
+    for token, index in vocabulary.items():
+        if type(index) is not int or not 0 <= index < count:
+            raise DataError(
+                f"Tokenizer: {name} has the id {index!r:.80} for {token!r:.80}, "
+                f"expected 0 to {count - 1} without gaps"
+            )
+
+
+def entry(state: Any, key: str, kind: type[Any], name: str) -> Any:
+    """Return the value of a key of a JSON object; raise DataError unless it has the type."""
+    found = state.get(key) if isinstance(state, dict) else None
+    if not isinstance(found, kind):
+        raise DataError(
+            f"Tokenizer: {name} is not a tokenizer.json: it has {key} {found!r:.80}, "
+            f"expected a {kind.__name__}"
+        )
+    return found
+
+
+def merges_of(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
+    """Yield the merges of a BPE; older files have a pair as one text."""
+    for pair in pairs:
+        parts = pair.split(" ") if isinstance(pair, str) else pair
+        if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
+            raise DataError(f"Tokenizer: {name} has the merge {pair!r:.80}, expected two tokens")
+        yield parts[0], parts[1]
+
+
+def check_merges(
+    merges: Iterable[tuple[str, str]], vocabulary: Mapping[str, Any], name: str
+) -> None:
+    """Raise DataError where a merge has or makes an unknown token: the library may panic."""
+    for left, right in merges:
+        lost = next((t for t in (left, right, left + right) if t not in vocabulary), None)
+        if lost is not None:
+            raise DataError(
+                f"Tokenizer: {name} has the merge {(left, right)!r:.80}, expected tokens of the "
+                f"vocabulary: {lost!r:.80} is not one"
+            )

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
+from tensorgrad.errors import ArgumentError, DataError, DtypeError
+
+TEXT = ["the cat sat on the mat, the cat's 12345 hats; Größe 世界\n\n  and so on"] * 3
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MESSAGES = [{"role": "system", "content": "sit "}, {"role": "user", "content": "the cat"}]
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """As Llama 3 and Qwen: a split by a regular expression of their own, and a BOS."""
+    inner = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(tokenizers.Regex(r"\p{N}{1,3}|\s?\p{L}+|\s+"), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return trained(inner, initial_alphabet=alphabet, special_tokens=SPECIAL)
+
+
+def sentence_piece() -> tokenizers.Tokenizer:
+    """As Llama 2 and Mistral: spaces are characters, unknown ones are bytes."""
+    inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    inner.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    inner = trained(inner, special_tokens=["<unk>", *SPECIAL, *bytes_])
+    state = json.loads(inner.to_str())  # bytes are not special tokens
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in bytes_]
+    return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
+def trained(inner: tokenizers.Tokenizer, **options: Any) -> tokenizers.Tokenizer:
+    inner.train_from_iterator(
+        TEXT, trainers.BpeTrainer(vocab_size=400, show_progress=False, **options)
+    )
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", inner.token_to_id("<s>"))]
+    )
+    return inner
+
+
+def write(folder: Path, inner: tokenizers.Tokenizer, **more: str) -> Path:
+    settings = {
+        "bos_token": "<s>",
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "special": True},
+        "model_max_length": 10**30,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": TEMPLATE,
+    }
+    generation = {"eos_token_id": [inner.token_to_id("<|im_end|>")]}
+    files = {
+        "tokenizer.json": inner.to_str(),
+        "tokenizer_config.json": json.dumps(settings),
+        "generation_config.json": json.dumps(generation),
+    }
+    for name, text in (files | more).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+KINDS = pytest.mark.parametrize("make", [byte_level, sentence_piece])
+
+
+@KINDS
+def test_a_text_comes_back_token_by_token(
+    make: Callable[[], tokenizers.Tokenizer], tmp_path: Path
+) -> None:
+    tokenizer = PublishedTokenizer.load(write(tmp_path, make()))
+    text = "the hats\n of Größe 12 世界 and ok: \u00e9\U0001f600"
+    ids = tokenizer.encode(text)
+    assert ids[0] == tokenizer._ids["<s>"]
+    assert tokenizer.decode(ids[1:]).removeprefix(" ") == text
+    stream = TextStream(tokenizer)
+    assert "".join([*map(stream.add, ids[1:]), stream.rest()]).removeprefix(" ") == text
+    ends = {tokenizer._ids[name] for name in ("</s>", "<|im_end|>")}
+    assert set(tokenizer.end_tokens) == ends
+    assert tokenizer.encode("</s>")[-1] in ends  # special tokens in a text are found
+    with pytest.raises(DtypeError, match="text is a int, expected a str"):
+        tokenizer.encode(3)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="cannot be encoded"):
+        tokenizer.encode("\ud800")
+
+
+@KINDS
+def test_saved_files_are_loaded_as_they_were(
+    make: Callable[[], tokenizers.Tokenizer], tmp_path: Path
+) -> None:
+    tokenizer = PublishedTokenizer.load(write(tmp_path, make()))
+    tokenizer.save(tmp_path / "new" / "folder")
+    again = PublishedTokenizer.load(tmp_path / "new" / "folder")
+    assert again.encode(TEXT[0]) == tokenizer.encode(TEXT[0])
+    assert (again.end_tokens, again.chat_template) == (tokenizer.end_tokens, TEMPLATE)
+    assert again.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_a_tokenizer_of_ours_gets_the_settings_that_others_need(tmp_path: Path) -> None:
+    own = Tokenizer.train(TEXT, 300)
+    PublishedTokenizer.of(own, "{{ messages }}").save(tmp_path)
+    PublishedTokenizer.of(own).save(tmp_path)
+    found = PublishedTokenizer.load(tmp_path)
+    assert found.chat_template is None
+    assert found.encode(TEXT[0]) == own.encode(TEXT[0])
+    assert found.end_tokens == own.end_tokens == (own.end_of_text,)
+    assert Tokenizer.load(tmp_path / "tokenizer.json").digest == own.digest
+
+
+def test_a_conversation_has_the_form_of_the_template(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="jinja2 is not installed")
+    tokenizer = PublishedTokenizer.load(write(tmp_path, byte_level()))
+    ids = tokenizer.encode_chat(MESSAGES)
+    assert tokenizer.decode(ids) == (
+        "<s><|im_start|>system\nsit<|im_end|>\n<|im_start|>user\nthe cat<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert ids.count(tokenizer._ids["<|im_start|>"]) == 3
+    marked = (
+        "{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
+    )
+    write(tmp_path, byte_level(), **{"chat_template.jinja": marked})
+    tokenizer = PublishedTokenizer.load(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_chat(MESSAGES[1:])) == json.dumps(MESSAGES[1])
+    for template, reason in (
+        ("{{ raise_exception('only user') }}", "only user"),
+        ("{% for %}", "fails"),
+        ("{{ ''.__class__.__mro__ }}", "fails: access to attribute '__class__'"),
+    ):
+        write(tmp_path, byte_level(), **{"chat_template.jinja": template})
+        with pytest.raises(DataError, match=reason):
+            PublishedTokenizer.load(tmp_path).encode_chat(MESSAGES)
+
+
+def test_what_is_no_conversation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = PublishedTokenizer.load(write(tmp_path, byte_level()))
+    for wrong in ([], ["hello"], [{"role": "user"}]):
+        with pytest.raises(ArgumentError, match=r"chat: messages (has|is)"):
+            tokenizer.encode_chat(wrong)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="has no chat template, expected one in"):
+        PublishedTokenizer.of(Tokenizer.train(TEXT, 300)).encode_chat(MESSAGES)
+    monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
+    with pytest.raises(DataError, match="jinja2 is not installed"):
+        tokenizer.encode_chat(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "message"),
+    [
+        ("tokenizer.json", lambda v: v["model"].update(type="Unigram"), "type 'Unigram', expected"),
+        ("tokenizer.json", lambda v: v.update(decoder={"type": "Fuse"}), "has the decoder"),
+        ("tokenizer.json", lambda v: v["model"]["vocab"].update(z=10**9), "has the id 1000000000"),
+        ("tokenizer.json", lambda v: v["model"]["merges"].append(["a", "zz"]), "'zz' is not one"),
+        (
+            "tokenizer.json",
+            lambda v: v.update(normalizer={"type": "No"}),
+            "is not a tokenizer.json",
+        ),
+        ("generation_config.json", lambda v: v.update(eos_token_id=10**6), "eos_token_id 1000000"),
+        ("generation_config.json", lambda v: v.update(eos_token_id="x"), "eos_token_id 'x'"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, file: str, edit: Any, message: str) -> None:
+    path = write(tmp_path, byte_level()) / file
+    values = json.loads(path.read_text())
+    edit(values)
+    path.write_text(json.dumps(values))
+    with pytest.raises(DataError, match=message) as caught:
+        PublishedTokenizer.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        PublishedTokenizer.load(tmp_path)

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.pretrained import from_pretrained, save_pretrained
+from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.nn import RopeScaling
+from tensorgrad.weights import load_arrays, save_arrays
+from tests.disk import full_disk
+
+CONFIG = GPT2Config(vocab_size=23, context=9, layers=2, heads=2, width=8)
+LLAMA = TransformerLMConfig(23, 16, 2, 4, 2, 16, 24, tied=False)
+# What makes a model another architecture than Llama, and what each of them may have.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {
+        "rope_base": 5e5,
+        "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8),
+        "tied": True,
+        "qkv_bias": True,
+        "proj_bias": True,
+        "feed_forward_bias": True,
+    },
+    "MistralForCausalLM": {"window": 4, "head_width": 6, "norm_eps": 1e-5},
+    "Qwen2ForCausalLM": {"qkv_bias": True, "window": 4, "window_from": 1},
+    "Qwen3ForCausalLM": {"qk_norm": True, "rope_scaling": RopeScaling("linear", 2.5)},
+}
+TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_pretrained(GPT2(CONFIG), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    if path.suffix == ".json":
+        values = json.loads(path.read_text())
+        edit(values)
+        path.write_text(json.dumps(values))
+    else:
+        arrays: dict[str, Any] = dict(load_arrays(path))
+        edit(arrays)
+        save_arrays(path, arrays)
+
+
+@pytest.mark.parametrize("vocab_multiple", [1, 8])
+def test_weights_come_back_as_they_were(tmp_path: Path, vocab_multiple: int) -> None:
+    model = GPT2(GPT2Config(23, 9, 2, 2, 8, vocab_multiple=vocab_multiple))
+    save_pretrained(model, tmp_path)
+    for multiple in (1, 8):
+        loaded = from_pretrained(tmp_path, vocab_multiple=multiple)
+        assert loaded.config == GPT2Config(23, 9, 2, 2, 8, vocab_multiple=multiple)
+        np.testing.assert_allclose(loaded(TOKENS).numpy(), model(TOKENS).numpy(), atol=1e-6)
+
+
+def test_names_and_shapes_are_those_of_transformers(folder: Path) -> None:
+    arrays = load_arrays(folder / "model.safetensors")
+    assert arrays["transformer.wte.weight"].shape == (23, 8)
+    assert arrays["transformer.h.1.attn.c_attn.weight"].shape == (8, 24)
+    assert arrays["transformer.h.0.mlp.c_proj.weight"].shape == (32, 8)
+    assert arrays["transformer.ln_f.bias"].shape == (8,)
+    assert len(arrays) == 2 + 2 * 12 + 2
+
+
+def test_a_config_of_other_weights_is_refused(folder: Path) -> None:
+    """Four heads fit the shapes of two: nothing else would notice."""
+    change(folder / "config.json", lambda values: values.update(n_head=4))
+    with pytest.raises(CheckpointError, match=r"\"n_head\": 2.*the header of model.safetensors"):
+        from_pretrained(folder)
+
+
+def test_files_of_older_versions_are_read(folder: Path) -> None:
+    def edit(arrays: dict[str, Any]) -> None:
+        for name in list(arrays):
+            arrays[name.removeprefix("transformer.")] = arrays.pop(name)
+        arrays["h.0.attn.bias"] = np.ones((1, 1, 9, 9), np.bool_)
+        arrays["h.0.attn.masked_bias"] = np.ones((), np.float32)
+        arrays["lm_head.weight"] = arrays["wte.weight"]
+
+    expected = from_pretrained(folder)(TOKENS).numpy()
+    change(folder / "model.safetensors", edit)
+    np.testing.assert_array_equal(from_pretrained(folder)(TOKENS).numpy(), expected)
+
+
+def test_weights_are_converted(folder: Path) -> None:
+    assert {str(p.dtype) for p in from_pretrained(folder, "bfloat16").parameters()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "message"),
+    [
+        ("config.json", lambda v: v.update(activation_function="relu"), "activation_function is"),
+        ("config.json", lambda v: v.update(n_inner=7), "n_inner is 7, expected None"),
+        ("config.json", lambda v: v.pop("n_embd"), "n_embd"),
+        ("config.json", lambda v: v.update(n_head=3), "expected a multiple of heads"),
+        ("config.json", lambda v: v.update(n_positions=10), r"wpe\.weight has shape \(9, 8\)"),
+        ("config.json", lambda v: v.update(vocab_size=20), r"wte\.weight has shape \(23, 8\)"),
+        ("config.json", lambda v: v.update(vocab_size=30), r"wte\.weight has shape \(23, 8\)"),
+        (
+            "model.safetensors",
+            lambda v: v.update({"transformer.wte.weight": np.ones(3, np.float32)}),
+            r"wte\.weight has shape \(3,\), expected \(23, 8\)",
+        ),
+        (
+            "model.safetensors",
+            lambda v: v.update({"lm_head.weight": np.ones((23, 8), np.float32)}),
+            r"has a lm_head\.weight that differs",
+        ),
+        (
+            "model.safetensors",
+            lambda v: v.update({"transformer.ln_f.bias": np.ones(8, np.int32)}),
+            r"ln_f\.bias has dtype int32, expected a float",
+        ),
+        ("config.json", lambda v: v.update(n_layer=3), r"lacks \['h\.2\.ln_1\.weight'"),
+        ("config.json", lambda v: v.update(n_layer=1), r"has \['h\.1\."),
+        ("model.safetensors", lambda v: v.pop("transformer.ln_f.bias"), r"lacks \['ln_f\.bias'\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(folder: Path, file: str, edit: Any, message: str) -> None:
+    change(folder / file, edit)
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change_of", "message"),
+    [
+        ({"n_layer": 10**9}, r"model\.safetensors lacks \['h\.2\.ln_1\.weight'"),
+        ({"n_layer": 2**63 - 1}, r"model\.safetensors lacks \['h\.2\.ln_1\.weight'"),
+        ({"vocab_size": 10**12}, r"wte\.weight has shape \(23, 8\), expected \(1000000000000, 8\)"),
+        ({"n_positions": 10**12}, r"wpe\.weight has shape \(9, 8\), expected \(1000000000000, 8\)"),
+        ({"n_embd": 10**12}, r"wte\.weight has shape \(23, 8\), expected \(23, 1000000000000\)"),
+        ({"n_embd": 10**12, "n_layer": 10**9}, "lacks"),
+        ({"n_layer": True}, "n_layer is True, expected an integer"),
+        ({"n_layer": 2.0}, "n_layer is 2.0, expected an integer"),
+        ({"n_layer": "2"}, "n_layer is '2', expected an integer"),
+        ({"n_layer": [2]}, r"n_layer is \[2\], expected an integer"),
+        ({"n_layer": None}, "n_layer is None, expected an integer"),
+        ({"n_layer": 0}, "layers is 0, expected 1 or more"),
+        ({"n_layer": -1}, "layers is -1, expected 1 or more"),
+        ({"n_layer": 10**30}, "has 31 digits, expected 64 bits"),
+        ({"n_inner": [[]]}, r"n_inner is \[\[\]\], expected None"),
+    ],
+)
+def test_sizes_that_the_file_does_not_have_take_no_memory(
+    folder: Path, change_of: dict[str, Any], message: str
+) -> None:
+    change(folder / "config.json", lambda values: values.update(change_of))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=message) as caught:
+            from_pretrained(folder)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    assert str(folder) in str(caught.value)
+
+
+def test_a_renamed_or_doubled_array_is_named(folder: Path) -> None:
+    def rename(arrays: dict[str, Any]) -> None:
+        arrays["transformer.h.1.ln_1.gain"] = arrays.pop("transformer.h.1.ln_1.weight")
+
+    def double(arrays: dict[str, Any]) -> None:
+        arrays["wte.weight"] = arrays["transformer.wte.weight"]
+
+    whole = (folder / "model.safetensors").read_bytes()
+    change(folder / "model.safetensors", rename)
+    with pytest.raises(CheckpointError, match=r"lacks \['h.1.ln_1.weight'\] and has \['h.1.ln_1.g"):
+        from_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(whole)
+    change(folder / "model.safetensors", double)
+    with pytest.raises(CheckpointError, match=r"both with and without 'transformer\.'"):
+        from_pretrained(folder)
+    for name in ("h.#.ln_1.weight", "h.1e5.ln_1.weight", f"h.{'1' * 5000}.ln_1.weight"):
+        (folder / "model.safetensors").write_bytes(whole)
+        arrays = load_arrays(folder / "model.safetensors")
+        arrays[f"transformer.{name}"] = np.ones(8, np.float32)
+        save_arrays(folder / "model.safetensors", arrays)
+        with pytest.raises(CheckpointError, match=r"lacks \[\] and has \['h\."):
+            from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_fifo_or_device_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=rf"{folder / name} is a FIFO or a device"):
+        from_pretrained(folder)
+
+
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
+        from_pretrained(folder)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        from_pretrained(tmp_path / "nowhere")
+
+
+def test_a_config_of_another_kind_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config\.json: .*holds a list, expected a mapping"):
+        from_pretrained(folder)
+
+
+def test_a_full_disk_leaves_the_model_that_was_there(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with full_disk(1 << 10), pytest.raises(CheckpointError, match="cannot write"):
+        save_pretrained(GPT2(GPT2Config(99, 99, 1, 1, 8)), folder)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    save_pretrained(TransformerLM(LLAMA), tmp_path / "sharded", max_file_bytes=4000)
+    return tmp_path / "sharded"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_each_architecture_comes_back_as_it_was(name: str, tmp_path: Path, device: str) -> None:
+    model = TransformerLM(replace(LLAMA, **ARCHITECTURES[name]))
+    save_pretrained(model, tmp_path, max_file_bytes=4000)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["architectures"] == [name]
+    loaded = from_pretrained(tmp_path)
+    assert isinstance(loaded, TransformerLM)
+    for setting, value in ARCHITECTURES[name].items():
+        assert getattr(loaded.config, setting) == value
+    for theirs, ours in zip(loaded.parameters(), model.parameters(), strict=True):
+        np.testing.assert_array_equal(theirs.numpy(), ours.numpy())
+    for parameter in (*loaded.parameters(), *model.parameters()):
+        parameter.data *= 3  # far from uniform
+    loaded.to(device)
+    np.testing.assert_allclose(loaded(TOKENS).numpy(), model(TOKENS).numpy(), 1e-5, 1e-5)
+
+
+def test_settings_that_no_architecture_has_are_named(tmp_path: Path) -> None:
+    mixed = TransformerLM(replace(LLAMA, qk_norm=True, feed_forward_bias=True))
+    with pytest.raises(ArgumentError, match=r"'qk_norm': True.*expected those of LlamaFor"):
+        save_pretrained(mixed, tmp_path)
+    with pytest.raises(ArgumentError, match="model is a int, expected a GPT2 or TransformerLM"):
+        save_pretrained(3, tmp_path)  # type: ignore[arg-type]
+    save_pretrained(TransformerLM(LLAMA), tmp_path)
+    with pytest.raises(ArgumentError, match="vocab_multiple is 8 for a LlamaForCausalLM"):
+        from_pretrained(tmp_path, vocab_multiple=8)
+
+
+def test_weights_in_several_files_are_as_those_in_one(sharded: Path, tmp_path: Path) -> None:
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    files = set(index["weight_map"].values())
+    assert files == {path.name for path in sharded.glob("*.safetensors")}
+    assert len(files) > 3
+    model = from_pretrained(sharded)
+    save_pretrained(model, tmp_path)
+    assert set(load_arrays(tmp_path / "model.safetensors")) == set(index["weight_map"])
+    np.testing.assert_array_equal(from_pretrained(tmp_path)(TOKENS).numpy(), model(TOKENS).numpy())
+    for size in (4000, 10**9):
+        with pytest.raises(CheckpointError, match=r"exists, expected a folder without it"):
+            save_pretrained(model, sharded, max_file_bytes=size)
+
+
+def test_damage_of_weights_in_several_files_is_named(sharded: Path) -> None:
+    index, second = sharded / "model.safetensors.index.json", sorted(sharded.glob("*.saf*"))[1]
+    (name, *_), data = load_arrays(second), second.read_bytes()
+    second.unlink()
+    with pytest.raises(CheckpointError, match=rf"{second} does not exist"):
+        from_pretrained(sharded)
+    second.write_bytes(data)
+    change(second, lambda arrays: arrays.update({name: arrays[name][..., :1]}))
+    with pytest.raises(CheckpointError, match=rf"{second}: {name[6:]} has shape"):
+        from_pretrained(sharded)
+    change(second, lambda arrays: arrays.pop(name))
+    with pytest.raises(CheckpointError, match=rf"lacks \['{name[6:]}'\]"):
+        from_pretrained(sharded)
+    for wrong in ("../a.safetensors", "/etc/passwd", "a.bin", 3):
+        values = json.loads(index.read_text())
+        values["weight_map"]["norm.weight"] = wrong
+        index.write_text(json.dumps(values))
+        with pytest.raises(CheckpointError, match=f"weight_map has '{wrong}', expected the name"):
+            from_pretrained(sharded)
+    change(index, lambda values: values.pop("weight_map"))
+    with pytest.raises(CheckpointError, match="weight_map has None, expected the name"):
+        from_pretrained(sharded)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type is 'mamba', expected one of gpt2, llama, mistral"),
+        ({"model_type": None}, "model_type is None, expected one of"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn', expected"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is None, expected a number"),
+        ({"rope_scaling": 3}, "rope_scaling is 3, expected a mapping"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is .*, expected None"),
+        ({"num_key_value_heads": 3}, "heads is 4, expected a multiple of 3"),
+        ({"head_dim": 5}, "head_width is 5, expected a multiple of 2"),
+        ({"hidden_size": 32}, r"has shape \(\d+, 16\), expected \(\d+, 32\)"),
+        ({"attention_bias": True}, r"lacks \['layers\.0\.self_attn\.q_proj\.bias'"),
+        ({"attention_bias": 1}, "attention_bias is 1, expected true or false"),
+        ({"tie_word_embeddings": True}, r"has a lm_head\.weight that differs"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types is .*, expected 2 of 'full_attention' or 'sliding_attention', in",
+        ),
+    ],
+)
+def test_settings_that_are_not_supported_are_named(
+    sharded: Path, values: dict[str, Any], message: str
+) -> None:
+    change(sharded / "config.json", lambda found: found.update(values))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        from_pretrained(sharded)
+    assert str(sharded) in str(caught.value)
+
+
+def test_a_name_is_downloaded_only_when_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        calls.append((name, options["revision"]))
+        if name == "no/such":
+            raise ValueError("404: there is no such model")
+        return str(folder)
+
+    hub = SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(CheckpointError, match=r"a/model is not a folder.*only with download=True"):
+        from_pretrained("a/model")
+    assert calls == []
+    model = from_pretrained("a/model", download=True, revision="v1")
+    assert calls == [("a/model", "v1")]
+    assert model.config == CONFIG
+    with pytest.raises(CheckpointError, match="no/such cannot be downloaded: 404: there is no"):
+        from_pretrained("no/such", download=True)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(CheckpointError, match="huggingface_hub is not installed, expected it"):
+        from_pretrained("a/model", download=True)

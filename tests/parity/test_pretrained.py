@@ -1,0 +1,100 @@
+"""Models in folders of transformers, against transformers: the same logits and the same text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad.data import PublishedTokenizer, Tokenizer
+from tensorgrad.models.generation import generate
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.pretrained import from_pretrained, save_pretrained
+from tests.data.test_published_tokenizer import MESSAGES, TEXT, byte_level, sentence_piece, write
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+SIZES = {
+    "vocab_size": 101, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.5}
+GPT2_SIZES = {
+    "vocab_size": 101, "n_positions": 128, "n_embd": 48, "n_layer": 3, "n_head": 4,
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+QWEN2 = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2_SIZES),
+    "smollm": ("LlamaForCausalLM", {**SIZES, "tie_word_embeddings": True}),
+    "llama-2": ("LlamaForCausalLM", {**SIZES, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
+    "llama-3": ("LlamaForCausalLM", {**SIZES, "rope_parameters": LLAMA3}),
+    "llama-linear": ("LlamaForCausalLM", {**SIZES, "rope_parameters": LINEAR}),
+    "llama-biases": ("LlamaForCausalLM", {**SIZES, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("MistralForCausalLM", {**SIZES, "sliding_window": 8, "head_dim": 16}),
+    "qwen-2": ("Qwen2ForCausalLM", SIZES),
+    "qwen-2-windows": ("Qwen2ForCausalLM", {**SIZES, **QWEN2, "tie_word_embeddings": True}),
+    "qwen-3": ("Qwen3ForCausalLM", {**SIZES, "head_dim": 16}),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_and_greedy_text_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    name, sizes = MODELS[kind]
+    torch.manual_seed(0)
+    make = getattr(transformers, name)
+    theirs = make(make.config_class(**sizes)).eval()
+    for parameter in theirs.parameters():  # biases and norms too, which begin as 0 and 1
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="60KB")
+    x = np.random.default_rng(0).integers(0, 101, (2, 100))
+
+    def logits(model: Any) -> Any:
+        with torch.no_grad():
+            return model(torch.from_numpy(x)).logits.numpy()
+
+    ours, expected = from_pretrained(tmp_path / "theirs"), logits(theirs)
+    assert np.abs(ours(x).numpy() - expected).max() < 1e-5 * np.abs(expected).max()
+    prompt = x[:1, :20]
+    text = theirs.generate(torch.from_numpy(prompt), max_new_tokens=50, do_sample=False)
+    assert generate(ours, prompt[0], 50, temperature=0) == text[0, 20:].tolist()
+
+    save_pretrained(ours, tmp_path / "ours", max_file_bytes=60_000)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert type(again) is type(theirs)
+    np.testing.assert_array_equal(logits(again), expected)
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+def test_tokens_and_conversations_are_those_of_transformers(make: Any, tmp_path: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(write(tmp_path, make()))
+    ours = PublishedTokenizer.load(tmp_path)
+    for text in (*TEXT[:1], "Größe\t<|im_start|>x </s> 世界 \U0001f600", "", "  \n\n 1234567"):
+        ids = theirs(text)["input_ids"]
+        assert ours.encode(text) == ids
+        assert ours.decode(ids).replace("<s> ", "<s>") == theirs.decode(ids).replace("<s> ", "<s>")
+    found = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(MESSAGES) == found
+
+
+def test_an_exported_model_writes_the_same_text_in_transformers(tmp_path: Path) -> None:
+    own = Tokenizer.train(TEXT, 300)
+    model = GPT2(GPT2Config(own.vocab_size, 64, layers=2, heads=2, width=32))
+    for parameter in model.parameters():
+        parameter.data *= 4
+    save_pretrained(model, tmp_path)
+    PublishedTokenizer.of(own).save(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    prompt = tokenizer("the cat", return_tensors="pt")
+    text = theirs.generate(**prompt, max_new_tokens=30, do_sample=False, pad_token_id=0)
+    ids = generate(model, own.encode("the cat"), 30, temperature=0, stop_tokens=own.end_tokens)
+    assert tokenizer.decode(text[0], skip_special_tokens=True) == "the cat" + own.decode(ids)
