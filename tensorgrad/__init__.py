@@ -19,6 +19,7 @@ from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
 from tensorgrad.array_api import __array_namespace_info__ as __array_namespace_info__
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.function import Function
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
 from tensorgrad.ops import aliases as _aliases
@@ -78,6 +79,7 @@ from tensorgrad.saving import load, save
 __version__ = "0.1.0"
 
 __all__ = [
+    "Function",
     "Tensor",
     "autocast",
     "checkpoint",
