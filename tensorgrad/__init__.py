@@ -1,9 +1,9 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
 
 Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors,
-graph, kernels, linalg, models, nn, ops, optim, parallel, random, train and weights, and what each
-of them lists in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be
-imported.
+graph, kernels, linalg, models, nn, ops, optim, parallel, random, testing, train and weights, and
+what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing`, `train` and
+`weights` have to be imported.
 """
 
 from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
@@ -19,6 +19,7 @@ from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
 from tensorgrad.array_api import __array_namespace_info__ as __array_namespace_info__
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.cuda_kernel import cuda_kernel
 from tensorgrad.function import Function
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
@@ -83,6 +84,7 @@ __all__ = [
     "Tensor",
     "autocast",
     "checkpoint",
+    "cuda_kernel",
     "from_dlpack",
     "grad",
     "gradcheck",

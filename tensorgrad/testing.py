@@ -1,5 +1,10 @@
 """The one harness for ops: `check(Case(...))` tries an op in every way that it must survive.
 
+    from tensorgrad.testing import Case, check, sized
+
+    for case in sized(my_op, lambda n: [(3, n)], my_reference):
+        check(case)
+
 A case names a function, the shapes of its inputs and a NumPy reference in float64. `check` runs
 
 - the value against the reference, in float64, float32, float16 and bfloat16;
@@ -11,27 +16,30 @@ A case names a function, the shapes of its inputs and a NumPy reference in float
 - inputs that no op takes (complex numbers, operands on two devices), for an error that says so.
 
 `sized` makes the same case at the lengths where kernels go wrong. A bound is a number of units in
-the last place of the result's dtype (`Ulps`); tests/test_opcheck.py breaks each family of ops on
+the last place of the result's dtype (`Ulps`); tests/test_testing.py breaks each family of ops on
 purpose and sees that `check` fails.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import pytest
 
-from tensorgrad import Tensor, backend
+from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float16, float32, float64, is_float
 from tensorgrad.errors import DeviceError, TensorgradError
 from tensorgrad.gradcheck import gradcheck
-from tests.capture import Capture
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "SIZES", "Capture", "Case", "Outcome", "Ulps", "assert_within", "check", "sized", "spacing",
+]  # fmt: skip
 
 Values = np.ndarray[Any, Any]
 PRECISION = {float64: 53, float32: 24, float16: 11, bfloat16: 8}  # bits of the significand
@@ -149,7 +157,16 @@ class Outcome:
 
 
 def check(case: Case, seed: int = 0) -> None:
-    """Try the case in every way; raise AssertionError at the first that fails."""
+    """Try the case in every way; raise AssertionError at the first that fails.
+
+    Args:
+        case: what to try. On the GPU too, where there is one.
+        seed: of the inputs and of `gradcheck`.
+
+    Raises:
+        AssertionError: values or gradients are outside of their bounds; runs differ.
+        GradError: as `gradcheck`.
+    """
     rng = np.random.default_rng(seed)
     exact = [_draw(case, spec, rng) for spec in case.inputs]
     if case.gradient and float64 in case.dtypes and any(is_float(a.dtype) for a in exact):
@@ -265,13 +282,18 @@ def _check_refusals(case: Case, exact: Sequence[Values]) -> None:
     for i in places:
         given: list[Any] = [Tensor(a) for a in exact]
         given[i] = exact[i].astype("complex128")
-        with contextlib.suppress(TensorgradError):
+        with suppress(TensorgradError):
             y = case.function(*given)
             assert not isinstance(y, Tensor), f"{case} takes complex numbers for input {i}"
         if backend.gpu_count() and len(places) > 1:
             given = [backend.to_device(a, "cpu" if j == i else "cuda") for j, a in enumerate(exact)]
-            with pytest.raises(DeviceError, match="is on c"):
+            try:
                 case.function(*map(Tensor, given))
+            except DeviceError as error:
+                if "is on c" not in str(error):
+                    raise AssertionError(f"{case}: the error names no device: {error}") from error
+            else:
+                raise AssertionError(f"{case} takes input {i} from another device than the others")
 
 
 def _draw(case: Case, spec: Any, rng: np.random.Generator) -> Values:
@@ -373,6 +395,36 @@ def _captured(case: Case, arrays: Sequence[Any]) -> Outcome:
         [backend.to_numpy(y) for y in values],
         [None if g is None else backend.to_numpy(g) for g in grads],
     )
+
+
+class Capture:
+    """A step as a CUDA graph: runs `step` once, captures it once, and launches it when called.
+
+    Attributes:
+        result: what `step` returned while it was captured; a launch writes into its arrays.
+    """
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        cupy = backend.cupy
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.pool = cupy.cuda.MemoryPool()  # of its own: what the graph uses must not be reused
+        cupy.cuda.runtime.deviceSynchronize()
+        with ExitStack() as stack:
+            stack.enter_context(cupy.cuda.using_allocator(self.pool.malloc))
+            stack.enter_context(self.stream)
+            step()
+            self.stream.begin_capture()
+            try:
+                self.result = step()
+            finally:
+                self.graph = self.stream.end_capture()
+        self.stream.synchronize()
+
+    def __call__(self) -> None:
+        """Launch the graph and wait for it."""
+        backend.cupy.cuda.runtime.deviceSynchronize()
+        self.graph.launch(self.stream)
+        self.stream.synchronize()
 
 
 def _strided(array: Any, namespace: Any) -> Any:
