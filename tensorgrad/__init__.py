@@ -13,7 +13,7 @@ from tensorgrad.tensor import Tensor  # before the ops: they import it, and it i
 from pathlib import Path
 
 from tensorgrad import array_api as _array_api
-from tensorgrad import graph, linalg, nn, optim, random
+from tensorgrad import einops_backend, graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
@@ -126,6 +126,8 @@ __all__ += _reduce.__all__
 __all__ += _shape.__all__
 __all__ += _softmax.__all__
 __all__ += _sorting.__all__
+
+einops_backend.register()
 
 if not Path(__file__).with_name("models").is_dir():
     # A checkout or archive without symbolic links: the folders of the root hold these packages.

@@ -18,7 +18,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "tensors and differentiation": (
         *("arrays", "philox", "engine", "tensor", "operands", "autograd", "amp", "random"),
         *("recompute", "function", "cuda_kernel", "gradcheck", "testing", "interop", "graph"),
-        *("display", "saving", "array_api"),
+        *("display", "saving", "array_api", "einops_backend"),
     ),
     "ops: what an op is": ("ops", "linalg"),
     "layers and optimizers": ("nn", "optim"),
