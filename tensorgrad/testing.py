@@ -38,7 +38,7 @@ from tensorgrad.gradcheck import gradcheck
 from tensorgrad.tensor import Tensor
 
 __all__ = [
-    "SIZES", "Capture", "Case", "Outcome", "Ulps", "assert_within", "check", "sized", "spacing",
+    "SIZES", "Capture", "Case", "CaseResult", "Ulps", "assert_within", "check", "sized", "spacing",
 ]  # fmt: skip
 
 Values = np.ndarray[Any, Any]
@@ -145,7 +145,7 @@ def sized(
 
 
 @dataclass
-class Outcome:
+class CaseResult:
     """What one run of a case gave: values, and gradients for a fixed dy, on the CPU.
 
     `magnitudes` stand beside expected ones: one for each value and gradient, or None.
@@ -187,7 +187,7 @@ def check(case: Case, seed: int = 0) -> None:
     _check_refusals(case, exact)
 
 
-def _check_on_gpu(case: Case, inputs: Sequence[Values], expected: Outcome, dtype: Any) -> None:
+def _check_on_gpu(case: Case, inputs: Sequence[Values], expected: CaseResult, dtype: Any) -> None:
     cupy = backend.cupy
     on_gpu = [cupy.asarray(a) for a in inputs]
     eager = _run(case, on_gpu)
@@ -249,7 +249,7 @@ def _largest_of_row(exact: Values, axis: Any) -> Values:
     return finite.max(axis, keepdims=True, initial=0)  # type: ignore[no-any-return]
 
 
-def _check_values(case: Case, got: Outcome, expected: Outcome, dtype: Any, what: str) -> None:
+def _check_values(case: Case, got: CaseResult, expected: CaseResult, dtype: Any, what: str) -> None:
     count = len(expected.values)
     assert len(got.values) == count, f"{case}: {len(got.values)} results, expected {count}"
     names = [f"value {i}" for i in range(count)]
@@ -270,7 +270,7 @@ def _check_values(case: Case, got: Outcome, expected: Outcome, dtype: Any, what:
             assert_within(one, two, bound, label, case.terms, case.axis, size, units)
 
 
-def _check_bits(one: Outcome, two: Outcome, what: str) -> None:
+def _check_bits(one: CaseResult, two: CaseResult, what: str) -> None:
     pairs = zip([*one.values, *one.gradients], [*two.values, *two.gradients], strict=True)
     for a, b in pairs:
         assert a is b or (a is not None and b is not None and a.tobytes() == b.tobytes()), what
@@ -329,7 +329,7 @@ def _differentiate(outputs: Sequence[Tensor], dys: Sequence[Any]) -> None:
         joined.backward()
 
 
-def _run(case: Case, arrays: Sequence[Any], narrow: Any = None) -> Outcome:
+def _run(case: Case, arrays: Sequence[Any], narrow: Any = None) -> CaseResult:
     """Return the values and the gradients for the fixed dy.
 
     narrow: the dtypes of the results of the run to compare with this one.
@@ -345,20 +345,20 @@ def _run(case: Case, arrays: Sequence[Any], narrow: Any = None) -> Outcome:
     for array, copy in zip(arrays, before, strict=True):
         assert backend.to_numpy(array).tobytes() == copy.tobytes(), f"{case} changed an input"
     grads = [None if t.grad is None else backend.to_numpy(t.grad) for t in leaves]
-    return Outcome([y.numpy() for y in outputs], grads)
+    return CaseResult([y.numpy() for y in outputs], grads)
 
 
-def _expected(case: Case, inputs: Sequence[Values], got: Outcome) -> Outcome:
+def _expected(case: Case, inputs: Sequence[Values], got: CaseResult) -> CaseResult:
     """Return the reference's values and the op's own gradients in float64."""
     narrow = [y.dtype for y in got.values]
     wide = [a.astype(float64) if is_float(a.dtype) else a for a in inputs]
     values = [np.asarray(y) for y in _outputs(case.reference(*wide))]
     gradients = _run(case, wide, narrow).gradients
     if "terms" not in {case.values.of, (case.gradients or case.values).of}:
-        return Outcome(values, gradients)
+        return CaseResult(values, gradients)
     dys = [_dy(Tensor(y), i, narrow[i]) for i, y in enumerate(values)]
     magnitudes = case.magnitudes or partial(_sums_of_broadcast, case)
-    return Outcome(values, gradients, magnitudes(*wide, *dys))
+    return CaseResult(values, gradients, magnitudes(*wide, *dys))
 
 
 def _sums_of_broadcast(case: Case, *arrays: Values) -> list[Values | None]:
@@ -374,7 +374,7 @@ def _sums_of_broadcast(case: Case, *arrays: Values) -> list[Values | None]:
     return sums
 
 
-def _captured(case: Case, arrays: Sequence[Any]) -> Outcome:
+def _captured(case: Case, arrays: Sequence[Any]) -> CaseResult:
     """Return what a CUDA graph of the op's forward and backward gives."""
     leaves = _leaves(case, arrays)
     outputs = _outputs(case.function(*leaves))
@@ -391,7 +391,7 @@ def _captured(case: Case, arrays: Sequence[Any]) -> Outcome:
     launch = Capture(step)
     launch()
     values, grads = launch.result
-    return Outcome(
+    return CaseResult(
         [backend.to_numpy(y) for y in values],
         [None if g is None else backend.to_numpy(g) for g in grads],
     )
