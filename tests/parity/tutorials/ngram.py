@@ -11,10 +11,10 @@ torch.manual_seed(1)
 CONTEXT_SIZE = 2
 EMBEDDING_DIM = 10
 # We will use Shakespeare Sonnet 2
-sonnet = """When forty winters shall besiege thy brow,
-And dig deep trenches in thy beauty's field,
-Thy youth's proud livery so gazed on now,
-Will be a totter'd weed of small worth held:"""
+sonnet = """Then being asked, where all thy beauty lies,
+Where all the treasure of thy lusty days;
+To say, within thine own deep sunken eyes,
+Were an all-eating shame, and thriftless praise."""
 test_sentence = sonnet.split()
 ngrams = [
     ([test_sentence[i - j - 1] for j in range(CONTEXT_SIZE)], test_sentence[i])
@@ -71,5 +71,5 @@ for _epoch in range(10):
     losses.append(total_loss)
 print(losses)  # The loss decreased every iteration over the training data!
 
-# To get the embedding of a particular word, e.g. "beauty's"
-print(model.embeddings.weight[word_to_ix["beauty's"]])
+# To get the embedding of a particular word, e.g. "beauty"
+print(model.embeddings.weight[word_to_ix["beauty"]])
