@@ -1,9 +1,9 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
 
 Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors,
-graph, kernels, linalg, models, nn, ops, optim, parallel, random, train and weights, and what each
-of them lists in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be
-imported.
+graph, kernels, linalg, models, nn, ops, optim, parallel, random, testing, train and weights, and
+what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing`, `train` and
+`weights` have to be imported.
 """
 
 from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
@@ -13,12 +13,14 @@ from tensorgrad.tensor import Tensor  # before the ops: they import it, and it i
 from pathlib import Path
 
 from tensorgrad import array_api as _array_api
-from tensorgrad import graph, linalg, nn, optim, random
+from tensorgrad import einops_backend, graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
 from tensorgrad.array_api import __array_namespace_info__ as __array_namespace_info__
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.cuda_kernel import cuda_kernel
+from tensorgrad.function import Function
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
 from tensorgrad.ops import aliases as _aliases
@@ -78,9 +80,11 @@ from tensorgrad.saving import load, save
 __version__ = "0.1.0"
 
 __all__ = [
+    "Function",
     "Tensor",
     "autocast",
     "checkpoint",
+    "cuda_kernel",
     "from_dlpack",
     "grad",
     "gradcheck",
@@ -122,6 +126,8 @@ __all__ += _reduce.__all__
 __all__ += _shape.__all__
 __all__ += _softmax.__all__
 __all__ += _sorting.__all__
+
+einops_backend.register()
 
 if not Path(__file__).with_name("models").is_dir():
     # A checkout or archive without symbolic links: the folders of the root hold these packages.

@@ -32,6 +32,7 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "long",
     "nan",
     "newaxis",
     "pi",
@@ -48,6 +49,7 @@ __array_api_version__ = "2024.12"
 bool = dtypes.bool_
 bfloat16, float16, float64 = dtypes.bfloat16, dtypes.float16, dtypes.float64
 int8, int16, int32 = dtypes.int8, dtypes.int16, dtypes.int32
+long = int64  # PyTorch's name
 uint8, uint16, uint32, uint64 = dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64
 e, inf, nan, pi, newaxis = math.e, math.inf, math.nan, math.pi, None
 

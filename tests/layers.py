@@ -17,7 +17,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "kernels: how an op runs on a GPU": ("kernels",),
     "tensors and differentiation": (
         *("arrays", "philox", "engine", "tensor", "operands", "autograd", "amp", "random"),
-        *("recompute", "gradcheck", "interop", "graph", "display", "saving", "array_api"),
+        *("recompute", "function", "cuda_kernel", "gradcheck", "testing", "interop", "graph"),
+        *("display", "saving", "array_api", "einops_backend"),
     ),
     "ops: what an op is": ("ops", "linalg"),
     "layers and optimizers": ("nn", "optim"),

@@ -100,6 +100,33 @@ def test_gpu_memory_is_shared_with_cupy(dtype: str) -> None:
         assert cupy.from_dlpack(x).data.ptr == x.data.data.ptr
 
 
+@pytest.mark.gpu
+def test_another_stream_reads_what_is_still_being_computed() -> None:
+    import cupy
+
+    here, there = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+
+    class Exported:
+        """Speaks for a tensor that is computed on another stream than the reader's."""
+
+        def __dlpack__(self, **options: Any) -> Any:
+            assert options["stream"] == there.ptr
+            with here:
+                return x.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return x.__dlpack_device__()
+
+    with here:
+        x = tensorgrad.zeros(1 << 25, device="cuda")
+        for _ in range(100):  # 10 ms and more
+            x += 1
+    with there:
+        total = from_dlpack(Exported()).sum()
+        there.synchronize()
+    assert total.item() == 100 * (1 << 25)
+
+
 class Elsewhere:
     def __dlpack__(self, **kwargs: Any) -> None: ...
 

@@ -87,7 +87,7 @@ def load(file: str, kernel: str) -> Kernel:
 
 
 def load_text(name: str, text: str) -> Kernel:
-    """Return the `extern "C"` kernel `name` of a source that was generated, as `load` does.
+    """Return the kernel `name`, which is not a template, of a source given as text.
 
     The caller keeps it: only the machine code is remembered here, on disk.
 

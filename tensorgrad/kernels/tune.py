@@ -20,9 +20,9 @@ from tqdm import tqdm
 from tensorgrad import backend
 from tensorgrad.command import command
 from tensorgrad.errors import KernelError
-from tensorgrad.kernels.tuned import PATH, Case, Rows, architecture, read, write
+from tensorgrad.kernels.tuned import PATH, Rows, TuningCase, architecture, read, write
 
-# Modules with a function `cases() -> Iterator[Case]`. By name: they belong to layers above.
+# Modules with a function `cases() -> Iterator[TuningCase]`. By name: they belong to layers above.
 TUNERS = ("tensorgrad.kernels.matmul.tune",)
 _CLEARLY = 0.97  # of the default's time is faster than noise
 _TOGETHER = 5  # runs that are timed as one, from a CUDA graph
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def answer_all(
-    cases: Iterator[Case], timer: Callable[[Callable[[], object]], float]
+    cases: Iterator[TuningCase], timer: Callable[[Callable[[], object]], float]
 ) -> Iterator[Answer]:
     """Time every candidate of every case, with a line of progress."""
     progress = tqdm(cases, unit=" cases", disable=None)
@@ -148,7 +148,7 @@ def _flat(rows: Rows) -> dict[tuple[str, str, str], str]:
     }
 
 
-def _cases(only: Sequence[str]) -> Iterator[Case]:
+def _cases(only: Sequence[str]) -> Iterator[TuningCase]:
     """Yield the cases of all tuners whose name begins as one of `only` says."""
     for module in TUNERS:
         for case in importlib.import_module(module).cases():

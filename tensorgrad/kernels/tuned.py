@@ -25,7 +25,7 @@ PATH = Path(__file__).with_name("tuned.json")
 Rows = dict[str, dict[str, dict[str, str]]]  # architecture, choice, case: what was fastest
 
 
-class Case(NamedTuple):
+class TuningCase(NamedTuple):
     """One question that `python -m tensorgrad.kernels.tune` puts to the GPU."""
 
     choice: str

@@ -8,6 +8,7 @@ from typing import Any, overload
 from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError
 from tensorgrad.nn.module import Module
+from tensorgrad.tensor import Tensor
 
 
 class ModuleList(Module):
@@ -68,11 +69,12 @@ class Sequential(ModuleList):
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Tensor:
         """Return the result of the last module."""
         for module in self:
             x = module(x)
-        return x
+        result: Tensor = x
+        return result
 
 
 class ModuleDict(Module):

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ from tensorgrad.tensor import Tensor
 _MOST_NAMES = 20  # in one error message
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _Named = TypeVar("_Named")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result", covariant=True)
 PreHook = Callable[["Module", tuple[Any, ...]], Any]
 Hook = Callable[["Module", tuple[Any, ...], Any], Any]
 
@@ -68,6 +70,12 @@ class Parameter(Tensor):
                 f"Parameter: data is a {type(data).__name__}, expected an array or a Tensor"
             )
         super().__init__(array, requires_grad)
+
+
+class _Forward(Protocol[_Arguments, _Result]):
+    """What a type checker knows of a module that is called."""
+
+    def forward(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result: ...
 
 
 class Module:
@@ -104,10 +112,13 @@ class Module:
                 )
             super().__setattr__(name, value)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return `forward(...)`."""
+    def __call__(
+        self: _Forward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
+        """Return `forward(...)`, whose types a type checker sees."""
         if ranges.active is not None:
-            return ranges.active.layer(self, args, kwargs)
+            result: _Result = ranges.active.layer(self, args, kwargs)
+            return result
         return self.forward(*args, **kwargs)
 
     def named_children(self) -> Iterator[tuple[str, Module]]:

@@ -1,6 +1,6 @@
 """Optimizers over flat buffers, gradient clipping, learning-rate schedules and loss scaling."""
 
-from tensorgrad.optim import schedule
+from tensorgrad.optim import lr_scheduler, schedule
 from tensorgrad.optim.adamw import Adam, AdamW
 from tensorgrad.optim.average import WeightAverage
 from tensorgrad.optim.clip import clip_grad_norm, grad_norm
@@ -28,5 +28,6 @@ __all__ = [
     "clip_grad_norm",
     "decays_matrices",
     "grad_norm",
+    "lr_scheduler",
     "schedule",
 ]

@@ -6,7 +6,7 @@ Nothing here synchronizes with a GPU: norms and factors are 0-d arrays on the gr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from tensorgrad.dtypes import float64
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.reduce import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
+from tensorgrad.tensor import Tensor
 
 _ROW = 4096  # elements whose squares are summed in the gradient's dtype; rows are in float64
 _ROWS = 16  # of a block
@@ -27,23 +28,28 @@ _LEAST = 1e-30  # below it, squares that float32 rounds to 0 may matter
 ReduceNorm = Callable[[Array], None]
 
 
-def grad_norm(parameters: FlatParameters, reduce_norm: ReduceNorm | None = None) -> Array:
+def grad_norm(
+    parameters: FlatParameters | Iterable[Tensor], reduce_norm: ReduceNorm | None = None
+) -> Array:
     """Return the global gradient norm.
 
     norm = sqrt(sum of g^2 over all elements g of all gradients)
 
     Args:
-        parameters: the parameters with their gradients.
+        parameters: the parameters with their gradients, as `Module.parameters()` gives them, or
+            flat. Those without a gradient are skipped.
         reduce_norm: adds other ranks' squares to the sum of squares, in place.
 
     Returns:
         A 0-d float64 array on the device of the gradients.
     """
-    return clip_factor(total_of_squares(parameters, reduce_norm), math.inf, None)[0]
+    return clip_factor(_total(_grads(parameters), reduce_norm), math.inf, None)[0]
 
 
 def clip_grad_norm(
-    parameters: FlatParameters, max_norm: float, reduce_norm: ReduceNorm | None = None
+    parameters: FlatParameters | Iterable[Tensor],
+    max_norm: float,
+    reduce_norm: ReduceNorm | None = None,
 ) -> Array:
     """Scale all gradients in place so that their norm is at most `max_norm`.
 
@@ -53,7 +59,7 @@ def clip_grad_norm(
     an extra pass over the gradients.
 
     Args:
-        parameters: the parameters with their gradients.
+        parameters: as of `grad_norm`.
         max_norm: above 0.
         reduce_norm: as of `grad_norm`.
 
@@ -64,16 +70,29 @@ def clip_grad_norm(
         ArgumentError: `max_norm` is not positive.
     """
     check_max_norm("clip_grad_norm", max_norm)
-    norm, factor = clip_factor(total_of_squares(parameters, reduce_norm), max_norm, None)
-    for grad in parameters.grads:
+    grads = _grads(parameters)
+    norm, factor = clip_factor(_total(grads, reduce_norm), max_norm, None)
+    for grad in grads:
         _scale(grad, factor)
     return norm
 
 
 def total_of_squares(parameters: FlatParameters, reduce_norm: ReduceNorm | None) -> Array:
     """Return the sum of the squares of all gradients, a 0-d float64 array."""
-    total = sum_of_squares(parameters.grads[0])
-    for grad in parameters.grads[1:]:
+    return _total(parameters.grads, reduce_norm)
+
+
+def _grads(parameters: FlatParameters | Iterable[Tensor]) -> Sequence[Array]:
+    """Return the gradients as 1-D arrays, views of those of tensors."""
+    if isinstance(parameters, FlatParameters):
+        return parameters.grads
+    return [each.grad.ravel(order="K") for each in parameters if each.grad is not None]
+
+
+def _total(grads: Sequence[Array], reduce_norm: ReduceNorm | None) -> Array:
+    """Return the sum of the squares of 1-D gradients."""
+    total: Array = sum_of_squares(grads[0]) if grads else np.zeros(())
+    for grad in grads[1:]:
         total += sum_of_squares(grad)
     if reduce_norm is not None:
         reduce_norm(total)

@@ -1,8 +1,8 @@
 """Ops on random shapes, axes, options and dtypes against NumPy in float64.
 
-The first test draws whole cases and gives them to `opcheck.check`: values, gradients, layouts of
-memory, equal bits, and the GPU where there is one. The second looks at values that are not finite
-or next to the limits of their dtype.
+The first test draws whole cases and gives them to `tensorgrad.testing.check`: values, gradients,
+layouts of memory, equal bits, and the GPU where there is one. The second looks at values that are
+not finite or next to the limits of their dtype.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.dtypes import FLOATS, float64
 from tensorgrad.errors import TensorgradError
+from tensorgrad.testing import Case, Ulps, assert_within, check
 from tests.fuzz.cases import cases
-from tests.opcheck import Case, Ulps, assert_within, check
 from tests.ops import (
     test_activation,
     test_attention,

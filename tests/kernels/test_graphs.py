@@ -13,7 +13,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, backend, dtypes, optim
-from tests.capture import Capture
+from tensorgrad.testing import Capture
 from tests.optim import toy
 
 pytestmark = pytest.mark.gpu

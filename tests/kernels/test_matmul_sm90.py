@@ -17,8 +17,8 @@ from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.kernels.matmul.sm90 import Tiling
 from tensorgrad.special import gelu_tanh, gelu_tanh_derivative
+from tensorgrad.testing import Ulps, assert_within
 from tests.kernels.compiled import compile_all
-from tests.opcheck import Ulps, assert_within
 
 LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
 LARGE, SMALL = Tiling(256, 2, 0), Tiling(128, 1, 0)

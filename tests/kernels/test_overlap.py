@@ -14,7 +14,7 @@ from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.structs import CacheStrides
 from tensorgrad.ops.decode import attend
-from tests.capture import Capture
+from tensorgrad.testing import Capture
 from tests.gpu_array import on_gpu
 
 

@@ -14,7 +14,7 @@ from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float64
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.ops.cross_entropy import rows_numpy
-from tests.opcheck import Ulps, assert_within
+from tensorgrad.testing import Ulps, assert_within
 
 pytestmark = pytest.mark.gpu
 

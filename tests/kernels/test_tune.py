@@ -16,13 +16,15 @@ from tensorgrad.errors import KernelError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels import tune, tuned
 from tensorgrad.kernels.matmul import tune as matmul_tune
-from tensorgrad.kernels.tuned import Case
+from tensorgrad.kernels.tuned import TuningCase
 from tests.disk import full_disk
 
 
-def case(name: str, **times: float) -> Case:
+def case(name: str, **times: float) -> TuningCase:
     """A case whose candidates 'take' so long with `timer`."""
-    return Case("matmul", name, "cublas", {key: partial(float, t) for key, t in times.items()})
+    return TuningCase(
+        "matmul", name, "cublas", {key: partial(float, t) for key, t in times.items()}
+    )
 
 
 def timer(run: Callable[[], Any]) -> float:

@@ -237,8 +237,8 @@ def test_the_device_is_that_of_the_parameters(device: str) -> None:
     on_cpu = model(x, y).item()
     model.to(device)
     assert model.device == device
-    inputs = [Tensor(array).to(device) for array in (x, y)]
-    np.testing.assert_allclose(model(*inputs).item(), on_cpu, rtol=1e-5)
+    inputs, targets = (Tensor(array).to(device) for array in (x, y))
+    np.testing.assert_allclose(model(inputs, targets).item(), on_cpu, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 0.3), (0.0, 0.0), (0.1, 0.1)])

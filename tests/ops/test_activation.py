@@ -14,7 +14,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import FLOATS, float16
 from tensorgrad.errors import ArgumentError
-from tests.opcheck import SIZES, Case, Ulps, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 
 SHAPES: list[tuple[int, ...]] = [(), (7,), (33, 31), (129, 257), *((2, n) for n in SIZES)]
 erf = np.vectorize(math.erf, otypes=[float])

@@ -15,7 +15,7 @@ from tensorgrad import Tensor, backend, random
 from tensorgrad.dtypes import bfloat16, float16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
-from tests.opcheck import Case, Ulps, check, spacing
+from tensorgrad.testing import Case, Ulps, check, spacing
 from tests.ops.test_dropout import keep_mask
 
 RNG = np.random.default_rng(11)

@@ -12,7 +12,7 @@ from tensorgrad import nn, random
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.ops.attention_unfused import attention_unfused
-from tests.opcheck import Case, check
+from tensorgrad.testing import Case, check
 from tests.ops.test_attention import ADDED, PADDING, case
 
 

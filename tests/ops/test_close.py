@@ -10,7 +10,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ShapeError
-from tests.opcheck import Case, check
+from tensorgrad.testing import Case, check
 
 A = np.array([1.0, 2.0, np.inf, np.nan])
 B = np.array([1.0 + 1e-9, 2.1, np.inf, np.nan])

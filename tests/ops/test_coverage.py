@@ -13,7 +13,7 @@ import pytest
 
 import tensorgrad
 from tensorgrad.ops import aliases, close, diagonals, stacking, statistics
-from tests.opcheck import SIZES, Case
+from tensorgrad.testing import SIZES, Case
 from tests.source_tree import library
 
 HERE = Path(__file__).parent
@@ -87,7 +87,7 @@ def test_has_cases_of_odd_lengths_and_of_none(op: str) -> None:
         for length in (given.shape if isinstance(given, np.ndarray) else given)
     }
     wanted = set(SIZES) - ({0} if op in NEEDS_ELEMENTS else set())
-    assert wanted - lengths == set(), f"{op} has no Case of these lengths; see opcheck.sized"
+    assert wanted - lengths == set(), f"{op} has no Case of these lengths; see testing.sized"
 
 
 @pytest.mark.parametrize("module", modules())

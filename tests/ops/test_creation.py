@@ -13,7 +13,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.dtypes import as_dtype, bfloat16
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import SIZES, Case, check
+from tensorgrad.testing import SIZES, Case, check
 
 INF, NAN = math.inf, math.nan
 

@@ -12,7 +12,7 @@ import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor, backend
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import SIZES, Case, Ulps, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 
 RNG = np.random.default_rng(5)
 

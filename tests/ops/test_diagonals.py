@@ -10,7 +10,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, ShapeError
-from tests.opcheck import Case, Ulps, check
+from tensorgrad.testing import Case, Ulps, check
 
 
 def of_one(name: str, shape: tuple[int, ...], *arguments: Any, **options: Any) -> Case:

@@ -12,7 +12,7 @@ from tensorgrad import Tensor, backend, philox, random
 from tensorgrad.dtypes import bfloat16, bool_
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.random import advance
-from tests.opcheck import SIZES, Case, Ulps, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 
 SHAPES: list[tuple[int, ...]] = [(), (7,), (33, 31), (600, 257), *((3, n) for n in SIZES)]
 

@@ -13,7 +13,7 @@ import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import SIZES, Case, Ulps, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 
 
 def einsum(subscripts: str, *shapes: tuple[int, ...]) -> Case:

@@ -16,7 +16,7 @@ from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import ALL, bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.ops.elementwise.row import _compute_type
-from tests.opcheck import SIZES, Case, Ulps, check, sized
+from tensorgrad.testing import SIZES, Case, Ulps, check, sized
 
 ANY = (-3.0, 3.0)
 POSITIVE = (0.3, 3.0)

@@ -8,7 +8,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import Case, check, sized
+from tensorgrad.testing import Case, check, sized
 
 RNG = np.random.default_rng(3)
 CASES = [

@@ -17,7 +17,7 @@ from tensorgrad.kernels import elementwise as row_cuda
 from tensorgrad.kernels.expression import Formula
 from tensorgrad.ops.elementwise.fuse import _row
 from tensorgrad.ops.elementwise.trace import Trace
-from tests.opcheck import SIZES, Case, Ulps, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 
 fuse = tg.fuse
 

@@ -26,7 +26,7 @@ from tensorgrad.errors import (
     TensorgradError,
 )
 from tensorgrad.ops.indexing import add_rows
-from tests.opcheck import SIZES, Case, check, sized
+from tensorgrad.testing import SIZES, Case, check, sized
 
 I = np.array([2, 0, 2, -1])  # noqa: E741  an index with a repeated and a negative entry
 J = np.array([[1], [2], [1]])

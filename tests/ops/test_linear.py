@@ -13,7 +13,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, amp, backend, no_grad
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import SIZES, Case, Ulps, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 
 bfloat16 = tensorgrad.dtypes.bfloat16
 ROWS = [(7,), (31, 33), (2, 3, 7), (40, 64), (2, 24, 72)]  # the last ones of whole vectors

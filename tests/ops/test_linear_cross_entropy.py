@@ -12,7 +12,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tests.opcheck import SIZES, Case, Ulps, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 from tests.ops.test_cross_entropy import reference
 
 RNG = np.random.default_rng(6)

@@ -12,7 +12,7 @@ import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor, amp
 from tensorgrad.errors import DtypeError, ShapeError
-from tests.opcheck import SIZES, Case, check
+from tensorgrad.testing import SIZES, Case, check
 
 bfloat16 = tensorgrad.dtypes.bfloat16
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [

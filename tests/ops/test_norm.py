@@ -12,7 +12,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend, nn
 from tensorgrad.dtypes import FLOATS, bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import SIZES, Case, Ulps, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 
 SHAPES: list[tuple[int, ...]] = [(7,), (2, 33, 5), (70, 1023), (0, 4), *((3, n) for n in SIZES)]
 

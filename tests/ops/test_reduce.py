@@ -14,7 +14,7 @@ from tensorgrad import Tensor, backend
 from tensorgrad.arrays import sum_array
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float32, float64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import SIZES, Case, Ulps, check, sized
+from tensorgrad.testing import SIZES, Case, Ulps, check, sized
 
 Array = np.ndarray[Any, Any]
 

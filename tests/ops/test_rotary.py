@@ -11,7 +11,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import SIZES, Case, check
+from tensorgrad.testing import SIZES, Case, check
 
 RNG = np.random.default_rng(7)
 

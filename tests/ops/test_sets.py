@@ -9,7 +9,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
-from tests.opcheck import Case, check
+from tensorgrad.testing import Case, check
 
 X = np.array([[3, 1, 2], [1, 1, 5]])
 OTHERS = np.array([1, 5, 9])

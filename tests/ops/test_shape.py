@@ -14,7 +14,7 @@ import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from tests.opcheck import SIZES, Case, Values, check
+from tensorgrad.testing import SIZES, Case, Values, check
 
 bfloat16 = tensorgrad.dtypes.bfloat16
 

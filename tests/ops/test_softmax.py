@@ -11,7 +11,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, backend
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tests.opcheck import Case, Ulps, check, sized
+from tensorgrad.testing import Case, Ulps, check, sized
 
 
 def softmax(x: Any, axis: int = -1) -> Any:

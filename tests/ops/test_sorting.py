@@ -13,7 +13,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, ShapeError
-from tests.opcheck import SIZES, Case, check, sized
+from tensorgrad.testing import SIZES, Case, check, sized
 
 
 def reversed_sort(x: Any, axis: int) -> Any:

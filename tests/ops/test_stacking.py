@@ -10,7 +10,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, ShapeError
-from tests.opcheck import Case, check
+from tensorgrad.testing import Case, check
 
 PAIR = [(2, 3), (2, 3)]
 

@@ -11,7 +11,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tests.opcheck import Case, Ulps, check
+from tensorgrad.testing import Case, Ulps, check
 
 
 def apart(*shape: int) -> Any:

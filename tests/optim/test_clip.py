@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad import Tensor, backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import FlatParameters, clip_grad_norm, grad_norm
 from tensorgrad.optim.clip import sum_of_squares
@@ -69,6 +69,19 @@ def test_clipping_scales_all_gradients_alike(limit: float, device: str) -> None:
     scaled = before * limit / (float(norm) + 1e-6)
     np.testing.assert_allclose(backend.to_numpy(flat.grad), scaled, rtol=1e-6)
     assert float(grad_norm(flat)) == pytest.approx(limit, rel=1e-5)
+
+
+def test_gradients_of_tensors_are_clipped_as_those_of_flat_parameters(device: str) -> None:
+    flat, tensors = flat_with_gradients(device), toy.parameters(np.float32, device)
+    for name, tensor in tensors.items():  # in Fortran order, as a gradient of x.T may be
+        tensor.grad = flat.parameters[name].grad.T.copy().T  # type: ignore[union-attr]
+    frozen = Tensor(backend.to_device(np.ones(3, np.float32), device))  # has no gradient
+    norm = clip_grad_norm(iter([*tensors.values(), frozen]), 0.25)
+    assert float(norm) == pytest.approx(float(clip_grad_norm(flat, 0.25)), rel=1e-6)
+    for name, tensor in tensors.items():
+        expected = backend.to_numpy(flat.parameters[name].grad)
+        np.testing.assert_allclose(backend.to_numpy(tensor.grad), expected, rtol=1e-6)
+    assert float(grad_norm([frozen])) == 0
 
 
 @pytest.mark.parametrize("bad", [None, np.inf, np.nan])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.optim import SGD, Scheduler, schedule
+from tensorgrad.optim import SGD, Scheduler, lr_scheduler, schedule
 from tests.optim import toy
 
 TEXT: Any = "x"
@@ -101,3 +101,22 @@ def test_a_scheduler_counts_steps_and_resumes() -> None:
             resumed.load_state_dict(wrong)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="steps is 4, expected more than warmup, 8"):
         Scheduler(other, schedule.cosine, steps=4, warmup=8)
+
+
+def test_schedulers_with_the_names_of_pytorch() -> None:
+    def rates(make: Callable[[SGD], Scheduler]) -> list[float]:
+        optimizer = SGD(toy.parameters().items(), lr=2.0)
+        scheduler, found = make(optimizer), []
+        for _ in range(5):
+            found.append(optimizer.lr)
+            scheduler.step()
+        return found
+
+    assert rates(lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5)) == [2, 2, 1, 1, 0.5]
+    assert rates(lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / 2**step)) == [
+        2, 1, 0.5, 0.25, 0.125,
+    ]  # fmt: skip
+    with pytest.raises(ArgumentError, match="StepLR: step_size is 0, expected 1 or more"):
+        rates(lambda o: lr_scheduler.StepLR(o, 0))
+    with pytest.raises(ArgumentError, match="LambdaLR: f is a float, expected a function"):
+        rates(lambda o: lr_scheduler.LambdaLR(o, 0.5))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from tensorgrad.profile import Profiler
 from tensorgrad.profile import profiler as profiler_module
 from tensorgrad.profile.nvtx import Nvtx
 from tensorgrad.profile.recording import Range
-from tests.opcheck import Case, _draw
+from tensorgrad.testing import Case, _draw
 from tests.ops.test_coverage import ALL_CASES
 from tests.profile.steps import Step
 from tests.train.tiny_run import make_trainer

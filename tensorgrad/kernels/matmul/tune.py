@@ -11,13 +11,13 @@ from tensorgrad.backend import Array
 from tensorgrad.dtypes import bfloat16, float16, float32
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
-from tensorgrad.kernels.tuned import Case
+from tensorgrad.kernels.tuned import TuningCase
 
 _LENGTHS = {"s": 128, "m": 1024, "l": 4096}  # typical of the classes of matmul_cuda.case
 _CANDIDATES = ("cublas", "tiled", "wgmma")  # those of equal accuracy
 
 
-def cases(lengths: dict[str, int] | None = None) -> Iterator[Case]:
+def cases(lengths: dict[str, int] | None = None) -> Iterator[TuningCase]:
     """Yield a case for each dtype, layout and class of sizes."""
     sizes = _LENGTHS if lengths is None else lengths
     for dtype, tf32 in ((bfloat16, False), (float16, False), (float32, False), (float32, True)):
@@ -42,7 +42,7 @@ def cases(lengths: dict[str, int] | None = None) -> Iterator[Case]:
             }
             kind = matmul_cuda.TF32 if tf32 else dtype
             name = matmul_cuda.case(kind, layout, rows, width, columns, gelu)
-            yield Case("matmul", name, matmul_cuda.DEFAULT, runs)
+            yield TuningCase("matmul", name, matmul_cuda.DEFAULT, runs)
 
 
 def _matrix(numbers: Array, rows: int, columns: int, layout: str) -> Array:

@@ -1,5 +1,10 @@
 """The one harness for ops: `check(Case(...))` tries an op in every way that it must survive.
 
+    from tensorgrad.testing import Case, check, sized
+
+    for case in sized(my_op, lambda n: [(3, n)], my_reference):
+        check(case)
+
 A case names a function, the shapes of its inputs and a NumPy reference in float64. `check` runs
 
 - the value against the reference, in float64, float32, float16 and bfloat16;
@@ -11,27 +16,30 @@ A case names a function, the shapes of its inputs and a NumPy reference in float
 - inputs that no op takes (complex numbers, operands on two devices), for an error that says so.
 
 `sized` makes the same case at the lengths where kernels go wrong. A bound is a number of units in
-the last place of the result's dtype (`Ulps`); tests/test_opcheck.py breaks each family of ops on
+the last place of the result's dtype (`Ulps`); tests/test_testing.py breaks each family of ops on
 purpose and sees that `check` fails.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import pytest
 
-from tensorgrad import Tensor, backend
+from tensorgrad import backend
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float16, float32, float64, is_float
 from tensorgrad.errors import DeviceError, TensorgradError
 from tensorgrad.gradcheck import gradcheck
-from tests.capture import Capture
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "SIZES", "Capture", "Case", "CaseResult", "Ulps", "assert_within", "check", "sized", "spacing",
+]  # fmt: skip
 
 Values = np.ndarray[Any, Any]
 PRECISION = {float64: 53, float32: 24, float16: 11, bfloat16: 8}  # bits of the significand
@@ -137,7 +145,7 @@ def sized(
 
 
 @dataclass
-class Outcome:
+class CaseResult:
     """What one run of a case gave: values, and gradients for a fixed dy, on the CPU.
 
     `magnitudes` stand beside expected ones: one for each value and gradient, or None.
@@ -149,7 +157,16 @@ class Outcome:
 
 
 def check(case: Case, seed: int = 0) -> None:
-    """Try the case in every way; raise AssertionError at the first that fails."""
+    """Try the case in every way; raise AssertionError at the first that fails.
+
+    Args:
+        case: what to try. On the GPU too, where there is one.
+        seed: of the inputs and of `gradcheck`.
+
+    Raises:
+        AssertionError: values or gradients are outside of their bounds; runs differ.
+        GradError: as `gradcheck`.
+    """
     rng = np.random.default_rng(seed)
     exact = [_draw(case, spec, rng) for spec in case.inputs]
     if case.gradient and float64 in case.dtypes and any(is_float(a.dtype) for a in exact):
@@ -170,7 +187,7 @@ def check(case: Case, seed: int = 0) -> None:
     _check_refusals(case, exact)
 
 
-def _check_on_gpu(case: Case, inputs: Sequence[Values], expected: Outcome, dtype: Any) -> None:
+def _check_on_gpu(case: Case, inputs: Sequence[Values], expected: CaseResult, dtype: Any) -> None:
     cupy = backend.cupy
     on_gpu = [cupy.asarray(a) for a in inputs]
     eager = _run(case, on_gpu)
@@ -232,7 +249,7 @@ def _largest_of_row(exact: Values, axis: Any) -> Values:
     return finite.max(axis, keepdims=True, initial=0)  # type: ignore[no-any-return]
 
 
-def _check_values(case: Case, got: Outcome, expected: Outcome, dtype: Any, what: str) -> None:
+def _check_values(case: Case, got: CaseResult, expected: CaseResult, dtype: Any, what: str) -> None:
     count = len(expected.values)
     assert len(got.values) == count, f"{case}: {len(got.values)} results, expected {count}"
     names = [f"value {i}" for i in range(count)]
@@ -253,7 +270,7 @@ def _check_values(case: Case, got: Outcome, expected: Outcome, dtype: Any, what:
             assert_within(one, two, bound, label, case.terms, case.axis, size, units)
 
 
-def _check_bits(one: Outcome, two: Outcome, what: str) -> None:
+def _check_bits(one: CaseResult, two: CaseResult, what: str) -> None:
     pairs = zip([*one.values, *one.gradients], [*two.values, *two.gradients], strict=True)
     for a, b in pairs:
         assert a is b or (a is not None and b is not None and a.tobytes() == b.tobytes()), what
@@ -265,13 +282,18 @@ def _check_refusals(case: Case, exact: Sequence[Values]) -> None:
     for i in places:
         given: list[Any] = [Tensor(a) for a in exact]
         given[i] = exact[i].astype("complex128")
-        with contextlib.suppress(TensorgradError):
+        with suppress(TensorgradError):
             y = case.function(*given)
             assert not isinstance(y, Tensor), f"{case} takes complex numbers for input {i}"
         if backend.gpu_count() and len(places) > 1:
             given = [backend.to_device(a, "cpu" if j == i else "cuda") for j, a in enumerate(exact)]
-            with pytest.raises(DeviceError, match="is on c"):
+            try:
                 case.function(*map(Tensor, given))
+            except DeviceError as error:
+                if "is on c" not in str(error):
+                    raise AssertionError(f"{case}: the error names no device: {error}") from error
+            else:
+                raise AssertionError(f"{case} takes input {i} from another device than the others")
 
 
 def _draw(case: Case, spec: Any, rng: np.random.Generator) -> Values:
@@ -307,7 +329,7 @@ def _differentiate(outputs: Sequence[Tensor], dys: Sequence[Any]) -> None:
         joined.backward()
 
 
-def _run(case: Case, arrays: Sequence[Any], narrow: Any = None) -> Outcome:
+def _run(case: Case, arrays: Sequence[Any], narrow: Any = None) -> CaseResult:
     """Return the values and the gradients for the fixed dy.
 
     narrow: the dtypes of the results of the run to compare with this one.
@@ -323,20 +345,20 @@ def _run(case: Case, arrays: Sequence[Any], narrow: Any = None) -> Outcome:
     for array, copy in zip(arrays, before, strict=True):
         assert backend.to_numpy(array).tobytes() == copy.tobytes(), f"{case} changed an input"
     grads = [None if t.grad is None else backend.to_numpy(t.grad) for t in leaves]
-    return Outcome([y.numpy() for y in outputs], grads)
+    return CaseResult([y.numpy() for y in outputs], grads)
 
 
-def _expected(case: Case, inputs: Sequence[Values], got: Outcome) -> Outcome:
+def _expected(case: Case, inputs: Sequence[Values], got: CaseResult) -> CaseResult:
     """Return the reference's values and the op's own gradients in float64."""
     narrow = [y.dtype for y in got.values]
     wide = [a.astype(float64) if is_float(a.dtype) else a for a in inputs]
     values = [np.asarray(y) for y in _outputs(case.reference(*wide))]
     gradients = _run(case, wide, narrow).gradients
     if "terms" not in {case.values.of, (case.gradients or case.values).of}:
-        return Outcome(values, gradients)
+        return CaseResult(values, gradients)
     dys = [_dy(Tensor(y), i, narrow[i]) for i, y in enumerate(values)]
     magnitudes = case.magnitudes or partial(_sums_of_broadcast, case)
-    return Outcome(values, gradients, magnitudes(*wide, *dys))
+    return CaseResult(values, gradients, magnitudes(*wide, *dys))
 
 
 def _sums_of_broadcast(case: Case, *arrays: Values) -> list[Values | None]:
@@ -352,7 +374,7 @@ def _sums_of_broadcast(case: Case, *arrays: Values) -> list[Values | None]:
     return sums
 
 
-def _captured(case: Case, arrays: Sequence[Any]) -> Outcome:
+def _captured(case: Case, arrays: Sequence[Any]) -> CaseResult:
     """Return what a CUDA graph of the op's forward and backward gives."""
     leaves = _leaves(case, arrays)
     outputs = _outputs(case.function(*leaves))
@@ -369,10 +391,40 @@ def _captured(case: Case, arrays: Sequence[Any]) -> Outcome:
     launch = Capture(step)
     launch()
     values, grads = launch.result
-    return Outcome(
+    return CaseResult(
         [backend.to_numpy(y) for y in values],
         [None if g is None else backend.to_numpy(g) for g in grads],
     )
+
+
+class Capture:
+    """A step as a CUDA graph: runs `step` once, captures it once, and launches it when called.
+
+    Attributes:
+        result: what `step` returned while it was captured; a launch writes into its arrays.
+    """
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        cupy = backend.cupy
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.pool = cupy.cuda.MemoryPool()  # of its own: what the graph uses must not be reused
+        cupy.cuda.runtime.deviceSynchronize()
+        with ExitStack() as stack:
+            stack.enter_context(cupy.cuda.using_allocator(self.pool.malloc))
+            stack.enter_context(self.stream)
+            step()
+            self.stream.begin_capture()
+            try:
+                self.result = step()
+            finally:
+                self.graph = self.stream.end_capture()
+        self.stream.synchronize()
+
+    def __call__(self) -> None:
+        """Launch the graph and wait for it."""
+        backend.cupy.cuda.runtime.deviceSynchronize()
+        self.graph.launch(self.stream)
+        self.stream.synchronize()
 
 
 def _strided(array: Any, namespace: Any) -> Any:

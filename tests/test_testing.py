@@ -17,7 +17,7 @@ from tensorgrad import Tensor
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import FLOATS, bfloat16, float16, float32, float64, is_float
 from tensorgrad.errors import GradError
-from tests.opcheck import Case, Ulps, assert_within, check, spacing
+from tensorgrad.testing import Case, Ulps, assert_within, check, spacing
 from tests.ops.test_coverage import ALL_CASES
 
 Change = Callable[[Any], Any]

@@ -1,0 +1,122 @@
+"""Tensors in libraries that dispatch on the array type: einops, opt_einsum, the array API's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad as tg
+from tensorgrad import Tensor
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return tg.tensor(values, "float32", requires_grad=True)
+
+
+PATTERNS: list[tuple[str, str, dict[str, Any]]] = [
+    ("rearrange", "b (h d) t -> b h t d", {"h": 3}),
+    ("rearrange", "b c t -> t (b c)", {}),
+    ("repeat", "b c t -> b c (t n)", {"n": 2}),
+    *[("reduce", "b c t -> b t", {"reduction": name}) for name in ("sum", "mean", "max", "min")],
+    ("reduce", "b c t -> ", {"reduction": "prod"}),
+]
+
+
+@pytest.mark.parametrize(("function", "pattern", "options"), PATTERNS)
+def test_einops(function: str, pattern: str, options: dict[str, Any]) -> None:
+    einops = pytest.importorskip("einops")
+    x = normal(2, 6, 4)
+    y = getattr(einops, function)(x, pattern, **options)
+    assert isinstance(y, Tensor)
+    expected = getattr(einops, function)(x.numpy(), pattern, **options)
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-5)
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.any()
+
+
+def test_einops_of_several_tensors() -> None:
+    einops = pytest.importorskip("einops")
+    a, b = normal(2, 3), normal(4, 3, seed=1)
+    packed, shapes = einops.pack([a, b], "* c")
+    assert packed.shape == (6, 3)
+    assert [each.shape for each in einops.unpack(packed, shapes, "* c")] == [(2, 3), (4, 3)]
+    assert einops.rearrange([a, a], "n b c -> b n c").shape == (2, 2, 3)
+    y = einops.einsum(a, b, "m c, n c -> m n")
+    assert np.array_equal(y.numpy(), (a @ b.T).numpy())
+    assert y.requires_grad
+
+
+@pytest.mark.parametrize("first", ["einops, tensorgrad", "tensorgrad, einops"])
+def test_einops_may_be_imported_first_or_last(first: str) -> None:
+    pytest.importorskip("einops")
+    script = (
+        f"import {first}, json, sys\n"
+        "y = einops.rearrange(tensorgrad.ones((2, 3)), 'a b -> b a')\n"
+        "names = [type(each).__module__ for each in sys.meta_path]\n"
+        "print(json.dumps([y.shape, names]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], check=True, capture_output=True, text=True
+    )
+    shape, finders = json.loads(result.stdout)
+    assert shape == [3, 2]
+    assert not any(name.startswith("tensorgrad") for name in finders)  # it is there until needed
+
+
+@pytest.mark.parametrize("formula", ["ij,jk,kl->il", "iab,bc,ca->i", "ij,kj,kl->"])
+def test_opt_einsum(formula: str) -> None:
+    opt_einsum = pytest.importorskip("opt_einsum")
+    lengths = dict(zip("abcijkl", range(2, 9), strict=True))
+    operands = formula.partition("->")[0].split(",")
+    tensors = [
+        normal(*[lengths[letter] for letter in operand], seed=i)
+        for i, operand in enumerate(operands)
+    ]
+    y = opt_einsum.contract(formula, *tensors)
+    assert isinstance(y, Tensor)
+    expected = np.einsum(formula, *[t.numpy().astype("float64") for t in tensors])
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-4, atol=1e-5)
+    y.sum().backward()
+    direct = [t.detach().requires_grad_() for t in tensors]
+    tg.einsum(formula, *direct).sum().backward()
+    for got, same in zip(tensors, direct, strict=True):
+        assert got.grad is not None
+        assert same.grad is not None
+        np.testing.assert_allclose(got.grad, same.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_array_api_compat() -> None:
+    compat = pytest.importorskip("array_api_compat")
+    x = normal(2, 3)
+    assert compat.array_namespace(x, 2.0, None) is tg
+    assert compat.is_array_api_obj(x)
+    assert (compat.device(x), compat.size(x)) == ("cpu", 6)
+    assert compat.to_device(x, "cpu").requires_grad
+
+
+def test_scipy() -> None:
+    pytest.importorskip("scipy")
+    script = """
+import json, tensorgrad as tg
+from scipy import special, stats
+x = tg.tensor([[1.0, 2.0], [3.0, 5.0]], "float64")
+results = special.logsumexp(x, axis=1), stats.zscore(x)
+print(json.dumps([[type(y).__name__ for y in results], *[y.tolist() for y in results]]))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True, capture_output=True, text=True, env={**os.environ, "SCIPY_ARRAY_API": "1"},
+    )  # fmt: skip
+    kinds, sums, scores = json.loads(result.stdout)
+    x = np.array([[1.0, 2.0], [3.0, 5.0]])
+    assert kinds == ["Tensor", "Tensor"]
+    np.testing.assert_allclose(sums, np.log(np.exp(x).sum(1)))
+    np.testing.assert_allclose(scores, (x - x.mean(0)) / x.std(0))
