@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from tensorgrad.errors import (
 )
 from tensorgrad.function import Context
 from tensorgrad.testing import Case, Ulps, check, sized
+from tests.gpu_array import on_gpu
 
 # Rows with two results, one of which is of a fixed type, a number, and sizes.
 SOURCE = """
@@ -198,6 +201,48 @@ def test_wrong_declarations(declared: str, message: str, name: str) -> None:
 def test_wrong_names() -> None:
     with pytest.raises(ArgumentError, match="sizes has 'rows', expected names of n"):
         tg.cuda_kernel(RATIO, "ratio", ratio_numpy, sizes={"rows": lambda *_: 1})
+
+
+def test_a_launch_has_results_then_arguments_then_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[Any] = []
+    sources: list[str] = []
+
+    def load_text(name: str, text: str) -> Any:
+        sources.append(text)
+        return lambda *launch: launches.append(launch)
+
+    module = import_module("tensorgrad.cuda_kernel")  # the package has the function of that name
+    monkeypatch.setattr(module, "load_text", load_text)
+    monkeypatch.setattr(module, "number", lambda dtype, value: (dtype, value))
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    namespace = SimpleNamespace(
+        empty=lambda shape, dtype: on_gpu(np.empty(shape, dtype)),
+        ascontiguousarray=lambda array: on_gpu(np.ascontiguousarray(array)),
+        cuda=SimpleNamespace(runtime=runtime),
+    )
+    monkeypatch.setattr(backend, "cupy", namespace)
+    own = tg.cuda_kernel(
+        SOURCE, "softmax", softmax_numpy, shapes={"total": lambda x, _: x.shape[:-1]}, **ROWS
+    )
+    x = Tensor(on_gpu(np.asfortranarray(np.ones((3, 300), np.float16))))
+    y, total = own(x, 2.0)
+    own(x, 3.0)
+    grid, block, (first, second, given, *numbers) = launches[0]
+    assert (grid, block) == ((3,), (128,))
+    assert first is y.data
+    assert second is total.data
+    assert (y.shape, y.dtype, total.shape, total.dtype) == ((3, 300), "float16", (3,), "float32")
+    assert given.flags.c_contiguous
+    assert numbers == [("<f8", 2.0), ("<i4", 300)]
+    assert len(launches) == 2
+    assert len(sources) == 1  # it is compiled once for each T
+    assert "using T = __half;" in sources[0]
+    other = tg.cuda_kernel(RATIO, "ratio", ratio_numpy)
+    for length, blocks in ((0, None), (1, 1), (256, 1), (257, 2)):
+        launches.clear()
+        values = Tensor(on_gpu(np.ones(length, np.float32)))
+        other(values, values)
+        assert [launch[0] for launch in launches] == ([(blocks,)] if blocks else [])
 
 
 @pytest.mark.gpu
