@@ -65,7 +65,7 @@ def into(array: Array) -> Into:
 
 
 def kernel_total(need: Any, dtype: Dtype) -> tuple[Array | None, bool]:
-    """Return the gradient so far if a kernel can add to it, and whether it is to be overwritten.
+    """Return the gradient so far if a kernel can add to it, and whether to overwrite it.
 
     It is if it is contiguous, on the GPU and of `dtype`.
     """

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--without", metavar="TYPE", help="skip kernels of this C++ type, such as __half"
     )
     parser.add_argument(
-        "--most", type=int, help="compile about so many kernels of each file, evenly spread"
+        "--most", type=int, help="compile about this number of kernels of each file, evenly spread"
     )
     parser.add_argument(
         "--quiet", action="store_true", help="print only errors and one summary line"
@@ -114,7 +114,7 @@ def check(
         paths: of .cu files.
         archs: such as "sm_90a".
         without: a C++ type; instantiations that name it are skipped.
-        most: of a file with more instantiations, about so many are compiled, evenly spread.
+        most: of a file with more instantiations, about this number is compiled, evenly spread.
     Raises:
         KernelError: there is neither NVRTC nor nvcc, no kernel names the type, or `most` is less
             than 1.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, bfloat16, float16, float32, float64
 from tensorgrad.errors import KernelError
+from tensorgrad.kernels.device import multiprocessors
 
 # From library_types.h and cublasLt.h
 _TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
@@ -138,8 +139,12 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
         _set(operation, _AUX_STEP, c_int64(product.d.step))
     layouts = _layout(product.a), _layout(product.b), _layout(product.d)
     _check(library.cublasLtMatmulPreferenceCreate(byref(preference)), "create")
+    # Algorithms that split K zero a part of the memory first: for 1558M 300 memsets in a step, and
+    # nothing gained where there are tiles enough for all multiprocessors.
+    tiles = product.d.batch * product.d.rows * product.d.columns / 128**2
+    workspace = _WORKSPACE if tiles < 2 * multiprocessors(device) else 0
     wishes: list[tuple[int, Any]] = [
-        (_MOST_WORKSPACE, c_uint64(_WORKSPACE)),
+        (_MOST_WORKSPACE, c_uint64(workspace)),
         (_REDUCTIONS, c_int32(_IN_PLACE_OR_WIDE)),
     ]
     wishes += [(_ALIGNMENT_A + i, c_int32(product.alignment)) for i in range(4)]  # a, b, c, d

@@ -60,18 +60,21 @@ def reduce_cuda(
     return y if y.dtype == dtype else y.astype(dtype)
 
 
-def add_sum_of_rows(total: Array, x: Array) -> None:
-    """Add the rows of a matrix of floats, which has elements, to an array.
+def sum_rows_into(total: Array, x: Array, add: bool) -> None:
+    """Write the sum of the rows of a matrix of floats, which has elements, into an array.
 
     Args:
         total: (C,), contiguous, of the dtype that x is summed in.
         x: (N, C), any layout.
+        add: add it to what is there.
     """
     length, inner = x.shape
-    if inner == 1:
+    if inner > 1:
+        _columns("Sum", total, backend.contiguous(x), 1, length, inner, _ADD if add else 0.0)
+    elif add:
         backend.add_into(total, reduce_cuda("Sum", x, (0,), total.dtype))
-        return
-    _columns("Sum", total, backend.contiguous(x), 1, length, inner, _ADD)
+    else:
+        total[...] = reduce_cuda("Sum", x, (0,), total.dtype)
 
 
 def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_sum, kernel_total
+from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_total
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
@@ -23,7 +23,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
-from tensorgrad.kernels.reduce import add_sum_of_rows
+from tensorgrad.kernels.reduce import sum_rows_into
 from tensorgrad.operands import data_of, float_operand, tensor_of
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
@@ -429,8 +429,8 @@ def _bias_gradient(dy: Array, need: Any) -> Array | None:
     if not need:
         return None
     wide = compute_dtype(dy.dtype)
-    total = kernel_sum(need, wide) if dy.size else None
+    total, first = kernel_total(need, wide) if dy.size else (None, False)
     if total is None:
         return accumulated(sum_array(dy, (0,), dtype=wide), need)
-    add_sum_of_rows(total, dy)
+    sum_rows_into(total, dy, add=not first)
     return None
