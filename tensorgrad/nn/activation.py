@@ -65,7 +65,8 @@ class GELU(Module):
     """x times the normal distribution's probability of being below x.
 
     Args:
-        approximate: "tanh", as in GPT-2, or "none", exact.
+        approximate: "tanh", as in GPT-2, the default, or "none", exact, which is PyTorch's
+            default.
 
     Raises:
         ArgumentError: another name for `approximate`.

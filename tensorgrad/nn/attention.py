@@ -325,8 +325,9 @@ class MultiHeadAttention(Module):
 
         Args:
             x: (B, T, C).
-            mask: which steps each step attends to; see `tensorgrad.attention`. With a cache its
-                last axis covers the cached steps, then those of x.
+            mask: which steps each step attends to, or a bias of the scores, which may be a
+                `Parameter`; see `tensorgrad.attention`. With a cache its last axis covers the
+                cached steps, then those of x.
             cache: from `new_cache`; x continues its steps and is appended to it.
         """
         qkv: Tensor = self.qkv(x)

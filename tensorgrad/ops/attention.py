@@ -38,6 +38,7 @@ from tensorgrad.kernels.attention.options import (
 )
 from tensorgrad.operands import float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
+from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 
@@ -76,11 +77,11 @@ def attention(
     Args:
         q: (B, H, Tq, D), any float dtype. Views with strides are read in place.
         k: (B, Hkv, Tk, D), dtype of q. H is a multiple of Hkv: query head h reads key head
-            h // (H / Hkv) (grouped-query attention).
-        v: (B, Hkv, Tk, D), dtype of q.
+            h // (H / Hkv) (grouped-query attention). B may be 1 or missing.
+        v: (B, Hkv, Tk, Dv), dtype of q; B as for k.
         mask: broadcastable to (B, H, Tq, Tk); bool, True where a query attends, or float, added
             to the scores. A query without any key (False or -inf everywhere) gives zeros and no
-            gradient.
+            gradient. A float mask may require a gradient (a learned position bias).
         causal: query i attends to the keys up to i + Tk - Tq: the last query attends to all keys,
             as when k and v come from a cache that holds earlier steps too.
         window: how many keys a query attends to, itself included: query i, at position
@@ -92,8 +93,13 @@ def attention(
         return_logsumexp: also return the logarithm of each row's sum of exp(scores), by which
             results over parts of the keys can be joined.
 
+    With a mask that requires a gradient, Dv other than D, or k and v of another batch than q the
+    ops of `attention_unfused` run, which keep the (Tq, Tk) weights, round scores to the dtype of q
+    and draw other random numbers for dropout. `mask.detach()` lets the kernels run instead.
+
     Returns:
-        (B, H, Tq, D), dtype of q, in the memory order of (B, Tq, H, D). With return_logsumexp a
+        (B, H, Tq, Dv), dtype of q, and from the kernels in the memory order of (B, Tq, H, D). With
+        return_logsumexp a
         pair: that, and (B, H, Tq), float32 (float64 for float64), -inf for a query without
         any key; no gradient flows through it.
 
@@ -101,8 +107,8 @@ def attention(
         ShapeError: the shapes do not fit as above.
         DtypeError: q, k, v are not floats of one dtype, or mask is neither bool nor float.
         DeviceError: the arguments are on different devices.
-        GradError: mask requires a gradient.
-        ArgumentError: dropout outside [0, 1), or window less than 1.
+        ArgumentError: dropout outside [0, 1), window less than 1, or return_logsumexp where
+            `attention_unfused` runs.
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; grouped queries: Ainslie et al. 2023,
         arXiv:2305.13245; without the matrix of weights: Dao 2023, arXiv:2307.08691; windows:
         Beltagy et al. 2020, arXiv:2004.05150.
@@ -112,10 +118,16 @@ def attention(
     if q.ndim != 4:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected (B, H, Tq, D)")
     batch, heads, _, width = q.shape
-    if k.ndim != 4 or (k.shape[0], k.shape[3]) != (batch, width):
-        raise ShapeError(f"{op}: k has shape {k.shape}, expected ({batch}, Hkv, Tk, {width})")
-    check_shape(op, "v", v, k.shape, " like k")
-    _check_heads(op, heads, k.shape[1])
+    _check_keys(op, k, v, batch, width)
+    _check_heads(op, heads, k.shape[-3])
+    if v.shape != k.shape or k.shape[:-3] != (batch,) or _needs_gradient(mask):
+        if return_logsumexp:
+            raise ArgumentError(
+                f"{op}: return_logsumexp is True, expected False with a mask that requires a "
+                "gradient, Dv other than D, or a batch that broadcasts"
+            )
+        _check_options(op, q.data, scale, dropout, window)
+        return attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
     arrays = q.data, k.data, v.data
     options = _options(op, arrays, mask, causal, scale, dropout, window)
     y, saved = _forward(arrays, options)
@@ -167,6 +179,12 @@ def attention_packed(
             f"{op}: qkv has shape {qkv.shape}, expected (B, T, {parts} * D) for {heads} heads "
             f"and {kv_heads} heads of keys and values"
         )
+    if _needs_gradient(mask):
+        each = qkv.reshape(*qkv.shape[:2], parts, qkv.shape[2] // parts).swapaxes(1, 2)
+        q, k, v = each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
+        _check_options(op, q.data, scale, dropout, window)
+        y = attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
+        return y.swapaxes(1, 2).reshape(*qkv.shape[:2], heads * y.shape[3])
     arrays = _unpack(qkv.data, heads, kv_heads)
     options = _options(op, arrays, mask, causal, scale, dropout, window)
     y, saved = _forward(arrays, options)
@@ -366,13 +384,7 @@ def _options(
 ) -> AttentionOptions:
     """Return the checked options of one attention."""
     q, k, _ = arrays
-    if not q.shape[3]:
-        raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
-    probability(op, "dropout", dropout)
-    if window is not None:
-        check_integer(op, "window", window, 1)
-    if scale is not None:
-        check_number(op, "scale", scale)
+    _check_options(op, q, scale, dropout, window)
     shape = (*q.shape[:3], k.shape[2])
     if sequences is not None:
         shape = (len(sequences.q_starts) - 1, q.shape[1], *sequences.longest)
@@ -394,6 +406,32 @@ def _options(
         sequences=sequences,
         tf32=product_kernel(*arrays) is not None,
     )
+
+
+def _check_options(
+    op: str, q: Array, scale: float | None, dropout: float, window: int | None
+) -> None:
+    if not q.shape[3]:
+        raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
+    probability(op, "dropout", dropout)
+    if window is not None:
+        check_integer(op, "window", window, 1)
+    if scale is not None:
+        check_number(op, "scale", scale)
+
+
+def _needs_gradient(mask: Any) -> bool:
+    return isinstance(mask, Tensor) and mask.requires_grad
+
+
+def _check_keys(op: str, k: Tensor, v: Tensor, batch: int, width: int) -> None:
+    """Raise ShapeError unless k is (B or 1, Hkv, Tk, D) or (Hkv, Tk, D), and v fits it."""
+    batches = (batch,), (1,), ()
+    if k.shape[:-3] not in batches or k.ndim < 3 or k.shape[-1] != width:
+        raise ShapeError(f"{op}: k has shape {k.shape}, expected ({batch}, Hkv, Tk, {width})")
+    if v.shape[:-3] not in batches or v.ndim < 3 or v.shape[-3:-1] != k.shape[-3:-1]:
+        expected = f"({batch}, {k.shape[-3]}, {k.shape[-2]}, Dv)"
+        raise ShapeError(f"{op}: v has shape {v.shape}, expected {expected}")
 
 
 def _bias(op: str, mask: Any, shape: Shape, q: Array) -> tuple[Array, bool]:

@@ -1,7 +1,9 @@
 """Attention as a composition of ops, which keeps the (Tq, Tk) scores: what flash attention avoids.
 
 To read, to measure against, and for scores to look at: `attention` has the same results in less
-time and memory. Tests: tests/ops/test_attention_unfused.py.
+time and memory. `attention` runs these ops for what its kernels lack: a gradient of the mask,
+values of another width than the keys, and a batch that broadcasts.
+Tests: tests/ops/test_attention_unfused.py.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ import math
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import broadcast
 from tensorgrad.errors import ShapeError
-from tensorgrad.operands import float_tensor, mask_operand
+from tensorgrad.operands import float_tensor, mask_operand, tensor_of
 from tensorgrad.ops.dropout import dropout as dropout_op
 from tensorgrad.ops.elementwise import exp, where
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import max as max_op
+from tensorgrad.ops.shape import broadcast_to
 from tensorgrad.ops.softmax import softmax
 from tensorgrad.tensor import Tensor
 
@@ -40,13 +43,12 @@ def attention_unfused(
     Dropout draws other random numbers than `attention` does.
 
     Args:
-        q, k, v, mask, causal, scale, dropout, window: as for `attention`; mask may not require a
-            gradient.
+        q, k, v, mask, causal, scale, dropout, window: as for `attention`.
         fused_softmax: whether scaling, causal mask and softmax are one kernel; otherwise
             exponential, sum and division are ops of their own too.
 
     Returns:
-        (B, H, Tq, D), dtype of q.
+        (B, H, Tq, Dv), dtype of q.
 
     Raises:
         ShapeError: q, k, v are not (B, H, T, D) of fitting sizes.
@@ -54,29 +56,53 @@ def attention_unfused(
     """
     op = "attention_unfused"
     q, k, v = (float_tensor(op, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[1] % max(1, k.shape[1]):
-        raise ShapeError(
-            f"{op}: q has shape {q.shape}, k {k.shape}, v {v.shape}, expected (B, H, Tq, D) and "
-            "twice (B, Hkv, Tk, D)"
-        )
+    _check_shapes(op, q, k, v)
+    k, v = (x.reshape(1, *x.shape) if x.ndim == 3 else x for x in (k, v))
     batch, heads, length, width = q.shape
     kv_heads, steps = k.shape[1:3]
+    groups = kv_heads, heads // kv_heads
     scale = 1 / math.sqrt(width) if scale is None else scale
-    grouped = q.reshape(batch, kv_heads, heads // kv_heads, length, width)
-    k, v = (x.reshape(batch, kv_heads, 1, steps, width) for x in (k, v))
+    grouped = q.reshape(batch, *groups, length, width)
+    k, v = (x.reshape(x.shape[0], kv_heads, 1, *x.shape[2:]) for x in (k, v))
     scores = matmul(grouped, k.swapaxes(-1, -2))  # (B, Hkv, H / Hkv, Tq, Tk)
-    if mask is not None:
+    bias = allowed = None
+    if mask is not None and tensor_of(op, "mask", mask).requires_grad:
+        bias = _learned_bias(op, mask, q, (batch, heads, length, steps)).reshape(scores.shape)
+    elif mask is not None:
         found = mask_operand(op, mask, "q", q.data)
-        mask = broadcast(op, "mask", found, (batch, heads, length, steps))
-        mask = mask.reshape(batch, kv_heads, heads // kv_heads, length, steps)
+        allowed = broadcast(op, "mask", found, (batch, heads, length, steps)).reshape(scores.shape)
+    if bias is not None:
+        scores, scale = scores * scale + bias, 1.0
+        allowed = bias.data > -math.inf  # so that a row of -inf gives zeros
     if fused_softmax:
         seen = None if window is None else _within(scores.data, causal, window)
-        weights = softmax(scores, scale=scale, mask=_both(seen, mask), causal=causal)
+        weights = softmax(scores, scale=scale, mask=_both(seen, allowed), causal=causal)
     else:
         seen = _within(scores.data, causal, window) if causal or window is not None else None
-        weights = _softmax(scores * scale, _both(seen, mask))
+        weights = _softmax(scores * scale, _both(seen, allowed))
     weights = dropout_op(weights, dropout) if dropout else weights
-    return matmul(weights, v).reshape(batch, heads, length, width)
+    return matmul(weights, v).reshape(batch, heads, length, v.shape[-1])
+
+
+def _check_shapes(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ShapeError unless k and v fit q in batch, heads and width."""
+    batches = q.shape[:1], (1,), ()
+    fit = q.ndim == 4 and min(k.ndim, v.ndim) >= 3
+    fit = fit and k.shape[:-3] in batches and v.shape[:-3] in batches
+    fit = fit and k.shape[-3:-1] == v.shape[-3:-1] and k.shape[-1] == q.shape[-1]
+    if not fit or q.shape[1] % max(1, k.shape[-3]):
+        raise ShapeError(
+            f"{op}: q has shape {q.shape}, k {k.shape}, v {v.shape}, expected (B, H, Tq, D), "
+            "(B or 1, Hkv, Tk, D) and (B or 1, Hkv, Tk, Dv)"
+        )
+
+
+def _learned_bias(op: str, mask: Tensor, q: Tensor, shape: Shape) -> Tensor:
+    """Return a mask that requires a gradient, broadcast to the scores, in the dtype of q."""
+    mask = float_tensor(op, "mask", mask)
+    backend.same_device(op, ("q", "mask"), (q.data, mask.data))
+    broadcast(op, "mask", mask.data, shape)  # names the argument where it does not fit
+    return broadcast_to(mask.astype(q.dtype), shape)
 
 
 def _softmax(scores: Tensor, mask: Array | None) -> Tensor:

@@ -197,3 +197,18 @@ def test_the_cache_and_rotary_positions_on_the_gpu() -> None:
         cache = layer.new_cache(2, 7)
         parts = [layer(x[:, i : i + 1].to("cuda"), cache=cache).numpy() for i in range(7)]
     np.testing.assert_allclose(np.concatenate(parts, 1), expected, atol=1e-5)
+
+
+def test_learned_bias_has_a_gradient(device: str) -> None:
+    layer = nn.MultiHeadAttention(8, 4, kv_heads=2, causal=True).to(device)
+    rng = np.random.default_rng(2)
+    x = tg.tensor(rng.standard_normal((2, 5, 8)).astype("float32"), device=device)
+    bias = tg.tensor(rng.standard_normal((4, 5, 5)).astype("float32"), device=device)
+    expected = layer(x, bias)
+    bias.requires_grad = True
+    y = layer(x, bias)
+    np.testing.assert_allclose(y.numpy(), expected.numpy(), atol=1e-5)
+    (y * y).sum().backward()
+    gradient = tg.tensor(bias.grad).numpy()
+    assert (gradient[:, ~np.tri(5, dtype=bool)] == 0).all()
+    assert (gradient[:, 1, :2] != 0).all()

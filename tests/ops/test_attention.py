@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, random
+from tensorgrad import Tensor, backend, gradcheck, random
 from tensorgrad.dtypes import bfloat16, float16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
@@ -394,7 +394,7 @@ def test_arguments_that_do_not_fit() -> None:
         tg.attention(tensor(4, 5, 8), q, q)
     with pytest.raises(ShapeError, match=r"k has shape \(2, 4, 5, 7\), expected \(2, Hkv, Tk, 8"):
         tg.attention(q, tensor(2, 4, 5, 7), q)
-    with pytest.raises(ShapeError, match=r"v has shape \(2, 4, 6, 8\), expected \(2, 4, 5, 8\)"):
+    with pytest.raises(ShapeError, match=r"v has shape \(2, 4, 6, 8\), expected \(2, 4, 5, Dv"):
         tg.attention(q, q, tensor(2, 4, 6, 8))
     with pytest.raises(ShapeError, match="got 4 query heads and 3 heads of keys and values"):
         tg.attention(q, tensor(2, 3, 5, 8), tensor(2, 3, 5, 8))
@@ -406,8 +406,12 @@ def test_arguments_that_do_not_fit() -> None:
         tg.attention(q, q, q, np.ones((5, 5), "int64"))
     with pytest.raises(DtypeError, match="k has dtype float64, expected float32 like q"):
         tg.attention(q, tensor(2, 4, 5, 8, dtype="float64"), q)
-    with pytest.raises(GradError, match="mask requires a gradient"):
-        tg.attention(q, q, q, Tensor(np.zeros((5, 5)), requires_grad=True))
+    with pytest.raises(ShapeError, match=r"mask has shape \(5, 6\), expected one that broadcasts"):
+        tg.attention(q, q, q, Tensor(np.ones((5, 6), "float32"), requires_grad=True))
+    with pytest.raises(ShapeError, match=r"k has shape \(3, 4, 5, 8\), expected \(2, Hkv, Tk, 8"):
+        tg.attention(q, tensor(3, 4, 5, 8), tensor(3, 4, 5, 8))
+    with pytest.raises(ArgumentError, match="return_logsumexp is True, expected False with a mask"):
+        tg.attention(q, q, tensor(2, 4, 5, 3), return_logsumexp=True)
     with pytest.raises(ArgumentError, match=r"dropout is 1\.0, expected 0 <= dropout < 1"):
         tg.attention(q, q, q, dropout=1.0)
     with pytest.raises(ShapeError, match=r"qkv has shape \(2, 5, 35\), expected \(B, T, 9 \* D\)"):
@@ -483,3 +487,40 @@ def test_the_bound_is_tight_beside_numpys_16_bits(shape: Any, dtype: Any) -> Non
     exact, size = reference(q, k, v), magnitudes(q, k, v, np.ones(shape))[0]
     error = np.abs(in_numpys_16_bits(dtype, q, k, v).astype("float64") - exact)
     assert 2.5 * (error / spacing(size, dtype)).max() >= BOUND.count
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_learned_bias_value_width_and_broadcast_batch(
+    causal: bool, kv_heads: int, device: str
+) -> None:
+    rng = np.random.default_rng(5)
+    shapes = (3, 4, 5, 8), (kv_heads, 7, 8), (1, kv_heads, 7, 6), (4, 1, 7)
+    q, k, v, bias = (tg.tensor(rng.standard_normal(shape), device=device) for shape in shapes)
+    keys, values = (
+        np.repeat(x.numpy().reshape(1, kv_heads, 7, -1), 4 // kv_heads, 1) for x in (k, v)
+    )
+    scores = q.numpy() @ keys.swapaxes(2, 3) / 8**0.5 + bias.numpy()
+    if causal:
+        scores = np.where(np.tri(5, 7, 2, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ values
+    bias.requires_grad = True
+    np.testing.assert_allclose(
+        tg.attention(q, k, v, bias, causal).numpy(), expected, rtol=1e-10, atol=1e-12
+    )
+    gradcheck(lambda q, k, v, bias: tg.attention(q, k, v, bias, causal), [q, k, v, bias])
+
+
+def test_learned_bias_with_a_query_without_keys() -> None:
+    q = Tensor(RNG.standard_normal((1, 2, 3, 4)), requires_grad=True)
+    bias = np.zeros((3, 3))
+    bias[1] = -np.inf
+    learned = Tensor(bias, requires_grad=True)
+    y = tg.attention(q, q, q, learned)
+    np.testing.assert_allclose(y.numpy(), tg.attention(q, q, q, bias).numpy(), atol=1e-12)
+    y.sum().backward()
+    assert (y.numpy()[:, :, 1] == 0).all()
+    for tensor in (learned, q):
+        assert tensor.grad is not None
+        assert np.isfinite(tensor.grad).all()

@@ -127,6 +127,16 @@ def test_attention(mask: str, causal: bool, kv_heads: int) -> None:
     )  # fmt: skip
 
 
+def test_attention_with_a_learned_bias_and_another_value_width() -> None:
+    compare(
+        tg.attention,
+        lambda q, k, v, bias: torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias
+        ),
+        normal(2, 6, 20, 32), normal(2, 6, 20, 32), normal(2, 6, 20, 16), normal(1, 6, 20, 20),
+    )  # fmt: skip
+
+
 def test_multi_head_attention() -> None:
     layer = nn.MultiHeadAttention(48, 6, causal=True)
     weights = {
@@ -165,6 +175,8 @@ def test_gelu_and_swiglu() -> None:
     for ours, theirs in (
         (tg.gelu, lambda x: f.gelu(x, approximate="tanh")),
         (lambda x: tg.gelu(x, approximate="none"), f.gelu),
+        (nn.GELU(approximate="none"), torch.nn.GELU(approximate="none")),
+        (nn.GELU(), torch.nn.GELU(approximate="tanh")),  # the defaults differ
         (tg.silu, f.silu),
     ):
         compare(ours, theirs, normal(9, 33) * 3)

@@ -89,7 +89,7 @@ def gelu(x: Any, approximate: str = "tanh") -> Tensor:
     """Return x times the normal distribution's probability of being below x.
 
     "tanh": x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), as in GPT-2.
-    "none": x/2 * (1 + erf(x / sqrt(2))), exact.
+    "none": x/2 * (1 + erf(x / sqrt(2))), exact; PyTorch's default.
 
     Raises:
         ArgumentError: another name for `approximate`.
