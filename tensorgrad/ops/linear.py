@@ -104,7 +104,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     y = _few_rows(flat(a), w, added, gelu=True) if few else None
     kept, is_derivative = None, False
     if y is None:
-        if approximate != "tanh" or not _fuses_gelu((a, w), (added,), kernel):
+        if approximate != "tanh" or not _is_fused((a, w), (added,), kernel):
             return gelu(linear(x, weight, bias), approximate)
         y, kept, is_derivative = _activated(flat(a), w, added, inputs, kernel)
     y = y.reshape(*a.shape[:-1], len(w))
@@ -153,7 +153,7 @@ def feed_forward(
     a, u, b, d, c, r = arrays
     matrices_given = (a, u, d) if r is None else (a, u, d, r)
     kernel = product_kernel(*matrices_given)
-    fused = _fuses_gelu(matrices_given, (b, c), kernel)
+    fused = _is_fused(matrices_given, (b, c), kernel)
     shapes = [getattr(array, "shape", None) for array in arrays]
     if approximate != "tanh" or not fused or not _fit(*shapes) or not mode.grad_enabled:
         hidden = linear_gelu(x, up, up_bias, approximate)
@@ -398,13 +398,6 @@ def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None], kernel: s
         if array.dtype != dtype or not array.size:
             return False
     return all([bias is None or bias.dtype in (dtype, float32) for bias in biases])
-
-
-def _fuses_gelu(
-    arrays: Sequence[Array], biases: Sequence[Array | None], kernel: str | None
-) -> bool:
-    """Whether a kernel takes GELU of a product faster than a kernel of its own; TF32's does not."""
-    return kernel != matmul_cuda.TF32 and _is_fused(arrays, biases, kernel)
 
 
 def _fit(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, residual: Any) -> bool:
