@@ -140,7 +140,7 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
     layouts = _layout(product.a), _layout(product.b), _layout(product.d)
     _check(library.cublasLtMatmulPreferenceCreate(byref(preference)), "create")
     # Algorithms that split K zero a part of the memory first: for 1558M 300 memsets in a step, and
-    # nothing gained where there are tiles enough for all multiprocessors. Measured in 16 bits alone.
+    # nothing gained where tiles occupy all multiprocessors. Measured in 16 bits alone.
     tiles = product.d.batch * product.d.rows * product.d.columns / 128**2
     splits = product.a.dtype.itemsize > 2 or tiles < 2 * multiprocessors(device)
     workspace = _WORKSPACE if splits else 0
